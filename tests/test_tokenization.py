@@ -1,0 +1,357 @@
+import gzip
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoTokenizer
+
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.tokenization import (
+    DEFAULT_VOCAB_SIZE,
+    SPECIAL_TOKENS,
+    check_tokenizer_matches,
+    load_tokenizer,
+    train_tokenizer,
+)
+
+MULTI30K = Path(__file__).resolve().parents[1].parent / "shared/data/multi30k"
+VOCAB_SIZE = {"bpe": 420, "wordpiece": 700}
+MIN_VOCAB_SIZE = {"bpe": 260, "wordpiece": 516}
+KINDS = pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+UNICODE_TEXTS = [
+    "",
+    " ",
+    "   ",
+    " leading",
+    "  two leading",
+    "trailing ",
+    "trailing  ",
+    "a  b   c",
+    "\t\ttabs\tand\nnewlines\r\n\n",
+    "\n",
+    "\x00\x01\x7f",
+    "MiXeD CASING İstanbul ß ẞ ǅ",
+    "don 't . I don't , \" quoted \" ( x ) ... ?!",
+    "do not , he 's , we 're",
+    "e\u0301 é n\u0303 ñ q\u0307\u0323 q\u0323\u0307",
+    "Å \u212b A\u030a ﬁ fi ½ ²",
+    "👩‍👩‍👧‍👦 🇩🇪 👍🏽 ☕\ufe0f",
+    "日本語のテキスト 中文 한국어 ไทย עברית العربية",
+    "## ##a a##b ###",
+    "‿ ‿a a‿b ‿‿",
+    "▁ Ġ Ċ Ġa ĠĠ Ã¤ Ń",
+    "<s> <pad> </s> <unk>",
+    "a</s>b <pad><pad> </s>",
+    "</s>",
+    " </s> ",
+    "\u00a0nbsp\u2009thin\u3000wide\u200bzero\u2028line\u2029",
+    "\ufeffbom \ufffd \U0010ffff \ue000",
+    "x" * 3000,
+    "漢" * 1000,
+    " " * 500,
+]
+
+
+def sentences():
+    """Made-up English and German sentences, a few hundred of them."""
+    english = itertools.product(
+        ["A young man", "The old woman", "Two children", "My neighbour's dog"],
+        ["is walking", "plays football", "reads a newspaper", "is looking at the river"],
+        ["in the garden", "on Sunday", "near the station", "with 3 friends"],
+        [".", " , laughing ."],
+    )
+    german = itertools.product(
+        ["Ein junger Mann", "Die ältere Frau", "Zwei Kinder", "Der Hund des Nachbarn"],
+        ["geht über die Straße", "spielt Fußball", "liest eine Zeitung", "sieht den Fluss"],
+        ["im Garten", "am Sonntag", "nahe dem Bahnhof", "mit 3 Freunden"],
+        [".", " und lacht ."],
+    )
+    for pair in zip(english, german, strict=True):
+        for subject, verb, place, end in pair:
+            yield f"{subject} {verb} {place}{end}"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Saved tokenizers of both kinds, each next to the configuration of a model that transformers does not know."""
+    result = {}
+    for kind, size in VOCAB_SIZE.items():
+        result[kind] = tmp_path_factory.mktemp(kind)
+        train_tokenizer(sentences(), kind=kind, vocab_size=size).save_pretrained(result[kind])
+        (result[kind] / "config.json").write_text(json.dumps({"model_type": "vaswani"}), encoding="utf-8")
+    return result
+
+
+@pytest.fixture(scope="module")
+def tokenizers(folders):
+    return {kind: AutoTokenizer.from_pretrained(folder) for kind, folder in folders.items()}
+
+
+def round_trip(tokenizer, text):
+    return tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True)
+
+
+@KINDS
+@settings(max_examples=300, deadline=None)
+@given(text=st.text())
+def test_round_trip_of_any_text(tokenizers, kind, text):
+    assert round_trip(tokenizers[kind], text) == text
+
+
+@KINDS
+@settings(max_examples=300, deadline=None)
+@given(text=st.lists(st.sampled_from([*SPECIAL_TOKENS, " ", "\n", "##", "‿", "a", "Ein", ".", "'s", "ß", "é"])))
+def test_round_trip_of_awkward_mixtures(tokenizers, kind, text):
+    text = "".join(text)
+    assert round_trip(tokenizers[kind], text) == text
+
+
+@KINDS
+@pytest.mark.parametrize("text", UNICODE_TEXTS, ids=range(len(UNICODE_TEXTS)))
+def test_round_trip_of_unicode_texts(tokenizers, kind, text):
+    tokenizer = tokenizers[kind]
+    ids = tokenizer(text).input_ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert ids[-1] == tokenizer.eos_token_id
+    assert not set(ids[:-1]) & set(tokenizer.all_special_ids)  # nothing unknown, and "</s>" in a text is text
+
+
+@KINDS
+def test_special_tokens_have_their_ids(tokenizers, kind):
+    tokenizer = tokenizers[kind]
+    assert SPECIAL_TOKENS == ("<s>", "<pad>", "</s>", "<unk>")
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3]) == list(SPECIAL_TOKENS)
+    assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == [0, 1, 2, 3]
+    assert (tokenizer.bos_token_id, tokenizer.pad_token_id) == (0, 1)
+    assert (tokenizer.eos_token_id, tokenizer.unk_token_id) == (2, 3)
+    assert sorted(tokenizer.all_special_ids) == sorted(tokenizer.added_tokens_decoder) == [0, 1, 2, 3]
+
+
+@KINDS
+def test_settings_survive_saving_and_loading(tokenizers, kind):
+    tokenizer = tokenizers[kind]
+    trained = train_tokenizer(sentences(), kind=kind, vocab_size=VOCAB_SIZE[kind])
+    assert type(tokenizer) is type(trained)
+    assert tokenizer.get_vocab() == trained.get_vocab()
+    for each in (tokenizer, trained):
+        assert each.split_special_tokens is True
+        assert each.clean_up_tokenization_spaces is False
+        assert each.padding_side == "right"
+        assert each.model_input_names == ["input_ids", "attention_mask"]
+
+
+@KINDS
+def test_end_of_sentence_is_appended_and_nothing_prepended(tokenizers, kind):
+    tokenizer = tokenizers[kind]
+    bare = tokenizer("Ein Hund", add_special_tokens=False).input_ids
+    other = tokenizer("A man", add_special_tokens=False).input_ids
+    assert bare and other and not {0, 1, 2, 3} & {*bare, *other}
+    assert tokenizer("Ein Hund").input_ids == [*bare, 2]
+    assert tokenizer("Ein Hund", "A man").input_ids == [*bare, 2, *other, 2]
+    assert tokenizer("").input_ids == [2]
+
+
+@KINDS
+def test_first_word_shares_tokens_with_later_ones(tokenizers, kind):
+    tokenizer = tokenizers[kind]
+    once = tokenizer("Garten", add_special_tokens=False).input_ids
+    assert tokenizer("Garten Garten", add_special_tokens=False).input_ids == once * 2
+
+
+@KINDS
+def test_vocabulary_size_is_exact(tokenizers, kind):
+    tokenizer = tokenizers[kind]
+    assert len(tokenizer) == VOCAB_SIZE[kind]
+    assert sorted(tokenizer.get_vocab().values()) == list(range(VOCAB_SIZE[kind]))
+
+
+@KINDS
+def test_smallest_vocabulary_is_the_bytes(kind):
+    tokenizer = train_tokenizer(sentences(), kind=kind, vocab_size=MIN_VOCAB_SIZE[kind])
+    assert len(tokenizer) == MIN_VOCAB_SIZE[kind]
+    for text in UNICODE_TEXTS:
+        assert round_trip(tokenizer, text) == text
+
+
+@KINDS
+def test_small_corpus_gives_a_smaller_vocabulary(kind):
+    tokenizer = train_tokenizer(["ab ab ab"], kind=kind)
+    assert MIN_VOCAB_SIZE[kind] < len(tokenizer) < MIN_VOCAB_SIZE[kind] + 5
+    assert round_trip(tokenizer, "äöü ab") == "äöü ab"
+
+
+def test_word_pieces_of_all_bytes_exist(tokenizers):
+    vocabulary = tokenizers["wordpiece"].get_vocab()
+    assert all(symbol in vocabulary and f"‿{symbol}" in vocabulary for symbol in ByteLevel.alphabet())
+
+
+@KINDS
+def test_special_tokens_in_the_training_text_are_text(kind):
+    texts = ["a</s>b <pad> <s> <unk>"] * 50
+    tokenizer = train_tokenizer(texts, kind=kind, vocab_size=MIN_VOCAB_SIZE[kind] + 30)
+    assert round_trip(tokenizer, texts[0]) == texts[0]
+    assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == [0, 1, 2, 3]
+
+
+@KINDS
+def test_long_word_takes_little_time(tokenizers, kind):
+    text = "abcdefghij" * 5000  # minutes where the search for word pieces is not bounded
+    assert round_trip(tokenizers[kind], text) == text
+
+
+@KINDS
+def test_training_is_deterministic(folders, tmp_path, kind):
+    # The hash maps of `tokenizers` are seeded anew for each training, so one process shows differences too.
+    train_tokenizer(sentences(), kind=kind, vocab_size=VOCAB_SIZE[kind]).save_pretrained(tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert {"tokenizer.json", "tokenizer_config.json"} <= set(names)
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (folders[kind] / name).read_bytes()
+
+
+def test_loads_where_the_package_cannot_be_imported(folders, tmp_path):
+    code = (
+        "import json, sys\n"
+        "sys.modules['vaswani_transformer'] = None  # where it is installed, its import fails now\n"
+        "from transformers import AutoTokenizer\n"
+        "texts, folders = json.loads(sys.argv[1]), sys.argv[2:]\n"
+        "for folder in folders:\n"
+        "    tokenizer = AutoTokenizer.from_pretrained(folder)\n"
+        "    for text in texts:\n"
+        "        ids = tokenizer(text).input_ids\n"
+        "        assert tokenizer.decode(ids, skip_special_tokens=True) == text, (folder, text)\n"
+        "        assert ids[-1] == 2 and min(ids[:-1], default=4) > 3, (folder, text, ids)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    texts = json.dumps(UNICODE_TEXTS)
+    command = [sys.executable, "-c", code, texts, *map(str, folders.values())]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@KINDS
+def test_batches_are_padded_right_with_pad(tokenizers, kind):
+    tokenizer = tokenizers[kind]
+    batch = tokenizer(["Ein Hund", "Ein Hund liest eine Zeitung"], padding=True)
+    assert set(batch) == {"input_ids", "attention_mask"}
+    short, long = batch.input_ids
+    real = len(tokenizer("Ein Hund").input_ids)
+    assert len(short) == len(long) > real
+    assert short[real - 1] == 2 and set(short[real:]) == {1}
+    assert batch.attention_mask[0] == [1] * real + [0] * (len(long) - real)
+    assert tokenizer.batch_decode(batch.input_ids, skip_special_tokens=True) == [
+        "Ein Hund",
+        "Ein Hund liest eine Zeitung",
+    ]
+
+
+@KINDS
+def test_partial_sequences_decode_to_a_beginning_of_the_text(tokenizers, kind):
+    tokenizer, text = tokenizers[kind], "Zwei Kinder sehen 3 Hunde ."
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    prefixes = [tokenizer.decode(ids[:count], skip_special_tokens=True) for count in range(len(ids) + 1)]
+    assert prefixes[0] == "" and prefixes[-1] == text
+    assert all(text.startswith(prefix) for prefix in prefixes)
+    # A sequence that was cut inside a character is shown with the replacement character, not with an error.
+    parts = tokenizer("漢", add_special_tokens=False).input_ids
+    assert "\ufffd" in tokenizer.decode(parts[:-1])
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        (["a"], {"kind": "unigram"}, "'unigram' is unknown: choose one of bpe, wordpiece"),
+        (["a"], {"kind": "bpe", "vocab_size": 259}, "vocabulary size 259 is too small.*at least 260"),
+        (["a"], {"kind": "wordpiece", "vocab_size": 515}, "vocabulary size 515 is too small.*at least 516"),
+        ([], {}, "no text"),
+        (["", ""], {"kind": "wordpiece"}, "no text"),
+        ("one string", {}, "one string"),
+    ],
+)
+def test_training_mistakes(texts, options, message):
+    with pytest.raises(UserError, match=message) as caught:
+        train_tokenizer(texts, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_texts_are_read_lazily_and_empty_ones_ignored():
+    source = iter(["", *sentences(), ""])
+    tokenizer = train_tokenizer(source, vocab_size=300)
+    assert next(source, None) is None
+    assert tokenizer.get_vocab() == train_tokenizer(sentences(), vocab_size=300).get_vocab()
+
+
+def test_default_sizes_are_those_of_the_paper():
+    assert DEFAULT_VOCAB_SIZE == {"bpe": 37_000, "wordpiece": 32_000}
+
+
+def test_load_tokenizer(folders):
+    for kind, folder in folders.items():
+        assert len(load_tokenizer(folder)) == len(load_tokenizer(str(folder))) == VOCAB_SIZE[kind]
+
+
+def test_load_tokenizer_without_a_model_beside_it(folders, tmp_path):
+    load_tokenizer(folders["bpe"]).save_pretrained(tmp_path)
+    assert round_trip(load_tokenizer(tmp_path), " a</s> ") == " a</s> "
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (None, "does not exist"),
+        ({}, "holds no tokenizer, tokenizer.json and tokenizer_config.json missing"),
+        ({"tokenizer_config.json": "{}"}, "holds no tokenizer, tokenizer.json missing"),
+        ({"tokenizer.json": "{}"}, "holds no tokenizer, tokenizer_config.json missing"),
+        ({"tokenizer.json": "{}", "tokenizer_config.json": "{}"}, "is broken"),
+        ({"tokenizer.json": "\n{", "tokenizer_config.json": "{}"}, "is broken"),
+        ({"tokenizer.json": "{}", "tokenizer_config.json": "{\n"}, "is broken"),
+    ],
+)
+def test_load_tokenizer_mistakes(tmp_path, files, message):
+    folder = tmp_path / "folder"
+    if files is not None:
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=message) as caught:
+        load_tokenizer(folder)
+    assert "\n" not in str(caught.value) and "folder" in str(caught.value)
+
+
+def test_check_tokenizer_matches(tokenizers):
+    right = {"vocab_size": 420, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+    check_tokenizer_matches(tokenizers["bpe"], SimpleNamespace(**right))
+    check_tokenizer_matches(tokenizers["bpe"], SimpleNamespace(**{**right, "vocab_size": 424}))
+    for wrong, message in [
+        ({"vocab_size": 419}, "vocabulary size 420 in the tokenizer, 419 in the model"),
+        ({"pad_token_id": 0}, "pad_token_id 1 in the tokenizer, 0 in the model"),
+        ({"eos_token_id": 1}, "eos_token_id 2 in the tokenizer, 1 in the model"),
+        ({"bos_token_id": None}, "bos_token_id 0 in the tokenizer, None in the model"),
+    ]:
+        with pytest.raises(UserError, match=f"tokenizer does not match the model.*{message}") as caught:
+            check_tokenizer_matches(tokenizers["bpe"], SimpleNamespace(**{**right, **wrong}))
+        assert "\n" not in str(caught.value)
+
+
+@KINDS
+@pytest.mark.skipif(not MULTI30K.is_dir(), reason="shared/data/multi30k is not beside the repository")
+def test_round_trip_of_multi30k(tmp_path, kind):
+    lines = []
+    for name in ("val.de.gz", "val.en.gz"):
+        with gzip.open(MULTI30K / name, "rt", encoding="utf-8", newline="\n") as file:
+            lines += [line.rstrip("\n") for line in file]
+    assert len(lines) == 2 * 1014
+    train_tokenizer(lines, kind=kind, vocab_size=2000).save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert len(tokenizer) == 2000
+    batch = tokenizer(lines).input_ids
+    assert tokenizer.batch_decode(batch, skip_special_tokens=True) == lines
+    assert all(ids[-1] == 2 and min(ids[:-1]) > 3 for ids in batch)

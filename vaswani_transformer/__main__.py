@@ -1,0 +1,8 @@
+"""`python -m vaswani_transformer` does what `vaswani` does."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,372 @@
+"""The command `vaswani`: parses, calls the package, prints, and turns errors into one line and an exit status."""
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from .errors import UserError
+
+EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors in one line, with the nearest option for a misspelt one."""
+
+    def error(self, message: str):
+        self.exit(EXIT_USAGE, f"error: {message} (see `{self.prog} --help`)\n")
+
+    def refuse_unknown(self, unknown: list[str]) -> None:
+        options = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        flag = unknown[0].partition("=")[0]
+        near = difflib.get_close_matches(flag.replace("_", "-"), options, n=1, cutoff=0.5)
+        hint = f": did you mean {near[0]}?" if near else ""
+        self.error(f"unknown argument {flag}{hint}")
+
+
+def _add_generation_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--beams", type=int, help="beam size; the model's own if not given")
+    parser.add_argument("--length-penalty", type=float, help="alpha of the length normalisation; the model's own")
+    parser.add_argument("--max-new-tokens", type=int, help="longest output in tokens; source length + 50")
+    parser.add_argument("--tokens-per-batch", type=int, default=2048, help="source tokens translated at once")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps, ...; auto: an accelerator if any")
+
+
+def _add_train(commands) -> None:
+    from .recipe import Recipe, field_type
+
+    parser = commands.add_parser(
+        "train",
+        help="train a model from a recipe",
+        description="Train a model. RECIPE is a name from `vaswani recipes` or a YAML file; every option below is a"
+        " field of it. The same command resumes an interrupted training.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe, or path of a YAML file")
+    groups = {}
+    for field in dataclasses.fields(Recipe):
+        name = field.metadata["group"]
+        group = groups.setdefault(name, parser.add_argument_group(name))
+        kind, _ = field_type(field.name)
+        default = "none" if field.default is None else field.default
+        options = {"help": f"{field.metadata['help']} (default: {default})".replace("%", "%%")}
+        if kind is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            options["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
+        flag = "--" + field.name.replace("_", "-")
+        group.add_argument(flag, dest=field.name, default=argparse.SUPPRESS, **options)
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=_train)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from .recipe import Recipe, load_recipe
+    from .training import TrainingStopped, train
+
+    names = {field.name for field in dataclasses.fields(Recipe)}
+    overrides = {name: value for name, value in vars(arguments).items() if name in names}
+    recipe = load_recipe(arguments.recipe, overrides)
+    try:
+        result = train(recipe, progress=not arguments.quiet)
+    except TrainingStopped as stopped:
+        print(f"stopped at step {stopped.step:,}; checkpoint written. To resume, run the same command again:")
+        print(f"  {resume_command()}")
+        return 128 + stopped.signal_number
+    except KeyboardInterrupt:
+        print("stopped. To resume from the last checkpoint, if there is one, run the same command again:")
+        print(f"  {resume_command()}")
+        return EXIT_INTERRUPTED
+    shown = ", ".join(
+        f"{label} {result.metrics[key]:.2f}"
+        for key, label in (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU (greedy)"))
+        if key in result.metrics
+    )
+    kept = f"average of {result.averaged} checkpoints" if result.averaged else "best checkpoint"
+    print(f"trained {result.steps:,} steps in {result.seconds / 60:.1f} minutes; kept the {kept}: validation {shown}")
+    print(f"model: {result.folder}")
+    print(f"translate with it: vaswani translate {result.folder} 'a sentence'")
+    return 0
+
+
+def resume_command() -> str:
+    """The command line of this process, as one types it, less `--overwrite`."""
+    import shlex
+
+    words = [word for word in sys.argv[1:] if word != "--overwrite"]
+    return shlex.join(["vaswani", *words])
+
+
+def _add_translate(commands) -> None:
+    parser = commands.add_parser("translate", help="translate sentences, a file or standard input", allow_abbrev=False)
+    parser.add_argument("model", metavar="MODEL", help="model folder")
+    parser.add_argument("sentences", metavar="SENTENCE", nargs="*", help="sentences; without any, standard input")
+    parser.add_argument("--input", metavar="FILE", help="translate the lines of this file (.gz works)")
+    parser.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
+    _add_generation_options(parser)
+    parser.set_defaults(run=_translate)
+
+
+def _lines(path: str | None) -> Iterator[str]:
+    """Lines of a file or of standard input, without their ends."""
+    from .data import read_lines
+
+    if path is not None:
+        yield from read_lines(Path(path))
+        return
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"line {number} of standard input is not valid UTF-8 (byte {error.start + 1}): convert it first"
+            ) from error
+
+
+def _translator(arguments: argparse.Namespace):
+    from .translation import Translator, load_model
+
+    for name in ("beams", "max_new_tokens", "tokens_per_batch"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {value}: it must be 1 or more")
+    model, tokenizer = load_model(arguments.model, arguments.device)
+    return Translator(
+        model,
+        tokenizer,
+        arguments.tokens_per_batch,
+        num_beams=arguments.beams,
+        length_penalty=arguments.length_penalty,
+        max_new_tokens=arguments.max_new_tokens,
+    )
+
+
+def _translate(arguments: argparse.Namespace) -> int:
+    from tqdm.auto import tqdm
+
+    if arguments.sentences and arguments.input:
+        raise UserError("give sentences or --input, not both")
+    translator = _translator(arguments)
+    if arguments.sentences:
+        sentences, total = iter(arguments.sentences), len(arguments.sentences)
+    else:
+        sentences, total = _lines(arguments.input), None
+        if arguments.input is None and sys.stdin.isatty():
+            print("translating standard input, one sentence a line; Ctrl-D ends it", file=sys.stderr)
+    interactive = not arguments.sentences and arguments.input is None and sys.stdin.isatty()
+    with contextlib.ExitStack() as stack:
+        output = sys.stdout
+        if arguments.output:
+            output = stack.enter_context(Path(arguments.output).open("w", encoding="utf-8"))
+        bar = stack.enter_context(
+            tqdm(total=total, desc="translating", unit="sentence", file=sys.stderr, disable=interactive or total == 1)
+        )
+        for translation in translator.translate(sentences, window=1 if interactive else 1000, progress=bar):
+            print(translation, file=output, flush=interactive)
+    return 0
+
+
+def _add_evaluate(commands) -> None:
+    parser = commands.add_parser("evaluate", help="BLEU, chrF and perplexity on a test set", allow_abbrev=False)
+    parser.add_argument("model", metavar="MODEL", help="model folder")
+    parser.add_argument("--source", required=True, metavar="FILE", help="sources, one a line (.gz works)")
+    parser.add_argument("--reference", required=True, metavar="FILE", help="reference translations, aligned")
+    parser.add_argument("--output", metavar="FILE", help="also write the translations here")
+    parser.add_argument("--json", metavar="FILE", help="also write the scores here")
+    _add_generation_options(parser)
+    parser.set_defaults(run=_evaluate)
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    import json
+
+    from tqdm.auto import tqdm
+
+    from .data import load_pairs
+    from .metrics import TranslationMetric
+    from .translation import perplexity
+
+    pairs = load_pairs(source=arguments.source, target=arguments.reference)
+    sources, references = list(pairs["source"]), list(pairs["target"])
+    translator = _translator(arguments)
+    started = time.monotonic()
+    with tqdm(total=len(sources), desc="translating", unit="sentence", file=sys.stderr) as bar:
+        translations = list(translator.translate(sources, progress=bar))
+    seconds = time.monotonic() - started
+    scores = TranslationMetric().compute(predictions=translations, references=references)
+    scored = [pair for pair in zip(sources, references, strict=True) if all(side.strip() for side in pair)]
+    scores["perplexity"] = perplexity(translator.model, translator.tokenizer, *map(list, zip(*scored, strict=True)))
+    scores |= {"sentences": len(sources), "seconds": round(seconds, 1)}
+    if arguments.output:
+        Path(arguments.output).write_text("".join(line + "\n" for line in translations), encoding="utf-8")
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
+    print(f"BLEU {scores['bleu']:.2f}  ({scores['bleu_signature']})")
+    print(f"chrF {scores['chrf']:.2f}  ({scores['chrf_signature']})")
+    print(f"perplexity {scores['perplexity']:.3f} a target token, {scores['exact_match']:.1f}% of sentences exact")
+    print(f"{len(sources):,} sentences translated in {seconds:.1f} s")
+    return 0
+
+
+def _add_tokenizer(commands) -> None:
+    parser = commands.add_parser(
+        "tokenizer", help="train a shared subword vocabulary on text files", allow_abbrev=False
+    )
+    parser.add_argument("files", metavar="FILE", nargs="+", help="text files of both languages (.gz works)")
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder for the tokenizer")
+    parser.add_argument("--kind", default="bpe", choices=["bpe", "wordpiece"], help="default: bpe, as for en-de")
+    parser.add_argument("--vocab-size", type=int, help="entries; 37000 for bpe and 32000 for wordpiece if not given")
+    parser.add_argument("--overwrite", action="store_true", help="replace a tokenizer in the folder")
+    parser.set_defaults(run=_tokenizer)
+
+
+def _tokenizer(arguments: argparse.Namespace) -> int:
+    from itertools import chain
+
+    from .data import read_lines
+    from .tokenization import train_tokenizer
+
+    folder = Path(arguments.output)
+    if (folder / "tokenizer.json").exists() and not arguments.overwrite:
+        raise UserError(f"{folder} already holds a tokenizer: give another --output, or --overwrite to replace it")
+    lines = chain.from_iterable(read_lines(Path(file)) for file in arguments.files)
+    tokenizer = train_tokenizer(
+        lines, kind=arguments.kind, vocab_size=arguments.vocab_size, show_progress=sys.stderr.isatty()
+    )
+    tokenizer.save_pretrained(folder)
+    print(f"tokenizer of {len(tokenizer):,} entries: {folder}")
+    return 0
+
+
+def _add_lists(commands) -> None:
+    parser = commands.add_parser("recipes", help="list the recipes that ship with the package")
+    parser.add_argument("name", nargs="?", help="print this recipe whole")
+    parser.set_defaults(run=_recipes)
+    parser = commands.add_parser("presets", help="list the paper's models by name, with their parameters")
+    parser.set_defaults(run=_presets)
+
+
+def _recipes(arguments: argparse.Namespace) -> int:
+    from .recipe import _read, describe, recipe_names
+
+    if arguments.name:
+        print(_read(arguments.name)[0], end="")
+        return 0
+    names = recipe_names()
+    for name in names:
+        print(f"{name:{max(map(len, names))}}  {describe(name)}")
+    return 0
+
+
+def _presets(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from .configuration_vaswani import VaswaniConfig
+    from .modeling_vaswani import VaswaniForConditionalGeneration
+
+    for name in VaswaniConfig.preset_names():
+        config = VaswaniConfig.from_preset(name)
+        with torch.device("meta"):
+            parameters = VaswaniForConditionalGeneration(config).num_parameters()
+        print(
+            f"{name:28} {parameters / 1e6:7.2f}M parameters: {config.encoder_layers}+{config.decoder_layers} layers,"
+            f" d_model {config.d_model}, d_ff {config.d_ff}, {config.num_heads} heads, d_k {config.d_k},"
+            f" d_v {config.d_v}, dropout {config.dropout}, vocabulary {config.vocab_size:,}"
+        )
+    return 0
+
+
+def _add_demo(commands) -> None:
+    parser = commands.add_parser("demo", help="train on a generated English-German corpus and show what was learned")
+    parser.add_argument("--output", default="demo_output", metavar="FOLDER", help="default: demo_output")
+    parser.add_argument("--seed", type=int, default=0, help="of corpus and training")
+    parser.set_defaults(run=_demo)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from .demo import run_demo
+
+    return run_demo(Path(arguments.output), arguments.seed, print)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    from . import __version__
+
+    parser = _Parser(
+        prog="vaswani",
+        description='Train, evaluate and use the Transformer of "Attention Is All You Need".',
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"vaswani_transformer {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    for add in (_add_demo, _add_train, _add_translate, _add_evaluate, _add_tokenizer, _add_lists):
+        add(commands)
+    return parser
+
+
+def _quiet_libraries() -> None:
+    """Leave standard error to our own messages."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    warnings.filterwarnings("ignore")
+    from datasets.utils import logging as datasets_logging
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    datasets_logging.set_verbosity_error()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger(__package__).setLevel(logging.INFO)
+
+
+def _explain(error: Exception) -> str | None:
+    """One line for errors that come from the machine and not from a mistake in our code; None for others."""
+    from safetensors import SafetensorError
+
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror or error}{where}"
+    text = str(error)
+    if isinstance(error, SafetensorError) or "PytorchStreamWriter" in text or "unexpected pos" in text:
+        return f"a file could not be written, is the disk full? ({text.splitlines()[0][:200]})"
+    return None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns its exit status: 0, 1 (the machine failed), 2 (a mistake in what was given) or 130."""
+    parser = make_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        chosen = next(
+            (a for a in parser._subparsers._group_actions[0].choices.values() if a.get_default("run") == arguments.run),
+            parser,
+        )
+        chosen.refuse_unknown(unknown)
+    _quiet_libraries()
+    try:
+        return arguments.run(arguments)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+    except Exception as error:
+        message = _explain(error)
+        if message is None:
+            raise
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, UserError) else EXIT_FAILURE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Pictures: the learning curve of a run, the attention of a sentence. They need the extra `plots`."""
+
+import logging
+from pathlib import Path
+
+from .callbacks import read_training_log
+
+logger = logging.getLogger(__name__)
+
+
+def _pyplot():
+    """matplotlib without a screen, or None with one line of advice."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        logger.warning("no picture drawn: pip install 'vaswani_transformer[plots]' to have one")
+        return None
+    return Figure
+
+
+def plot_learning_curve(log: str | Path, picture: str | Path) -> bool:
+    """Draw losses (nats a token), BLEU and learning rate over optimizer steps.
+
+    Args:
+        log: a training log, JSON lines.
+        picture: the PNG to write.
+
+    Returns:
+        Whether matplotlib was there to draw it.
+    """
+    if (figure_class := _pyplot()) is None:
+        return False
+    entries = read_training_log(log)
+    series = {
+        key: ([entry["step"] for entry in entries if key in entry], [entry[key] for entry in entries if key in entry])
+        for key in ("loss", "eval_loss", "eval_bleu", "learning_rate")
+    }
+    has_bleu = bool(series["eval_bleu"][0])
+    figure = figure_class(figsize=(8, 7 if has_bleu else 5), layout="constrained")
+    axes = figure.subplots(3 if has_bleu else 2, 1, sharex=True, height_ratios=[3, 2, 1] if has_bleu else [3, 1])
+    axes[0].plot(*series["loss"], color="tab:blue", alpha=0.7, label="training (label-smoothed)")
+    axes[0].plot(*series["eval_loss"], color="tab:orange", marker="o", markersize=3, label="validation")
+    axes[0].set_ylabel("loss (nats a token)")
+    axes[0].legend()
+    if has_bleu:
+        axes[1].plot(*series["eval_bleu"], color="tab:green", marker="o", markersize=3)
+        axes[1].set_ylabel("validation BLEU\n(greedy)")
+    axes[-1].plot(*series["learning_rate"], color="tab:gray")
+    axes[-1].set_ylabel("learning rate")
+    axes[-1].set_xlabel("optimizer step")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    figure.savefig(picture, dpi=110)
+    return True
+
+
+def plot_attention(weights, source_tokens: list[str], target_tokens: list[str], picture: str | Path) -> bool:
+    """Draw encoder-decoder attention, one panel a head.
+
+    Args:
+        weights: array `(num_heads, target_length, source_length)`, each row summing to 1.
+        source_tokens: labels of the columns.
+        target_tokens: labels of the rows.
+        picture: the PNG to write.
+
+    Returns:
+        Whether matplotlib was there to draw it.
+    """
+    if (figure_class := _pyplot()) is None:
+        return False
+    heads = len(weights)
+    columns = min(heads, 4)
+    rows = -(-heads // columns)
+    size = 0.27 * max(len(source_tokens), 6) + 1.1, 0.27 * max(len(target_tokens), 6) + 1.1
+    figure = figure_class(figsize=(columns * size[0], rows * size[1]), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for head, axis in enumerate(axes.flat):
+        if head >= heads:
+            axis.axis("off")
+            continue
+        image = axis.imshow(weights[head], cmap="viridis", vmin=0, vmax=1, aspect="auto")
+        axis.set_title(f"head {head + 1}", fontsize=9)
+        axis.set_xticks(range(len(source_tokens)), source_tokens, rotation=90, fontsize=7)
+        axis.set_yticks(range(len(target_tokens)), target_tokens if head % columns == 0 else [], fontsize=7)
+    figure.colorbar(image, ax=axes, shrink=0.6, label="attention weight")
+    figure.savefig(picture, dpi=110)
+    return True

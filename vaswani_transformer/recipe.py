@@ -1,0 +1,279 @@
+"""Recipes: everything one training needs, as flat YAML; each field is also an option of `vaswani train`."""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from importlib import resources
+from pathlib import Path
+
+import yaml
+
+from .configuration_vaswani import VaswaniConfig
+from .errors import UserError
+
+
+def _option(default, help_text: str, group: str):
+    return dataclasses.field(default=default, metadata={"help": help_text, "group": group})
+
+
+DATA, TOKENIZER, MODEL, BATCHES = "data", "tokenizer", "model", "batches"
+OPTIMIZER, CHECKS, DECODING, OUTPUT = "optimizer", "validation and checkpoints", "decoding", "output"
+
+
+@dataclasses.dataclass
+class Recipe:
+    """All settings of one training run; the help of each field is its documentation.
+
+    Raises:
+        UserError: from `load_recipe` and `check_recipe`, for unknown fields, wrong types and values out of range.
+    """
+
+    train_source: str | None = _option(None, "text file of training sources, one a line; .gz works", DATA)
+    train_target: str | None = _option(None, "text file of training targets, aligned with train_source", DATA)
+    train_data: str | None = _option(
+        None, "instead of two text files: a TSV, CSV, JSON lines or Parquet file, a folder, or a Hub dataset", DATA
+    )
+    validation_source: str | None = _option(None, "text file of validation sources", DATA)
+    validation_target: str | None = _option(None, "text file of validation targets", DATA)
+    validation_data: str | None = _option(None, "instead of two text files, as train_data", DATA)
+    validation_size: int = _option(1000, "pairs held out of the training data when there is no validation data", DATA)
+    data_dir: str | None = _option(None, "folder that relative data paths start from; the current one if none", DATA)
+    data_config: str | None = _option(None, "configuration of a Hub dataset, such as de-en for wmt14", DATA)
+    train_split: str = _option("train", "split of a Hub dataset to train on", DATA)
+    validation_split: str = _option("validation", "split of a Hub dataset to validate on", DATA)
+    source_column: str = _option("source", "column of the sources, or its key in a translation column: en", DATA)
+    target_column: str = _option("target", "column of the targets, or its key in a translation column: de", DATA)
+    max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
+    max_length_ratio: float = _option(
+        3.0, "pairs with one side more than this many times longer are dropped; 0 for no limit", DATA
+    )
+
+    tokenizer: str | None = _option(None, "folder of a trained tokenizer; none: train one on the data", TOKENIZER)
+    tokenizer_kind: str = _option("bpe", "kind to train: bpe or wordpiece", TOKENIZER)
+    vocab_size: int = _option(37_000, "entries of the vocabulary shared by source and target", TOKENIZER)
+
+    preset: str = _option("base", "model of the paper to start from: vaswani presets", MODEL)
+    d_model: int | None = _option(None, "width of the model; from the preset if none, as all below", MODEL)
+    d_ff: int | None = _option(None, "inner width of the feed-forward sublayers", MODEL)
+    num_heads: int | None = _option(None, "attention heads", MODEL)
+    d_k: int | None = _option(None, "width of a head's queries and keys; d_model / num_heads if none", MODEL)
+    d_v: int | None = _option(None, "width of a head's values; d_model / num_heads if none", MODEL)
+    encoder_layers: int | None = _option(None, "layers of the encoder", MODEL)
+    decoder_layers: int | None = _option(None, "layers of the decoder", MODEL)
+    dropout: float | None = _option(None, "dropout on sublayer outputs and embedding sums", MODEL)
+    attention_dropout: float | None = _option(None, "dropout on attention weights", MODEL)
+    activation_dropout: float | None = _option(None, "dropout inside the feed-forward sublayers", MODEL)
+    attention_bias: bool | None = _option(None, "biases in the attention projections", MODEL)
+    position_encoding: str | None = _option(None, "sinusoidal or learned", MODEL)
+
+    tokens_per_batch: int = _option(
+        4096, "source tokens, and as many target tokens, of one optimizer step over all devices; paper: 25000", BATCHES
+    )
+    tokens_per_device: int = _option(
+        4096, "what one device takes at once; gradients are accumulated up to tokens_per_batch", BATCHES
+    )
+
+    max_steps: int = _option(100_000, "optimizer steps in all", OPTIMIZER)
+    max_minutes: float = _option(0.0, "stop after this many minutes of training; 0 for no limit", OPTIMIZER)
+    warmup_steps: int = _option(4000, "optimizer steps over which the learning rate grows", OPTIMIZER)
+    learning_rate_scale: float = _option(1.0, "factor on the learning rate of the paper's Equation 3", OPTIMIZER)
+    label_smoothing: float = _option(0.1, "share of the target probability spread over the vocabulary", OPTIMIZER)
+    adam_beta1: float = _option(0.9, "Adam's beta 1", OPTIMIZER)
+    adam_beta2: float = _option(0.98, "Adam's beta 2", OPTIMIZER)
+    adam_epsilon: float = _option(1e-9, "Adam's epsilon", OPTIMIZER)
+    max_gradient_norm: float = _option(0.0, "clip gradients to this norm; 0 for none, as in the paper", OPTIMIZER)
+    precision: str = _option("auto", "fp32, bf16, fp16, or auto: bf16 where the device computes in it", OPTIMIZER)
+    attention: str = _option(
+        "auto", "eager, sdpa, ...: transformers' implementations; auto: eager on a CPU, else sdpa", OPTIMIZER
+    )
+    seed: int = _option(0, "of initial weights, dropout and shuffling", OPTIMIZER)
+
+    evaluate_every: int = _option(1000, "optimizer steps between validations, each with a checkpoint", CHECKS)
+    log_every: int = _option(50, "optimizer steps between lines of the training log", CHECKS)
+    validation_bleu: int = _option(500, "validation pairs translated (greedily) for BLEU; 0 for none", CHECKS)
+    best_by: str = _option("loss", "what the best checkpoint is best by: loss or bleu", CHECKS)
+    early_stopping: int = _option(0, "stop after this many validations without a better one; 0 for never", CHECKS)
+    keep_checkpoints: int = _option(5, "latest checkpoints kept, besides the best", CHECKS)
+    average_checkpoints: int = _option(
+        5, "average this many latest checkpoints at the end, and keep the average if it validates better; 0: no", CHECKS
+    )
+
+    num_beams: int = _option(4, "beam size the saved model decodes with", DECODING)
+    length_penalty: float = _option(0.6, "alpha of the paper's length normalisation", DECODING)
+    max_extra_tokens: int = _option(50, "tokens an output may be longer than its source", DECODING)
+
+    output: str | None = _option(None, "folder for the model; runs/NAME-OF-THE-RECIPE if none", OUTPUT)
+    overwrite: bool = _option(False, "replace a finished model in the output folder", OUTPUT)
+
+    def model_overrides(self) -> dict:
+        """The configuration fields that this recipe sets over its preset."""
+        names = [field.name for field in dataclasses.fields(self) if field.metadata["group"] == MODEL]
+        values = {name: getattr(self, name) for name in names if name != "preset"}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+_FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
+_TYPES = typing.get_type_hints(Recipe)
+
+
+def field_type(name: str) -> tuple[type, bool]:
+    """The plain type of a field, and whether it may be none."""
+    hint = _TYPES[name]
+    if isinstance(hint, types.UnionType):
+        return next(part for part in typing.get_args(hint) if part is not type(None)), True
+    return hint, False
+
+
+def unknown_field_message(name: str) -> str:
+    """One line that names an unknown field and the nearest valid one."""
+    near = difflib.get_close_matches(name.replace("-", "_"), _FIELDS, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else "`vaswani train --help` lists the fields"
+    return f"there is no recipe field {name!r}: {hint}"
+
+
+def convert(name: str, value) -> object:
+    """A value from YAML or the command line (a string) as the type of its field.
+
+    Raises:
+        UserError: when it does not fit, naming field, value and type.
+    """
+    kind, optional = field_type(name)
+    text = value.strip() if isinstance(value, str) else value
+    if text is None or (isinstance(text, str) and text.lower() in ("none", "null") and optional):
+        if optional:
+            return None
+        raise UserError(f"{name} must be given a value of type {kind.__name__}")
+    if kind is bool:
+        words = {"true": True, "yes": True, "false": False, "no": False}
+        text = words.get(text.lower(), text) if isinstance(text, str) else text
+        if isinstance(text, bool):
+            return text
+    elif not isinstance(text, bool):
+        try:
+            if kind is int and isinstance(text, float) and not text.is_integer():
+                raise ValueError
+            converted = kind(str(text).replace("_", "")) if kind is int and isinstance(text, str) else kind(text)
+            if kind is not float or math.isfinite(converted):
+                return converted
+        except (ValueError, TypeError):
+            pass
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    raise UserError(f"{name} is {value!r}: it must be {names[kind]}")
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that ship with the package."""
+    folder = resources.files(__package__) / "recipes"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def describe(name: str) -> str:
+    """The first comment line of a shipped recipe."""
+    text = (resources.files(__package__) / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+    return text.splitlines()[0].lstrip("# ")
+
+
+def _read(name_or_path: str) -> tuple[str, str]:
+    """Text of a recipe and a name for it."""
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        if not path.is_file():
+            raise UserError(f"there is no recipe file {name_or_path}")
+        try:
+            return path.read_text(encoding="utf-8"), path.stem
+        except UnicodeDecodeError as error:
+            raise UserError(f"{name_or_path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
+    names = recipe_names()
+    if name_or_path not in names:
+        near = difflib.get_close_matches(name_or_path, names, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else "`vaswani recipes` lists them"
+        raise UserError(f"there is no recipe {name_or_path!r} and no such file: {hint}")
+    return (resources.files(__package__) / "recipes" / f"{name_or_path}.yaml").read_text("utf-8"), name_or_path
+
+
+def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
+    """A shipped recipe by name, or one's own by path, with some fields replaced.
+
+    Args:
+        name_or_path: one of `recipe_names()`, or a YAML file.
+        overrides: field names to values, as on the command line.
+
+    Raises:
+        UserError: for a missing or malformed file, unknown fields, wrong types and values out of range.
+    """
+    text, name = _read(name_or_path)
+    try:
+        values = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise UserError(f"{name_or_path}{where} is not valid YAML: {getattr(error, 'problem', error)}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{name_or_path} must hold lines of the form `field: value`")
+    values.update(overrides or {})
+    for field in values:
+        if field not in _FIELDS:
+            raise UserError(unknown_field_message(str(field)))
+    recipe = Recipe(**{field: convert(field, value) for field, value in values.items()})
+    if recipe.output is None:
+        recipe.output = str(Path("runs") / name)
+    check_recipe(recipe)
+    return recipe
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Check ranges and choices, and that the model can be built.
+
+    Raises:
+        UserError: naming the field, its value and the rule.
+    """
+    at_least = {
+        1: "max_length tokens_per_batch tokens_per_device max_steps warmup_steps evaluate_every log_every num_beams"
+        " keep_checkpoints",
+        0: "validation_size max_length_ratio max_minutes max_gradient_norm validation_bleu early_stopping"
+        " average_checkpoints max_extra_tokens seed",
+    }
+    for lowest, names in at_least.items():
+        for name in names.split():
+            if getattr(recipe, name) < lowest:
+                raise UserError(f"{name} is {getattr(recipe, name)}: it must be {lowest} or more")
+    for name in ("learning_rate_scale", "adam_epsilon"):
+        if getattr(recipe, name) <= 0:
+            raise UserError(f"{name} is {getattr(recipe, name)}: it must be above 0")
+    for name in ("label_smoothing", "adam_beta1", "adam_beta2"):
+        if not 0 <= getattr(recipe, name) < 1:
+            raise UserError(f"{name} is {getattr(recipe, name)}: it must be at least 0 and below 1")
+    choices = {
+        "tokenizer_kind": ("bpe", "wordpiece"),
+        "precision": ("auto", "fp32", "bf16", "fp16"),
+        "best_by": ("loss", "bleu"),
+    }
+    for name, allowed in choices.items():
+        if getattr(recipe, name) not in allowed:
+            raise UserError(f"{name} is {getattr(recipe, name)!r}: it must be one of {', '.join(allowed)}")
+    if recipe.best_by == "bleu" and recipe.validation_bleu == 0:
+        raise UserError("best_by is 'bleu' but validation_bleu is 0: set validation_bleu, or best_by to 'loss'")
+    if max(recipe.max_length, 1) > min(recipe.tokens_per_batch, recipe.tokens_per_device):
+        raise UserError(
+            f"max_length {recipe.max_length} is above tokens_per_batch {recipe.tokens_per_batch} or tokens_per_device"
+            f" {recipe.tokens_per_device}: a sentence has to fit in a batch"
+        )
+    model_config(recipe, recipe.vocab_size)
+
+
+def model_config(recipe: Recipe, vocab_size: int) -> VaswaniConfig:
+    """The configuration of the recipe's model, for a vocabulary of this many entries.
+
+    Raises:
+        UserError: for an unknown preset or sizes that no model can have, in one line.
+    """
+    overrides = recipe.model_overrides()
+    if {"d_model", "num_heads"} & overrides.keys():  # a preset's own head widths belong to its own d_model and heads
+        overrides = {"d_k": None, "d_v": None, **overrides}
+    try:
+        return VaswaniConfig.from_preset(recipe.preset, **{**overrides, "vocab_size": vocab_size})
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error.__cause__, ValueError | TypeError) else error
+        raise UserError(" ".join(str(cause).split())) from error

@@ -1,0 +1,75 @@
+"""The paper's learning rate (Section 5.3, Equation 3) as a function, a torch scheduler and a Trainer callback."""
+
+import torch
+from transformers import TrainerCallback
+
+
+def noam_learning_rate(step: int, d_model: int, warmup_steps: int, scale: float = 1.0) -> float:
+    r"""Equation 3: \(d_{model}^{-0.5} \cdot \min(step^{-0.5}, step \cdot warmup^{-1.5})\).
+
+    Args:
+        step: the optimizer step that uses the rate, counted from 1.
+        d_model: width of the model.
+        warmup_steps: optimizer steps of linear growth; the paper used 4000.
+        scale: factor on the whole schedule; 1 in the paper.
+
+    Raises:
+        ValueError: unless step, d_model and warmup_steps are 1 or more.
+    """
+    for name, value in (("step", step), ("d_model", d_model), ("warmup_steps", warmup_steps)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}: it must be 1 or more")
+    return scale * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
+
+
+def noam_scheduler(
+    optimizer: torch.optim.Optimizer, d_model: int, warmup_steps: int = 4000, scale: float = 1.0
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """A scheduler for a loop of one's own; call its `step()` after each `optimizer.step()`.
+
+    The optimizer's own rate must be 1.0, since the schedule multiplies it. Do not hand the result to
+    `accelerator.prepare`, which steps a scheduler once for each process.
+
+    Args:
+        optimizer: the optimizer, made with `lr=1.0`.
+        d_model: width of the model.
+        warmup_steps: optimizer steps of linear growth.
+        scale: factor on the whole schedule.
+    """
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda steps_done: noam_learning_rate(steps_done + 1, d_model, warmup_steps, scale)
+    )
+
+
+class NoamSchedulerCallback(TrainerCallback):
+    """Sets the rate of Equation 3 just before each optimizer step of any `Trainer`, stock or ours.
+
+    The step comes from the trainer's own count of optimizer steps, so accumulation, the number of processes and a
+    resume cannot shift it. Whatever scheduler the trainer made (it always makes one) is overruled, and reports the
+    rate that was used to the log.
+
+    Args:
+        d_model: width of the model; read from the model's configuration when not given.
+        warmup_steps: optimizer steps of linear growth.
+        scale: factor on the whole schedule.
+    """
+
+    def __init__(self, d_model: int | None = None, warmup_steps: int = 4000, scale: float = 1.0):
+        self.d_model, self.warmup_steps, self.scale = d_model, warmup_steps, scale
+        noam_learning_rate(1, d_model or 1, warmup_steps)  # refuses bad values before any work is done
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        """Read `d_model` from the model where it was not given."""
+        if self.d_model is None:
+            self.d_model = model.config.hidden_size
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+        """Set the rate for the step that is about to be taken."""
+        rate = noam_learning_rate(state.global_step + 1, self.d_model, self.warmup_steps, self.scale)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+    def on_optimizer_step(self, args, state, control, optimizer=None, lr_scheduler=None, **kwargs):
+        """Let the trainer's scheduler report the rate that was used: its log asks the scheduler, not the optimizer."""
+        if lr_scheduler is not None:
+            lr_scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]

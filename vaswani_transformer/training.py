@@ -1,0 +1,407 @@
+"""One training run: from a recipe to a model folder that is complete."""
+
+import json
+import logging
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import datasets
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, set_seed
+from transformers.trainer_callback import TrainerState
+
+from .averaging import average_checkpoints
+from .callbacks import ProgressBarCallback, StopSignalCallback, TimeLimitCallback, TrainingLogCallback
+from .configuration_vaswani import VaswaniConfig
+from .data import load_pairs, tokenize_pairs
+from .errors import UserError
+from .memory import keep_freed_memory
+from .metrics import score_translations
+from .modeling_vaswani import VaswaniForConditionalGeneration
+from .plots import plot_learning_curve
+from .recipe import Recipe, model_config
+from .tokenization import check_tokenizer_matches, load_tokenizer, train_tokenizer
+from .trainer import VaswaniTrainer, VaswaniTrainingArguments
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.jsonl", "learning_curve.png"
+TOKENIZER_TEXTS = 2_000_000  # sentences a tokenizer is trained on at most; more change next to nothing
+# Fields that a resumed run may change: they do not alter what has been computed so far.
+FREE_ON_RESUME = {
+    "max_steps",
+    "max_minutes",
+    "keep_checkpoints",
+    "average_checkpoints",
+    "log_every",
+    "num_beams",
+    "length_penalty",
+    "max_extra_tokens",
+    "output",
+    "overwrite",
+    "early_stopping",
+    "tokens_per_device",
+}
+
+
+class TrainingStopped(Exception):
+    """A signal ended training after a checkpoint; the same command resumes it.
+
+    Args:
+        step: the optimizer step of the checkpoint.
+        signal_number: the signal.
+    """
+
+    def __init__(self, step: int, signal_number: int):
+        super().__init__(f"stopped at step {step}, checkpoint written")
+        self.step, self.signal_number = step, signal_number
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a finished run leaves: its folder, its last validation and what it took."""
+
+    folder: Path
+    steps: int
+    seconds: float
+    metrics: dict
+    averaged: int
+
+
+def prepare_output(recipe: Recipe) -> Path | None:
+    """Make the output folder; returns the checkpoint to resume from, if an interrupted run of this recipe left one.
+
+    Raises:
+        UserError: if the folder holds a finished model and `overwrite` is not set, holds checkpoints of another recipe,
+            or cannot be written to.
+    """
+    folder = Path(recipe.output)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"output {folder} is a file: give a folder")
+    if (folder / "model.safetensors").exists() or (folder / "config.json").exists():
+        if not recipe.overwrite:
+            raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it")
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        for name in ("model.safetensors", "config.json", RECIPE, LOG, CURVE):
+            (folder / name).unlink(missing_ok=True)
+    try:
+        (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        probe = folder / CHECKPOINTS / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write to output folder {folder}: {error.strerror}") from error
+    checkpoint = last_complete_checkpoint(folder / CHECKPOINTS)
+    settings = asdict(recipe)
+    if checkpoint is not None:
+        earlier = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8")) if (folder / RECIPE).is_file() else {}
+        changed = sorted(
+            name for name in settings if name not in FREE_ON_RESUME and earlier.get(name) != settings[name]
+        )
+        if changed and not recipe.overwrite:
+            raise UserError(
+                f"{folder} holds an interrupted training with other settings ({', '.join(changed)}): give the same"
+                " ones to resume it, another --output, or --overwrite to start anew"
+            )
+        if recipe.overwrite:
+            shutil.rmtree(folder / CHECKPOINTS)
+            (folder / CHECKPOINTS).mkdir()
+            checkpoint = None
+    (folder / RECIPE).write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return checkpoint
+
+
+def last_complete_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of the highest step that was written to its end; its trainer state is written last."""
+    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
+    for path in sorted(checkpoints, key=_step, reverse=True):
+        try:
+            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+            return path
+        except (OSError, json.JSONDecodeError):
+            continue
+    return None
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _load(recipe: Recipe, source: str | None, target: str | None, data: str | None, split: str) -> datasets.Dataset:
+    """Pairs of one part of the recipe's data; paths start from `data_dir`, a name that is not there is the Hub's."""
+    folder = Path(recipe.data_dir or "")
+    return load_pairs(
+        source=folder / source if source is not None else None,
+        target=folder / target if target is not None else None,
+        data=folder / data if data is not None and (folder / data).exists() else data,
+        config=recipe.data_config,
+        split=split,
+        source_column=recipe.source_column,
+        target_column=recipe.target_column,
+    )
+
+
+def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Dataset]:
+    """Training and validation text; without validation data some training pairs are held out.
+
+    Raises:
+        UserError: as `load_pairs`, and when there is not enough to hold out.
+    """
+    if recipe.data_dir is not None and not Path(recipe.data_dir).is_dir():
+        raise UserError(f"data_dir {recipe.data_dir} is not a folder: give the one that holds the data files")
+    if recipe.train_data is None and recipe.train_source is None and recipe.train_target is None:
+        raise UserError("no training data: give --train-source and --train-target, or --train-data")
+    train = _load(recipe, recipe.train_source, recipe.train_target, recipe.train_data, recipe.train_split)
+    validation = recipe.validation_source, recipe.validation_target, recipe.validation_data
+    if any(validation):
+        return train, _load(recipe, *validation, recipe.validation_split)
+    if not 0 < recipe.validation_size < len(train):
+        raise UserError(
+            f"cannot hold validation_size {recipe.validation_size} pairs out of {len(train)} training pairs: give"
+            " validation data, or another validation_size"
+        )
+    parts = train.train_test_split(test_size=recipe.validation_size, seed=recipe.seed)
+    return parts["train"], parts["test"]
+
+
+def _tokenizer(recipe: Recipe, train: datasets.Dataset):
+    """The recipe's tokenizer: given, left by the run that is resumed, or trained now."""
+    if recipe.tokenizer is not None:
+        return load_tokenizer(recipe.tokenizer)
+    folder = Path(recipe.output) / "tokenizer"
+    if (folder / "tokenizer_config.json").is_file():
+        return load_tokenizer(folder)
+
+    def texts():
+        for batch in train.select(range(min(len(train), TOKENIZER_TEXTS // 2))).iter(batch_size=1000):
+            yield from batch["source"]
+            yield from batch["target"]
+
+    tokenizer = train_tokenizer(texts(), kind=recipe.tokenizer_kind, vocab_size=recipe.vocab_size)
+    tokenizer.save_pretrained(folder)
+    return load_tokenizer(folder)
+
+
+def choose_precision(precision: str) -> dict[str, bool]:
+    """`bf16` and `fp16` for `TrainingArguments`; auto means bf16 where the hardware multiplies matrices in it."""
+    if precision == "auto":
+        if torch.cuda.is_available():
+            bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            accelerator = torch.accelerator.current_accelerator(check_available=True)
+            bf16 = accelerator is None and torch.cpu._is_avx512_bf16_supported()
+        precision = "bf16" if bf16 else "fp32"
+    return {"bf16": precision == "bf16", "fp16": precision == "fp16"}
+
+
+def training_arguments(recipe: Recipe) -> VaswaniTrainingArguments:
+    """The recipe in the Trainer's terms."""
+    return VaswaniTrainingArguments(
+        output_dir=str(Path(recipe.output) / CHECKPOINTS),
+        tokens_per_batch=recipe.tokens_per_batch,
+        tokens_per_device=recipe.tokens_per_device,
+        max_steps=recipe.max_steps,
+        warmup_steps=recipe.warmup_steps,
+        learning_rate_scale=recipe.learning_rate_scale,
+        label_smoothing_factor=recipe.label_smoothing,
+        adam_beta1=recipe.adam_beta1,
+        adam_beta2=recipe.adam_beta2,
+        adam_epsilon=recipe.adam_epsilon,
+        max_grad_norm=recipe.max_gradient_norm,
+        optim="adamw_torch_fused",  # without weight decay AdamW is Adam
+        weight_decay=0.0,
+        seed=recipe.seed,
+        logging_steps=recipe.log_every,
+        eval_strategy="steps",
+        eval_steps=recipe.evaluate_every,
+        save_strategy="steps",
+        save_steps=recipe.evaluate_every,
+        save_total_limit=max(recipe.keep_checkpoints, recipe.average_checkpoints) + 1,
+        load_best_model_at_end=False,  # we choose between the best and the average ourselves
+        metric_for_best_model=f"eval_{recipe.best_by}",
+        greater_is_better=recipe.best_by == "bleu",
+        predict_with_generate=recipe.validation_bleu > 0,
+        generation_num_beams=1,
+        per_device_eval_batch_size=64,
+        remove_unused_columns=False,
+        report_to="none",
+        disable_tqdm=True,
+        log_level="error",
+        use_cpu=torch.accelerator.current_accelerator(check_available=True) is None,  # or bf16 is refused there
+        **choose_precision(recipe.precision),
+    )
+
+
+def _bleu_metric(tokenizer):
+    """`compute_metrics` for the Trainer: generated ids and labels to BLEU."""
+
+    def compute(prediction) -> dict[str, float]:
+        def decode(ids):
+            ids = ids.copy()
+            ids[ids < 0] = tokenizer.pad_token_id
+            return tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+        predictions, references = decode(prediction.predictions), decode(prediction.label_ids)
+        return {"bleu": score_translations(predictions, references)["bleu"]}
+
+    return compute
+
+
+def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
+    """A model with initial weights and the recipe's decoding settings."""
+    config: VaswaniConfig = model_config(recipe, len(tokenizer))
+    for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
+        setattr(config, name, getattr(tokenizer, name))
+    config.decoder_start_token_id = tokenizer.bos_token_id
+    check_tokenizer_matches(tokenizer, config)
+    set_seed(recipe.seed)
+    model = VaswaniForConditionalGeneration(config)
+    # torch's fused attention on a CPU is slow in the backward pass of short sequences: scripts/benchmark_training_step.py
+    on_cpu = torch.accelerator.current_accelerator(check_available=True) is None
+    automatic = "eager" if on_cpu else "sdpa"
+    model.set_attn_implementation(automatic if recipe.attention == "auto" else recipe.attention)
+    model.generation_config.update(
+        num_beams=recipe.num_beams, length_penalty=recipe.length_penalty, max_extra_tokens=recipe.max_extra_tokens
+    )
+    model.generation_config.max_extra_tokens = recipe.max_extra_tokens
+    return model
+
+
+class TrainingRun:
+    """A recipe on its way: data, tokenizer, model, trainer. `run()` does it all."""
+
+    def __init__(self, recipe: Recipe, progress: bool = True):
+        self.recipe, self.progress = recipe, progress
+        self.folder = Path(recipe.output)
+
+    def run(self) -> TrainingResult:
+        """Train, choose the weights to keep, write the model folder.
+
+        Raises:
+            UserError: for mistakes in the recipe or its data.
+            TrainingStopped: after a signal.
+        """
+        recipe = self.recipe
+        checkpoint = prepare_output(recipe)
+        keep_freed_memory()
+        train_text, validation_text = load_training_pairs(recipe)
+        tokenizer = _tokenizer(recipe, train_text)
+        self.tokenizer = tokenizer
+        limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
+        train, counts = tokenize_pairs(train_text, tokenizer, description="tokenizing training pairs", **limits)
+        logger.info("training data: %s", counts)
+        validation, counts = tokenize_pairs(
+            validation_text, tokenizer, description="tokenizing validation pairs", **limits
+        )
+        logger.info("validation data: %s", counts)
+        model = new_model(recipe, tokenizer)
+        logger.info(
+            "model: %s parameters, vocabulary %s", f"{model.num_parameters():,}", f"{model.config.vocab_size:,}"
+        )
+        trainer = self._make_trainer(model, tokenizer, train, validation)
+        logger.info("batches: %s", trainer.make_batch_sampler().statistics())
+        if checkpoint is not None:
+            logger.info("resuming from step %s", f"{_step(checkpoint):,}")
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        finally:
+            self.stopper.restore()
+        if self.stopper.received is not None:
+            raise TrainingStopped(trainer.state.global_step, self.stopper.received)
+        metrics, averaged = self._choose_weights(trainer)
+        return self._finish(trainer, metrics, averaged)
+
+    def _make_trainer(self, model, tokenizer, train, validation) -> VaswaniTrainer:
+        recipe = self.recipe
+        if recipe.validation_bleu and len(validation) > recipe.validation_bleu:
+            # Loss is computed on what is translated too: a fixed sample, the same in every run of this seed.
+            validation = validation.shuffle(seed=recipe.seed).select(range(recipe.validation_bleu))
+        validation = validation.sort("source_length").select_columns(["input_ids", "labels"])
+        trainer = VaswaniTrainer(
+            model=model,
+            args=training_arguments(recipe),
+            train_dataset=train,
+            eval_dataset=validation,
+            processing_class=tokenizer,
+            compute_metrics=_bleu_metric(tokenizer) if recipe.validation_bleu else None,
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(ProgressCallback)
+        self.log = TrainingLogCallback(trainer, self.folder / LOG)
+        self.stopper = StopSignalCallback()
+        callbacks = [self.log, self.stopper]
+        if self.progress:
+            callbacks.append(ProgressBarCallback(trainer))
+        if recipe.max_minutes:
+            callbacks.append(TimeLimitCallback(self.log, recipe.max_minutes))
+        if recipe.early_stopping:
+            callbacks.append(EarlyStoppingCallback(recipe.early_stopping))
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        return trainer
+
+    def _choose_weights(self, trainer: VaswaniTrainer) -> tuple[dict, int]:
+        """Put the best of the best checkpoint and the average of the last ones into the model."""
+        name = f"eval_{self.recipe.best_by}"
+        sign = 1 if self.recipe.best_by == "bleu" else -1
+        checkpoints = sorted((self.folder / CHECKPOINTS).glob("checkpoint-*"), key=_step)
+        candidates = []
+        best = trainer.state.best_model_checkpoint
+        if best is not None and Path(best).is_dir():
+            candidates.append((0, load_file(Path(best) / "model.safetensors")))
+        last = checkpoints[-self.recipe.average_checkpoints :] if self.recipe.average_checkpoints > 1 else []
+        if len(last) > 1:
+            candidates.append((len(last), average_checkpoints(last)))
+        if not candidates:
+            return trainer.evaluate(), 0
+        results = []
+        for averaged, weights in candidates:
+            trainer.model.load_state_dict(weights, strict=False)
+            trainer.model.tie_weights()
+            results.append((trainer.evaluate(), averaged, weights))
+            label = (
+                f"average of the last {averaged} checkpoints" if averaged else f"best checkpoint ({Path(best).name})"
+            )
+            shown = ", ".join(
+                f"{key.removeprefix('eval_')} {results[-1][0][key]:.3f}"
+                for key in ("eval_loss", "eval_perplexity", "eval_bleu")
+                if key in results[-1][0]
+            )
+            logger.info("%s: validation %s", label, shown)
+        metrics, averaged, weights = max(results, key=lambda result: sign * result[0][name])
+        trainer.model.load_state_dict(weights, strict=False)
+        trainer.model.tie_weights()
+        return metrics, averaged
+
+    def _finish(self, trainer: VaswaniTrainer, metrics: dict, averaged: int) -> TrainingResult:
+        """Write everything that belongs to the model; the weights come last, so that they mark a finished run."""
+        if trainer.is_world_process_zero():
+            model = trainer.accelerator.unwrap_model(trainer.model)
+            self.tokenizer.save_pretrained(self.folder)
+            plot_learning_curve(self.folder / LOG, self.folder / CURVE)
+            model.save_pretrained(self.folder)
+        trainer.accelerator.wait_for_everyone()
+        state: TrainerState = trainer.state
+        return TrainingResult(self.folder, state.global_step, self.log.seconds(), metrics, averaged)
+
+
+def train(recipe: Recipe, progress: bool = True) -> TrainingResult:
+    """Train as a recipe says, resuming an interrupted run of it; see [`TrainingRun`].
+
+    Args:
+        recipe: all settings; `load_recipe` makes one.
+        progress: show a bar on standard error.
+
+    Raises:
+        UserError: for mistakes in the recipe or its data.
+        TrainingStopped: when Ctrl-C or SIGTERM ended training after a checkpoint.
+    """
+    if not progress:
+        datasets.disable_progress_bars()
+    if sys.stderr is not None and not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    return TrainingRun(recipe, progress).run()

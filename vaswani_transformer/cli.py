@@ -31,6 +31,12 @@ class _Parser(argparse.ArgumentParser):
         self.error(f"unknown argument {flag}{hint}")
 
 
+def _command(commands, name: str, run, help_text: str, description: str | None = None) -> _Parser:
+    parser = commands.add_parser(name, help=help_text, description=description or help_text, allow_abbrev=False)
+    parser.set_defaults(run=run, parser=parser)
+    return parser
+
+
 def _add_generation_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--beams", type=int, help="beam size; the model's own if not given")
     parser.add_argument("--length-penalty", type=float, help="alpha of the length normalisation; the model's own")
@@ -42,12 +48,13 @@ def _add_generation_options(parser: argparse.ArgumentParser) -> None:
 def _add_train(commands) -> None:
     from .recipe import Recipe, field_type
 
-    parser = commands.add_parser(
+    parser = _command(
+        commands,
         "train",
-        help="train a model from a recipe",
-        description="Train a model. RECIPE is a name from `vaswani recipes` or a YAML file; every option below is a"
-        " field of it. The same command resumes an interrupted training.",
-        allow_abbrev=False,
+        _train,
+        "train a model from a recipe",
+        "Train a model. RECIPE is a name from `vaswani recipes` or a YAML file; every option below is a field of it."
+        " The same command resumes an interrupted training.",
     )
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe, or path of a YAML file")
     groups = {}
@@ -64,7 +71,6 @@ def _add_train(commands) -> None:
         flag = "--" + field.name.replace("_", "-")
         group.add_argument(flag, dest=field.name, default=argparse.SUPPRESS, **options)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.set_defaults(run=_train)
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -105,13 +111,12 @@ def resume_command() -> str:
 
 
 def _add_translate(commands) -> None:
-    parser = commands.add_parser("translate", help="translate sentences, a file or standard input", allow_abbrev=False)
+    parser = _command(commands, "translate", _translate, "translate sentences, a file or standard input")
     parser.add_argument("model", metavar="MODEL", help="model folder")
     parser.add_argument("sentences", metavar="SENTENCE", nargs="*", help="sentences; without any, standard input")
     parser.add_argument("--input", metavar="FILE", help="translate the lines of this file (.gz works)")
     parser.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
     _add_generation_options(parser)
-    parser.set_defaults(run=_translate)
 
 
 def _lines(path: str | None) -> Iterator[str]:
@@ -174,14 +179,13 @@ def _translate(arguments: argparse.Namespace) -> int:
 
 
 def _add_evaluate(commands) -> None:
-    parser = commands.add_parser("evaluate", help="BLEU, chrF and perplexity on a test set", allow_abbrev=False)
+    parser = _command(commands, "evaluate", _evaluate, "BLEU, chrF and perplexity on a test set")
     parser.add_argument("model", metavar="MODEL", help="model folder")
     parser.add_argument("--source", required=True, metavar="FILE", help="sources, one a line (.gz works)")
     parser.add_argument("--reference", required=True, metavar="FILE", help="reference translations, aligned")
     parser.add_argument("--output", metavar="FILE", help="also write the translations here")
     parser.add_argument("--json", metavar="FILE", help="also write the scores here")
     _add_generation_options(parser)
-    parser.set_defaults(run=_evaluate)
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
@@ -216,15 +220,12 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _add_tokenizer(commands) -> None:
-    parser = commands.add_parser(
-        "tokenizer", help="train a shared subword vocabulary on text files", allow_abbrev=False
-    )
+    parser = _command(commands, "tokenizer", _tokenizer, "train a shared subword vocabulary on text files")
     parser.add_argument("files", metavar="FILE", nargs="+", help="text files of both languages (.gz works)")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="folder for the tokenizer")
     parser.add_argument("--kind", default="bpe", choices=["bpe", "wordpiece"], help="default: bpe, as for en-de")
     parser.add_argument("--vocab-size", type=int, help="entries; 37000 for bpe and 32000 for wordpiece if not given")
     parser.add_argument("--overwrite", action="store_true", help="replace a tokenizer in the folder")
-    parser.set_defaults(run=_tokenizer)
 
 
 def _tokenizer(arguments: argparse.Namespace) -> int:
@@ -246,11 +247,9 @@ def _tokenizer(arguments: argparse.Namespace) -> int:
 
 
 def _add_lists(commands) -> None:
-    parser = commands.add_parser("recipes", help="list the recipes that ship with the package")
+    parser = _command(commands, "recipes", _recipes, "list the recipes that ship with the package")
     parser.add_argument("name", nargs="?", help="print this recipe whole")
-    parser.set_defaults(run=_recipes)
-    parser = commands.add_parser("presets", help="list the paper's models by name, with their parameters")
-    parser.set_defaults(run=_presets)
+    parser = _command(commands, "presets", _presets, "list the paper's models by name, with their parameters")
 
 
 def _recipes(arguments: argparse.Namespace) -> int:
@@ -284,10 +283,9 @@ def _presets(arguments: argparse.Namespace) -> int:
 
 
 def _add_demo(commands) -> None:
-    parser = commands.add_parser("demo", help="train on a generated English-German corpus and show what was learned")
+    parser = _command(commands, "demo", _demo, "train on a generated English-German corpus and show what was learned")
     parser.add_argument("--output", default="demo_output", metavar="FOLDER", help="default: demo_output")
     parser.add_argument("--seed", type=int, default=0, help="of corpus and training")
-    parser.set_defaults(run=_demo)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -346,11 +344,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        chosen = next(
-            (a for a in parser._subparsers._group_actions[0].choices.values() if a.get_default("run") == arguments.run),
-            parser,
-        )
-        chosen.refuse_unknown(unknown)
+        arguments.parser.refuse_unknown(unknown)
     _quiet_libraries()
     try:
         return arguments.run(arguments)

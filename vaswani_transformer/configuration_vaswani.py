@@ -123,7 +123,7 @@ class VaswaniConfig(PreTrainedConfig):
                 if getattr(self, name) is None:
                     if self.d_model % self.num_heads:
                         raise ValueError(
-                            f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}: give {name} itself"
+                            f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}: give {name} too"
                         )
                     setattr(self, name, self.d_model // self.num_heads)
         super().__post_init__(**kwargs)

@@ -192,8 +192,12 @@ def _file_errors(path: Path) -> Iterator[None]:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); check name and access") from error
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """Lines of a UTF-8 file; unlike in text mode, only a line feed (with or without a carriage return) ends one."""
+def read_lines(path: Path) -> Iterator[str]:
+    """Lines of a UTF-8 text file, plain or ``.gz``; only a line feed (with or without a carriage return) ends one.
+
+    Raises:
+        UserError: a file that cannot be read, is not whole, or is not UTF-8, with the number of the line.
+    """
     with _file_errors(path), path.open("rb") as raw:
         for number, line in enumerate(gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw, 1):
             try:
@@ -205,7 +209,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _read_text(source: Path, target: Path, columns: tuple[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
-    sources, targets = _lines(source), _lines(target)
+    sources, targets = read_lines(source), read_lines(target)
     for number, pair in enumerate(zip_longest(sources, targets), 1):
         if None in pair:
             longer = number + sum(1 for _ in (targets if pair[0] is None else sources))
@@ -217,7 +221,7 @@ def _read_text(source: Path, target: Path, columns: tuple[str, str]) -> Iterator
 
 def _read_tsv(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
     names: list[str] = []
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         fields = line.split("\t")
         if not names:
             has_header = set(columns) <= set(fields)
@@ -233,7 +237,7 @@ def _read_tsv(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, dict[
 
 def _read_csv(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
     # strict: otherwise one quote that is never closed swallows the rest of the file without a word.
-    rows = csv.DictReader((line + "\n" for line in _lines(path)), strict=True)
+    rows = csv.DictReader((line + "\n" for line in read_lines(path)), strict=True)
     try:
         for row in rows:
             if None in row or None in row.values():  # an unquoted comma would cut a sentence short
@@ -245,7 +249,7 @@ def _read_csv(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, dict[
 
 
 def _read_json(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         if line.strip():
             where = f"{path}, line {number}"
             try:

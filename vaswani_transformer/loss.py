@@ -19,7 +19,9 @@ class _LabelSmoothedCrossEntropy(torch.autograd.Function):
     def forward(ctx, logits, labels, epsilon, items):
         kept = labels != IGNORE_INDEX
         safe_labels = labels.masked_fill(~kept, 0)
-        weight = kept.float() / items  # (tokens,)
+        # The gradient is divided where it is made, but for fp16, whose small numbers wait for the gradient scaler.
+        ctx.items = items if logits.dtype == torch.float16 else 1
+        weight = kept.float() * (ctx.items / items)  # (tokens,)
         gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
         total = torch.zeros((), dtype=torch.float32, device=logits.device)
         rows = len(logits) if logits.is_cuda else max(1, BLOCK_ELEMENTS // logits.shape[-1])
@@ -40,8 +42,9 @@ class _LabelSmoothedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_output):
         (gradient,) = ctx.saved_tensors
-        if not grad_output.is_cpu or grad_output != 1:  # one more visit to all logits, rarely needed
-            gradient = gradient * grad_output.to(gradient.dtype)
+        factor = grad_output / ctx.items
+        if not factor.is_cpu or factor != 1:  # one more visit to all logits, rarely needed
+            gradient = gradient * factor.to(gradient.dtype)
         return gradient, None, None, None
 
 

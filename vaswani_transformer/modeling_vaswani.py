@@ -38,9 +38,10 @@ IGNORE_INDEX = -100  # the label that torch, transformers and the Trainer leave 
 def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     """`torch.nn.functional.dropout`, with cheaper random numbers on a CPU.
 
-    There torch draws one double a value, which took a quarter of a training step (`scripts/benchmark_training_step.py`);
-    here one 64-bit number decides on four values, so p is met to within 1/65536, and the scale is exact for what was
-    drawn. Random numbers come from torch's default generator, so that seeds and checkpoints work as usual.
+    There torch draws one double a value, which took a quarter of a training step
+    (`scripts/benchmark_training_step.py`); here one 64-bit number decides on four values, so p is met to within
+    1/65536, with the scale that belongs to it. Random numbers come from torch's default generator, so that seeds and
+    checkpoints work as usual.
 
     Args:
         states: any shape.

@@ -47,7 +47,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
     `source_length` and `target_length`, as `tokenize_pairs` makes them.
 
     Training loss is label-smoothed (`label_smoothed_cross_entropy`, measured to take a third of the time of the
-    Trainer's own `LabelSmoother`: `scripts/benchmark_loss.py`). Evaluation loss is the plain mean over all tokens of
+    Trainer's own `LabelSmoother`: `scripts/benchmark_training_step.py`). Evaluation loss is the plain mean over all tokens of
     the evaluation set, so that `eval_perplexity` is exact.
 
     Args:

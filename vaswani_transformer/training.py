@@ -115,6 +115,25 @@ def prepare_output(recipe: Recipe) -> Path | None:
     return checkpoint
 
 
+def check_space(folder: Path, parameters: int, checkpoints: int) -> None:
+    """Refuse to start where the checkpoints would not fit.
+
+    Args:
+        folder: where they go.
+        parameters: of the model; each takes 12 bytes in a checkpoint: the weight and Adam's two averages, in float32.
+        checkpoints: how many there are at most.
+
+    Raises:
+        UserError: with the space needed and the space there is, in GB.
+    """
+    needed, free = 12 * parameters * checkpoints, shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"{folder} has {free / 1e9:.2f} GB of free space and {checkpoints} checkpoints need {needed / 1e9:.2f} GB:"
+            " free some, give another --output, or lower keep_checkpoints and average_checkpoints"
+        )
+
+
 def last_complete_checkpoint(folder: Path) -> Path | None:
     """The checkpoint of the highest step that was written to its end; its trainer state is written last."""
     checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
@@ -260,7 +279,7 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     check_tokenizer_matches(tokenizer, config)
     set_seed(recipe.seed)
     model = VaswaniForConditionalGeneration(config)
-    # torch's fused attention on a CPU is slow in the backward pass of short sequences: scripts/benchmark_training_step.py
+    # On a CPU torch's fused attention is slow backwards for short sequences: scripts/benchmark_training_step.py.
     on_cpu = torch.accelerator.current_accelerator(check_available=True) is None
     automatic = "eager" if on_cpu else "sdpa"
     model.set_attn_implementation(automatic if recipe.attention == "auto" else recipe.attention)
@@ -302,6 +321,7 @@ class TrainingRun:
         logger.info(
             "model: %s parameters, vocabulary %s", f"{model.num_parameters():,}", f"{model.config.vocab_size:,}"
         )
+        check_space(self.folder, model.num_parameters(), max(recipe.keep_checkpoints, recipe.average_checkpoints) + 2)
         trainer = self._make_trainer(model, tokenizer, train, validation)
         logger.info("batches: %s", trainer.make_batch_sampler().statistics())
         if checkpoint is not None:

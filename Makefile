@@ -1,0 +1,35 @@
+# Everything runs in .venv, made by the first target that needs it with the exact versions of constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow check format clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'Python 3.10 or newer is needed: make PYTHON=...')"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: .venv/installed  ## set up, train on a generated corpus in under 4 minutes, show what was learned
+	$(BIN)/vaswani demo
+
+test: .venv/installed  ## set up, run the fast tests
+	$(BIN)/python -m pytest -q
+
+test-slow: .venv/installed  ## run the tests that take minutes
+	$(BIN)/python -m pytest -q -m slow
+
+check: .venv/installed  ## lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: .venv/installed  ## format and mend what the linter can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove .venv and what the demo made
+	rm -rf .venv demo_output

@@ -1,0 +1,128 @@
+"""What each of our choices for training on a CPU is worth: one training step, choices switched one at a time.
+
+    python scripts/benchmark_training_step.py
+
+All variants run in turn, several rounds, in one process on the same batch, so that only their ratios mean something.
+The default is the model of the recipe multi30k-en-de on a batch of its usual shape. The allocator's settings cannot be
+taken back within a process, so that row comes from a second process, which runs everything without them.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from statistics import median
+from unittest import mock
+
+import torch
+from transformers.trainer_pt_utils import LabelSmoother
+
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, modeling_vaswani
+from vaswani_transformer.loss import label_smoothed_cross_entropy
+from vaswani_transformer.memory import keep_freed_memory
+
+
+def smoothed_by_transformers(logits, labels):
+    """The Trainer's own label smoothing."""
+    return LabelSmoother(epsilon=0.1)({"logits": logits}, labels)
+
+
+def smoothed_by_torch(logits, labels):
+    """torch's own label smoothing."""
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), label_smoothing=0.1)
+
+
+OURS = {"attention": "eager", "bf16": True, "dropout": "ours", "loss": label_smoothed_cross_entropy}
+VARIANTS = {
+    "ours": {},
+    "sdpa instead of eager attention": {"attention": "sdpa"},
+    "torch's dropout": {"dropout": "torch"},
+    "Trainer's LabelSmoother": {"loss": smoothed_by_transformers},
+    "torch's cross_entropy": {"loss": smoothed_by_torch},
+    "float32 instead of bf16 autocast": {"bf16": False},
+    "all of these at once": {
+        "attention": "sdpa",
+        "dropout": "torch",
+        "loss": smoothed_by_transformers,
+        "bf16": False,
+    },
+}
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    """Median seconds of a training step for each variant."""
+    torch.manual_seed(0)
+    config = VaswaniConfig(
+        vocab_size=options.vocab_size,
+        d_model=options.d_model,
+        d_ff=options.d_ff,
+        num_heads=options.heads,
+        encoder_layers=options.layers,
+        decoder_layers=options.layers,
+        dropout=0.3,
+    )
+    model = VaswaniForConditionalGeneration(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0, fused=True)
+    shape = (options.sentences, options.length)
+    source, labels = (torch.randint(4, options.vocab_size, shape) for _ in range(2))
+    mask = torch.ones_like(source)
+    mask[: shape[0] // 4, -1] = 0
+    decoder_inputs = model.prepare_decoder_input_ids_from_labels(labels)
+
+    def step(attention, bf16, dropout, loss):
+        model.set_attn_implementation(attention)
+        replaced = torch.nn.functional.dropout if dropout == "torch" else modeling_vaswani.dropout
+        with mock.patch.object(modeling_vaswani, "dropout", replaced):
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                logits = model(
+                    input_ids=source, attention_mask=mask, decoder_input_ids=decoder_inputs, use_cache=False
+                ).logits
+                value = loss(logits, labels)
+            value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    seconds = {name: [] for name in VARIANTS}
+    for round_ in range(options.rounds + 1):
+        for name, changes in VARIANTS.items():
+            started = time.perf_counter()
+            step(**{**OURS, **changes})
+            if round_ > 0:  # the first round warms up
+                seconds[name].append(time.perf_counter() - started)
+    return {name: median(values) for name, values in seconds.items()}
+
+
+def main() -> None:
+    """Measure with and without the allocator's settings and print a table of ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in {
+        "vocab_size": 8000, "d_model": 256, "d_ff": 512, "heads": 4, "layers": 3,
+        "sentences": 256, "length": 15, "rounds": 7,
+    }.items():  # fmt: skip
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    parser.add_argument("--plain-allocator", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.plain_allocator:
+        print(json.dumps(measure(options)))
+        return
+    plain = json.loads(
+        subprocess.run(
+            [sys.executable, __file__, "--plain-allocator", *sys.argv[1:]], check=True, capture_output=True, text=True
+        ).stdout.splitlines()[-1]
+    )
+    print(
+        f"allocator keeps freed memory: {keep_freed_memory()}; {torch.get_num_threads()} threads; torch {torch.__version__}"
+    )
+    kept = measure(options)
+    tokens = options.sentences * options.length
+    print("| one training step | seconds | times ours | target tokens/s |\n|---|---|---|---|")
+    rows = [(name, value) for name, value in kept.items()]
+    rows.insert(1, ("freed memory given back to the kernel", plain["ours"]))
+    rows.append(("all of these, and memory given back", plain["all of these at once"]))
+    for name, value in rows:
+        print(f"| {name} | {value:.3f} | {value / kept['ours']:.2f} | {tokens / value:,.0f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Attention weights of a sentence pair, for pictures such as the paper's Figures 3 to 5."""
+
+import numpy as np
+import torch
+
+
+@torch.no_grad()
+def encoder_decoder_attention(
+    model, tokenizer, source: str, target: str | None = None, layer: int = -1
+) -> tuple[np.ndarray, list[str], list[str]]:
+    """How the decoder looks at the source while it writes a target.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer.
+        source: a sentence.
+        target: its translation; the model's own when not given.
+        layer: decoder layer, from 0, or from the end when negative.
+
+    Returns:
+        weights `(num_heads, target_length, source_length)`, and the tokens of source and target as text.
+    """
+    inputs = tokenizer([source], return_tensors="pt").to(model.device)
+    if target is None:
+        outputs = model.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
+        target = tokenizer.decode(outputs[0], skip_special_tokens=True)
+    labels = tokenizer([target], return_tensors="pt")["input_ids"].to(model.device)
+    implementation = model.config._attn_implementation
+    training = model.training
+    model.set_attn_implementation("eager")  # the only one that forms the weights
+    try:
+        output = model.eval()(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
+            output_attentions=True,
+            use_cache=False,
+        )
+    finally:
+        model.set_attn_implementation(implementation)
+        model.train(training)
+    weights = output.cross_attentions[layer][0].float().cpu().numpy()
+    words = [[tokenizer.decode([token]).strip() for token in ids[0].tolist()] for ids in (inputs["input_ids"], labels)]
+    return weights, *words

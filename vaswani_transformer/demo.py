@@ -1,0 +1,85 @@
+"""`vaswani demo`: the whole road from text to translations on a generated corpus, with nothing to download."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from .attention_maps import encoder_decoder_attention
+from .errors import UserError
+from .metrics import TranslationMetric
+from .plots import plot_attention
+from .recipe import load_recipe
+from .synthetic import generate_corpus, write_corpus
+from .training import train
+from .translation import Translator, load_model, perplexity
+
+SHOWN = 6  # test sentences printed with their translations
+
+
+def run_demo(folder: Path, seed: int, say: Callable[[str], None]) -> int:
+    """Generate text, train on it, and show what was learned on combinations of words that training never saw.
+
+    Args:
+        folder: where corpus, model and pictures go; a demo of before there is replaced.
+        seed: of corpus and training.
+        say: takes each line of the report.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        UserError: if the folder holds something that is not a demo.
+        TrainingStopped: when Ctrl-C ended training after a checkpoint.
+    """
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "data").is_dir())):
+        raise UserError(f"{folder} exists and is not the folder of an earlier demo: give another --output")
+    started = time.monotonic()
+    corpus = generate_corpus(seed=seed)
+    files = write_corpus(corpus, folder / "data")
+    say(
+        f"1. Corpus: {len(corpus.train):,} generated English-German sentence pairs. The {len(corpus.test)} test"
+        " sentences hold combinations of words that training never shows, such as:"
+    )
+    for english, german in corpus.test[:: max(1, len(corpus.test) // 2)][:2]:
+        say(f"     {english}  ->  {german}")
+    recipe = replace(
+        load_recipe("demo", {"data_dir": str(folder / "data"), "output": str(folder / "model"), "seed": seed})
+    )
+    finished = (folder / "model" / "model.safetensors").is_file()
+    recipe.overwrite = finished  # an interrupted demo is resumed, a finished one is made anew
+    say("2. Training a Transformer on them (Ctrl-C stops it; the same command goes on):")
+    result = train(recipe)
+    model, tokenizer = load_model(folder / "model")
+    say(f"   {model.num_parameters():,} parameters, {result.steps:,} steps in {result.seconds / 60:.1f} minutes")
+    sources, references = map(list, zip(*corpus.test, strict=True))
+    translations = list(Translator(model, tokenizer, tokens_per_batch=4096).translate(sources))
+    scores = TranslationMetric().compute(predictions=translations, references=references)
+    say(
+        f"3. On the {len(sources)} unseen test sentences: BLEU {scores['bleu']:.1f},"
+        f" {scores['exact_match']:.1f}% exactly right,"
+        f" perplexity {perplexity(model, tokenizer, sources, references):.3f} a token"
+    )
+    say(f"   ({scores['bleu_signature']})")
+    step = max(1, len(sources) // SHOWN)
+    for source, translation, reference in list(zip(sources, translations, references, strict=True))[::step][:SHOWN]:
+        mark = "right" if translation == reference else f"wrong: {reference}"
+        say(f"     {source}\n       -> {translation}   [{mark}]")
+    shown = min(sources, key=lambda sentence: abs(len(sentence.split()) - 9))
+    weights, source_tokens, target_tokens = encoder_decoder_attention(model, tokenizer, shown)
+    drawn = plot_attention(weights, source_tokens, target_tokens, folder / "attention.png")
+    say(f"4. Done in {(time.monotonic() - started) / 60:.1f} minutes. What there is now:")
+    say(f"     {folder / 'model'}   the model: AutoModelForSeq2SeqLM.from_pretrained loads it")
+    if drawn:
+        say(f"     {folder / 'model' / 'learning_curve.png'}   losses, BLEU and learning rate over training")
+        say(f"     {folder / 'attention.png'}   where the decoder looks while it translates: {shown}")
+    say(f"     {folder / 'model' / 'training_log.jsonl'}   every logged step")
+    say(f"     {files['train.en'].parent}   the corpus")
+    say("   What to type next:")
+    say(f"     vaswani translate {folder / 'model'} '{corpus.test[-1][0]}'")
+    say(
+        f"     vaswani evaluate {folder / 'model'} --source {files['test.en']} --reference {files['test.de']}"
+        "        # the same scores again"
+    )
+    say("     vaswani train small --train-source YOUR.en --train-target YOUR.de --output runs/mine   # your own text")
+    return 0

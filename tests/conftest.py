@@ -1,0 +1,67 @@
+"""Shared by all tests: small models with seeded weights, and where the project's shared data lies."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
+
+SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+
+requires_shared_data = pytest.mark.skipif(
+    not SHARED_DATA.is_dir(), reason=f"needs the project's shared data, which is not at {SHARED_DATA}"
+)
+
+torch.set_num_threads(1)  # matrices of a few dozen rows are slower on many cores
+
+
+def tiny_config(**changes) -> VaswaniConfig:
+    """Sizes that all differ, so that a swapped axis shows; no dropout, so that two passes agree."""
+    sizes = {"vocab_size": 29, "d_model": 24, "d_ff": 40, "num_heads": 3, "encoder_layers": 2, "decoder_layers": 2}
+    return VaswaniConfig(**{**sizes, "dropout": 0.0, "max_position_embeddings": 32, **changes})
+
+
+def tiny_model(
+    seed: int = 0, dtype: torch.dtype = torch.float32, attn_implementation: str = "sdpa", scale: float = 1.0, **changes
+) -> VaswaniForConditionalGeneration:
+    """A model in evaluation mode whose every weight is random, biases and layer-norm gains too.
+
+    `scale` multiplies the matrices: above 1 the distributions are less flat.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    config = tiny_config(**changes)
+    config._attn_implementation = attn_implementation
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # also for the table of sinusoids
+    try:
+        model = VaswaniForConditionalGeneration(config)
+    finally:
+        torch.set_default_dtype(before)
+    with torch.no_grad():
+        for parameter in model.parameters():  # a tied matrix comes once
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            if parameter.dim() == 1:  # biases around 0, gains around 1
+                parameter.copy_(parameter.mean().round() + 0.3 * noise)
+            else:
+                parameter.copy_(scale * noise / parameter.shape[-1] ** 0.5)
+    return model.eval()
+
+
+def random_ids(*shape: int, seed: int = 0, vocab_size: int = 29) -> torch.Tensor:
+    """Token ids without special ones."""
+    return torch.randint(3, vocab_size, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def padded_batch(lengths: tuple[int, ...], seed: int = 0, vocab_size: int = 29) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids padded on the right with 1, and their mask."""
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    return random_ids(*mask.shape, seed=seed, vocab_size=vocab_size).masked_fill(mask == 0, 1), mask
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """The folder of shared data; a test that asks for it is skipped where it is missing."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"needs the project's shared data, which is not at {SHARED_DATA}")
+    return SHARED_DATA

@@ -1,0 +1,158 @@
+"""The same mathematics a second time, written from the paper or left to torch: what the tests compare with.
+
+Nothing here imports the package but the type of a model whose weights are copied.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from vaswani_transformer import VaswaniForConditionalGeneration
+
+
+def sinusoids_by_formula(length: int, d_model: int) -> list[list[float]]:
+    """Section 3.5 in plain Python: sines on even and cosines on odd columns."""
+    table = []
+    for position in range(length):
+        row = [0.0] * d_model
+        for i in range(d_model // 2):
+            angle = position / 10_000 ** (2 * i / d_model)
+            row[2 * i] = math.sin(angle)
+            row[2 * i + 1] = math.cos(angle)
+        table.append(row)
+    return table
+
+
+def _copy_linear(target: nn.Linear, source: nn.Linear) -> None:
+    target.weight.copy_(source.weight)
+    target.bias.zero_() if source.bias is None else target.bias.copy_(source.bias)
+
+
+def _copy_attention(target: nn.MultiheadAttention, source: nn.Module) -> None:
+    projections = (source.q_proj, source.k_proj, source.v_proj)
+    target.in_proj_weight.copy_(torch.cat([projection.weight for projection in projections]))
+    target.in_proj_bias.zero_()
+    if source.q_proj.bias is not None:
+        target.in_proj_bias.copy_(torch.cat([projection.bias for projection in projections]))
+    _copy_linear(target.out_proj, source.out_proj)
+
+
+@torch.no_grad()
+def torch_transformer(model: VaswaniForConditionalGeneration) -> nn.Transformer:
+    """`torch.nn.Transformer` in float64 with the weights of `model`, whose d_k and d_v must be d_model / num_heads."""
+    config = model.config
+    assert config.d_k == config.d_v == config.d_model // config.num_heads, "torch knows this case only"
+    reference = nn.Transformer(
+        d_model=config.d_model,
+        nhead=config.num_heads,
+        num_encoder_layers=config.encoder_layers,
+        num_decoder_layers=config.decoder_layers,
+        dim_feedforward=config.d_ff,
+        dropout=0.0,
+        activation="relu",
+        layer_norm_eps=config.layer_norm_eps,
+        batch_first=True,
+        norm_first=False,
+        dtype=torch.float64,
+    )
+    reference.encoder.norm = None  # torch adds a last norm that the paper does not have
+    reference.decoder.norm = None
+    for target, source in zip(reference.encoder.layers, model.model.encoder.layers, strict=True):
+        _copy_attention(target.self_attn, source.self_attn)
+        target.norm1.load_state_dict(source.self_attn_layer_norm.state_dict())
+        _copy_linear(target.linear1, source.fc1)
+        _copy_linear(target.linear2, source.fc2)
+        target.norm2.load_state_dict(source.final_layer_norm.state_dict())
+    for target, source in zip(reference.decoder.layers, model.model.decoder.layers, strict=True):
+        _copy_attention(target.self_attn, source.self_attn)
+        target.norm1.load_state_dict(source.self_attn_layer_norm.state_dict())
+        _copy_attention(target.multihead_attn, source.encoder_attn)
+        target.norm2.load_state_dict(source.encoder_attn_layer_norm.state_dict())
+        _copy_linear(target.linear1, source.fc1)
+        _copy_linear(target.linear2, source.fc2)
+        target.norm3.load_state_dict(source.final_layer_norm.state_dict())
+    return reference.train()  # without dropout the same function as eval(), but not torch's fused path
+
+
+@torch.no_grad()
+def torch_transformer_logits(
+    model: VaswaniForConditionalGeneration,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    decoder_input_ids: torch.Tensor,
+) -> torch.Tensor:
+    """Logits `(batch_size, target_length, vocab_size)` in float64, of a model with sinusoids."""
+
+    def embed(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        positions = torch.tensor(sinusoids_by_formula(ids.shape[1], model.config.d_model), dtype=torch.float64)
+        return weight.double()[ids] * model.config.d_model**0.5 + positions
+
+    is_padding = attention_mask == 0
+    length = decoder_input_ids.shape[1]
+    hidden = torch_transformer(model)(
+        embed(input_ids, model.model.encoder.embed_tokens.weight),
+        embed(decoder_input_ids, model.model.decoder.embed_tokens.weight),
+        tgt_mask=torch.ones(length, length, dtype=torch.bool).triu(1),
+        src_key_padding_mask=is_padding,
+        memory_key_padding_mask=is_padding,
+    )
+    return hidden @ model.lm_head.weight.double().T
+
+
+def naive_attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    w_q: torch.Tensor,
+    w_k: torch.Tensor,
+    w_v: torch.Tensor,
+    w_o: torch.Tensor,
+    num_heads: int,
+    is_allowed: Callable[[int, int], bool] = lambda query, key: True,
+) -> torch.Tensor:
+    """Section 3.2.2 for one sequence, head by head and position by position; any d_k and d_v.
+
+    Args:
+        queries: `(query_length, d_model)`.
+        keys: `(key_length, d_model)`, the values too.
+        w_q, w_k: `(num_heads * d_k, d_model)`, as `torch.nn.Linear` keeps them.
+        w_v: `(num_heads * d_v, d_model)`.
+        w_o: `(d_model, num_heads * d_v)`.
+        num_heads: the paper's h.
+        is_allowed: whether a query position may see a key position.
+
+    Returns:
+        `(query_length, d_model)`.
+    """
+    d_k, d_v = w_q.shape[0] // num_heads, w_v.shape[0] // num_heads
+    rows = []
+    for i in range(len(queries)):
+        heads = []
+        for head in range(num_heads):
+            head_q, head_k = w_q[head * d_k : (head + 1) * d_k], w_k[head * d_k : (head + 1) * d_k]
+            head_v = w_v[head * d_v : (head + 1) * d_v]
+            seen = [j for j in range(len(keys)) if is_allowed(i, j)]
+            exponentials = [math.exp(float((head_q @ queries[i]) @ (head_k @ keys[j])) / math.sqrt(d_k)) for j in seen]
+            total = sum(exponentials)
+            heads.append(sum((e / total) * (head_v @ keys[j]) for e, j in zip(exponentials, seen, strict=True)))
+        rows.append(w_o @ torch.cat(heads))
+    return torch.stack(rows)
+
+
+def outputs_within(vocab_size: int, eos_token_id: int, max_tokens: int) -> Iterator[tuple[int, ...]]:
+    """All outputs that a search may return: ended by the end token within the limit, or cut at the limit."""
+    others = [token for token in range(vocab_size) if token != eos_token_id]
+    for length in range(1, max_tokens + 1):
+        for prefix in itertools.product(others, repeat=length - 1):
+            yield (*prefix, eos_token_id)
+    yield from itertools.product(others, repeat=max_tokens)
+
+
+def exhaustive_search(
+    score: Callable[[Sequence[int]], float], vocab_size: int, eos_token_id: int, max_tokens: int
+) -> list[tuple[float, tuple[int, ...]]]:
+    """Every possible output with its score, the best first."""
+    scored = [(score(output), output) for output in outputs_within(vocab_size, eos_token_id, max_tokens)]
+    return sorted(scored, reverse=True)

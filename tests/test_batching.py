@@ -1,0 +1,319 @@
+"""Batches by tokens: what every epoch must hold, how little padding there is, and padding itself."""
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from vaswani_transformer.batching import IGNORE_INDEX, BatchStatistics, PairCollator, TokenBatchSampler
+from vaswani_transformer.errors import UserError
+
+
+@st.composite
+def problems(draw, micro_batches=st.just(1)):
+    """Arguments of a sampler: one to 60 pairs, often tied or extreme, and limits from the least allowed upwards."""
+    number = draw(st.one_of(st.integers(1, 5), st.integers(1, 60)))
+    longest = draw(st.sampled_from([1, 2, 3, 8, 40]))
+    lengths = st.lists(st.integers(1, longest), min_size=number, max_size=number)
+    sides = [draw(st.one_of(lengths, st.just([longest] * number))) for _ in range(2)]
+    limits = [max(side) * draw(st.sampled_from([1, 1, 2, 3, 7, 30])) + draw(st.integers(0, 5)) for side in sides]
+    parts = draw(micro_batches)
+    if parts > 1:  # as many pairs in any batch as dealing out takes
+        limits = [max(limit, 4 * parts * max(side)) for limit, side in zip(limits, sides, strict=True)]
+        assume(number >= 4 * parts)
+    return {
+        "source_lengths": sides[0],
+        "target_lengths": sides[1],
+        "max_source_tokens": limits[0],
+        "max_target_tokens": limits[1],
+        "micro_batches": parts,
+        "seed": draw(st.integers(0, 2**31)),
+    }
+
+
+def joined(sampler):
+    """Whole batches: `micro_batches` parts each."""
+    parts = list(sampler)
+    assert len(parts) % sampler.micro_batches == 0
+    step = sampler.micro_batches
+    return [[pair for part in parts[start : start + step] for pair in part] for start in range(0, len(parts), step)]
+
+
+def check_epoch(sampler, problem):
+    parts = list(sampler)
+    assert len(parts) == len(sampler)
+    assert all(parts)
+    assert sorted(pair for part in parts for pair in part) == list(range(len(problem["source_lengths"])))
+    for batch in joined(sampler):
+        for side in ("source", "target"):
+            longest = max(problem[f"{side}_lengths"][pair] for pair in batch)
+            assert longest * len(batch) <= problem[f"max_{side}_tokens"]
+
+
+def lines(number, length, limit):
+    """`number` pairs of one length."""
+    lengths = [length] * number
+    return {
+        "source_lengths": lengths,
+        "target_lengths": lengths,
+        "max_source_tokens": limit,
+        "max_target_tokens": limit,
+        "micro_batches": 1,
+        "seed": 0,
+    }
+
+
+@settings(max_examples=250, deadline=None)
+@given(problems(micro_batches=st.sampled_from([1, 1, 2, 3, 5])), st.booleans())
+@example(lines(number=3, length=1, limit=3), True)  # one batch that may be cut short
+@example(lines(number=2, length=3, limit=4), True)  # batches of one pair, which cannot be halved
+@example(lines(number=1, length=5, limit=5), True)
+def test_every_epoch_keeps_every_promise(problem, shuffle):
+    sampler = TokenBatchSampler(**problem, shuffle=shuffle)
+    length = len(sampler)
+    for epoch in [*range(10), 999_999]:
+        sampler.set_epoch(epoch)
+        check_epoch(sampler, problem)
+        assert len(sampler) == length
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.parametrize("room", range(1, 8))
+def test_few_pairs_in_many_epochs(number, length, room):
+    """All small cases: a limit of `room` pairs and a bit more."""
+    for bit in {0, length - 1}:
+        problem = lines(number, length, room * length + bit)
+        sampler = TokenBatchSampler(**problem)
+        for epoch in range(30):
+            sampler.set_epoch(epoch)
+            check_epoch(sampler, problem)
+
+
+def test_number_of_batches_over_a_hundred_epochs_of_skewed_lengths():
+    """A few giants among many short pairs, with unlike limits for source and target."""
+    generator = np.random.default_rng(5)
+    source = np.concatenate([generator.integers(1, 6, 700), generator.integers(150, 200, 7)])
+    target = np.concatenate([generator.integers(1, 20, 700), generator.integers(1, 200, 7)])
+    for limits in ((200, 1000), (1000, 200), (397, 401), (5000, 200)):
+        problem = {
+            "source_lengths": source.tolist(),
+            "target_lengths": target.tolist(),
+            "max_source_tokens": limits[0],
+            "max_target_tokens": limits[1],
+        }
+        sampler = TokenBatchSampler(**problem)
+        for epoch in range(100):
+            sampler.set_epoch(epoch)
+            assert len(list(sampler)) == len(sampler)
+        check_epoch(sampler, problem)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(micro_batches=st.sampled_from([2, 3, 4])), st.integers(0, 50), st.booleans())
+def test_batches_do_not_depend_on_the_number_of_parts(problem, epoch, shuffle):
+    whole = TokenBatchSampler(**{**problem, "micro_batches": 1}, shuffle=shuffle)
+    dealt = TokenBatchSampler(**problem, shuffle=shuffle)
+    whole.set_epoch(epoch)
+    dealt.set_epoch(epoch)
+    assert len(dealt) == problem["micro_batches"] * len(whole)
+    assert [sorted(batch) for batch in joined(dealt)] == [sorted(batch) for batch in joined(whole)]
+    sizes = [len(part) for part in dealt]
+    for start in range(0, len(sizes), problem["micro_batches"]):
+        parts = sizes[start : start + problem["micro_batches"]]
+        assert max(parts) - min(parts) <= 1
+
+
+def some_lengths(number=400, seed=0):
+    """Lengths like those of sentences: log-normal, and target lengths close to source lengths."""
+    generator = np.random.default_rng(seed)
+    source = np.clip(generator.lognormal(2.7, 0.5, number), 3, 100).astype(int)
+    target = np.clip(source * generator.lognormal(0.05, 0.2, number) + generator.integers(-1, 3, number), 3, 100)
+    return source.tolist(), target.astype(int).tolist()
+
+
+def epochs(sampler, numbers):
+    result = []
+    for epoch in numbers:
+        sampler.set_epoch(epoch)
+        result.append([sorted(batch) for batch in sampler])
+    return result
+
+
+def test_epochs_and_seeds_give_different_batches():
+    first, second, third, again = epochs(TokenBatchSampler(*some_lengths(), 1000, seed=4), [0, 1, 2, 0])
+    assert again == first
+    for other in (second, third):
+        assert other != first
+        assert len({tuple(batch) for batch in first} & {tuple(batch) for batch in other}) < len(first) / 4
+    assert epochs(TokenBatchSampler(*some_lengths(), 1000, seed=5), [0]) != [first]
+    sizes = [len(batch) for batch in first]
+    assert sizes not in (sorted(sizes), sorted(sizes, reverse=True))  # short and long ones are mixed
+
+
+def test_the_same_seed_and_epoch_give_the_same_batches_in_another_process():
+    sampler = TokenBatchSampler(*some_lengths(), 1000, micro_batches=3, seed=11)
+    sampler.set_epoch(7)
+    code = (
+        "import json, sys; from vaswani_transformer.batching import TokenBatchSampler\n"
+        "sampler = TokenBatchSampler(*json.load(sys.stdin), 1000, micro_batches=3, seed=11)\n"
+        "list(sampler); sampler.set_epoch(7); json.dump(list(sampler), sys.stdout)"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "123", "OMP_NUM_THREADS": "1"}
+    lengths = json.dumps(some_lengths())
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=lengths, capture_output=True, text=True, check=True, env=environment
+    )
+    assert json.loads(done.stdout) == list(sampler)
+
+
+def test_global_random_state_has_no_part_in_it():
+    sampler = TokenBatchSampler(*some_lengths(), 1000)
+    first = list(sampler)
+    before = torch.get_rng_state()
+    random.seed(99)
+    np.random.seed(99)  # noqa: NPY002
+    torch.manual_seed(99)
+    assert list(sampler) == first
+    assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(99).get_state())
+    torch.set_rng_state(before)
+
+
+def test_without_shuffling_every_epoch_is_the_same_and_goes_from_long_to_short():
+    source, target = some_lengths()
+    sampler = TokenBatchSampler(source, target, 1000, shuffle=False, seed=3)
+    first, second = epochs(sampler, [0, 5])
+    assert first == second == epochs(TokenBatchSampler(source, target, 1000, shuffle=False, seed=8), [2])[0]
+    longest = [[max(source[pair], target[pair]) for pair in batch] for batch in first]
+    assert all(min(earlier) >= max(later) for earlier, later in zip(longest, longest[1:], strict=False))
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(micro_batches=st.sampled_from([1, 1, 2, 4])), st.integers(0, 9))
+def test_statistics_equal_a_plain_count(problem, epoch):
+    sampler = TokenBatchSampler(**problem)
+    sampler.set_epoch(epoch)
+    counted = {}
+    for side in ("source", "target"):
+        lengths = problem[f"{side}_lengths"]
+        positions = sum(max(lengths[pair] for pair in part) * len(part) for part in sampler if part)
+        counted[side] = sum(lengths), 1 - sum(lengths) / positions
+    statistics = sampler.statistics()
+    assert statistics.pairs == len(problem["source_lengths"])
+    assert statistics.batches == len(list(sampler)) // problem["micro_batches"]
+    assert (statistics.source_tokens, statistics.target_tokens) == (counted["source"][0], counted["target"][0])
+    assert statistics.source_padding == pytest.approx(counted["source"][1], abs=1e-12)
+    assert statistics.target_padding == pytest.approx(counted["target"][1], abs=1e-12)
+
+
+def test_statistics_in_words():
+    text = str(BatchStatistics(1200, 10, 15_000, 20_000, 0.0123, 0.05))
+    assert "1,200 pairs in 10 batches" in text
+    assert "1,500 source and 2,000 target" in text
+    assert "1.2% of source and 5.0% of target" in text
+
+
+def padding_of(batches, lengths):
+    return 1 - sum(lengths) / sum(max(lengths[pair] for pair in batch) * len(batch) for batch in batches)
+
+
+def test_padding_is_a_fraction_of_that_of_random_batches():
+    source, target = some_lengths(4000)
+    sampler = TokenBatchSampler(source, target, 2000)
+    batches = list(sampler)
+    order = list(range(len(source)))
+    random.Random(0).shuffle(order)
+    random_batches = [order[start :: len(batches)] for start in range(len(batches))]
+    for lengths, side in ((source, "source_padding"), (target, "target_padding")):
+        ours = getattr(sampler.statistics(), side)
+        assert ours == pytest.approx(padding_of(batches, lengths), abs=1e-12)
+        assert padding_of(random_batches, lengths) > 0.4
+        assert ours < 0.12
+    # The budget is used: batches are not small for the sake of little padding.
+    fewest = max(math.ceil(sum(lengths) / 2000) for lengths in (source, target))
+    assert len(batches) <= 1.25 * fewest + 2
+
+
+def test_parts_are_about_a_share_of_the_limit():
+    source, target = some_lengths(4000)
+    for parts in (2, 3, 8):
+        sampler = TokenBatchSampler(source, target, 8000, micro_batches=parts)
+        for lengths in (source, target):
+            largest = max(max(lengths[pair] for pair in part) * len(part) for part in sampler)
+            assert largest <= 1.25 * 8000 / parts
+
+
+def test_target_limit_is_the_source_limit_when_not_given():
+    source, target = some_lengths()
+    assert list(TokenBatchSampler(source, target, 500)) == list(TokenBatchSampler(source, target, 500, 500))
+
+
+def test_lengths_may_be_arrays():
+    source, target = some_lengths()
+    arrays = TokenBatchSampler(np.array(source, np.int32), np.array(target, np.uint8), 500)
+    assert list(arrays) == list(TokenBatchSampler(source, target, 500))
+    assert all(type(pair) is int for batch in arrays for pair in batch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], [], 10), "no sentence pairs"),
+        (([1, 2], [1], 10), "2 source lengths for 1 target lengths"),
+        (([1], [1], 0), "a batch of 0 tokens holds nothing"),
+        (([1], [1], -5), "a batch of -5 tokens holds nothing"),
+        (([1], [1], 10, 0), "a batch of 0 tokens holds nothing"),
+        (([1], [1], 10, -1), "a batch of -1 tokens holds nothing"),
+        (([3, 0], [3, 3], 10), "sentence pair 1 has an empty side"),
+        (([3, 3], [-1, 3], 10), "sentence pair 0 has an empty side"),
+        (([3, 11], [3, 3], 10), "the source of sentence pair 1 has 11 tokens, more than the 10"),
+        (([3, 3], [9, 3], 10, 8), "the target of sentence pair 0 has 9 tokens, more than the 8"),
+        (([1] * 9, [1] * 9, 10, 10, 0), "micro_batches is 0"),
+        (([1] * 9, [1] * 9, 10, 10, 5), "raise tokens_per_batch"),
+        (([1, 1], [1, 1], 10, 10, 2), "fewer processes"),
+    ],
+)
+def test_errors(arguments, message):
+    with pytest.raises(UserError, match=message) as caught:
+        TokenBatchSampler(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_accelerate_sees_batches_of_varying_size():
+    sampler = TokenBatchSampler([1], [1], 10)
+    assert sampler.batch_size is None
+    assert sampler.drop_last is False
+
+
+def test_collator():
+    pairs = [
+        {"input_ids": [5, 6, 7, 2], "labels": [9, 2], "source_length": 4},
+        {"input_ids": [8, 2], "labels": [4, 4, 2]},
+        {"input_ids": np.array([2]), "labels": torch.tensor([2])},
+    ]
+    batch = PairCollator(pad_token_id=1)(pairs)
+    expected = {
+        "input_ids": [[5, 6, 7, 2], [8, 2, 1, 1], [2, 1, 1, 1]],
+        "attention_mask": [[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]],
+        "labels": [[9, 2, -100], [4, 4, 2], [2, -100, -100]],
+    }
+    assert batch.keys() == expected.keys()
+    for name, rows in expected.items():
+        assert batch[name].dtype == torch.int64
+        assert batch[name].tolist() == rows
+    assert IGNORE_INDEX == -100
+
+
+def test_collator_marks_padding_by_length_and_not_by_id():
+    """A source may hold the padding token itself."""
+    batch = PairCollator(pad_token_id=0)([{"input_ids": [0, 0], "labels": [0]}, {"input_ids": [3], "labels": [0]}])
+    assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
+    assert batch["labels"].tolist() == [[0], [0]]

@@ -1,0 +1,378 @@
+"""The commands on tiny data, and every kind of bad input: one clear line, a non-zero exit, nothing lost."""
+
+import gzip
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from vaswani_transformer.cli import main
+from vaswani_transformer.synthetic import generate_corpus, write_corpus
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = {
+    "vocab_size": 400,
+    "d_model": 16,
+    "d_ff": 32,
+    "num_heads": 2,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "tokens_per_batch": 600,
+    "tokens_per_device": 600,
+    "max_length": 60,
+    "max_steps": 6,
+    "warmup_steps": 3,
+    "evaluate_every": 3,
+    "log_every": 1,
+    "validation_bleu": 10,
+    "average_checkpoints": 2,
+    "train_source": "train.en",
+    "train_target": "train.de",
+    "validation_source": "validation.en",
+    "validation_target": "validation.de",
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A cache of our own for `datasets`, also in subprocesses."""
+    import datasets
+
+    patch = pytest.MonkeyPatch()
+    folder = tmp_path_factory.mktemp("cache")
+    patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+    patch.setenv("HF_DATASETS_CACHE", str(folder))
+    yield folder
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    write_corpus(generate_corpus(200, 20, 20), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("recipe") / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY | {"data_dir": str(text)}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, recipe, cache):
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    assert main(["train", str(recipe), "--output", str(folder), "--quiet"]) == 0
+    return folder
+
+
+@pytest.fixture
+def fails(capsys):
+    """Runs a command that must fail, and returns the one line it prints to standard error."""
+
+    def run(*arguments, status=2):
+        capsys.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as exit_:
+            code = exit_.code
+        error = capsys.readouterr().err
+        assert code == status, error
+        lines = [line for line in error.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1 and error.rstrip().endswith(lines[0]), error
+        assert "Traceback" not in error
+        return lines[0]
+
+    return run
+
+
+def test_training_leaves_a_complete_folder_that_stock_classes_load(model):
+    names = {path.name for path in model.iterdir()}
+    assert names >= {
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+        "training_log.jsonl", "learning_curve.png", "recipe.yaml",
+    }  # fmt: skip
+    log = [json.loads(line) for line in (model / "training_log.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3, 4, 5, 6]
+    assert all(entry["target_tokens"] > 0 and entry["source_tokens"] > 0 for entry in log if "loss" in entry)
+    assert all({"eval_loss", "eval_perplexity", "eval_bleu"} <= entry.keys() for entry in log if "eval_loss" in entry)
+    assert (model / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
+    loaded, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
+    assert loaded.config.vocab_size == len(tokenizer)
+    assert loaded.generation_config.num_beams == 4 and loaded.generation_config.length_penalty == 0.6
+    assert loaded.generation_config.max_extra_tokens == 50
+
+
+def test_translate_keeps_order_and_empty_lines(model, tmp_path, capsys):
+    lines = ["The dog sees a cat.", "", "Today a man has a very old big house.", "   ", "Yes."]
+    (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
+    assert main(["translate", str(model), "--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out")]) == 0
+    out = (tmp_path / "out").read_text().split("\n")
+    assert len(out) == len(lines) + 1 and out[1] == out[3] == out[-1] == ""
+    capsys.readouterr()
+    for line, expected in zip(lines, out, strict=False):
+        if line.strip():
+            assert main(["translate", str(model), line]) == 0
+            assert capsys.readouterr().out == expected + "\n"
+
+
+def test_translate_reads_standard_input_and_writes_standard_output(model):
+    done = _run("translate", model, input="A man.\n\nA dog.\n")
+    assert done.returncode == 0 and len(done.stdout.split("\n")) == 4 and done.stdout.split("\n")[1] == ""
+
+
+def test_evaluate_prints_scores_with_signatures(model, text, tmp_path, capsys):
+    arguments = ["--source", str(text / "test.en"), "--reference", str(text / "test.de")]
+    assert main(["evaluate", str(model), *arguments, "--json", str(tmp_path / "scores.json")]) == 0
+    out = capsys.readouterr().out
+    assert "BLEU" in out and "tok:13a" in out and "chrF" in out and "perplexity" in out
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["sentences"] == 20 and scores["perplexity"] > 1
+
+
+def test_tokenizer_command(text, tmp_path, capsys, fails):
+    arguments = ["tokenizer", text / "train.en", text / "train.de", "--output", tmp_path / "t", "--vocab-size", "300"]
+    assert main([str(argument) for argument in arguments]) == 0
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "t")) == 300
+    assert "already holds a tokenizer" in fails(*arguments)
+
+
+def test_lists(capsys):
+    assert main(["recipes"]) == 0 and "multi30k-en-de" in capsys.readouterr().out
+    assert main(["recipes", "demo"]) == 0 and "train_source: train.en" in capsys.readouterr().out
+    assert main(["presets"]) == 0 and "table3-b-dk-16" in capsys.readouterr().out
+
+
+def test_help_documents_every_field(capsys):
+    import dataclasses
+
+    from vaswani_transformer.recipe import Recipe
+
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "--help"])
+    out = capsys.readouterr().out
+    assert exit_.value.code == 0
+    assert all("--" + field.name.replace("_", "-") in out for field in dataclasses.fields(Recipe))
+
+
+# Bad input
+
+
+def test_files_of_different_length(recipe, text, tmp_path, fails, cache):
+    short = tmp_path / "short.de"
+    short.write_text("Ein Satz.\n")
+    line = fails("train", recipe, "--train-target", short, "--output", tmp_path / "out")
+    assert "short.de" in line and "1" in line
+
+
+def test_empty_file(recipe, tmp_path, fails, cache):
+    (tmp_path / "empty").touch()
+    line = fails(
+        "train", recipe, "--train-source", tmp_path / "empty", "--train-target", tmp_path / "empty",
+        "--output", tmp_path / "out",
+    )  # fmt: skip
+    assert "empty" in line
+
+
+def test_empty_lines_are_dropped_and_counted(recipe, text, tmp_path, caplog, cache):
+    for side in ("en", "de"):
+        lines = (text / f"train.{side}").read_text().splitlines()
+        lines[3] = "" if side == "en" else lines[3]
+        lines[7] = "  "
+        (tmp_path / f"train.{side}").write_text("\n".join(lines) + "\n")
+    names = ["--train-source", str(tmp_path / "train.en"), "--train-target", str(tmp_path / "train.de")]
+    with caplog.at_level("INFO", logger="vaswani_transformer"):
+        assert main(["train", str(recipe), *names, "--output", str(tmp_path / "o"), "--max-steps", "1", "--quiet"]) == 0
+    assert any("198 kept; dropped: 2 empty" in message for message in caplog.messages)
+
+
+def test_invalid_utf8(recipe, text, tmp_path, fails, cache):
+    (tmp_path / "bad.en").write_bytes((text / "train.en").read_bytes().replace(b"\n", b"\xff\n", 2))
+    line = fails("train", recipe, "--train-source", tmp_path / "bad.en", "--output", tmp_path / "out")
+    assert "bad.en" in line and "line 1" in line and "UTF-8" in line
+
+
+def test_missing_column(recipe, tmp_path, fails, cache):
+    (tmp_path / "data.csv").write_text("english,german\na,b\n")
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        yaml.safe_dump({name: value for name, value in TINY.items() if not name.startswith(("train_", "validation_s"))})
+    )
+    line = fails("train", own, "--train-data", tmp_path / "data.csv", "--source-column", "englisch", "--target-column",
+                 "german", "--output", tmp_path / "out")  # fmt: skip
+    assert "englisch" in line and "english" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("warmup: 3", ["'warmup'", "warmup_steps"]),
+        ("warmup_steps: many", ["warmup_steps", "'many'", "whole number"]),
+        ("dropout: [1]", ["dropout", "number"]),
+        ("d_model: 15\nnum_heads: 1", ["d_model", "15", "even"]),
+        ("num_heads: 0", ["num_heads", "0", "1 or more"]),
+        ("d_k: 0", ["d_k", "0", "1 or more"]),
+        ("vocab_size: -5", ["vocab_size", "-5", "1 or more"]),
+        ("preset: bse", ["bse", "base"]),
+        ("label_smoothing: 1.5", ["label_smoothing", "1.5"]),
+        ("a: b: c", ["line 1", "YAML"]),
+    ],
+)
+def test_recipe_mistakes(content, expected, tmp_path, fails):
+    path = tmp_path / "own.yaml"
+    path.write_text(content)
+    line = fails("train", path, "--output", tmp_path / "out")
+    assert all(part in line for part in expected), line
+    assert not (tmp_path / "out").exists()
+
+
+def test_misspelt_option_and_recipe(fails):
+    assert "--warmup-steps" in fails("train", "demo", "--warmup-step", "3")
+    assert "multi30k-en-de" in fails("train", "multi30k-de-en")
+    assert "did you mean" not in fails("train", "zzzzzzzz")
+
+
+def test_output_folder_that_holds_a_model(recipe, model, fails, cache):
+    before = (model / "model.safetensors").read_bytes()
+    line = fails("train", recipe, "--output", model)
+    assert "already holds a model" in line and "--overwrite" in line
+    assert (model / "model.safetensors").read_bytes() == before
+
+
+def test_output_that_cannot_be_written(recipe, tmp_path, fails, cache):
+    (tmp_path / "file").touch()
+    assert "file" in fails("train", recipe, "--output", tmp_path / "file")
+    assert "cannot write" in fails("train", recipe, "--output", tmp_path / "file" / "below")
+
+
+def test_missing_incomplete_and_foreign_models(model, tmp_path, fails):
+    assert "there is no model folder" in fails("translate", tmp_path / "nowhere", "Hello.")
+    (tmp_path / "hollow").mkdir()
+    assert "no config.json" in fails("translate", tmp_path / "hollow", "Hello.")
+    for missing in ("model.safetensors", "tokenizer.json"):
+        broken = tmp_path / f"without-{missing}"
+        shutil.copytree(model, broken, ignore=shutil.ignore_patterns("checkpoints"))
+        (broken / missing).unlink()
+        assert str(broken) in fails("translate", broken, "Hello.")
+    torn = tmp_path / "torn"
+    shutil.copytree(model, torn, ignore=shutil.ignore_patterns("checkpoints"))
+    (torn / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:1000])
+    assert str(torn) in fails("translate", torn, "Hello.")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "config.json").write_text(json.dumps({"model_type": "t5"}))
+    assert "'t5'" in fails("translate", foreign, "Hello.")
+
+
+def test_config_that_does_not_fit_the_weights(model, tmp_path, fails):
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken, ignore=shutil.ignore_patterns("checkpoints"))
+    config = json.loads((model / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"encoder_layers": 2}))
+    assert str(broken) in fails("translate", broken, "Hello.")
+    (broken / "config.json").write_text(json.dumps(config | {"d_ff": 48}))
+    assert str(broken) in fails("translate", broken, "Hello.")
+
+
+def test_tokenizer_that_does_not_match_the_model(model, text, tmp_path, fails):
+    other = tmp_path / "other"
+    shutil.copytree(model, other, ignore=shutil.ignore_patterns("checkpoints"))
+    files = [str(text / "train.en"), str(text / "train.de")]
+    assert main(["tokenizer", *files, "--output", str(other), "--vocab-size", "500", "--overwrite"]) == 0
+    line = fails("translate", other, "Hello.")
+    assert "500" in line and "400" in line
+
+
+def test_sentence_longer_than_learned_positions(recipe, tmp_path, fails, cache, capsys):
+    folder = tmp_path / "learned"
+    options = ["--position-encoding", "learned", "--max-steps", "1", "--quiet"]
+    assert main(["train", str(recipe), "--output", str(folder), *options]) == 0
+    long = "a dog sees " * 600
+    (tmp_path / "in").write_text(f"A dog.\n{long}\n")
+    assert "line 2" in fails("translate", folder, "--input", tmp_path / "in")
+
+
+def test_bad_lines_of_input_files(model, tmp_path, fails):
+    (tmp_path / "bad").write_bytes(b"fine\n\xff\xfe\n")
+    assert "line 2" in fails("translate", model, "--input", tmp_path / "bad")
+    assert "missing" in fails("translate", model, "--input", tmp_path / "missing")
+    with gzip.open(tmp_path / "torn.gz", "wb") as file:
+        file.write(b"A dog.\n" * 1000)
+    (tmp_path / "torn.gz").write_bytes((tmp_path / "torn.gz").read_bytes()[:30])
+    assert "torn.gz" in fails("translate", model, "--input", tmp_path / "torn.gz")
+    assert "--beams" in fails("translate", model, "A dog.", "--beams", "0")
+    assert "device" in fails("translate", model, "A dog.", "--device", "abacus")
+
+
+def test_full_disk_while_translating(model, text, fails):
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    assert "No space left" in fails("translate", model, "--input", text / "test.en", "--output", "/dev/full", status=1)
+
+
+def _run(*arguments, limit_bytes: int | None = None, **options) -> subprocess.CompletedProcess:
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+
+    return subprocess.run(
+        [sys.executable, "-m", "vaswani_transformer", *map(str, arguments)],
+        cwd=ROOT, text=True, capture_output=True, timeout=120, preexec_fn=limit if limit_bytes else None, **options,
+    )  # fmt: skip
+
+
+def test_disk_that_fills_up_during_training_loses_no_checkpoint(recipe, tmp_path, cache):
+    folder = tmp_path / "out"
+    done = _run("train", recipe, "--output", folder, "--quiet", limit_bytes=60_000)  # the weights alone take more
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: "), done.stderr
+    assert "Traceback" not in done.stderr
+    done = _run("train", recipe, "--output", folder, "--quiet")  # with room again, the same command goes through
+    assert done.returncode == 0, done.stderr
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_interrupted_training_writes_a_checkpoint_and_resumes(recipe, tmp_path, cache):
+    folder = tmp_path / "out"
+    command = [sys.executable, "-m", "vaswani_transformer", "train", str(recipe), "--output", str(folder), "--quiet",
+               "--evaluate-every", "100000"]  # fmt: skip
+    process = subprocess.Popen(
+        [*command, "--max-steps", "1000000"], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    log, waited = folder / "training_log.jsonl", time.monotonic()
+    while not (log.is_file() and log.read_text().count("\n") > 3):
+        assert process.poll() is None and time.monotonic() - waited < 100, process.stderr.read()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert "stopped at step" in out and "vaswani train" in out and "Traceback" not in error
+    [checkpoint] = (folder / "checkpoints").glob("checkpoint-*")
+    step = int(checkpoint.name.rpartition("-")[2])
+    assert (checkpoint / "model.safetensors").is_file() and (checkpoint / "optimizer.pt").is_file()
+    done = subprocess.run(
+        [*command, "--max-steps", str(step + 2)], cwd=ROOT, text=True, capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"resuming from step {step:,}" in done.stderr
+    steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
+    assert steps[-1] == step + 2 and steps == sorted(steps)
+
+
+def test_interrupted_training_is_not_resumed_with_other_settings(model, recipe, tmp_path, fails, cache):
+    folder = tmp_path / "out"
+    shutil.copytree(model, folder)
+    for name in ("model.safetensors", "config.json"):
+        (folder / name).unlink()
+    line = fails("train", recipe, "--output", folder, "--warmup-steps", "5")
+    assert "warmup_steps" in line and "--overwrite" in line

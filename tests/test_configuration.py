@@ -1,0 +1,274 @@
+"""The configuration: the paper's numbers, the rules between fields, and parameter counts against Table 3."""
+
+import json
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
+
+
+def parameters_by_equations(config: VaswaniConfig) -> int:
+    """Counted from Sections 3.1 to 3.5: no attention biases, biases in Equation 2, one shared embedding matrix."""
+    d, h = config.d_model, config.num_heads
+    attention = d * h * config.d_k + d * h * config.d_k + d * h * config.d_v + h * config.d_v * d
+    feed_forward = d * config.d_ff + config.d_ff + config.d_ff * d + d
+    norm = d + d
+    encoder_layer = attention + feed_forward + 2 * norm
+    decoder_layer = 2 * attention + feed_forward + 3 * norm
+    positions = 2 * config.max_position_embeddings * d if config.position_encoding == "learned" else 0
+    layers = config.encoder_layers * encoder_layer + config.decoder_layers * decoder_layer
+    return config.vocab_size * d + layers + positions
+
+
+def counted(config: VaswaniConfig) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in VaswaniForConditionalGeneration(config).parameters())
+
+
+class TestDefaults:
+    def test_are_the_base_model(self):
+        config = VaswaniConfig()  # Table 3, first row, and Sections 3.2.2, 5.1
+        assert (config.encoder_layers, config.decoder_layers) == (6, 6)
+        assert (config.d_model, config.d_ff, config.num_heads, config.d_k, config.d_v) == (512, 2048, 8, 64, 64)
+        assert (config.dropout, config.vocab_size) == (0.1, 37_000)
+        assert (config.attention_dropout, config.activation_dropout) == (0, 0)
+        assert config.position_encoding == "sinusoidal"
+        assert config.tie_word_embeddings is True
+        assert config.attention_bias is False
+        assert config.is_encoder_decoder is True
+
+    def test_special_tokens_are_distinct_where_they_must_be(self):
+        config = VaswaniConfig()
+        assert len({config.pad_token_id, config.eos_token_id, config.decoder_start_token_id}) == 3
+        assert config.pad_token_id != 0  # transformers' beam search would fill with the end token
+
+    def test_generic_names_of_transformers_read_the_papers_fields(self):
+        config = VaswaniConfig(d_model=48, d_ff=80, num_heads=4, d_k=6, encoder_layers=3, decoder_layers=5)
+        assert config.hidden_size == 48
+        assert config.intermediate_size == config.encoder_ffn_dim == config.decoder_ffn_dim == 80
+        assert config.num_attention_heads == config.encoder_attention_heads == config.decoder_attention_heads == 4
+        assert config.num_hidden_layers == 3
+        assert config.head_dim == 6
+
+    def test_generic_names_are_accepted_at_construction(self):
+        assert VaswaniConfig(hidden_size=48, num_attention_heads=4).d_model == 48
+
+
+class TestHeadWidths:
+    def test_follow_d_model_and_num_heads(self):
+        config = VaswaniConfig(d_model=96, num_heads=6)
+        assert (config.d_k, config.d_v) == (16, 16)
+
+    def test_each_can_be_given_alone(self):
+        assert VaswaniConfig(d_k=16).d_v == 64
+        assert VaswaniConfig(d_v=16).d_k == 64
+
+    def test_are_needed_when_heads_do_not_divide_d_model(self):
+        with pytest.raises(Exception, match=r"d_model 512 .*num_heads 7.*d_k"):
+            VaswaniConfig(num_heads=7)
+        with pytest.raises(Exception, match=r"d_model 512 .*num_heads 7.*d_v"):
+            VaswaniConfig(num_heads=7, d_k=64)
+        assert VaswaniConfig(num_heads=7, d_k=64, d_v=65).d_v == 65
+
+
+class TestValidation:
+    @pytest.mark.parametrize("value", [0, -3])
+    @pytest.mark.parametrize(
+        "field", ["vocab_size", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_position_embeddings"]
+    )
+    def test_sizes_must_be_positive(self, field, value):
+        with pytest.raises(StrictDataclassError, match=rf"{field} is {value}\b"):
+            VaswaniConfig(**{field: value})
+
+    @pytest.mark.parametrize("field", ["encoder_layers", "decoder_layers"])
+    def test_layers_must_not_be_negative(self, field):
+        with pytest.raises(StrictDataclassError, match=rf"{field} is -1\b"):
+            VaswaniConfig(**{field: -1})
+
+    @pytest.mark.parametrize("value", [-0.1, 1, 1.0, 1.5, float("nan")])
+    @pytest.mark.parametrize("field", ["dropout", "attention_dropout", "activation_dropout"])
+    def test_dropout_must_be_a_probability_below_one(self, field, value):
+        with pytest.raises(StrictDataclassError, match=rf"{field} is {value}"):
+            VaswaniConfig(**{field: value})
+
+    @pytest.mark.parametrize("value", [0, 0.0, 0.999])
+    def test_dropout_may_be_zero_or_an_integer_zero(self, value):
+        assert VaswaniConfig(dropout=value).dropout == value
+
+    @pytest.mark.parametrize("value", [0.0, -1e-5])
+    def test_layer_norm_eps_must_be_positive(self, value):
+        with pytest.raises(StrictDataclassError, match=rf"layer_norm_eps is {value}"):
+            VaswaniConfig(layer_norm_eps=value)
+
+    def test_position_encoding_must_be_known(self):
+        with pytest.raises(StrictDataclassError, match="position_encoding is 'rotary'.*'sinusoidal' or 'learned'"):
+            VaswaniConfig(position_encoding="rotary")
+
+    def test_odd_width_is_refused_with_sinusoids_only(self):
+        odd = {"d_model": 45, "num_heads": 3}
+        with pytest.raises(StrictDataclassError, match="d_model is 45.*even"):
+            VaswaniConfig(**odd)
+        assert VaswaniConfig(**odd, position_encoding="learned").d_k == 15
+
+    @pytest.mark.parametrize("value", [-1, 50, 51])
+    @pytest.mark.parametrize("field", ["bos_token_id", "pad_token_id", "decoder_start_token_id"])
+    def test_special_tokens_must_be_in_the_vocabulary(self, field, value):
+        with pytest.raises(StrictDataclassError, match=rf"{field} is {value}\b.*50"):
+            VaswaniConfig(vocab_size=50, **{field: value})
+        assert VaswaniConfig(vocab_size=50, **{field: 49}).vocab_size == 50
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("d_model", "512"),
+            ("num_heads", 8.0),
+            ("attention_bias", "no"),
+            ("dropout", "0.1"),
+            ("position_encoding", 3),
+        ],
+    )
+    def test_wrong_type_is_refused(self, field, value):
+        with pytest.raises(StrictDataclassError) as caught:
+            VaswaniConfig(**{field: value})
+        assert field in str(caught.value)
+        assert str(value) in str(caught.value)
+
+    def test_values_set_later_are_checked_on_saving(self, tmp_path):
+        config = VaswaniConfig()
+        config.d_ff = 0
+        with pytest.raises(StrictDataclassError, match="d_ff is 0"):
+            config.save_pretrained(tmp_path)
+
+
+class TestSaving:
+    def test_round_trip_keeps_every_field(self, tmp_path):
+        config = VaswaniConfig(
+            vocab_size=100,
+            d_model=60,
+            d_ff=70,
+            num_heads=4,
+            d_k=9,
+            d_v=11,
+            encoder_layers=1,
+            decoder_layers=3,
+            dropout=0.25,
+            attention_dropout=0.125,
+            activation_dropout=0.5,
+            attention_bias=True,
+            position_encoding="learned",
+            max_position_embeddings=77,
+            layer_norm_eps=1e-6,
+            tie_word_embeddings=False,
+            use_cache=False,
+            bos_token_id=5,
+            pad_token_id=6,
+            eos_token_id=7,
+            decoder_start_token_id=8,
+        )
+        config.save_pretrained(tmp_path)
+        loaded = VaswaniConfig.from_pretrained(tmp_path)
+        assert loaded.to_dict() == {**config.to_dict(), "_name_or_path": loaded.to_dict().get("_name_or_path")} or (
+            loaded.to_diff_dict() == config.to_diff_dict()
+        )
+        assert (loaded.d_k, loaded.d_v, loaded.tie_word_embeddings, loaded.decoder_layers) == (9, 11, False, 3)
+
+    def test_file_names_the_architecture(self, tmp_path):
+        VaswaniConfig().save_pretrained(tmp_path)
+        assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "vaswani"
+
+
+class TestPresets:
+    @pytest.mark.parametrize("name", VaswaniConfig.preset_names())
+    def test_parameters_match_the_equations(self, name):
+        config = VaswaniConfig.from_preset(name)
+        assert counted(config) == parameters_by_equations(config)
+
+    @pytest.mark.parametrize("name", VaswaniConfig.preset_names())
+    def test_every_preset_survives_saving(self, name, tmp_path):
+        config = VaswaniConfig.from_preset(name)
+        config.save_pretrained(tmp_path)
+        assert VaswaniConfig.from_pretrained(tmp_path).to_diff_dict() == config.to_diff_dict()
+
+    @pytest.mark.parametrize(
+        ("name", "row"),  # N, d_model, d_ff, h, d_k, d_v, P_drop: the cells of Table 3
+        [
+            ("base", (6, 512, 2048, 8, 64, 64, 0.1)),
+            ("table3-a-heads-1", (6, 512, 2048, 1, 512, 512, 0.1)),
+            ("table3-a-heads-4", (6, 512, 2048, 4, 128, 128, 0.1)),
+            ("table3-a-heads-16", (6, 512, 2048, 16, 32, 32, 0.1)),
+            ("table3-a-heads-32", (6, 512, 2048, 32, 16, 16, 0.1)),
+            ("table3-b-dk-16", (6, 512, 2048, 8, 16, 64, 0.1)),
+            ("table3-b-dk-32", (6, 512, 2048, 8, 32, 64, 0.1)),
+            ("table3-c-layers-2", (2, 512, 2048, 8, 64, 64, 0.1)),
+            ("table3-c-layers-4", (4, 512, 2048, 8, 64, 64, 0.1)),
+            ("table3-c-layers-8", (8, 512, 2048, 8, 64, 64, 0.1)),
+            ("table3-c-dmodel-256", (6, 256, 2048, 8, 32, 32, 0.1)),
+            ("table3-c-dmodel-1024", (6, 1024, 2048, 8, 128, 128, 0.1)),
+            ("table3-c-dff-1024", (6, 512, 1024, 8, 64, 64, 0.1)),
+            ("table3-c-dff-4096", (6, 512, 4096, 8, 64, 64, 0.1)),
+            ("table3-d-dropout-0.0", (6, 512, 2048, 8, 64, 64, 0.0)),
+            ("table3-d-dropout-0.2", (6, 512, 2048, 8, 64, 64, 0.2)),
+            ("table3-e-learned-positions", (6, 512, 2048, 8, 64, 64, 0.1)),
+            ("big", (6, 1024, 4096, 16, 64, 64, 0.3)),
+            ("big-en-fr", (6, 1024, 4096, 16, 64, 64, 0.1)),  # Section 6.1: P_drop 0.1 for French
+            ("parsing", (4, 1024, 2048, 8, 128, 128, 0.2)),
+        ],
+    )
+    def test_cells_of_table_3(self, name, row):
+        config = VaswaniConfig.from_preset(name)
+        assert config.encoder_layers == config.decoder_layers
+        cells = (config.encoder_layers, config.d_model, config.d_ff, config.num_heads, config.d_k, config.d_v)
+        assert (*cells, config.dropout) == row
+
+    def test_only_row_e_has_learned_positions(self):
+        learned = [
+            name
+            for name in VaswaniConfig.preset_names()
+            if VaswaniConfig.from_preset(name).position_encoding == "learned"
+        ]
+        assert learned == ["table3-e-learned-positions"]
+
+    def test_overrides_win(self):
+        config = VaswaniConfig.from_preset("big", vocab_size=8000, dropout=0.1)
+        assert (config.vocab_size, config.dropout, config.d_model) == (8000, 0.1, 1024)
+
+    def test_unknown_name_suggests_near_ones(self):
+        with pytest.raises(ValueError, match="no preset named 'table3-b-dk-61'.*table3-b-dk-16"):
+            VaswaniConfig.from_preset("table3-b-dk-61")
+
+    def test_unknown_name_like_no_other_lists_all(self):
+        with pytest.raises(ValueError, match="no preset named 'xyzzy'") as caught:
+            VaswaniConfig.from_preset("xyzzy")
+        assert all(name in str(caught.value) for name in VaswaniConfig.preset_names())
+
+
+# The column "params x10^6" of Table 3, of the rows that print one and have the base model's embeddings.
+TABLE_3_MILLIONS = {
+    "base": 65,
+    "table3-b-dk-16": 58,
+    "table3-b-dk-32": 60,
+    "table3-c-layers-2": 36,
+    "table3-c-layers-4": 50,
+    "table3-c-layers-8": 80,
+    "table3-c-dmodel-256": 28,
+    "table3-c-dmodel-1024": 168,
+    "table3-c-dff-1024": 53,
+    "table3-c-dff-4096": 90,
+}
+
+
+class TestTable3Counts:
+    @pytest.mark.parametrize(("name", "millions"), TABLE_3_MILLIONS.items())
+    def test_all_rows_round_to_the_printed_value_with_one_vocabulary(self, name, millions):
+        # 41,004 to 41,201 entries meet all ten rows at once; see the next test for what 37,000 gives.
+        assert round(counted(VaswaniConfig.from_preset(name, vocab_size=41_100)) / 1e6) == millions
+
+    @pytest.mark.parametrize(("name", "millions"), TABLE_3_MILLIONS.items())
+    def test_with_the_vocabulary_of_the_text(self, name, millions):
+        # Section 5.1 says "about 37000"; the counts then fall short, most where the embeddings weigh most.
+        assert counted(VaswaniConfig.from_preset(name)) / 1e6 == pytest.approx(millions, rel=0.075)
+
+    def test_big_model(self):
+        assert counted(VaswaniConfig.from_preset("big")) / 1e6 == pytest.approx(213, rel=0.01)

@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 from transformers.trainer_pt_utils import LabelSmoother
 
-from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, modeling_vaswani
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, layers_vaswani, modeling_vaswani
 from vaswani_transformer.loss import label_smoothed_cross_entropy
 from vaswani_transformer.memory import keep_freed_memory
 
@@ -72,8 +72,11 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 
     def step(attention, bf16, dropout, loss):
         model.set_attn_implementation(attention)
-        replaced = torch.nn.functional.dropout if dropout == "torch" else modeling_vaswani.dropout
-        with mock.patch.object(modeling_vaswani, "dropout", replaced):
+        replaced = torch.nn.functional.dropout if dropout == "torch" else layers_vaswani.dropout
+        with (
+            mock.patch.multiple(layers_vaswani, dropout=replaced),
+            mock.patch.multiple(modeling_vaswani, dropout=replaced),
+        ):
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 logits = model(
                     input_ids=source, attention_mask=mask, decoder_input_ids=decoder_inputs, use_cache=False

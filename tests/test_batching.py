@@ -160,11 +160,11 @@ def test_epochs_and_seeds_give_different_batches():
 
 
 def test_the_same_seed_and_epoch_give_the_same_batches_in_another_process():
-    sampler = TokenBatchSampler(*some_lengths(), 1000, micro_batches=3, seed=11)
+    sampler = TokenBatchSampler(*some_lengths(), 1500, micro_batches=3, seed=11)
     sampler.set_epoch(7)
     code = (
         "import json, sys; from vaswani_transformer.batching import TokenBatchSampler\n"
-        "sampler = TokenBatchSampler(*json.load(sys.stdin), 1000, micro_batches=3, seed=11)\n"
+        "sampler = TokenBatchSampler(*json.load(sys.stdin), 1500, micro_batches=3, seed=11)\n"
         "list(sampler); sampler.set_epoch(7); json.dump(list(sampler), sys.stdout)"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "123", "OMP_NUM_THREADS": "1"}
@@ -180,7 +180,7 @@ def test_global_random_state_has_no_part_in_it():
     first = list(sampler)
     before = torch.get_rng_state()
     random.seed(99)
-    np.random.seed(99)  # noqa: NPY002
+    np.random.seed(99)
     torch.manual_seed(99)
     assert list(sampler) == first
     assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(99).get_state())
@@ -235,8 +235,9 @@ def test_padding_is_a_fraction_of_that_of_random_batches():
     for lengths, side in ((source, "source_padding"), (target, "target_padding")):
         ours = getattr(sampler.statistics(), side)
         assert ours == pytest.approx(padding_of(batches, lengths), abs=1e-12)
-        assert padding_of(random_batches, lengths) > 0.4
-        assert ours < 0.12
+        by_chance = padding_of(random_batches, lengths)
+        assert by_chance > 0.4
+        assert ours < by_chance / 3
     # The budget is used: batches are not small for the sake of little padding.
     fewest = max(math.ceil(sum(lengths) / 2000) for lengths in (source, target))
     assert len(batches) <= 1.25 * fewest + 2

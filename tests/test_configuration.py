@@ -103,12 +103,12 @@ class TestValidation:
             VaswaniConfig(layer_norm_eps=value)
 
     def test_position_encoding_must_be_known(self):
-        with pytest.raises(StrictDataclassError, match="position_encoding is 'rotary'.*'sinusoidal' or 'learned'"):
+        with pytest.raises(StrictDataclassError, match=r"position_encoding is 'rotary'.*'sinusoidal' or 'learned'"):
             VaswaniConfig(position_encoding="rotary")
 
     def test_odd_width_is_refused_with_sinusoids_only(self):
         odd = {"d_model": 45, "num_heads": 3}
-        with pytest.raises(StrictDataclassError, match="d_model is 45.*even"):
+        with pytest.raises(StrictDataclassError, match=r"d_model is 45.*even"):
             VaswaniConfig(**odd)
         assert VaswaniConfig(**odd, position_encoding="learned").d_k == 15
 
@@ -169,9 +169,7 @@ class TestSaving:
         )
         config.save_pretrained(tmp_path)
         loaded = VaswaniConfig.from_pretrained(tmp_path)
-        assert loaded.to_dict() == {**config.to_dict(), "_name_or_path": loaded.to_dict().get("_name_or_path")} or (
-            loaded.to_diff_dict() == config.to_diff_dict()
-        )
+        assert loaded.to_dict() == config.to_dict()
         assert (loaded.d_k, loaded.d_v, loaded.tie_word_embeddings, loaded.decoder_layers) == (9, 11, False, 3)
 
     def test_file_names_the_architecture(self, tmp_path):
@@ -235,7 +233,7 @@ class TestPresets:
         assert (config.vocab_size, config.dropout, config.d_model) == (8000, 0.1, 1024)
 
     def test_unknown_name_suggests_near_ones(self):
-        with pytest.raises(ValueError, match="no preset named 'table3-b-dk-61'.*table3-b-dk-16"):
+        with pytest.raises(ValueError, match=r"no preset named 'table3-b-dk-61'.*table3-b-dk-16"):
             VaswaniConfig.from_preset("table3-b-dk-61")
 
     def test_unknown_name_like_no_other_lists_all(self):
@@ -262,7 +260,7 @@ TABLE_3_MILLIONS = {
 class TestTable3Counts:
     @pytest.mark.parametrize(("name", "millions"), TABLE_3_MILLIONS.items())
     def test_all_rows_round_to_the_printed_value_with_one_vocabulary(self, name, millions):
-        # 41,004 to 41,201 entries meet all ten rows at once; see the next test for what 37,000 gives.
+        # 41,004 to 41,208 entries meet all ten rows at once; see the next test for what 37,000 gives.
         assert round(counted(VaswaniConfig.from_preset(name, vocab_size=41_100)) / 1e6) == millions
 
     @pytest.mark.parametrize(("name", "millions"), TABLE_3_MILLIONS.items())

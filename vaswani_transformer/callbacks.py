@@ -97,7 +97,7 @@ class TrainingLogCallback(TrainerCallback):
             logs["target_tokens_per_second"] = (tokens - self.marked_tokens) / max(now - self.marked, 1e-9)
             logs["source_tokens"], logs["target_tokens"] = self.trainer.step_tokens
             self.marked, self.marked_tokens = now, tokens
-        if state.is_world_process_zero and ("loss" in logs or "eval_loss" in logs):
+        if state.is_world_process_zero and any(key == "loss" or key.endswith("_loss") for key in logs):
             entry = {"step": state.global_step, "seconds": round(self.seconds(), 1), **logs}
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")

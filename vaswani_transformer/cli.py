@@ -6,6 +6,9 @@ import dataclasses
 import difflib
 import logging
 import os
+import shlex
+import shutil
+import signal
 import sys
 import time
 import warnings
@@ -83,13 +86,9 @@ def _train(arguments: argparse.Namespace) -> int:
     try:
         result = train(recipe, progress=not arguments.quiet)
     except TrainingStopped as stopped:
-        print(f"stopped at step {stopped.step:,}; checkpoint written. To resume, run the same command again:")
-        print(f"  {resume_command()}")
-        return 128 + stopped.signal_number
+        return _report_stop(stopped.signal_number, stopped.step)
     except KeyboardInterrupt:
-        print("stopped. To resume from the last checkpoint, if there is one, run the same command again:")
-        print(f"  {resume_command()}")
-        return EXIT_INTERRUPTED
+        return _report_stop(signal.SIGINT, None)
     shown = ", ".join(
         f"{label} {result.metrics[key]:.2f}"
         for key, label in (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU (greedy)"))
@@ -102,12 +101,21 @@ def _train(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def resume_command() -> str:
-    """The command line of this process, as one types it, less `--overwrite`."""
-    import shlex
+def _report_stop(signal_number: int, step: int | None) -> int:
+    where = "" if step is None else f" at step {step:,}; checkpoint written"
+    print(f"stopped{where}. To resume, run the same command again:")
+    print(f"  {command_name()} {shlex.join(word for word in sys.argv[1:] if word != '--overwrite')}")
+    return 128 + signal_number
 
-    words = [word for word in sys.argv[1:] if word != "--overwrite"]
-    return shlex.join(["vaswani", *words])
+
+def command_name() -> str:
+    """How this program was called, in a form that can be typed in this folder."""
+    script = Path(sys.argv[0])
+    if script.name != "vaswani":
+        return "python -m vaswani_transformer"
+    if shutil.which("vaswani") and Path(shutil.which("vaswani")).samefile(script):
+        return "vaswani"
+    return os.path.relpath(script)
 
 
 def _add_translate(commands) -> None:
@@ -290,8 +298,16 @@ def _add_demo(commands) -> None:
 
 def _demo(arguments: argparse.Namespace) -> int:
     from .demo import run_demo
+    from .training import TrainingStopped
 
-    return run_demo(Path(arguments.output), arguments.seed, print)
+    try:
+        return run_demo(Path(arguments.output), arguments.seed, _say, command_name())
+    except TrainingStopped as stopped:
+        return _report_stop(stopped.signal_number, stopped.step)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # in step with the progress bar on standard error
 
 
 def make_parser() -> argparse.ArgumentParser:

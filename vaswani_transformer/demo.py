@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from .attention_maps import encoder_decoder_attention
@@ -17,13 +16,14 @@ from .translation import Translator, load_model, perplexity
 SHOWN = 6  # test sentences printed with their translations
 
 
-def run_demo(folder: Path, seed: int, say: Callable[[str], None]) -> int:
+def run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str = "vaswani") -> int:
     """Generate text, train on it, and show what was learned on combinations of words that training never saw.
 
     Args:
         folder: where corpus, model and pictures go; a demo of before there is replaced.
         seed: of corpus and training.
         say: takes each line of the report.
+        command: how the reader calls this program, for the advice at the end.
 
     Returns:
         The exit status, 0.
@@ -43,9 +43,7 @@ def run_demo(folder: Path, seed: int, say: Callable[[str], None]) -> int:
     )
     for english, german in corpus.test[:: max(1, len(corpus.test) // 2)][:2]:
         say(f"     {english}  ->  {german}")
-    recipe = replace(
-        load_recipe("demo", {"data_dir": str(folder / "data"), "output": str(folder / "model"), "seed": seed})
-    )
+    recipe = load_recipe("demo", {"data_dir": str(folder / "data"), "output": str(folder / "model"), "seed": seed})
     finished = (folder / "model" / "model.safetensors").is_file()
     recipe.overwrite = finished  # an interrupted demo is resumed, a finished one is made anew
     say("2. Training a Transformer on them (Ctrl-C stops it; the same command goes on):")
@@ -65,7 +63,8 @@ def run_demo(folder: Path, seed: int, say: Callable[[str], None]) -> int:
     for source, translation, reference in list(zip(sources, translations, references, strict=True))[::step][:SHOWN]:
         mark = "right" if translation == reference else f"wrong: {reference}"
         say(f"     {source}\n       -> {translation}   [{mark}]")
-    shown = min(sources, key=lambda sentence: abs(len(sentence.split()) - 9))
+    right = [source for source, *both in zip(sources, translations, references, strict=True) if both[0] == both[1]]
+    shown = min(right or sources, key=lambda sentence: abs(len(sentence.split()) - 9))
     weights, source_tokens, target_tokens = encoder_decoder_attention(model, tokenizer, shown)
     drawn = plot_attention(weights, source_tokens, target_tokens, folder / "attention.png")
     say(f"4. Done in {(time.monotonic() - started) / 60:.1f} minutes. What there is now:")
@@ -76,10 +75,9 @@ def run_demo(folder: Path, seed: int, say: Callable[[str], None]) -> int:
     say(f"     {folder / 'model' / 'training_log.jsonl'}   every logged step")
     say(f"     {files['train.en'].parent}   the corpus")
     say("   What to type next:")
-    say(f"     vaswani translate {folder / 'model'} '{corpus.test[-1][0]}'")
+    say(f"     {command} translate {folder / 'model'} '{corpus.test[-1][0]}'")
+    say(f"     {command} evaluate {folder / 'model'} --source {files['test.en']} --reference {files['test.de']}")
     say(
-        f"     vaswani evaluate {folder / 'model'} --source {files['test.en']} --reference {files['test.de']}"
-        "        # the same scores again"
+        f"     {command} train small --train-source YOUR.en --train-target YOUR.de --output runs/mine   # your own text"
     )
-    say("     vaswani train small --train-source YOUR.en --train-target YOUR.de --output runs/mine   # your own text")
     return 0

@@ -382,14 +382,17 @@ class TrainingRun:
         for averaged, weights in candidates:
             trainer.model.load_state_dict(weights, strict=False)
             trainer.model.tie_weights()
-            results.append((trainer.evaluate(), averaged, weights))
+            prefix = "average" if averaged else "best"
+            scores = trainer.evaluate(metric_key_prefix=prefix)
+            scores = {f"eval_{key.removeprefix(prefix + '_')}": value for key, value in scores.items()}
+            results.append((scores, averaged, weights))
             label = (
                 f"average of the last {averaged} checkpoints" if averaged else f"best checkpoint ({Path(best).name})"
             )
             shown = ", ".join(
-                f"{key.removeprefix('eval_')} {results[-1][0][key]:.3f}"
-                for key in ("eval_loss", "eval_perplexity", "eval_bleu")
-                if key in results[-1][0]
+                f"{key} {scores[f'eval_{key}']:.3f}"
+                for key in ("loss", "perplexity", "bleu")
+                if f"eval_{key}" in scores
             )
             logger.info("%s: validation %s", label, shown)
         metrics, averaged, weights = max(results, key=lambda result: sign * result[0][name])

@@ -1,0 +1,345 @@
+"""Search: greedy against a loop, beams against every possible output, lengths against Section 6.1."""
+
+import logging
+import warnings
+from itertools import pairwise
+
+import pytest
+import torch
+from conftest import padded_batch, random_ids, tiny_model
+from references import exhaustive_search
+from transformers import GenerationConfig
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import logging as transformers_logging
+
+from vaswani_transformer import VaswaniForConditionalGeneration
+from vaswani_transformer.generation_vaswani import length_normalization
+
+START, PAD, END = 0, 1, 2
+
+
+class TestLengthNormalization:
+    @pytest.mark.parametrize(
+        ("length", "alpha", "expected"),
+        [
+            (1, 0.6, 1.0),  # (6/6)^0.6
+            (1, 2.0, 1.0),
+            (7, 1.0, 2.0),  # 12/6
+            (7, 2.0, 4.0),
+            (13, 1.0, 3.0),  # 18/6
+            (19, 0.5, 2.0),  # 4^0.5
+            (43, 2 / 3, 4.0),  # 8^(2/3)
+            (13, -1.0, 1 / 3),
+            (100, 0.0, 1.0),
+            (7, 0.6, 1.515716566510398),  # 2^0.6
+        ],
+    )
+    def test_table(self, length, alpha, expected):
+        assert length_normalization(length, alpha) == pytest.approx(expected, rel=1e-12)
+
+    def test_takes_a_tensor_of_lengths(self):
+        torch.testing.assert_close(length_normalization(torch.tensor([1, 7, 13]), 1.0), torch.tensor([1.0, 2.0, 3.0]))
+
+
+@torch.no_grad()
+def greedy_by_hand(model, input_ids: torch.Tensor, max_new_tokens: int) -> list[int]:
+    """The likeliest token again and again for one unpadded source, each time from the start and without a cache."""
+    output = [START]
+    for _ in range(max_new_tokens):
+        logits = model(input_ids[None], decoder_input_ids=torch.tensor([output]), use_cache=False).logits
+        output.append(int(logits[0, -1].argmax()))
+        if output[-1] == END:
+            break
+    return output
+
+
+def without_padding(row: torch.Tensor) -> list[int]:
+    """A returned output up to its end token; what follows must be padding."""
+    tokens = row.tolist()
+    if END in tokens:
+        end = tokens.index(END) + 1
+        assert set(tokens[end:]) <= {PAD}
+        tokens = tokens[:end]
+    return tokens
+
+
+class TestGreedy:
+    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize("changes", [{}, {"decoder_layers": 3, "d_k": 5, "d_v": 7}])
+    def test_equals_an_argmax_loop(self, seed, changes):
+        model = tiny_model(seed=seed, vocab_size=9, **changes)
+        input_ids = random_ids(5, seed=seed, vocab_size=9)
+        expected = greedy_by_hand(model, input_ids, max_new_tokens=12)
+        assert without_padding(model.generate(input_ids[None], max_new_tokens=12)[0]) == expected
+
+    def test_the_loop_above_meets_both_kinds_of_end(self):
+        lengths = [
+            len(greedy_by_hand(tiny_model(seed=s, vocab_size=9), random_ids(5, seed=s, vocab_size=9), 12))
+            for s in range(6)
+        ]
+        assert max(lengths) == 13
+        assert min(lengths) < 13
+
+    @pytest.mark.parametrize("options", [{"use_cache": False}, {"cache_implementation": "static"}])
+    @pytest.mark.parametrize("changes", [{}, {"encoder_layers": 1, "decoder_layers": 3, "d_k": 5, "d_v": 7}])
+    def test_kind_of_cache_does_not_matter(self, options, changes):
+        model = tiny_model(**changes)
+        input_ids, attention_mask = padded_batch((7, 4, 2))
+        plain = model.generate(input_ids, attention_mask=attention_mask, max_new_tokens=15)
+        other = model.generate(input_ids, attention_mask=attention_mask, max_new_tokens=15, **options)
+        assert torch.equal(plain, other)
+
+    @pytest.mark.parametrize("attn_implementation", ["eager", "sdpa"])
+    def test_a_padded_batch_equals_its_rows_alone(self, attn_implementation):
+        model = tiny_model(vocab_size=9, attn_implementation=attn_implementation)
+        input_ids, attention_mask = padded_batch((7, 4, 2, 5), vocab_size=9)
+        together = model.generate(input_ids, attention_mask=attention_mask, max_new_tokens=12)
+        for row, length in enumerate((7, 4, 2, 5)):
+            expected = greedy_by_hand(model, input_ids[row, :length], max_new_tokens=12)
+            assert without_padding(together[row]) == expected
+
+    def test_from_encoder_outputs_or_embeddings(self):
+        model = tiny_model()
+        input_ids, attention_mask = padded_batch((6, 3))
+        expected = model.generate(input_ids, attention_mask=attention_mask, max_new_tokens=9)
+        encoded = model.get_encoder()(input_ids, attention_mask=attention_mask)
+        encoded = BaseModelOutput(last_hidden_state=encoded.last_hidden_state)
+        actual = model.generate(encoder_outputs=encoded, attention_mask=attention_mask, max_new_tokens=9)
+        assert torch.equal(actual, expected)
+        embeds = model.get_input_embeddings()(input_ids)
+        actual = model.generate(inputs_embeds=embeds, attention_mask=attention_mask, max_new_tokens=9)
+        assert torch.equal(actual, expected)
+
+
+VOCABULARY, LIMIT = 6, 4
+ALPHAS = (-1.0, 0.0, 0.6, 1.0, 2.0)
+SEEDS = range(5)
+EVERY_PREFIX = 150  # hypotheses at the last step but one: 5^2 prefixes times 6 tokens, so that none is ever pruned
+
+
+def peaked_model(seed: int) -> VaswaniForConditionalGeneration:
+    """A model over six tokens whose distributions are far from flat and whose likeliest length varies."""
+    return tiny_model(seed=seed, vocab_size=VOCABULARY, scale=1.5)
+
+
+@torch.no_grad()
+def every_output(model, input_ids: torch.Tensor, alpha: float) -> list[tuple[float, tuple[int, ...]]]:
+    """All outputs for one source with logP / ((5 + |Y|) / 6)^alpha, the best first.
+
+    transformers counts an output that is cut at the limit as finished, so they take part.
+    """
+    prefixes = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * (LIMIT - 1))
+    inputs = torch.cat((torch.full((len(prefixes), 1), START), prefixes), dim=1)
+    logits = model(input_ids.expand(len(inputs), -1), decoder_input_ids=inputs, use_cache=False).logits
+    log_probs = dict(zip(map(tuple, prefixes.tolist()), logits.double().log_softmax(dim=-1).tolist(), strict=True))
+
+    def score(output):
+        row = log_probs[(*output[: LIMIT - 1], *[0] * (LIMIT - 1 - len(output)))]  # later inputs change nothing
+        total = sum(row[step][token] for step, token in enumerate(output))
+        return total / ((5 + len(output)) / 6) ** alpha
+
+    return exhaustive_search(score, VOCABULARY, END, LIMIT)
+
+
+class TestBeamSearch:
+    @pytest.mark.parametrize("alpha", ALPHAS)
+    @pytest.mark.parametrize("seed", SEEDS)
+    def test_unpruned_equals_exhaustive_search(self, seed, alpha):
+        model = peaked_model(seed)
+        input_ids = random_ids(4, seed=seed, vocab_size=VOCABULARY)
+        outputs = model.generate(
+            input_ids[None],
+            num_beams=EVERY_PREFIX,
+            num_return_sequences=5,
+            length_penalty=alpha,
+            max_new_tokens=LIMIT,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        best = every_output(model, input_ids, alpha)[:5]
+        assert [tuple(without_padding(row)[1:]) for row in outputs.sequences] == [output for _, output in best]
+        assert outputs.sequences_scores.tolist() == pytest.approx([score for score, _ in best], rel=1e-4)
+
+    def test_cases_above_differ_in_length_and_by_alpha(self):
+        best = {}
+        for seed in SEEDS:
+            input_ids = random_ids(4, seed=seed, vocab_size=VOCABULARY)
+            for alpha in ALPHAS:
+                best[seed, alpha] = [output for _, output in every_output(peaked_model(seed), input_ids, alpha)[:5]]
+        assert {len(output) for outputs in best.values() for output in outputs} == {1, 2, 3, 4}
+        assert any(outputs[0][-1] == END for outputs in best.values())
+        assert any(outputs[0][-1] != END for outputs in best.values())  # cut at the limit, and still the best
+        for one, other in pairwise(ALPHAS):
+            assert any(best[seed, one] != best[seed, other] for seed in SEEDS)
+
+    @pytest.mark.parametrize("num_beams", [2, 4, 16])
+    @pytest.mark.parametrize("seed", range(3))
+    def test_pruned_scores_are_true_scores_in_order(self, seed, num_beams):
+        model = peaked_model(seed)
+        input_ids = random_ids(4, seed=seed, vocab_size=VOCABULARY)
+        outputs = model.generate(
+            input_ids[None],
+            num_beams=num_beams,
+            num_return_sequences=num_beams,
+            length_penalty=0.6,
+            max_new_tokens=LIMIT,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        scores = {output: score for score, output in every_output(model, input_ids, 0.6)}
+        found = [tuple(without_padding(row)[1:]) for row in outputs.sequences]
+        assert outputs.sequences_scores.tolist() == pytest.approx([scores[output] for output in found], rel=1e-4)
+        assert outputs.sequences_scores.tolist() == sorted(outputs.sequences_scores.tolist(), reverse=True)
+        assert len(set(found)) == num_beams
+
+    @pytest.mark.parametrize("early_stopping", [False, True, "never"])
+    @pytest.mark.parametrize("lengths", [(5, 5, 5), (7, 4, 2)])
+    def test_a_batch_equals_its_rows_alone(self, lengths, early_stopping):
+        model = tiny_model(vocab_size=9, scale=1.2)
+        input_ids, attention_mask = padded_batch(lengths, vocab_size=9)
+        options = {"num_beams": 4, "length_penalty": 0.6, "max_new_tokens": 10, "early_stopping": early_stopping}
+        options |= {"output_scores": True, "return_dict_in_generate": True}
+        together = model.generate(input_ids, attention_mask=attention_mask, **options)
+        for row, length in enumerate(lengths):
+            alone = model.generate(input_ids[row : row + 1, :length], **options)
+            assert without_padding(together.sequences[row]) == without_padding(alone.sequences[0])
+            torch.testing.assert_close(together.sequences_scores[row], alone.sequences_scores[0], rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("options", [{"use_cache": False}, {"cache_implementation": "static"}])
+    def test_kind_of_cache_does_not_matter(self, options):
+        model = tiny_model(encoder_layers=1, decoder_layers=3, d_k=5, d_v=7)
+        input_ids, attention_mask = padded_batch((7, 4, 2))
+        common = {"attention_mask": attention_mask, "max_new_tokens": 12, "num_beams": 3, "length_penalty": 0.6}
+        assert torch.equal(model.generate(input_ids, **common), model.generate(input_ids, **common, **options))
+
+    @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+    def test_stopping_early_on_the_bound_loses_nothing(self, alpha, monkeypatch):
+        options = {"num_beams": 3, "length_penalty": alpha, "max_new_tokens": 15}
+        options |= {"output_scores": True, "return_dict_in_generate": True}
+        for seed in range(4):
+            model = tiny_model(seed=seed, vocab_size=9, scale=1.5)
+            input_ids, attention_mask = padded_batch((7, 4, 2), seed=seed, vocab_size=9)
+            stopped = model.generate(input_ids, attention_mask=attention_mask, **options)
+            monkeypatch.setattr(
+                model, "_check_early_stop_heuristic", lambda **known: known["is_early_stop_heuristic_unsatisfied"]
+            )
+            full = model.generate(input_ids, attention_mask=attention_mask, **options)
+            for one, other in zip(stopped.sequences, full.sequences, strict=True):
+                assert without_padding(one) == without_padding(other)
+            torch.testing.assert_close(stopped.sequences_scores, full.sequences_scores)
+
+    def test_stops_early_at_all(self, monkeypatch):
+        steps = []
+        model = tiny_model(vocab_size=9)
+        with torch.no_grad():  # the end token is all but certain
+            model.model.decoder.layers[-1].final_layer_norm.weight.zero_()
+            model.model.decoder.layers[-1].final_layer_norm.bias.copy_(10 * model.lm_head.weight[END])
+        model.model.decoder.register_forward_hook(lambda *args: steps.append(1))
+        model.generate(random_ids(1, 4, vocab_size=9), num_beams=2, length_penalty=0.6, max_new_tokens=40)
+        assert len(steps) < 20
+
+
+def endless(model, *args, **options) -> int:
+    """How many tokens come when the end token never does, the start token not counted."""
+    return model.generate(*args, suppress_tokens=[END], **options).shape[1] - 1
+
+
+class TestLengthLimit:
+    @pytest.mark.parametrize("num_beams", [1, 2])
+    @pytest.mark.parametrize("source_length", [1, 4, 40])
+    def test_is_fifty_more_than_the_source(self, source_length, num_beams):
+        assert endless(tiny_model(), random_ids(1, source_length), num_beams=num_beams) == source_length + 50
+
+    def test_counts_the_longest_source_of_a_batch(self):
+        input_ids, attention_mask = padded_batch((9, 3))
+        assert endless(tiny_model(), input_ids, attention_mask=attention_mask) == 59
+
+    def test_counts_the_source_of_encoder_outputs_and_of_embeddings(self):
+        model = tiny_model()
+        ids = random_ids(1, 6)
+        assert endless(model, encoder_outputs=model.get_encoder()(ids)) == 56
+        assert endless(model, inputs_embeds=model.get_input_embeddings()(ids)) == 56
+
+    def test_max_new_tokens_wins(self):
+        assert endless(tiny_model(), random_ids(1, 4), max_new_tokens=3) == 3
+        assert endless(tiny_model(), random_ids(1, 4), max_new_tokens=70) == 70
+
+    def test_max_length_wins_and_counts_the_start_token(self):
+        assert endless(tiny_model(), random_ids(1, 4), max_length=6) == 5
+
+    def test_generation_config_of_the_model_wins(self):
+        model = tiny_model()
+        model.generation_config.max_new_tokens = 8
+        assert endless(model, random_ids(1, 4)) == 8
+        model = tiny_model()
+        model.generation_config.max_length = 8
+        assert endless(model, random_ids(1, 4)) == 7
+
+    @pytest.mark.parametrize("extra", [0, 3, 300])
+    def test_max_extra_tokens_of_the_generation_config(self, extra, tmp_path):
+        model = tiny_model()
+        model.generation_config.max_extra_tokens = extra
+        assert endless(model, random_ids(1, 4)) == 4 + extra
+        model.save_pretrained(tmp_path)
+        assert endless(VaswaniForConditionalGeneration.from_pretrained(tmp_path), random_ids(1, 4)) == 4 + extra
+
+    def test_max_extra_tokens_in_the_call(self):
+        model = tiny_model()
+        given = GenerationConfig(max_extra_tokens=5, decoder_start_token_id=START, eos_token_id=END, pad_token_id=PAD)
+        assert endless(model, random_ids(1, 4), generation_config=given) == 9
+
+    def test_a_given_target_prefix_does_not_count(self):
+        prefix = torch.tensor([[START, 5, 6, 7]])
+        assert endless(tiny_model(), random_ids(1, 4), decoder_input_ids=prefix) == 3 + 54
+
+    @pytest.mark.parametrize("num_beams", [1, 2])
+    def test_learned_positions_bound_it(self, num_beams):
+        model = tiny_model(position_encoding="learned", max_position_embeddings=20)
+        # Twenty positions hold the start token and twenty more tokens, the last of which is never fed back.
+        assert 19 <= endless(model, random_ids(1, 4), num_beams=num_beams) <= 20
+
+    @pytest.mark.parametrize("num_beams", [1, 4])
+    def test_default_length_gives_no_warning(self, num_beams, caplog):
+        transformers_logging.enable_propagation()
+        try:
+            with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+                warnings.simplefilter("error")
+                tiny_model().generate(random_ids(1, 4), num_beams=num_beams)
+        finally:
+            transformers_logging.disable_propagation()
+        assert caplog.text == ""
+
+    @pytest.mark.parametrize("num_beams", [1, 3])
+    def test_min_new_tokens_puts_the_end_off(self, num_beams):
+        model = tiny_model(vocab_size=9)
+        output = model.generate(random_ids(1, 4, vocab_size=9), num_beams=num_beams, min_new_tokens=8, max_new_tokens=9)
+        assert END not in output[0, :8].tolist()
+
+
+class TestSampling:
+    @pytest.mark.parametrize("num_beams", [1, 3])
+    def test_is_reproducible_by_seed(self, num_beams):
+        model = tiny_model()
+        results = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            results.append(
+                model.generate(random_ids(3, 4), do_sample=True, num_beams=num_beams, max_new_tokens=12).tolist()
+            )
+        assert results[0] == results[1]
+        assert results[0] != results[2]
+
+    def test_follows_the_models_distribution(self):
+        model = tiny_model(vocab_size=VOCABULARY)
+        source = random_ids(1, 4, vocab_size=VOCABULARY)
+        n = 4000
+        torch.manual_seed(1)
+        drawn = model.generate(source, do_sample=True, top_k=0, max_new_tokens=1, num_return_sequences=n)[:, 1]
+        with torch.no_grad():
+            expected = model(source, decoder_input_ids=torch.tensor([[START]])).logits[0, -1].softmax(-1)
+        shares = drawn.bincount(minlength=VOCABULARY) / n
+        assert ((shares - expected).abs() < 5 * (expected * (1 - expected) / n).sqrt()).all()
+
+    def test_returns_several(self):
+        outputs = tiny_model().generate(random_ids(2, 4), do_sample=True, num_return_sequences=3, max_new_tokens=5)
+        assert outputs.shape == (6, 6)

@@ -1,0 +1,68 @@
+"""What imports what: one way only, and files that travel to the Hub stand alone."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "vaswani_transformer"
+MODULES = sorted(PACKAGE.glob("*.py"))
+# Each module may import modules of earlier lines only.
+LAYERS = [
+    ["errors", "configuration_vaswani", "generation_vaswani", "memory", "synthetic_lexicon"],
+    ["layers_vaswani"],
+    ["modeling_vaswani", "batching", "loss", "schedule", "averaging", "metrics", "tokenization", "data", "synthetic"],
+    ["callbacks", "recipe", "attention_maps"],
+    ["plots", "trainer", "translation"],
+    ["training"],
+    ["demo"],
+    ["cli"],
+    ["__main__"],
+]
+TRAVELS = ("configuration_vaswani", "generation_vaswani", "layers_vaswani", "modeling_vaswani")
+
+
+def own_imports(path: Path) -> set[str]:
+    """Modules of the package that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            if node.level == 1:
+                names = [node.module] if node.module else [alias.name for alias in node.names]
+                found.update(names)
+            elif node.module and node.module.split(".")[0] == PACKAGE.name:
+                found.add(node.module.partition(".")[2] or "__init__")
+    return found - {"__version__"}
+
+
+def test_every_module_has_its_place():
+    assert sorted(path.stem for path in MODULES) == sorted(["__init__", *(name for layer in LAYERS for name in layer)])
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_imports_go_one_way(path):
+    if path.stem == "__init__":
+        return
+    level = next(index for index, layer in enumerate(LAYERS) if path.stem in layer)
+    allowed = {name for layer in LAYERS[:level] for name in layer}
+    if path.stem in TRAVELS:
+        allowed &= set(TRAVELS)
+    assert own_imports(path) <= allowed | ({"errors"} if path.stem not in TRAVELS and level else set())
+
+
+@pytest.mark.parametrize("name", TRAVELS)
+def test_files_for_the_hub_import_installed_libraries_only(name):
+    tree = ast.parse((PACKAGE / f"{name}.py").read_text(encoding="utf-8"))
+    roots = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            roots.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            roots.add(node.module.partition(".")[0])
+    assert roots - set(sys.stdlib_module_names) <= {"torch", "transformers", "huggingface_hub"}
+
+
+def test_no_file_is_too_long_to_read():
+    long = {path.name: count for path in MODULES if (count := path.read_text().count("\n")) > 600}
+    assert not long

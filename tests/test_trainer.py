@@ -1,5 +1,6 @@
 """The trainer: accumulation, processes, the losses that it reports, and resuming."""
 
+import itertools
 import json
 import math
 import os
@@ -145,7 +146,7 @@ def test_accumulated_parts_train_as_the_whole_batch_does(tmp_path, optimizer, pa
 def first_batches(trainer, steps):
     """The pairs of the first optimizer steps of epoch 0, from the sampler."""
     parts, step = list(trainer.make_batch_sampler()), trainer.micro_batches
-    return [sum(parts[start * step : (start + 1) * step], []) for start in range(steps)]
+    return [list(itertools.chain(*parts[start * step : (start + 1) * step])) for start in range(steps)]
 
 
 @pytest.mark.parametrize("parts", [1, 4])

@@ -62,7 +62,7 @@ class TokenBatchSampler:
 
     Raises:
         UserError: for no pairs, lengths of different number or below 1, a limit below 1, a pair that is longer than the
-            limit, or fewer pairs in a batch than `micro_batches`.
+            limit, or parts so many that a batch may hold fewer than four pairs for each of them.
     """
 
     batch_size = None  # accelerate's sign for batches of varying size
@@ -78,7 +78,8 @@ class TokenBatchSampler:
         shuffle: bool = True,
         seed: int = 0,
     ):
-        limits = np.array([max_source_tokens, max_target_tokens or max_source_tokens], np.int64)
+        max_target_tokens = max_source_tokens if max_target_tokens is None else max_target_tokens
+        limits = np.array([max_source_tokens, max_target_tokens], np.int64)
         self._lengths = _checked_lengths(source_lengths, target_lengths, limits)
         if micro_batches < 1:
             raise UserError(f"micro_batches is {micro_batches}: it must be 1 or more")
@@ -99,8 +100,9 @@ class TokenBatchSampler:
                 f" {needed} are needed to deal it out in {micro_batches} parts: raise tokens_per_batch, or raise"
                 " tokens_per_device, or use fewer processes"
             )
-        cuts = len(self._cut(self._capacity[0]))
-        self._number = cuts + 1 if shuffle and cuts > 1 else cuts
+        # The shortest first batch makes the most batches; a longer one makes as many or one less.
+        largest = int(self._capacity[0])
+        self._number = len(self._cut(-(-largest // 2) if shuffle else largest))
 
     def _cut(self, first: int) -> list[int]:
         """Ends of batches in the order, the first batch holding `first` pairs or all there are."""

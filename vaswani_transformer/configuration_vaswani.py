@@ -144,7 +144,7 @@ class VaswaniConfig(PreTrainedConfig):
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 0 and below 1")
-        if self.layer_norm_eps <= 0:
+        if not self.layer_norm_eps > 0:
             raise ValueError(f"layer_norm_eps is {self.layer_norm_eps}: it must be above 0")
         if self.position_encoding not in ("sinusoidal", "learned"):
             raise ValueError(f"position_encoding is {self.position_encoding!r}: it must be 'sinusoidal' or 'learned'")
@@ -156,7 +156,7 @@ class VaswaniConfig(PreTrainedConfig):
         for name in ("bos_token_id", "pad_token_id", "decoder_start_token_id"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < self.vocab_size:
-                raise ValueError(f"{name} is {value}: it must be below vocab_size {self.vocab_size}")
+                raise ValueError(f"{name} is {value}: it must be at least 0 and below vocab_size {self.vocab_size}")
 
     @classmethod
     def preset_names(cls) -> list[str]:
@@ -170,9 +170,9 @@ class VaswaniConfig(PreTrainedConfig):
         Parameter counts. Table 3 prints millions, rounded, and Section 5.1 says "about 37000" entries. With 37,000 and
         exactly the parameters of the paper's equations (no attention biases, one shared embedding matrix, feed-forward
         biases, layer-norm gains and biases) the base model has 63.05M and not 65M. Every base-size row of the table
-        that prints a count is met to within its rounding with an embedding of about 40,900 rows, so the authors' own
-        table of embeddings was probably larger than the text says. The big model has 214.2M against the printed 213M,
-        which a larger vocabulary would not explain; the two figures cannot both be met by one vocabulary.
+        that prints a count rounds to it with an embedding of 41,004 to 41,208 rows and with no other number, so the
+        authors' own table of embeddings was probably larger than the text says. The big model has 214.2M against the
+        printed 213M, which a larger vocabulary would not explain: no one vocabulary meets both figures.
 
         Args:
             name: one of `preset_names()`.

@@ -140,10 +140,9 @@ class VaswaniAttention(nn.Module):
         self.v_proj = nn.Linear(config.d_model, config.num_heads * config.d_v, bias=bias)
         self.out_proj = nn.Linear(config.num_heads * config.d_v, config.d_model, bias=bias)
 
-    @staticmethod
-    def _split_heads(states: torch.Tensor, head_width: int) -> torch.Tensor:
+    def _split_heads(self, states: torch.Tensor, head_width: int) -> torch.Tensor:
         # (batch_size, length, num_heads * head_width) -> (batch_size, num_heads, length, head_width)
-        return states.view(*states.shape[:-1], -1, head_width).transpose(1, 2)
+        return states.view(*states.shape[:-1], self.config.num_heads, head_width).transpose(1, 2)
 
     def _keys_and_values(self, states: torch.Tensor, cache: Cache | None, is_cross_attention: bool):
         """Project `states`, or take what the cache holds; a source is projected once for a whole generation."""

@@ -1,6 +1,7 @@
 """Label-smoothed cross-entropy (Section 5.4) in few passes over the logits."""
 
 import torch
+from torch.autograd.function import once_differentiable
 
 IGNORE_INDEX = -100
 BLOCK_ELEMENTS = 2**19  # logits visited at a time on a CPU: 2 MiB in float32
@@ -29,7 +30,9 @@ class _LabelSmoothedCrossEntropy(torch.autograd.Function):
             block = slice(start, start + rows)
             z, label = logits[block].float(), safe_labels[block, None]
             lse = torch.logsumexp(z, dim=-1, keepdim=True)
-            losses = lse - (1 - epsilon) * z.gather(-1, label) - epsilon * z.mean(dim=-1, keepdim=True)
+            losses = lse - (1 - epsilon) * z.gather(-1, label)
+            if epsilon:  # or 0 * inf would make a forbidden entry's loss nan
+                losses -= epsilon * z.mean(dim=-1, keepdim=True)
             total += losses.masked_fill_(~kept[block, None], 0.0).sum() / items
             if gradient is not None:
                 g = torch.sub(z, lse).exp_().sub_(epsilon / z.shape[-1])
@@ -40,6 +43,7 @@ class _LabelSmoothedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_output):
         (gradient,) = ctx.saved_tensors
         factor = grad_output / ctx.items

@@ -27,7 +27,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vaswani import VaswaniConfig
-from .generation_vaswani import VaswaniGenerationMixin
+from .generation_vaswani import MAX_EXTRA_TOKENS, VaswaniGenerationMixin
 from .layers_vaswani import (
     VaswaniAttention,
     VaswaniDecoderLayer,
@@ -77,6 +77,18 @@ class VaswaniPreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
         elif isinstance(module, VaswaniSinusoidalPositions):
             init.copy_(module.table, module.compute_table())
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resize the vocabulary; untied, the decoder's embeddings follow the encoder's."""
+        embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        decoder = getattr(self.base_model, "decoder", None)
+        if decoder is not None and decoder.embed_tokens.num_embeddings != embeddings.num_embeddings:
+            decoder.embed_tokens = self._get_resized_embeddings(
+                decoder.embed_tokens, embeddings.num_embeddings, mean_resizing=mean_resizing
+            )
+        return embeddings
 
     @property
     def dummy_inputs(self) -> dict[str, torch.Tensor]:
@@ -370,14 +382,10 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
                 "model.decoder.embed_tokens.weight": "model.shared.weight",
             }
         self.post_init()
-
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
-        """Resize the vocabulary; untied, the decoder's embeddings follow the encoder's."""
-        embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
-        decoder = self.model.decoder
-        if decoder.embed_tokens.num_embeddings != embeddings.num_embeddings:
-            decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, embeddings.num_embeddings)
-        return embeddings
+        if self.generation_config is not None:
+            # Marked as made from the model's configuration, it would lose our own entry when it is loaded again.
+            self.generation_config._from_model_config = False
+            self.generation_config.max_extra_tokens = MAX_EXTRA_TOKENS
 
     @can_return_tuple
     def forward(
@@ -439,9 +447,15 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         loss = None
         if labels is not None:
             labels = labels.to(logits.device)
-            total = nn.functional.cross_entropy(
-                logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-            )
+            try:
+                total = nn.functional.cross_entropy(
+                    logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+                )
+            except IndexError as error:  # the last label is no decoder input, so `look_up` does not see it
+                raise ValueError(
+                    f"labels has token ids up to {int(labels.max())}: they must be at least 0 and below the vocabulary"
+                    f" size {logits.shape[-1]}"
+                ) from error
             loss = total / (num_items_in_batch if num_items_in_batch is not None else (labels != IGNORE_INDEX).sum())
         return Seq2SeqLMOutput(
             loss=loss,

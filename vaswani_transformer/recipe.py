@@ -72,7 +72,7 @@ class Recipe:
         4096, "source tokens, and as many target tokens, of one optimizer step over all devices; paper: 25000", BATCHES
     )
     tokens_per_device: int = _option(
-        4096, "what one device takes at once; gradients are accumulated up to tokens_per_batch", BATCHES
+        4096, "about what one device takes at once; gradients are accumulated up to tokens_per_batch", BATCHES
     )
 
     max_steps: int = _option(100_000, "optimizer steps in all", OPTIMIZER)
@@ -150,14 +150,14 @@ def convert(name: str, value) -> object:
         text = words.get(text.lower(), text) if isinstance(text, str) else text
         if isinstance(text, bool):
             return text
-    elif not isinstance(text, bool):
+    elif not isinstance(text, bool | list | dict):
         try:
             if kind is int and isinstance(text, float) and not text.is_integer():
                 raise ValueError
             converted = kind(str(text).replace("_", "")) if kind is int and isinstance(text, str) else kind(text)
             if kind is not float or math.isfinite(converted):
                 return converted
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             pass
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     raise UserError(f"{name} is {value!r}: it must be {names[kind]}")
@@ -205,11 +205,14 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
     """
     text, name = _read(name_or_path)
     try:
-        values = yaml.safe_load(text) or {}
+        values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"{name_or_path}{where} is not valid YAML: {getattr(error, 'problem', error)}") from error
+        problem = " ".join(str(getattr(error, "problem", error)).split())
+        raise UserError(f"{name_or_path}{where} is not valid YAML: {problem}") from error
+    if values is None:
+        values = {}
     if not isinstance(values, dict):
         raise UserError(f"{name_or_path} must hold lines of the form `field: value`")
     values.update(overrides or {})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
 from .batching import IGNORE_INDEX, PairCollator, TokenBatchSampler
 from .loss import label_smoothed_cross_entropy
@@ -40,6 +40,17 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     max_grad_norm: float = field(default=0.0, metadata={"help": "clip gradients to this norm; 0: do not"})
 
 
+class _EpochCallback(TrainerCallback):
+    """Tells the sampler its epoch where the Trainer cannot reach it: behind a shard and behind skipped batches."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        sampler = self.trainer._batch_sampler
+        sampler.set_epoch(state.global_step // (len(sampler) // sampler.micro_batches))
+
+
 class VaswaniTrainer(Seq2SeqTrainer):
     """Trains on batches counted in tokens, with the Noam schedule and label smoothing.
 
@@ -54,9 +65,15 @@ class VaswaniTrainer(Seq2SeqTrainer):
         model: the model.
         args: the settings.
         **kwargs: as for `Seq2SeqTrainer`.
+
+    Raises:
+        ValueError: without a model.
     """
 
     def __init__(self, model=None, args: VaswaniTrainingArguments | None = None, **kwargs):
+        if model is None:
+            raise ValueError("VaswaniTrainer needs a model (it does not support model_init)")
+        args = VaswaniTrainingArguments() if args is None else args
         self.micro_batches = max(1, math.ceil(args.tokens_per_batch / args.tokens_per_device))
         # The number of parts must be a multiple of the number of processes, each of which takes equally many.
         args.gradient_accumulation_steps = math.ceil(self.micro_batches / args.world_size)
@@ -65,6 +82,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         super().__init__(model=model, args=args, compute_loss_func=self._training_or_plain_loss, **kwargs)
         self.label_smoother = None  # smoothing happens in our loss, and in training alone
         self.add_callback(NoamSchedulerCallback(model.config.d_model, int(args.warmup_steps), args.learning_rate_scale))
+        self.add_callback(_EpochCallback(self))
         self.step_tokens = (0, 0)  # source and target tokens of the latest optimizer step, over all processes
         self.tokens_seen = np.zeros(2, np.int64)  # the same, summed since this object was made
         self._evaluation_totals = [0.0, 0]
@@ -78,6 +96,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
         if "labels" in inputs and "decoder_input_ids" not in inputs:
             unwrapped = self.accelerator.unwrap_model(model)
             inputs = {**inputs, "decoder_input_ids": unwrapped.prepare_decoder_input_ids_from_labels(inputs["labels"])}
+        if not self.model.training:
+            kwargs["num_items_in_batch"] = None
         return super().compute_loss(model, inputs, *args, **kwargs)
 
     def make_batch_sampler(self) -> TokenBatchSampler:
@@ -93,9 +113,10 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Micro-batches in order, sharded over processes by accelerate."""
+        self._batch_sampler = self.make_batch_sampler()
         loader = DataLoader(
             self.train_dataset.select_columns(["input_ids", "labels"]),
-            batch_sampler=self.make_batch_sampler(),
+            batch_sampler=self._batch_sampler,
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
@@ -121,18 +142,26 @@ class VaswaniTrainer(Seq2SeqTrainer):
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
         """As in `Seq2SeqTrainer`; also adds the batch's loss to the sum over tokens."""
         labels = inputs.get("labels")
+        state = self.accelerator.gradient_state
+        if labels is not None and self.args.world_size > 1 and state.end_of_dataloader and state.remainder > 0:
+            # accelerate fills the last batches up with pairs from the beginning: they do not count.
+            labels = labels.clone()
+            labels[max(0, state.remainder - self.args.process_index * len(labels)) :] = IGNORE_INDEX
+            inputs = {**inputs, "labels": labels}
         loss, outputs, output_labels = super().prediction_step(
             model, inputs, prediction_loss_only, ignore_keys=ignore_keys, **gen_kwargs
         )
         if loss is not None and labels is not None:
             tokens = int(labels.ne(IGNORE_INDEX).sum())
-            self._evaluation_totals[0] += float(loss) * tokens
-            self._evaluation_totals[1] += tokens
+            if tokens:
+                self._evaluation_totals[0] += float(loss) * tokens
+                self._evaluation_totals[1] += tokens
         return loss, outputs, output_labels
 
     def evaluation_loop(self, dataloader, description, *args, metric_key_prefix: str = "eval", **kwargs):
         """As in `Trainer`, with the loss averaged over tokens instead of sentences, and perplexity."""
         self._evaluation_totals = [0.0, 0]
+        self.gather_function = self.accelerator.gather_for_metrics  # Seq2SeqTrainer's choice keeps repeated pairs
         output = super().evaluation_loop(dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         totals = torch.tensor(self._evaluation_totals, dtype=torch.float64 if self.args.device.type == "cpu" else None)
         if self.args.world_size > 1:

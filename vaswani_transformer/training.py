@@ -288,7 +288,6 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     model.generation_config.update(
         num_beams=recipe.num_beams, length_penalty=recipe.length_penalty, max_extra_tokens=recipe.max_extra_tokens
     )
-    model.generation_config.max_extra_tokens = recipe.max_extra_tokens
     return model
 
 

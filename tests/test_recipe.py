@@ -1,0 +1,323 @@
+"""Recipes: shipped ones, one's own, overrides, and one line for each mistake."""
+
+import dataclasses
+import math
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vaswani_transformer import VaswaniConfig
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.recipe import (
+    Recipe,
+    convert,
+    describe,
+    field_type,
+    load_recipe,
+    model_config,
+    recipe_names,
+    unknown_field_message,
+)
+
+FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="mine.yaml"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return str(path)
+
+    return write
+
+
+def check_error(function, *parts):
+    with pytest.raises(UserError) as caught:
+        function()
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, message
+    return message
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_shipped_recipes(name):
+    recipe = load_recipe(name)
+    assert recipe.output == f"runs/{name}"
+    assert model_config(recipe, recipe.vocab_size).vocab_size == recipe.vocab_size
+    assert len(describe(name)) > 20
+    assert not describe(name).startswith("#")
+    for field in FIELDS:  # every value has the type of its field
+        value, (kind, optional) = getattr(recipe, field), field_type(field)
+        assert (value is None and optional) or type(value) is kind, field
+
+
+def test_there_is_a_shipped_recipe():
+    assert "multi30k-en-de" in recipe_names()
+
+
+def test_every_field_is_documented():
+    for name, field in FIELDS.items():
+        assert len(field.metadata["help"].strip()) > 3, name
+        assert field.metadata["group"].strip(), name
+        kind, optional = field_type(name)
+        assert kind in (int, float, bool, str)
+        assert type(field.default) is kind or (field.default is None and optional), name
+
+
+def test_defaults_are_a_recipe():
+    recipe = load_recipe("multi30k-en-de", {name: field.default for name, field in FIELDS.items()})
+    assert recipe == dataclasses.replace(Recipe(), output="runs/multi30k-en-de")
+
+
+def test_a_recipe_of_ones_own(write):
+    path = write("# Mine\ntrain_source: a.en\nmax_steps: 1_000\ndropout: 0\noverwrite: yes\nadam_epsilon: 1e-8\n")
+    recipe = load_recipe(path)
+    assert (recipe.train_source, recipe.max_steps, recipe.overwrite) == ("a.en", 1000, True)
+    assert (recipe.dropout, type(recipe.dropout)) == (0.0, float)
+    assert recipe.adam_epsilon == 1e-8
+    assert recipe.output == "runs/mine"
+    unchanged = set(FIELDS) - {"train_source", "max_steps", "overwrite", "dropout", "adam_epsilon", "output"}
+    assert all(getattr(recipe, name) == FIELDS[name].default for name in unchanged)
+
+
+@pytest.mark.parametrize("name", ["mine.yml", "mine.txt", "mine"])
+def test_a_recipe_under_any_name(write, name):
+    assert load_recipe(write("max_steps: 5", name)).max_steps == 5
+
+
+@pytest.mark.parametrize("text", ["", "# nothing but a comment\n", "---\n"])
+def test_an_empty_recipe_is_all_defaults(write, text):
+    assert load_recipe(write(text)) == dataclasses.replace(Recipe(), output="runs/mine")
+
+
+def test_byte_order_mark_and_windows_line_ends(write):
+    assert load_recipe(write(b"\xef\xbb\xbfmax_steps: 7\r\nseed: 2\r\n")).max_steps == 7
+
+
+def test_overrides_win_and_may_be_text(write):
+    overrides = {
+        "max_steps": "20_000",
+        "dropout": "0.25",
+        "overwrite": "true",
+        "attention_bias": "False",
+        "learning_rate_scale": "2",
+        "d_ff": "none",
+        "train_source": " b.en ",
+        "output": "elsewhere",
+        "seed": 4,
+    }
+    recipe = load_recipe(write("max_steps: 5\nd_ff: 77\ntrain_source: a.en\n"), overrides)
+    assert (recipe.max_steps, recipe.dropout, recipe.overwrite, recipe.attention_bias) == (20_000, 0.25, True, False)
+    assert (recipe.learning_rate_scale, recipe.d_ff, recipe.train_source) == (2.0, None, "b.en")
+    assert (recipe.output, recipe.seed) == ("elsewhere", 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("max_step: 5", ["'max_step'", "'max_steps'"]),
+        ("max-steps: 5", ["'max-steps'", "'max_steps'"]),
+        ("label_smooting: 0.1", ["'label_smooting'", "'label_smoothing'"]),
+        ("zzzzzz: 1", ["'zzzzzz'", "vaswani train --help"]),
+        ("5: 1", ["'5'"]),
+        ("max_steps: many", ["max_steps is 'many'", "a whole number"]),
+        ("max_steps: 1.5", ["max_steps is 1.5", "a whole number"]),
+        ("max_steps: true", ["max_steps is True", "a whole number"]),
+        ("max_steps: .inf", ["max_steps", "a whole number"]),
+        ("max_steps: [1, 2]", ["max_steps is [1, 2]", "a whole number"]),
+        ("max_steps: {a: 1}", ["max_steps", "a whole number"]),
+        ("max_steps:", ["max_steps must be given a value", "int"]),
+        ("max_steps: none", ["max_steps is 'none'", "a whole number"]),
+        ("dropout: much", ["dropout is 'much'", "a number"]),
+        ("dropout: .nan", ["dropout is nan", "a number"]),
+        ("dropout: false", ["dropout is False", "a number"]),
+        ("learning_rate_scale: .inf", ["learning_rate_scale is inf", "a number"]),
+        pytest.param(f"max_minutes: 1{'0' * 400}", ["max_minutes", "a number"], id="a huge number"),
+        ("overwrite: perhaps", ["overwrite is 'perhaps'", "true or false"]),
+        ("overwrite: 1", ["overwrite is 1", "true or false"]),
+        ("overwrite:", ["overwrite must be given a value"]),
+        ("preset: true", ["preset is True", "text"]),
+        ("train_source: [a.en, b.en]", ["train_source", "text"]),
+        ("train_source: {en: a.en}", ["train_source", "text"]),
+        ("max_steps: 0", ["max_steps is 0", "1 or more"]),
+        ("warmup_steps: 0", ["warmup_steps is 0", "1 or more"]),
+        ("tokens_per_device: -1", ["tokens_per_device is -1", "1 or more"]),
+        ("num_beams: 0", ["num_beams is 0", "1 or more"]),
+        ("validation_size: -1", ["validation_size is -1", "0 or more"]),
+        ("max_minutes: -0.5", ["max_minutes is -0.5", "0 or more"]),
+        ("seed: -1", ["seed is -1", "0 or more"]),
+        ("learning_rate_scale: 0", ["learning_rate_scale is 0", "above 0"]),
+        ("adam_epsilon: -1e-9", ["adam_epsilon is -1e-09", "above 0"]),
+        ("label_smoothing: 1", ["label_smoothing is 1", "below 1"]),
+        ("adam_beta2: 1.0", ["adam_beta2 is 1.0", "below 1"]),
+        ("adam_beta1: -0.1", ["adam_beta1 is -0.1", "at least 0"]),
+        ("tokenizer_kind: sentencepiece", ["tokenizer_kind is 'sentencepiece'", "bpe, wordpiece"]),
+        ("precision: fp8", ["precision is 'fp8'", "auto, fp32, bf16, fp16"]),
+        ("best_by: chrf", ["best_by is 'chrf'", "loss, bleu"]),
+        ("best_by: bleu\nvalidation_bleu: 0", ["best_by", "validation_bleu"]),
+        ("max_length: 5000", ["max_length 5000", "tokens_per_batch 4096"]),
+        ("tokens_per_device: 100", ["max_length 256", "tokens_per_device 100"]),
+        ("dropout: 1.0", ["dropout is 1.0", "below 1"]),
+        ("d_model: 31\nnum_heads: 1", ["d_model is 31", "even"]),
+        ("d_model: 30", ["d_model 30", "num_heads 8"]),
+        ("num_heads: 0", ["num_heads is 0", "1 or more"]),
+        ("vocab_size: -5", ["vocab_size is -5", "1 or more"]),
+        ("encoder_layers: -1", ["encoder_layers is -1", "0 or more"]),
+        ("position_encoding: rotary", ["position_encoding is 'rotary'", "sinusoidal"]),
+        ("preset: bigg", ["'bigg'", "big"]),
+    ],
+)
+def test_mistakes_in_a_recipe(write, text, parts):
+    path = write(text)
+    check_error(lambda: load_recipe(path), *parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("seed: 1\nmax_steps: [1, 2\n", ["mine.yaml", "line 3", "not valid YAML"]),
+        ("seed: 1\nmax_steps: 2: 3\n", ["mine.yaml", "line 2", "not valid YAML"]),
+        ("seed: 1\n\tmax_steps: 2\n", ["mine.yaml", "line 2", "not valid YAML"]),
+        ("seed: 1\noutput: 'open\n", ["mine.yaml", "not valid YAML"]),
+        ("seed: 1\x00\n", ["mine.yaml", "not valid YAML"]),
+        ("seed: !!python/name:os.system\n", ["mine.yaml", "line 1", "not valid YAML"]),
+        ("seed: 1\n---\nseed: 2\n", ["mine.yaml", "not valid YAML"]),
+        ("- max_steps\n- 5\n", ["mine.yaml", "field: value"]),
+        ("max_steps\n", ["mine.yaml", "field: value"]),
+        ("5\n", ["mine.yaml", "field: value"]),
+        ("[]\n", ["mine.yaml", "field: value"]),
+        ("false\n", ["mine.yaml", "field: value"]),
+        (b"output: M\xfcller\n", ["mine.yaml", "UTF-8"]),
+    ],
+)
+def test_files_that_are_no_recipe(write, text, parts):
+    path = write(text)
+    check_error(lambda: load_recipe(path), *parts)
+
+
+def test_missing_files_and_names(tmp_path):
+    missing = str(tmp_path / "nowhere.yaml")
+    check_error(lambda: load_recipe(missing), "there is no recipe file", missing)
+    (tmp_path / "folder.yaml").mkdir()
+    check_error(lambda: load_recipe(str(tmp_path / "folder.yaml")), "there is no recipe file")
+    check_error(lambda: load_recipe("multi30k-en-du"), "'multi30k-en-du'", "'multi30k-en-de'")
+    check_error(lambda: load_recipe("qqqqqqqq"), "'qqqqqqqq'", "vaswani recipes")
+    check_error(lambda: load_recipe(str(tmp_path)), "there is no recipe")
+
+
+def test_mistakes_in_overrides():
+    check_error(lambda: load_recipe("multi30k-en-de", {"max_step": "5"}), "'max_steps'")
+    check_error(lambda: load_recipe("multi30k-en-de", {"max_steps": "x"}), "max_steps is 'x'", "a whole number")
+    check_error(lambda: load_recipe("multi30k-en-de", {"seed": "1.0"}), "seed is '1.0'", "a whole number")
+    check_error(lambda: load_recipe("multi30k-en-de", {"seed": ""}), "seed", "a whole number")
+    check_error(lambda: load_recipe("multi30k-en-de", {"max_length": "5000"}), "max_length 5000")
+
+
+def test_a_recipe_written_out_is_read_back(write):
+    recipe = load_recipe("multi30k-en-de", {"seed": 7})
+    text = yaml.safe_dump(dataclasses.asdict(recipe), sort_keys=False, allow_unicode=True)
+    assert load_recipe(write(text)) == recipe
+
+
+def test_unknown_field_message():
+    assert "did you mean 'tokens_per_batch'?" in unknown_field_message("tokens-per-batches")
+
+
+def test_model_overrides_are_what_is_set_beyond_the_preset():
+    recipe = Recipe(d_model=64, dropout=0.0, attention_bias=False, preset="big")
+    assert recipe.model_overrides() == {"d_model": 64, "dropout": 0.0, "attention_bias": False}
+    assert Recipe().model_overrides() == {}
+
+
+def test_model_config_starts_from_the_preset():
+    config = model_config(Recipe(preset="big", encoder_layers=2), 123)
+    assert (config.vocab_size, config.d_model, config.encoder_layers, config.dropout) == (123, 1024, 2, 0.3)
+    assert config.decoder_layers == 6
+    base = VaswaniConfig.from_preset("base", vocab_size=8000)
+    assert model_config(Recipe(), 8000).to_dict() == base.to_dict()
+
+
+def test_model_config_gives_heads_the_width_that_fits():
+    """A preset's own head widths belong to its own d_model."""
+    config = model_config(Recipe(preset="table3-a-heads-4", d_model=64), 100)
+    assert (config.num_heads, config.d_k, config.d_v) == (4, 16, 16)
+    config = model_config(Recipe(preset="table3-b-dk-16", d_v=8), 100)
+    assert (config.num_heads, config.d_k, config.d_v) == (8, 16, 8)
+    config = model_config(Recipe(d_model=64, num_heads=2, d_k=5), 100)
+    assert (config.d_k, config.d_v) == (5, 32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "vocab_size", "parts"),
+    [
+        ({"d_model": 33, "num_heads": 3}, 100, ["d_model is 33", "even"]),
+        ({"num_heads": 0}, 100, ["num_heads is 0"]),
+        ({"d_model": 100, "num_heads": 7}, 100, ["100", "7", "d_k"]),
+        ({}, -1, ["vocab_size is -1"]),
+        ({}, 0, ["vocab_size is 0"]),
+        ({}, 1, ["pad_token_id is 1", "vocab_size 1"]),
+        ({"d_ff": 0}, 100, ["d_ff is 0"]),
+        ({"d_k": -3}, 100, ["d_k is -3"]),
+        ({"attention_dropout": 1.0}, 100, ["attention_dropout is 1.0"]),
+        ({"preset": "nothing like it"}, 100, ["'nothing like it'"]),
+        ({"d_model": "wide"}, 100, ["d_model"]),
+    ],
+)
+def test_model_config_errors(fields, vocab_size, parts):
+    message = check_error(lambda: model_config(Recipe(**fields), vocab_size), *parts)
+    assert "validate_architecture" not in message
+    assert "Traceback" not in message
+
+
+VALUES = {
+    int: st.integers(-(10**15), 10**15),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    bool: st.booleans(),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if field_type(name)[0] is not str])
+@given(data=st.data())
+def test_a_value_as_text_is_the_value(name, data):
+    kind, _ = field_type(name)
+    value = data.draw(VALUES[kind])
+    for given_value in (value, str(value), f" {value} ", str(value).upper()):
+        converted = convert(name, given_value)
+        assert type(converted) is kind
+        assert converted == value
+        assert math.copysign(1, converted) == math.copysign(1, value)
+
+
+@given(st.text())
+def test_text_is_kept_without_spaces_around_it(text):
+    if text.strip().lower() not in ("none", "null"):
+        assert convert("train_source", text) == text.strip()
+    assert convert("source_column", text) == text.strip()
+
+
+@pytest.mark.parametrize("word", ["none", "None", "NULL", " none ", None])
+def test_none(word):
+    for name in FIELDS:
+        kind, optional = field_type(name)
+        if optional:
+            assert convert(name, word) is None
+        elif kind is not str or word is None:
+            check_error(lambda name=name: convert(name, word), name)
+
+
+@given(st.one_of(st.text(), st.floats(), st.integers(), st.booleans(), st.none(), st.lists(st.integers(), max_size=2)))
+def test_anything_is_converted_or_refused_in_one_line(value):
+    for name in ("max_steps", "dropout", "overwrite", "d_model", "train_source", "preset"):
+        try:
+            converted = convert(name, value)
+        except UserError as error:
+            assert name in str(error)
+            assert "\n" not in str(error)
+            continue
+        kind, optional = field_type(name)
+        assert type(converted) is kind or (converted is None and optional)

@@ -314,6 +314,36 @@ def test_bad_lines_of_input_files(model, tmp_path, fails):
     assert "device" in fails("translate", model, "A dog.", "--device", "abacus")
 
 
+def test_output_is_not_touched_before_the_input_is_known_to_be_there(model, tmp_path, fails):
+    (tmp_path / "out").write_text("precious\n")
+    fails("translate", model, "--input", tmp_path / "missing", "--output", tmp_path / "out")
+    assert "same file" in fails("translate", model, "--input", tmp_path / "out", "--output", tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "precious\n"
+
+
+def test_overwriting_with_a_mistake_keeps_the_old_model(recipe, model, tmp_path, fails, cache):
+    folder = tmp_path / "kept"
+    shutil.copytree(model, folder)
+    fails("train", recipe, "--output", folder, "--overwrite", "--train-source", tmp_path / "missing")
+    assert (folder / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    assert list((folder / "checkpoints").glob("checkpoint-*"))
+    options = ["--overwrite", "--quiet", "--vocab-size", "350", "--max-steps", "2"]
+    assert main(["train", str(recipe), "--output", str(folder), *options]) == 0
+    assert AutoModelForSeq2SeqLM.from_pretrained(folder).config.vocab_size == 350
+
+
+def test_checkpoints_of_another_program_are_left_alone(recipe, tmp_path, fails, cache):
+    (tmp_path / "out" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "out" / "checkpoints" / "precious").touch()
+    for options in ([], ["--overwrite"]):
+        assert "not from a training of ours" in fails("train", recipe, "--output", tmp_path / "out", *options)
+    assert (tmp_path / "out" / "checkpoints" / "precious").exists()
+
+
+def test_attention_that_is_not_there(recipe, tmp_path, fails, cache):
+    assert "attention 'no_such'" in fails("train", recipe, "--output", tmp_path / "out", "--attention", "no_such")
+
+
 def test_full_disk_while_translating(model, text, fails):
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full on this system")

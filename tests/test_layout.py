@@ -14,7 +14,7 @@ LAYERS = [
     ["layers_vaswani"],
     ["modeling_vaswani", "batching", "loss", "schedule", "averaging", "metrics", "tokenization", "data", "synthetic"],
     ["callbacks", "recipe", "attention_maps"],
-    ["plots", "trainer", "translation"],
+    ["plots", "trainer", "translation", "run_folder"],
     ["training"],
     ["demo"],
     ["cli"],

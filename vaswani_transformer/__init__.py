@@ -3,6 +3,8 @@
 Importing it registers the architecture, so that `AutoModelForSeq2SeqLM.from_pretrained` and its kin load our models.
 """
 
+import importlib
+
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 from .configuration_vaswani import VaswaniConfig
@@ -15,10 +17,45 @@ AutoConfig.register(VaswaniConfig.model_type, VaswaniConfig, exist_ok=True)
 AutoModel.register(VaswaniConfig, VaswaniModel, exist_ok=True)
 AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration, exist_ok=True)
 
+# Imported when first asked for: whoever only loads a model does not wait for datasets, the Trainer and the metrics.
+_LAZY = {
+    "NoamSchedulerCallback": "schedule",
+    "PairCollator": "batching",
+    "Recipe": "recipe",
+    "TokenBatchSampler": "batching",
+    "TranslationMetric": "metrics",
+    "Translator": "translation",
+    "VaswaniTrainer": "trainer",
+    "VaswaniTrainingArguments": "trainer",
+    "average_checkpoints": "averaging",
+    "encoder_decoder_attention": "attention_maps",
+    "label_smoothed_cross_entropy": "loss",
+    "load_model": "translation",
+    "load_pairs": "data",
+    "load_recipe": "recipe",
+    "load_tokenizer": "tokenization",
+    "noam_learning_rate": "schedule",
+    "noam_scheduler": "schedule",
+    "tokenize_pairs": "data",
+    "train": "training",
+    "train_tokenizer": "tokenization",
+}
+
 __all__ = [
     "UserError",
     "VaswaniConfig",
     "VaswaniForConditionalGeneration",
     "VaswaniModel",
     "VaswaniPreTrainedModel",
+    *_LAZY,
 ]
+
+
+def __getattr__(name: str):
+    if name in _LAZY:
+        return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

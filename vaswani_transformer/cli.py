@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 
 from .errors import UserError
@@ -85,6 +86,8 @@ def _train(arguments: argparse.Namespace) -> int:
     recipe = load_recipe(arguments.recipe, overrides)
     try:
         result = train(recipe, progress=not arguments.quiet)
+        if not _is_main_process():
+            return 0
     except TrainingStopped as stopped:
         return _report_stop(stopped.signal_number, stopped.step)
     except KeyboardInterrupt:
@@ -97,12 +100,18 @@ def _train(arguments: argparse.Namespace) -> int:
     kept = f"average of {result.averaged} checkpoints" if result.averaged else "best checkpoint"
     print(f"trained {result.steps:,} steps in {result.seconds / 60:.1f} minutes; kept the {kept}: validation {shown}")
     print(f"model: {result.folder}")
-    print(f"translate with it: vaswani translate {result.folder} 'a sentence'")
+    print(f"translate with it: {command_name()} translate {result.folder} 'a sentence'")
     return 0
+
+
+def _is_main_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"  # set by accelerate launch and torchrun
 
 
 def _report_stop(signal_number: int, step: int | None) -> int:
     where = "" if step is None else f" at step {step:,}; checkpoint written"
+    if not _is_main_process():
+        return 128 + signal_number
     print(f"stopped{where}. To resume, run the same command again:")
     print(f"  {command_name()} {shlex.join(word for word in sys.argv[1:] if word != '--overwrite')}")
     return 128 + signal_number
@@ -166,14 +175,19 @@ def _translate(arguments: argparse.Namespace) -> int:
 
     if arguments.sentences and arguments.input:
         raise UserError("give sentences or --input, not both")
+    for number, sentence in enumerate(arguments.sentences, start=1):
+        if not sentence.isprintable() and any("\ud800" <= character <= "\udfff" for character in sentence):
+            raise UserError(f"sentence {number} is not valid UTF-8: convert it first")
+    files = [Path(name) for name in (arguments.input, arguments.output) if name]
+    if len(files) == 2 and all(file.exists() for file in files) and files[0].samefile(files[1]):
+        raise UserError(f"--input and --output are the same file, {files[0]}: give another --output")
     translator = _translator(arguments)
-    if arguments.sentences:
-        sentences, total = iter(arguments.sentences), len(arguments.sentences)
-    else:
-        sentences, total = _lines(arguments.input), None
-        if arguments.input is None and sys.stdin.isatty():
-            print("translating standard input, one sentence a line; Ctrl-D ends it", file=sys.stderr)
     interactive = not arguments.sentences and arguments.input is None and sys.stdin.isatty()
+    if interactive:
+        print("translating standard input, one sentence a line; Ctrl-D ends it", file=sys.stderr)
+    sentences = iter(arguments.sentences) if arguments.sentences else _lines(arguments.input)
+    first = list(islice(sentences, 1))  # a missing input is reported before an output is opened
+    total = len(arguments.sentences) or None
     with contextlib.ExitStack() as stack:
         output = sys.stdout
         if arguments.output:
@@ -181,7 +195,9 @@ def _translate(arguments: argparse.Namespace) -> int:
         bar = stack.enter_context(
             tqdm(total=total, desc="translating", unit="sentence", file=sys.stderr, disable=interactive or total == 1)
         )
-        for translation in translator.translate(sentences, window=1 if interactive else 1000, progress=bar):
+        for translation in translator.translate(
+            chain(first, sentences), window=1 if interactive else 1000, progress=bar
+        ):
             print(translation, file=output, flush=interactive)
     return 0
 
@@ -216,14 +232,14 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     scored = [pair for pair in zip(sources, references, strict=True) if all(side.strip() for side in pair)]
     scores["perplexity"] = perplexity(translator.model, translator.tokenizer, *map(list, zip(*scored, strict=True)))
     scores |= {"sentences": len(sources), "seconds": round(seconds, 1)}
-    if arguments.output:
-        Path(arguments.output).write_text("".join(line + "\n" for line in translations), encoding="utf-8")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
     print(f"BLEU {scores['bleu']:.2f}  ({scores['bleu_signature']})")
     print(f"chrF {scores['chrf']:.2f}  ({scores['chrf_signature']})")
     print(f"perplexity {scores['perplexity']:.3f} a target token, {scores['exact_match']:.1f}% of sentences exact")
     print(f"{len(sources):,} sentences translated in {seconds:.1f} s")
+    if arguments.output:
+        Path(arguments.output).write_text("".join(line + "\n" for line in translations), encoding="utf-8")
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
     return 0
 
 
@@ -237,8 +253,6 @@ def _add_tokenizer(commands) -> None:
 
 
 def _tokenizer(arguments: argparse.Namespace) -> int:
-    from itertools import chain
-
     from .data import read_lines
     from .tokenization import train_tokenizer
 
@@ -261,10 +275,10 @@ def _add_lists(commands) -> None:
 
 
 def _recipes(arguments: argparse.Namespace) -> int:
-    from .recipe import _read, describe, recipe_names
+    from .recipe import describe, read_recipe, recipe_names
 
     if arguments.name:
-        print(_read(arguments.name)[0], end="")
+        print(read_recipe(arguments.name)[0], end="")
         return 0
     names = recipe_names()
     for name in names:
@@ -337,7 +351,10 @@ def _quiet_libraries() -> None:
     transformers_logging.disable_progress_bar()
     datasets_logging.set_verbosity_error()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger(__package__).setLevel(logging.INFO)
+    logging.getLogger(__package__).setLevel(logging.INFO if _is_main_process() else logging.WARNING)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8")  # translations are not limited to the terminal's own encoding
 
 
 def _explain(error: Exception) -> str | None:

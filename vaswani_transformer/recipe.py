@@ -175,8 +175,12 @@ def describe(name: str) -> str:
     return text.splitlines()[0].lstrip("# ")
 
 
-def _read(name_or_path: str) -> tuple[str, str]:
-    """Text of a recipe and a name for it."""
+def read_recipe(name_or_path: str) -> tuple[str, str]:
+    """Text of a recipe, shipped or one's own, and a name for it.
+
+    Raises:
+        UserError: for a file or a name that is not there, or a file that is not UTF-8.
+    """
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         if not path.is_file():
@@ -203,7 +207,7 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
     Raises:
         UserError: for a missing or malformed file, unknown fields, wrong types and values out of range.
     """
-    text, name = _read(name_or_path)
+    text, name = read_recipe(name_or_path)
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -1,15 +1,13 @@
 """One training run: from a recipe to a model folder that is complete."""
 
-import json
 import logging
-import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import datasets
 import torch
-import yaml
+from accelerate import PartialState
 from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, set_seed
 from transformers.trainer_callback import TrainerState
@@ -24,28 +22,22 @@ from .metrics import score_translations
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .plots import plot_learning_curve
 from .recipe import Recipe, model_config
+from .run_folder import (
+    CHECKPOINTS,
+    CURVE,
+    LOG,
+    check_output,
+    check_space,
+    claim_output,
+    last_complete_checkpoint,
+    step_of,
+)
 from .tokenization import check_tokenizer_matches, load_tokenizer, train_tokenizer
 from .trainer import VaswaniTrainer, VaswaniTrainingArguments
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.jsonl", "learning_curve.png"
 TOKENIZER_TEXTS = 2_000_000  # sentences a tokenizer is trained on at most; more change next to nothing
-# Fields that a resumed run may change: they do not alter what has been computed so far.
-FREE_ON_RESUME = {
-    "max_steps",
-    "max_minutes",
-    "keep_checkpoints",
-    "average_checkpoints",
-    "log_every",
-    "num_beams",
-    "length_penalty",
-    "max_extra_tokens",
-    "output",
-    "overwrite",
-    "early_stopping",
-    "tokens_per_device",
-}
 
 
 class TrainingStopped(Exception):
@@ -70,85 +62,6 @@ class TrainingResult:
     seconds: float
     metrics: dict
     averaged: int
-
-
-def prepare_output(recipe: Recipe) -> Path | None:
-    """Make the output folder; returns the checkpoint to resume from, if an interrupted run of this recipe left one.
-
-    Raises:
-        UserError: if the folder holds a finished model and `overwrite` is not set, holds checkpoints of another recipe,
-            or cannot be written to.
-    """
-    folder = Path(recipe.output)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"output {folder} is a file: give a folder")
-    foreign = (folder / "config.json").exists() and not (folder / RECIPE).exists()
-    if (folder / WEIGHTS).exists() or foreign:
-        if not recipe.overwrite:
-            raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it")
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-        for name in (WEIGHTS, "config.json", RECIPE, LOG, CURVE):
-            (folder / name).unlink(missing_ok=True)
-    try:
-        (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        probe = folder / CHECKPOINTS / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UserError(f"cannot write to output folder {folder}: {error.strerror}") from error
-    checkpoint = last_complete_checkpoint(folder / CHECKPOINTS)
-    settings = asdict(recipe)
-    if checkpoint is not None and not recipe.overwrite:
-        earlier = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8")) if (folder / RECIPE).is_file() else {}
-        changed = sorted(
-            name for name in settings if name not in FREE_ON_RESUME and earlier.get(name) != settings[name]
-        )
-        if changed:
-            raise UserError(
-                f"{folder} holds an interrupted training with other settings ({', '.join(changed)}): give the same"
-                " ones to resume it, another --output, or --overwrite to start anew"
-            )
-    else:  # nothing of an earlier run may be taken for this one's
-        shutil.rmtree(folder / CHECKPOINTS)
-        (folder / CHECKPOINTS).mkdir()
-        checkpoint = None
-    (folder / RECIPE).write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return checkpoint
-
-
-def check_space(folder: Path, parameters: int, checkpoints: int) -> None:
-    """Refuse to start where the checkpoints would not fit.
-
-    Args:
-        folder: where they go.
-        parameters: of the model; each takes 12 bytes in a checkpoint: the weight and Adam's two averages, in float32.
-        checkpoints: how many there are at most.
-
-    Raises:
-        UserError: with the space needed and the space there is, in GB.
-    """
-    needed, free = 12 * parameters * checkpoints, shutil.disk_usage(folder).free
-    if free < needed:
-        raise UserError(
-            f"{folder} has {free / 1e9:.2f} GB of free space and {checkpoints} checkpoints need {needed / 1e9:.2f} GB:"
-            " free some, give another --output, or lower keep_checkpoints and average_checkpoints"
-        )
-
-
-def last_complete_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the highest step that was written to its end; its trainer state is written last."""
-    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
-    for path in sorted(checkpoints, key=_step, reverse=True):
-        try:
-            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-            return path
-        except (OSError, json.JSONDecodeError):
-            continue
-    return None
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _load(recipe: Recipe, source: str | None, target: str | None, data: str | None, split: str) -> datasets.Dataset:
@@ -188,10 +101,8 @@ def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Data
     return parts["train"], parts["test"]
 
 
-def _tokenizer(recipe: Recipe, train: datasets.Dataset):
-    """The recipe's tokenizer: given, left by the run that is resumed, or trained now."""
-    if recipe.tokenizer is not None:
-        return load_tokenizer(recipe.tokenizer)
+def _tokenizer_of_the_run(recipe: Recipe, train: datasets.Dataset):
+    """The tokenizer that the run has trained already, or trains now."""
     folder = Path(recipe.output) / CHECKPOINTS / "tokenizer"
     if (folder / "tokenizer_config.json").is_file():
         return load_tokenizer(folder)
@@ -201,7 +112,9 @@ def _tokenizer(recipe: Recipe, train: datasets.Dataset):
             yield from batch["source"]
             yield from batch["target"]
 
-    tokenizer = train_tokenizer(texts(), kind=recipe.tokenizer_kind, vocab_size=recipe.vocab_size)
+    tokenizer = train_tokenizer(
+        texts(), kind=recipe.tokenizer_kind, vocab_size=recipe.vocab_size, show_progress=sys.stderr.isatty()
+    )
     tokenizer.save_pretrained(folder)
     return load_tokenizer(folder)
 
@@ -284,7 +197,11 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     # On a CPU torch's fused attention is slow backwards for short sequences: scripts/benchmark_training_step.py.
     on_cpu = torch.accelerator.current_accelerator(check_available=True) is None
     automatic = "eager" if on_cpu else "sdpa"
-    model.set_attn_implementation(automatic if recipe.attention == "auto" else recipe.attention)
+    attention = automatic if recipe.attention == "auto" else recipe.attention
+    try:
+        model.set_attn_implementation(attention)
+    except (ValueError, ImportError) as error:
+        raise UserError(f"attention {attention!r} cannot be used here: {' '.join(str(error).split())[:200]}") from error
     model.generation_config.update(
         num_beams=recipe.num_beams, length_penalty=recipe.length_penalty, max_extra_tokens=recipe.max_extra_tokens
     )
@@ -306,10 +223,16 @@ class TrainingRun:
             TrainingStopped: after a signal.
         """
         recipe = self.recipe
-        checkpoint = prepare_output(recipe)
         keep_freed_memory()
-        train_text, validation_text = load_training_pairs(recipe)
-        tokenizer = _tokenizer(recipe, train_text)
+        with PartialState().main_process_first():  # one process prepares, the others find what it has left
+            main = PartialState().is_main_process
+            checkpoint = check_output(recipe) if main else last_complete_checkpoint(self.folder / CHECKPOINTS)
+            train_text, validation_text = load_training_pairs(recipe)
+            tokenizer = load_tokenizer(recipe.tokenizer) if recipe.tokenizer is not None else None
+            if main:  # only now: a mistake in what was given has changed nothing
+                claim_output(recipe, checkpoint)
+            if tokenizer is None:
+                tokenizer = _tokenizer_of_the_run(recipe, train_text)
         self.tokenizer = tokenizer
         limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
         train, counts = tokenize_pairs(train_text, tokenizer, description="tokenizing training pairs", **limits)
@@ -326,7 +249,7 @@ class TrainingRun:
         trainer = self._make_trainer(model, tokenizer, train, validation)
         logger.info("batches: %s", trainer.make_batch_sampler().statistics())
         if checkpoint is not None:
-            logger.info("resuming from step %s", f"{_step(checkpoint):,}")
+            logger.info("resuming from step %s", f"{step_of(checkpoint):,}")
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         finally:
@@ -369,7 +292,7 @@ class TrainingRun:
         """Put the best of the best checkpoint and the average of the last ones into the model."""
         name = f"eval_{self.recipe.best_by}"
         sign = 1 if self.recipe.best_by == "bleu" else -1
-        checkpoints = sorted((self.folder / CHECKPOINTS).glob("checkpoint-*"), key=_step)
+        checkpoints = sorted((self.folder / CHECKPOINTS).glob("checkpoint-*"), key=step_of)
         candidates = []
         best = trainer.state.best_model_checkpoint
         if best is not None and Path(best).is_dir():

@@ -1,0 +1,30 @@
+"""What `import vaswani_transformer` promises."""
+
+import subprocess
+import sys
+
+import pytest
+
+import vaswani_transformer
+
+
+@pytest.mark.parametrize("name", vaswani_transformer.__all__)
+def test_public_names_exist_and_are_documented(name):
+    assert getattr(vaswani_transformer, name).__doc__
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        vaswani_transformer.nothing  # noqa: B018
+
+
+def test_loading_a_model_does_not_wait_for_the_trainer():
+    code = "import sys, vaswani_transformer; print('transformers.trainer' in sys.modules, 'sacrebleu' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_the_module_and_the_command_are_one_program():
+    for command in ([sys.executable, "-m", "vaswani_transformer"], [sys.executable, "-m", "vaswani_transformer.cli"]):
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=120, check=True)
+        assert done.stdout == f"vaswani_transformer {vaswani_transformer.__version__}\n"

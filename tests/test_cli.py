@@ -226,6 +226,7 @@ def test_missing_column(recipe, tmp_path, fails, cache):
         ("preset: bse", ["bse", "base"]),
         ("label_smoothing: 1.5", ["label_smoothing", "1.5"]),
         ("a: b: c", ["line 1", "YAML"]),
+        ("position_encoding: learned\nmax_position_embeddings: 9", ["max_length", "9 positions"]),
     ],
 )
 def test_recipe_mistakes(content, expected, tmp_path, fails):

@@ -60,6 +60,7 @@ def _add_train(commands) -> None:
         "Train a model. RECIPE is a name from `vaswani recipes` or a YAML file; every option below is a field of it."
         " The same command resumes an interrupted training.",
     )
+    parser.usage = "vaswani train RECIPE [--FIELD VALUE ...]"
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe, or path of a YAML file")
     groups = {}
     for field in dataclasses.fields(Recipe):

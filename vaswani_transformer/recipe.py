@@ -67,6 +67,7 @@ class Recipe:
     activation_dropout: float | None = _option(None, "dropout inside the feed-forward sublayers", MODEL)
     attention_bias: bool | None = _option(None, "biases in the attention projections", MODEL)
     position_encoding: str | None = _option(None, "sinusoidal or learned", MODEL)
+    max_position_embeddings: int | None = _option(None, "positions to learn, in tokens; sinusoids have no end", MODEL)
 
     tokens_per_batch: int = _option(
         4096, "source tokens, and as many target tokens, of one optimizer step over all devices; paper: 25000", BATCHES
@@ -267,7 +268,12 @@ def check_recipe(recipe: Recipe) -> None:
             f"max_length {recipe.max_length} is above tokens_per_batch {recipe.tokens_per_batch} or tokens_per_device"
             f" {recipe.tokens_per_device}: a sentence has to fit in a batch"
         )
-    model_config(recipe, recipe.vocab_size)
+    config = model_config(recipe, recipe.vocab_size)
+    if config.position_encoding == "learned" and recipe.max_length > config.max_position_embeddings:
+        raise UserError(
+            f"max_length {recipe.max_length} is above the {config.max_position_embeddings} positions that the model"
+            " learns: raise max_position_embeddings or lower max_length"
+        )
 
 
 def model_config(recipe: Recipe, vocab_size: int) -> VaswaniConfig:

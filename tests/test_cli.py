@@ -322,12 +322,31 @@ def test_output_is_not_touched_before_the_input_is_known_to_be_there(model, tmp_
     assert (tmp_path / "out").read_text() == "precious\n"
 
 
-def test_overwriting_with_a_mistake_keeps_the_old_model(recipe, model, tmp_path, fails, cache):
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        ["--train-source", "missing"],
+        ["--vocab-size", "100"],
+        ["--max-length", "1"],
+        ["--max-length-ratio", "0.5"],
+        ["--attention", "no_such"],
+        ["--tokenizer", "missing"],
+        ["--tokens-per-batch", "60", "--tokens-per-device", "60", "--max-length", "3"],
+        ["--seed", str(2**32)],
+    ],
+    ids=lambda mistake: mistake[0],
+)
+def test_overwriting_with_a_mistake_keeps_the_old_model(recipe, model, tmp_path, fails, cache, mistake):
     folder = tmp_path / "kept"
     shutil.copytree(model, folder)
-    fails("train", recipe, "--output", folder, "--overwrite", "--train-source", tmp_path / "missing")
+    fails("train", recipe, "--output", folder, "--overwrite", "--quiet", *mistake)
     assert (folder / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
     assert list((folder / "checkpoints").glob("checkpoint-*"))
+
+
+def test_overwriting_replaces_model_and_tokenizer(recipe, model, tmp_path, cache):
+    folder = tmp_path / "replaced"
+    shutil.copytree(model, folder)
     options = ["--overwrite", "--quiet", "--vocab-size", "350", "--max-steps", "2"]
     assert main(["train", str(recipe), "--output", str(folder), *options]) == 0
     assert AutoModelForSeq2SeqLM.from_pretrained(folder).config.vocab_size == 350
@@ -339,6 +358,35 @@ def test_checkpoints_of_another_program_are_left_alone(recipe, tmp_path, fails, 
     for options in ([], ["--overwrite"]):
         assert "not from a training of ours" in fails("train", recipe, "--output", tmp_path / "out", *options)
     assert (tmp_path / "out" / "checkpoints" / "precious").exists()
+
+
+def test_evaluate_refuses_what_it_cannot_evaluate_before_it_translates(model, text, recipe, tmp_path, fails, cache):
+    (tmp_path / "blank").write_text("\n \n")
+    (tmp_path / "one").write_text("A dog.\n")
+    evaluate = ["evaluate", model, "--source", text / "test.en", "--reference"]
+    assert "lines" in fails(*evaluate, tmp_path / "one")
+    assert "blank" in fails("evaluate", model, "--source", tmp_path / "blank", "--reference", tmp_path / "blank")
+    assert "below" in fails(*evaluate, text / "test.de", "--json", tmp_path / "one" / "below", status=1)
+    folder = tmp_path / "learned"
+    options = ["--position-encoding", "learned", "--max-position-embeddings", "60", "--max-steps", "1", "--quiet"]
+    assert main(["train", str(recipe), "--output", str(folder), *options]) == 0
+    (tmp_path / "long").write_text("Ein Hund " * 100 + "\n")
+    line = fails("evaluate", folder, "--source", tmp_path / "one", "--reference", tmp_path / "long")
+    assert "line 1" in line and "60 positions" in line
+    assert main(["translate", str(folder), "A dog.", "--max-new-tokens", "500"]) == 0  # cut at the last position
+
+
+def test_tokenizer_output_that_is_a_file(text, tmp_path, fails):
+    (tmp_path / "file").touch()
+    assert "cannot write" in fails("tokenizer", text / "train.en", "--output", tmp_path / "file")
+
+
+def test_no_permission_to_write(recipe, tmp_path, fails, cache, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    assert "Permission denied" in fails("train", recipe, "--output", tmp_path / "out")
 
 
 def test_attention_that_is_not_there(recipe, tmp_path, fails, cache):

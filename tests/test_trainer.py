@@ -145,7 +145,7 @@ def test_accumulated_parts_train_as_the_whole_batch_does(tmp_path, optimizer, pa
 
 def first_batches(trainer, steps):
     """The pairs of the first optimizer steps of epoch 0, from the sampler."""
-    parts, step = list(trainer.make_batch_sampler()), trainer.micro_batches
+    parts, step = list(trainer.batch_sampler), trainer.micro_batches
     return [list(itertools.chain(*parts[start * step : (start + 1) * step])) for start in range(steps)]
 
 

@@ -21,6 +21,7 @@ AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration, e
 _LAZY = {
     "NoamSchedulerCallback": "schedule",
     "PairCollator": "batching",
+    "PerplexityMetric": "metrics",
     "Recipe": "recipe",
     "TokenBatchSampler": "batching",
     "TranslationMetric": "metrics",
@@ -36,6 +37,7 @@ _LAZY = {
     "load_tokenizer": "tokenization",
     "noam_learning_rate": "schedule",
     "noam_scheduler": "schedule",
+    "score_pairs": "translation",
     "tokenize_pairs": "data",
     "train": "training",
     "train_tokenizer": "tokenization",

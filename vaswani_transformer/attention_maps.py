@@ -19,17 +19,19 @@ def encoder_decoder_attention(
 
     Returns:
         weights `(num_heads, target_length, source_length)`, and the tokens of source and target as text.
+
+    Raises:
+        IndexError: for a layer that the decoder does not have.
     """
     inputs = tokenizer([source], return_tensors="pt").to(model.device)
-    if target is None:
-        outputs = model.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
-        target = tokenizer.decode(outputs[0], skip_special_tokens=True)
-    labels = tokenizer([target], return_tensors="pt")["input_ids"].to(model.device)
-    implementation = model.config._attn_implementation
-    training = model.training
-    model.set_attn_implementation("eager")  # the only one that forms the weights
+    implementation, training = model.config._attn_implementation, model.training
+    model.eval().set_attn_implementation("eager")  # the only one that forms the weights
     try:
-        output = model.eval()(
+        if target is None:
+            outputs = model.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
+            target = tokenizer.decode(outputs[0], skip_special_tokens=True)
+        labels = tokenizer([target], return_tensors="pt")["input_ids"].to(model.device)
+        output = model(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),

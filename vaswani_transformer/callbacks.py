@@ -6,8 +6,9 @@ import sys
 import time
 from pathlib import Path
 
+import torch
 from tqdm.auto import tqdm
-from transformers import TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 _SHOWN = (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU"))
 
@@ -118,6 +119,26 @@ def read_training_log(path: str | Path) -> list[dict]:
     return entries
 
 
+def on_any_process(args, flag: bool) -> bool:
+    """Whether the flag is up on any process, the same answer on all: else one would stop while others wait for it."""
+    if args.world_size == 1:
+        return flag
+    raised = torch.tensor(int(flag), device=args.device)
+    torch.distributed.all_reduce(raised, torch.distributed.ReduceOp.MAX)
+    return bool(raised)
+
+
+class ResumableEarlyStoppingCallback(EarlyStoppingCallback):
+    """transformers' early stopping, whose count of validations without progress survives a resume."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Take up the count from the checkpoint."""
+        super().on_train_begin(args, state, control, **kwargs)
+        stored = state.stateful_callbacks.get(type(self).__name__)
+        if state.global_step > 0 and isinstance(stored, dict):
+            self.early_stopping_patience_counter = stored["attributes"]["early_stopping_patience_counter"]
+
+
 class TimeLimitCallback(TrainerCallback):
     """Ends training with a validation and a checkpoint once it has taken so long.
 
@@ -131,7 +152,7 @@ class TimeLimitCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         """Ask for a validation, a checkpoint and the end when the time is up."""
-        if self.log.seconds() >= 60 * self.minutes:
+        if on_any_process(args, self.log.seconds() >= 60 * self.minutes):
             control.should_evaluate = control.should_save = control.should_training_stop = True
         return control
 
@@ -159,7 +180,8 @@ class StopSignalCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         """Ask for a checkpoint and the end if a signal came."""
-        if self.received is not None:
+        if on_any_process(args, self.received is not None):
+            self.received = self.received or signal.SIGTERM
             control.should_save = control.should_training_stop = True
         return control
 

@@ -139,18 +139,9 @@ def _add_translate(commands) -> None:
 
 def _lines(path: str | None) -> Iterator[str]:
     """Lines of a file or of standard input, without their ends."""
-    from .data import read_lines
+    from .data import decode_lines, read_lines
 
-    if path is not None:
-        yield from read_lines(Path(path))
-        return
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        try:
-            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"line {number} of standard input is not valid UTF-8 (byte {error.start + 1}): convert it first"
-            ) from error
+    return read_lines(Path(path)) if path is not None else decode_lines(sys.stdin.buffer, "standard input")
 
 
 def _translator(arguments: argparse.Namespace):
@@ -219,28 +210,37 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from tqdm.auto import tqdm
 
     from .data import load_pairs
-    from .metrics import TranslationMetric
-    from .translation import perplexity
+    from .metrics import PerplexityMetric, TranslationMetric
+    from .translation import score_pairs
 
     pairs = load_pairs(source=arguments.source, target=arguments.reference)
     sources, references = list(pairs["source"]), list(pairs["target"])
+    filled = [pair for pair in zip(sources, references, strict=True) if all(side.strip() for side in pair)]
+    if not filled:
+        raise UserError(f"{arguments.source} and {arguments.reference} hold blank lines only: nothing to evaluate")
     translator = _translator(arguments)
-    started = time.monotonic()
-    with tqdm(total=len(sources), desc="translating", unit="sentence", file=sys.stderr) as bar:
+    with contextlib.ExitStack() as stack:
+        text_file, scores_file = (
+            stack.enter_context(Path(path).open("w", encoding="utf-8")) if path else None
+            for path in (arguments.output, arguments.json)
+        )
+        losses, counts = score_pairs(translator.model, translator.tokenizer, *map(list, zip(*filled, strict=True)))
+        started = time.monotonic()
+        bar = stack.enter_context(tqdm(total=len(sources), desc="translating", unit="sentence", file=sys.stderr))
         translations = list(translator.translate(sources, progress=bar))
-    seconds = time.monotonic() - started
-    scores = TranslationMetric().compute(predictions=translations, references=references)
-    scored = [pair for pair in zip(sources, references, strict=True) if all(side.strip() for side in pair)]
-    scores["perplexity"] = perplexity(translator.model, translator.tokenizer, *map(list, zip(*scored, strict=True)))
-    scores |= {"sentences": len(sources), "seconds": round(seconds, 1)}
+        bar.close()
+        seconds = time.monotonic() - started
+        scores = TranslationMetric().compute(predictions=translations, references=references)
+        scores |= PerplexityMetric().compute(predictions=losses, references=counts)
+        scores |= {"sentences": len(sources), "seconds": round(seconds, 1)}
+        if text_file is not None:
+            text_file.writelines(line + "\n" for line in translations)
+        if scores_file is not None:
+            scores_file.write(json.dumps(scores, indent=2) + "\n")
     print(f"BLEU {scores['bleu']:.2f}  ({scores['bleu_signature']})")
     print(f"chrF {scores['chrf']:.2f}  ({scores['chrf_signature']})")
     print(f"perplexity {scores['perplexity']:.3f} a target token, {scores['exact_match']:.1f}% of sentences exact")
     print(f"{len(sources):,} sentences translated in {seconds:.1f} s")
-    if arguments.output:
-        Path(arguments.output).write_text("".join(line + "\n" for line in translations), encoding="utf-8")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
     return 0
 
 
@@ -258,6 +258,12 @@ def _tokenizer(arguments: argparse.Namespace) -> int:
     from .tokenization import train_tokenizer
 
     folder = Path(arguments.output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".writable").touch()
+        (folder / ".writable").unlink()
+    except OSError as error:
+        raise UserError(f"cannot write to output folder {folder}: {error.strerror}") from error
     if (folder / "tokenizer.json").exists() and not arguments.overwrite:
         raise UserError(f"{folder} already holds a tokenizer: give another --output, or --overwrite to replace it")
     lines = chain.from_iterable(read_lines(Path(file)) for file in arguments.files)
@@ -319,6 +325,8 @@ def _demo(arguments: argparse.Namespace) -> int:
         return run_demo(Path(arguments.output), arguments.seed, _say, command_name())
     except TrainingStopped as stopped:
         return _report_stop(stopped.signal_number, stopped.step)
+    except KeyboardInterrupt:
+        return _report_stop(signal.SIGINT, None)
 
 
 def _say(line: str) -> None:
@@ -381,7 +389,9 @@ def main(argv: list[str] | None = None) -> int:
         arguments.parser.refuse_unknown(unknown)
     _quiet_libraries()
     try:
-        return arguments.run(arguments)
+        status = arguments.run(arguments)
+        sys.stdout.flush()  # here, so that a reader of our output who has gone is noticed below
+        return status
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -153,9 +153,10 @@ class VaswaniConfig(PreTrainedConfig):
                 f"d_model is {self.d_model}: sinusoids come in pairs of sine and cosine, so it must be even"
                 " (or use position_encoding='learned')"
             )
-        for name in ("bos_token_id", "pad_token_id", "decoder_start_token_id"):
+        for name in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < self.vocab_size:
+            ids = value if isinstance(value, list) else [value]
+            if any(token is not None and not 0 <= token < self.vocab_size for token in ids):
                 raise ValueError(f"{name} is {value}: it must be at least 0 and below vocab_size {self.vocab_size}")
 
     @classmethod

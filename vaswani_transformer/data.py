@@ -199,13 +199,22 @@ def read_lines(path: Path) -> Iterator[str]:
         UserError: a file that cannot be read, is not whole, or is not UTF-8, with the number of the line.
     """
     with _file_errors(path), path.open("rb") as raw:
-        for number, line in enumerate(gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw, 1):
-            try:
-                text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-            except UnicodeDecodeError as error:
-                where = f"{path}, line {number}, byte offset {error.start} of the line"
-                raise UserError(f"{where}: not valid UTF-8 ({error.reason}); convert the file to UTF-8") from None
-            yield text.removeprefix("\ufeff") if number == 1 else text
+        yield from decode_lines(gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw, str(path))
+
+
+def decode_lines(lines: Iterable[bytes], where: str) -> Iterator[str]:
+    """Lines of UTF-8 bytes as text, without their ends and without a byte order mark.
+
+    Raises:
+        UserError: for a line that is not UTF-8, with its number and with `where` it is from.
+    """
+    for number, line in enumerate(lines, 1):
+        try:
+            text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+        except UnicodeDecodeError as error:
+            place = f"{where}, line {number}, byte offset {error.start} of the line"
+            raise UserError(f"{place}: not valid UTF-8 ({error.reason}); convert it to UTF-8") from None
+        yield text.removeprefix("\ufeff") if number == 1 else text
 
 
 def _read_text(source: Path, target: Path, columns: tuple[str, str]) -> Iterator[tuple[str, dict[str, str]]]:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from .attention_maps import encoder_decoder_attention
 from .errors import UserError
-from .metrics import TranslationMetric
+from .metrics import PerplexityMetric, TranslationMetric
 from .plots import plot_attention
 from .recipe import load_recipe
 from .synthetic import generate_corpus, write_corpus
 from .training import train
-from .translation import Translator, load_model, perplexity
+from .translation import Translator, load_model, score_pairs
 
 SHOWN = 6  # test sentences printed with their translations
 
@@ -44,8 +44,7 @@ def run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str =
     for english, german in corpus.test[:: max(1, len(corpus.test) // 2)][:2]:
         say(f"     {english}  ->  {german}")
     recipe = load_recipe("demo", {"data_dir": str(folder / "data"), "output": str(folder / "model"), "seed": seed})
-    finished = (folder / "model" / "model.safetensors").is_file()
-    recipe.overwrite = finished  # an interrupted demo is resumed, a finished one is made anew
+    recipe.overwrite = True  # an interrupted demo is resumed, a finished one or one of another seed is made anew
     say("2. Training a Transformer on them (Ctrl-C stops it; the same command goes on):")
     result = train(recipe)
     model, tokenizer = load_model(folder / "model")
@@ -53,10 +52,12 @@ def run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str =
     sources, references = map(list, zip(*corpus.test, strict=True))
     translations = list(Translator(model, tokenizer, tokens_per_batch=4096).translate(sources))
     scores = TranslationMetric().compute(predictions=translations, references=references)
+    losses, counts = score_pairs(model, tokenizer, sources, references)
+    scores |= PerplexityMetric().compute(predictions=losses, references=counts)
     say(
         f"3. On the {len(sources)} unseen test sentences: BLEU {scores['bleu']:.1f},"
         f" {scores['exact_match']:.1f}% exactly right,"
-        f" perplexity {perplexity(model, tokenizer, sources, references):.3f} a token"
+        f" perplexity {scores['perplexity']:.3f} a token"
     )
     say(f"   ({scores['bleu_signature']})")
     step = max(1, len(sources) // SHOWN)

@@ -39,8 +39,8 @@ class VaswaniGenerationMixin:
             extra = getattr(generation_config, "max_extra_tokens", None)
             limit = kwargs["inputs_tensor"].shape[1] + (MAX_EXTRA_TOKENS if extra is None else extra)
             generation_config.max_length = kwargs["input_ids_length"] + limit
-            if self.config.position_encoding == "learned":
-                generation_config.max_length = min(generation_config.max_length, self.config.max_position_embeddings)
+        if self.config.position_encoding == "learned":  # there are no positions beyond
+            generation_config.max_length = min(generation_config.max_length, self.config.max_position_embeddings)
         return generation_config
 
     def _validate_generated_length(self, generation_config, input_ids_length, has_default_max_length):

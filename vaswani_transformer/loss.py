@@ -25,7 +25,7 @@ class _LabelSmoothedCrossEntropy(torch.autograd.Function):
         weight = kept.float() * (ctx.items / items)  # (tokens,)
         gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
         total = torch.zeros((), dtype=torch.float32, device=logits.device)
-        rows = len(logits) if logits.is_cuda else max(1, BLOCK_ELEMENTS // logits.shape[-1])
+        rows = len(logits) if not logits.is_cpu else max(1, BLOCK_ELEMENTS // logits.shape[-1])
         for start in range(0, len(logits), rows):
             block = slice(start, start + rows)
             z, label = logits[block].float(), safe_labels[block, None]

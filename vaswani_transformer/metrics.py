@@ -1,4 +1,6 @@
-"""BLEU and chrF as an `evaluate.Metric` that needs no network."""
+"""BLEU, chrF and perplexity as `evaluate.Metric` classes that need no network."""
+
+import math
 
 import datasets
 import evaluate
@@ -27,6 +29,32 @@ class TranslationMetric(evaluate.Metric):
 
     def _compute(self, predictions, references):
         return score_translations(predictions, references)
+
+
+class PerplexityMetric(evaluate.Metric):
+    """exp of the mean negative log-probability of a token.
+
+    `PerplexityMetric().compute(predictions=losses, references=counts)` takes for each sentence its negative
+    log-probability in nats and its number of tokens, as `score_pairs` gives them, and returns `perplexity`.
+
+    Raises:
+        ValueError: from `compute`, for no tokens.
+    """
+
+    def _info(self):
+        return evaluate.MetricInfo(
+            description="Perplexity a token from log-probabilities of sentences.",
+            citation="",
+            inputs_description="predictions: nats a sentence; references: tokens a sentence.",
+            features=datasets.Features(
+                {"predictions": datasets.Value("float64"), "references": datasets.Value("int64")}
+            ),
+        )
+
+    def _compute(self, predictions, references):
+        if not sum(references):
+            raise ValueError("no tokens to compute a perplexity of")
+        return {"perplexity": math.exp(min(math.fsum(predictions) / sum(references), 700.0))}
 
 
 def score_translations(predictions: list[str], references: list[str], tokenize: str = "13a") -> dict:

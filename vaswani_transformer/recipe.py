@@ -42,7 +42,9 @@ class Recipe:
     data_dir: str | None = _option(None, "folder that relative data paths start from; the current one if none", DATA)
     data_config: str | None = _option(None, "configuration of a Hub dataset, such as de-en for wmt14", DATA)
     train_split: str = _option("train", "split of a Hub dataset to train on", DATA)
-    validation_split: str = _option("validation", "split of a Hub dataset to validate on", DATA)
+    validation_split: str | None = _option(
+        None, "split of a Hub dataset to validate on, of train_data if there is no validation_data", DATA
+    )
     source_column: str = _option("source", "column of the sources, or its key in a translation column: en", DATA)
     target_column: str = _option("target", "column of the targets, or its key in a translation column: de", DATA)
     max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
@@ -93,7 +95,11 @@ class Recipe:
 
     evaluate_every: int = _option(1000, "optimizer steps between validations, each with a checkpoint", CHECKS)
     log_every: int = _option(50, "optimizer steps between lines of the training log", CHECKS)
-    validation_bleu: int = _option(500, "validation pairs translated (greedily) for BLEU; 0 for none", CHECKS)
+    validation_bleu: int = _option(
+        500,
+        "validate on a fixed sample of this many pairs, translated greedily for BLEU; 0: loss on all pairs, no BLEU",
+        CHECKS,
+    )
     best_by: str = _option("loss", "what the best checkpoint is best by: loss or bleu", CHECKS)
     early_stopping: int = _option(0, "stop after this many validations without a better one; 0 for never", CHECKS)
     keep_checkpoints: int = _option(5, "latest checkpoints kept, besides the best", CHECKS)
@@ -247,6 +253,12 @@ def check_recipe(recipe: Recipe) -> None:
         for name in names.split():
             if getattr(recipe, name) < lowest:
                 raise UserError(f"{name} is {getattr(recipe, name)}: it must be {lowest} or more")
+    if recipe.max_length < 2:
+        raise UserError(f"max_length is {recipe.max_length}: it must be 2 or more, since </s> counts")
+    if 0 < recipe.max_length_ratio < 1:
+        raise UserError(f"max_length_ratio is {recipe.max_length_ratio}: it must be 1 or more, or 0 for no limit")
+    if recipe.seed >= 2**32:
+        raise UserError(f"seed is {recipe.seed}: it must be below 2**32")
     for name in ("learning_rate_scale", "adam_epsilon"):
         if getattr(recipe, name) <= 0:
             raise UserError(f"{name} is {getattr(recipe, name)}: it must be above 0")

@@ -12,13 +12,13 @@ from .errors import UserError
 from .recipe import Recipe
 
 CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.jsonl", "learning_curve.png"
+TOKENIZER = "tokenizer"  # within the checkpoints: what a resumed run goes on with
 # Fields that a resumed run may change: they do not alter what has been computed so far.
 FREE_ON_RESUME = {
     "max_steps",
     "max_minutes",
     "keep_checkpoints",
     "average_checkpoints",
-    "log_every",
     "num_beams",
     "length_penalty",
     "max_extra_tokens",
@@ -32,7 +32,7 @@ FREE_ON_RESUME = {
 def check_output(recipe: Recipe) -> Path | None:
     """Make the output folder; returns the checkpoint to resume from, if an interrupted run of this recipe left one.
 
-    Nothing that is there is changed.
+    An interrupted run of the same settings is resumed with `overwrite` too. Nothing that is there is changed.
 
     Raises:
         UserError: if the folder holds a finished model and `overwrite` is not set, checkpoints of another recipe or of
@@ -56,11 +56,13 @@ def check_output(recipe: Recipe) -> Path | None:
     except OSError as error:
         raise UserError(f"cannot write to output folder {folder}: {error.strerror}") from error
     checkpoint = last_complete_checkpoint(checkpoints)
-    if checkpoint is None or recipe.overwrite:
+    if checkpoint is None or finished:
         return None
     settings = asdict(recipe)
     earlier = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
     changed = sorted(name for name in settings if name not in FREE_ON_RESUME and earlier.get(name) != settings[name])
+    if changed and recipe.overwrite:
+        return None
     if changed:
         raise UserError(
             f"{folder} holds an interrupted training with other settings ({', '.join(changed)}): give the same ones to"
@@ -87,17 +89,18 @@ def claim_output(recipe: Recipe, checkpoint: Path | None) -> None:
 
 
 def check_space(folder: Path, parameters: int, checkpoints: int) -> None:
-    """Refuse to start where the checkpoints would not fit.
+    """Refuse to start where the checkpoints would not fit; those that are there already count as free space.
 
     Args:
-        folder: where they go.
+        folder: the output folder.
         parameters: of the model; each takes 12 bytes in a checkpoint: the weight and Adam's two averages, in float32.
         checkpoints: how many there are at most.
 
     Raises:
         UserError: with the space needed and the space there is, in GB.
     """
-    needed, free = 12 * parameters * checkpoints, shutil.disk_usage(folder).free
+    taken = sum(path.stat().st_size for path in (folder / CHECKPOINTS).glob("checkpoint-*/*") if path.is_file())
+    needed, free = 12 * parameters * checkpoints, shutil.disk_usage(folder).free + taken
     if free < needed:
         raise UserError(
             f"{folder} has {free / 1e9:.2f} GB of free space and {checkpoints} checkpoints need {needed / 1e9:.2f} GB:"
@@ -105,16 +108,22 @@ def check_space(folder: Path, parameters: int, checkpoints: int) -> None:
         )
 
 
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints that were written to their end, by step; a checkpoint's trainer state is written last."""
+    found = []
+    for path in folder.glob("checkpoint-*"):
+        if path.name.rpartition("-")[2].isdigit():
+            try:
+                json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+            except (OSError, json.JSONDecodeError):
+                continue
+            found.append(path)
+    return sorted(found, key=step_of)
+
+
 def last_complete_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the highest step that was written to its end; its trainer state is written last."""
-    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
-    for path in sorted(checkpoints, key=step_of, reverse=True):
-        try:
-            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-            return path
-        except (OSError, json.JSONDecodeError):
-            continue
-    return None
+    """The checkpoint of the highest step that was written to its end."""
+    return next(reversed(complete_checkpoints(folder)), None)
 
 
 def step_of(checkpoint: Path) -> int:

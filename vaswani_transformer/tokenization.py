@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from vaswani_transformer.errors import UserError
+from .errors import UserError
 
 # The position is the id. `<pad>` is not 0 because beam search in transformers takes a pad id of 0 for "none given" and
 # fills finished hypotheses with `</s>` instead.

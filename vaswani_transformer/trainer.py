@@ -1,8 +1,10 @@
 """`Seq2SeqTrainer` with the paper's batches, optimizer, schedule and loss (Sections 5.1 to 5.4)."""
 
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,6 +14,8 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallba
 from .batching import IGNORE_INDEX, PairCollator, TokenBatchSampler
 from .loss import label_smoothed_cross_entropy
 from .schedule import NoamSchedulerCallback
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -47,7 +51,7 @@ class _EpochCallback(TrainerCallback):
         self.trainer = trainer
 
     def on_epoch_begin(self, args, state, control, **kwargs):
-        sampler = self.trainer._batch_sampler
+        sampler = self.trainer.batch_sampler
         sampler.set_epoch(state.global_step // (len(sampler) // sampler.micro_batches))
 
 
@@ -74,6 +78,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
         if model is None:
             raise ValueError("VaswaniTrainer needs a model (it does not support model_init)")
         args = VaswaniTrainingArguments() if args is None else args
+        if args.n_gpu > 1:
+            logger.warning("training on one of %d GPUs: start with `accelerate launch` to use all", args.n_gpu)
+            args._n_gpu = 1  # torch's DataParallel would split a batch by sentences and weigh its parts wrongly
         self.micro_batches = max(1, math.ceil(args.tokens_per_batch / args.tokens_per_device))
         # The number of parts must be a multiple of the number of processes, each of which takes equally many.
         args.gradient_accumulation_steps = math.ceil(self.micro_batches / args.world_size)
@@ -100,8 +107,13 @@ class VaswaniTrainer(Seq2SeqTrainer):
             kwargs["num_items_in_batch"] = None
         return super().compute_loss(model, inputs, *args, **kwargs)
 
-    def make_batch_sampler(self) -> TokenBatchSampler:
-        """The batches of `train_dataset` for these settings."""
+    @cached_property
+    def batch_sampler(self) -> TokenBatchSampler:
+        """The batches of `train_dataset` for these settings.
+
+        Raises:
+            UserError: as `TokenBatchSampler`.
+        """
         lengths = self.train_dataset.with_format("numpy")
         return TokenBatchSampler(
             lengths["source_length"][:],
@@ -113,10 +125,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Micro-batches in order, sharded over processes by accelerate."""
-        self._batch_sampler = self.make_batch_sampler()
         loader = DataLoader(
             self.train_dataset.select_columns(["input_ids", "labels"]),
-            batch_sampler=self._batch_sampler,
+            batch_sampler=self.batch_sampler,
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),

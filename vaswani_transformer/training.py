@@ -2,18 +2,24 @@
 
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import datasets
 import torch
 from accelerate import PartialState
 from safetensors.torch import load_file
-from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, set_seed
+from transformers import PrinterCallback, ProgressCallback, set_seed
 from transformers.trainer_callback import TrainerState
 
 from .averaging import WEIGHTS, average_checkpoints
-from .callbacks import ProgressBarCallback, StopSignalCallback, TimeLimitCallback, TrainingLogCallback
+from .callbacks import (
+    ProgressBarCallback,
+    ResumableEarlyStoppingCallback,
+    StopSignalCallback,
+    TimeLimitCallback,
+    TrainingLogCallback,
+)
 from .configuration_vaswani import VaswaniConfig
 from .data import load_pairs, tokenize_pairs
 from .errors import UserError
@@ -26,10 +32,11 @@ from .run_folder import (
     CHECKPOINTS,
     CURVE,
     LOG,
+    TOKENIZER,
     check_output,
     check_space,
     claim_output,
-    last_complete_checkpoint,
+    complete_checkpoints,
     step_of,
 )
 from .tokenization import check_tokenizer_matches, load_tokenizer, train_tokenizer
@@ -90,8 +97,10 @@ def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Data
         raise UserError("no training data: give --train-source and --train-target, or --train-data")
     train = _load(recipe, recipe.train_source, recipe.train_target, recipe.train_data, recipe.train_split)
     validation = recipe.validation_source, recipe.validation_target, recipe.validation_data
+    if recipe.validation_split is not None and not any(validation):
+        validation = None, None, recipe.train_data
     if any(validation):
-        return train, _load(recipe, *validation, recipe.validation_split)
+        return train, _load(recipe, *validation, recipe.validation_split or "validation")
     if not 0 < recipe.validation_size < len(train):
         raise UserError(
             f"cannot hold validation_size {recipe.validation_size} pairs out of {len(train)} training pairs: give"
@@ -101,39 +110,55 @@ def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Data
     return parts["train"], parts["test"]
 
 
-def _tokenizer_of_the_run(recipe: Recipe, train: datasets.Dataset):
-    """The tokenizer that the run has trained already, or trains now."""
-    folder = Path(recipe.output) / CHECKPOINTS / "tokenizer"
-    if (folder / "tokenizer_config.json").is_file():
-        return load_tokenizer(folder)
+def _tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool):
+    """The recipe's tokenizer: given, or of the run that is resumed, or trained now."""
+    if recipe.tokenizer is not None:
+        return load_tokenizer(recipe.tokenizer)
+    if resumed:
+        return load_tokenizer(Path(recipe.output) / CHECKPOINTS / TOKENIZER)
 
     def texts():
         for batch in train.select(range(min(len(train), TOKENIZER_TEXTS // 2))).iter(batch_size=1000):
             yield from batch["source"]
             yield from batch["target"]
 
-    tokenizer = train_tokenizer(
+    return train_tokenizer(
         texts(), kind=recipe.tokenizer_kind, vocab_size=recipe.vocab_size, show_progress=sys.stderr.isatty()
     )
-    tokenizer.save_pretrained(folder)
-    return load_tokenizer(folder)
+
+
+def on_cpu() -> bool:
+    """Whether there is no accelerator to train on."""
+    return torch.accelerator.current_accelerator(check_available=True) is None
 
 
 def choose_precision(precision: str) -> dict[str, bool]:
-    """`bf16` and `fp16` for `TrainingArguments`; auto means bf16 where the hardware multiplies matrices in it."""
-    if precision == "auto":
-        if torch.cuda.is_available():
-            bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        else:
-            accelerator = torch.accelerator.current_accelerator(check_available=True)
-            supported = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-            bf16 = accelerator is None and supported()
-        precision = "bf16" if bf16 else "fp32"
-    return {"bf16": precision == "bf16", "fp16": precision == "fp16"}
+    """`bf16` and `fp16` for `TrainingArguments`; auto means bf16 where the hardware multiplies matrices in it.
+
+    Raises:
+        UserError: for a precision that this machine does not train in.
+    """
+    if torch.cuda.is_available():
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        has_bf16 = on_cpu() and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    if precision == "fp16" and on_cpu():
+        raise UserError("precision is 'fp16', which needs a GPU: use bf16, fp32 or auto")
+    if precision == "bf16" and torch.cuda.is_available() and not has_bf16:
+        raise UserError("precision is 'bf16', which this GPU does not compute in: use fp16, fp32 or auto")
+    return {"bf16": precision == "bf16" or (precision == "auto" and has_bf16), "fp16": precision == "fp16"}
 
 
-def training_arguments(recipe: Recipe) -> VaswaniTrainingArguments:
-    """The recipe in the Trainer's terms."""
+def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments:
+    """The recipe in the Trainer's terms.
+
+    Args:
+        recipe: the recipe.
+        longest: tokens of the longest validation sentence; a validation batch holds `tokens_per_device` at most.
+
+    Raises:
+        UserError: as `choose_precision`.
+    """
     return VaswaniTrainingArguments(
         output_dir=str(Path(recipe.output) / CHECKPOINTS),
         tokens_per_batch=recipe.tokens_per_batch,
@@ -160,12 +185,12 @@ def training_arguments(recipe: Recipe) -> VaswaniTrainingArguments:
         greater_is_better=recipe.best_by == "bleu",
         predict_with_generate=recipe.validation_bleu > 0,
         generation_num_beams=1,
-        per_device_eval_batch_size=64,
+        per_device_eval_batch_size=max(1, min(64, recipe.tokens_per_device // longest)),
         remove_unused_columns=False,
         report_to="none",
         disable_tqdm=True,
         log_level="error",
-        use_cpu=torch.accelerator.current_accelerator(check_available=True) is None,  # or bf16 is refused there
+        use_cpu=on_cpu(),  # or bf16 is refused there
         **choose_precision(recipe.precision),
     )
 
@@ -186,7 +211,15 @@ def _bleu_metric(tokenizer):
 
 
 def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
-    """A model with initial weights and the recipe's decoding settings."""
+    """A model with initial weights and the recipe's decoding settings.
+
+    Raises:
+        UserError: for a tokenizer without the special tokens that the model needs, sizes that no model can have, or an
+            attention implementation that is not there.
+    """
+    missing = [name for name in ("bos", "pad", "eos") if getattr(tokenizer, f"{name}_token_id") is None]
+    if missing:
+        raise UserError(f"the tokenizer has no {' and no '.join(missing)} token: use one of `vaswani tokenizer`")
     config: VaswaniConfig = model_config(recipe, len(tokenizer))
     for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
         setattr(config, name, getattr(tokenizer, name))
@@ -195,8 +228,7 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     set_seed(recipe.seed)
     model = VaswaniForConditionalGeneration(config)
     # On a CPU torch's fused attention is slow backwards for short sequences: scripts/benchmark_training_step.py.
-    on_cpu = torch.accelerator.current_accelerator(check_available=True) is None
-    automatic = "eager" if on_cpu else "sdpa"
+    automatic = "eager" if on_cpu() else "sdpa"
     attention = automatic if recipe.attention == "auto" else recipe.attention
     try:
         model.set_attn_implementation(attention)
@@ -223,55 +255,78 @@ class TrainingRun:
             TrainingStopped: after a signal.
         """
         recipe = self.recipe
-        keep_freed_memory()
-        with PartialState().main_process_first():  # one process prepares, the others find what it has left
-            main = PartialState().is_main_process
-            checkpoint = check_output(recipe) if main else last_complete_checkpoint(self.folder / CHECKPOINTS)
+        if on_cpu():
+            keep_freed_memory()
+        with PartialState().main_process_first():  # one process reads and tokenizes, the others find it in the cache
+            checkpoint = self._find_checkpoint()
             train_text, validation_text = load_training_pairs(recipe)
-            tokenizer = load_tokenizer(recipe.tokenizer) if recipe.tokenizer is not None else None
-            if main:  # only now: a mistake in what was given has changed nothing
-                claim_output(recipe, checkpoint)
-            if tokenizer is None:
-                tokenizer = _tokenizer_of_the_run(recipe, train_text)
-        self.tokenizer = tokenizer
-        limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
-        train, counts = tokenize_pairs(train_text, tokenizer, description="tokenizing training pairs", **limits)
-        logger.info("training data: %s", counts)
-        validation, counts = tokenize_pairs(
-            validation_text, tokenizer, description="tokenizing validation pairs", **limits
-        )
-        logger.info("validation data: %s", counts)
-        model = new_model(recipe, tokenizer)
+            self.tokenizer = _tokenizer(recipe, train_text, resumed=checkpoint is not None)
+            train, validation = self._tokenize(train_text, validation_text)
+        model = new_model(recipe, self.tokenizer)
         logger.info(
             "model: %s parameters, vocabulary %s", f"{model.num_parameters():,}", f"{model.config.vocab_size:,}"
         )
         check_space(self.folder, model.num_parameters(), max(recipe.keep_checkpoints, recipe.average_checkpoints) + 2)
-        trainer = self._make_trainer(model, tokenizer, train, validation)
-        logger.info("batches: %s", trainer.make_batch_sampler().statistics())
+        trainer = self._make_trainer(model, train, validation)
+        logger.info("batches: %s", trainer.batch_sampler.statistics())
+        if trainer.is_world_process_zero():  # only now: a mistake in what was given has changed nothing
+            claim_output(recipe, checkpoint)
+            self.tokenizer.save_pretrained(self.folder / CHECKPOINTS / TOKENIZER)
+        trainer.accelerator.wait_for_everyone()
+        self._train(trainer, checkpoint)
+        metrics, averaged = self._choose_weights(trainer)
+        return self._finish(trainer, metrics, averaged)
+
+    def _find_checkpoint(self) -> Path | None:
+        if PartialState().is_main_process:
+            return check_output(self.recipe)
+        # The main process has checked already; what it resumes from is what is there and fits.
+        return check_output(replace(self.recipe, overwrite=True))
+
+    def _tokenize(self, train_text: datasets.Dataset, validation_text: datasets.Dataset) -> list[datasets.Dataset]:
+        tokenized = []
+        for part, text in (("training", train_text), ("validation", validation_text)):
+            pairs, counts = tokenize_pairs(
+                text,
+                self.tokenizer,
+                max_length=self.recipe.max_length,
+                max_length_ratio=self.recipe.max_length_ratio,
+                description=f"tokenizing {part} pairs",
+            )
+            logger.info("%s data: %s", part, counts)
+            tokenized.append(pairs)
+        return tokenized
+
+    def _train(self, trainer: VaswaniTrainer, checkpoint: Path | None) -> None:
+        """Train to the end, from a checkpoint if there is one; raises `TrainingStopped` after a signal."""
         if checkpoint is not None:
             logger.info("resuming from step %s", f"{step_of(checkpoint):,}")
+        if checkpoint is not None and step_of(checkpoint) >= self.recipe.max_steps:  # only the end is missing
+            trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+            trainer._load_from_checkpoint(str(checkpoint))
+            self.log.on_train_begin(trainer.args, trainer.state, trainer.control)
+            return
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         finally:
             self.stopper.restore()
-        if self.stopper.received is not None:
+        if self.stopper.received is not None and trainer.state.global_step < trainer.state.max_steps:
             raise TrainingStopped(trainer.state.global_step, self.stopper.received)
-        metrics, averaged = self._choose_weights(trainer)
-        return self._finish(trainer, metrics, averaged)
 
-    def _make_trainer(self, model, tokenizer, train, validation) -> VaswaniTrainer:
+    def _make_trainer(self, model, train, validation) -> VaswaniTrainer:
         recipe = self.recipe
         if recipe.validation_bleu and len(validation) > recipe.validation_bleu:
             # Loss is computed on what is translated too: a fixed sample, the same in every run of this seed.
             validation = validation.shuffle(seed=recipe.seed).select(range(recipe.validation_bleu))
+        longest = max(max(validation["source_length"]), max(validation["target_length"]))
         validation = validation.sort("source_length").select_columns(["input_ids", "labels"])
         trainer = VaswaniTrainer(
             model=model,
-            args=training_arguments(recipe),
+            args=training_arguments(recipe, longest),
             train_dataset=train,
             eval_dataset=validation,
-            processing_class=tokenizer,
-            compute_metrics=_bleu_metric(tokenizer) if recipe.validation_bleu else None,
+            processing_class=self.tokenizer,
+            compute_metrics=_bleu_metric(self.tokenizer) if recipe.validation_bleu else None,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
@@ -283,7 +338,7 @@ class TrainingRun:
         if recipe.max_minutes:
             callbacks.append(TimeLimitCallback(self.log, recipe.max_minutes))
         if recipe.early_stopping:
-            callbacks.append(EarlyStoppingCallback(recipe.early_stopping))
+            callbacks.append(ResumableEarlyStoppingCallback(recipe.early_stopping))
         for callback in callbacks:
             trainer.add_callback(callback)
         return trainer
@@ -292,7 +347,13 @@ class TrainingRun:
         """Put the best of the best checkpoint and the average of the last ones into the model."""
         name = f"eval_{self.recipe.best_by}"
         sign = 1 if self.recipe.best_by == "bleu" else -1
-        checkpoints = sorted((self.folder / CHECKPOINTS).glob("checkpoint-*"), key=step_of)
+        every, end = self.recipe.evaluate_every, trainer.state.global_step
+        # Those that a Ctrl-C left in between are not counted: an interrupted run ends as an uninterrupted one.
+        checkpoints = [
+            checkpoint
+            for checkpoint in complete_checkpoints(self.folder / CHECKPOINTS)
+            if step_of(checkpoint) % every == 0 or step_of(checkpoint) == end
+        ]
         candidates = []
         best = trainer.state.best_model_checkpoint
         if best is not None and Path(best).is_dir():
@@ -327,13 +388,14 @@ class TrainingRun:
     def _finish(self, trainer: VaswaniTrainer, metrics: dict, averaged: int) -> TrainingResult:
         """Write everything that belongs to the model; the weights come last and whole: they mark a finished run."""
         if trainer.is_world_process_zero():
+            plot_learning_curve(self.folder / LOG, self.folder / CURVE)
             staging = self.folder / CHECKPOINTS / "final"
+            trainer.model.config.use_cache = True  # the Trainer has switched it off for training
             trainer.accelerator.unwrap_model(trainer.model).save_pretrained(staging)
             self.tokenizer.save_pretrained(staging)
             for path in sorted(staging.iterdir(), key=lambda path: path.name == WEIGHTS):
                 path.replace(self.folder / path.name)
             staging.rmdir()
-            plot_learning_curve(self.folder / LOG, self.folder / CURVE)
         trainer.accelerator.wait_for_everyone()
         state: TrainerState = trainer.state
         return TrainingResult(self.folder, state.global_step, self.log.seconds(), metrics, averaged)

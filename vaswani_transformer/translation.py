@@ -1,6 +1,5 @@
 """A trained model at work: loading it, translating text, scoring pairs."""
 
-import math
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -13,7 +12,6 @@ from transformers.utils import logging as transformers_logging
 from .batching import IGNORE_INDEX, PairCollator, TokenBatchSampler
 from .configuration_vaswani import VaswaniConfig
 from .errors import UserError
-from .loss import label_smoothed_cross_entropy
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .tokenization import check_tokenizer_matches, load_tokenizer
 
@@ -45,7 +43,8 @@ def load_model(
         device: where to put the model.
 
     Raises:
-        UserError: for a folder that is missing, incomplete, damaged or not of this architecture.
+        UserError: for a folder that is missing, incomplete, damaged or not of this architecture, a tokenizer that does
+            not match the model, or a device that is not there.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -89,6 +88,19 @@ def is_unfinished(folder: Path) -> bool:
     return (folder / "checkpoints").is_dir() and not (folder / "model.safetensors").is_file()
 
 
+def check_length(config: VaswaniConfig, number: int, tokens: int) -> None:
+    """Refuse a sentence that a model with learned positions has none for.
+
+    Raises:
+        UserError: naming the line (counted from 1), its tokens and the limit.
+    """
+    if config.position_encoding == "learned" and tokens > config.max_position_embeddings:
+        raise UserError(
+            f"line {number} has {tokens} tokens and the model has learned {config.max_position_embeddings} positions:"
+            " split the line into shorter sentences"
+        )
+
+
 def _batches_by_length(lengths: list[int], tokens: int) -> list[list[int]]:
     """Indices in batches of at most `tokens` tokens, padding counted, longest first; one too long comes alone."""
     return list(TokenBatchSampler(lengths, lengths, max(tokens, max(lengths)), shuffle=False)) if lengths else []
@@ -107,19 +119,6 @@ class Translator:
     def __init__(self, model, tokenizer, tokens_per_batch: int = 2048, **generate_options):
         self.model, self.tokenizer, self.tokens_per_batch = model, tokenizer, tokens_per_batch
         self.generate_options = {name: value for name, value in generate_options.items() if value is not None}
-
-    def check_length(self, number: int, tokens: int) -> None:
-        """Refuse a source that the model has no positions for.
-
-        Raises:
-            UserError: naming the line (counted from 1), its tokens and the limit.
-        """
-        config = self.model.config
-        if config.position_encoding == "learned" and tokens > config.max_position_embeddings:
-            raise UserError(
-                f"line {number} has {tokens} tokens and the model has learned {config.max_position_embeddings}"
-                " positions: split the line into shorter sentences"
-            )
 
     @torch.no_grad()
     def translate_ids(self, sources: list[list[int]], progress: tqdm | None = None) -> list[str]:
@@ -156,7 +155,7 @@ class Translator:
             filled = [index for index, sentence in enumerate(stripped) if sentence]
             sources = self.tokenizer([stripped[index] for index in filled])["input_ids"] if filled else []
             for index, source in zip(filled, sources, strict=True):
-                self.check_length(done + index + 1, len(source))
+                check_length(self.model.config, done + index + 1, len(source))
             results = dict(zip(filled, self.translate_ids(sources, progress), strict=True))
             if progress is not None:
                 progress.update(len(chunk) - len(filled))
@@ -167,8 +166,10 @@ class Translator:
 
 
 @torch.no_grad()
-def perplexity(model, tokenizer, sources: list[str], targets: list[str], tokens_per_batch: int = 4096) -> float:
-    """exp of the mean negative log-probability of a target token, `</s>` counted, given source and prefix.
+def score_pairs(
+    model, tokenizer, sources: list[str], targets: list[str], tokens_per_batch: int = 4096
+) -> tuple[list[float], list[int]]:
+    """How likely the model finds each target, given its source and its own beginning.
 
     Args:
         model: the model, in evaluation mode.
@@ -176,16 +177,29 @@ def perplexity(model, tokenizer, sources: list[str], targets: list[str], tokens_
         sources: source sentences.
         targets: their targets.
         tokens_per_batch: tokens a side scored at once.
+
+    Returns:
+        for each pair the negative log-probability of its target in nats, and the target's tokens, `</s>` counted.
+
+    Raises:
+        UserError: for a sentence that the model has no positions for, naming its line.
     """
+    if not sources:
+        return [], []
     pairs = {"input_ids": tokenizer(sources)["input_ids"], "labels": tokenizer(targets)["input_ids"]}
     lengths = [max(map(len, pair)) for pair in zip(pairs["input_ids"], pairs["labels"], strict=True)]
+    for number, length in enumerate(lengths, start=1):
+        check_length(model.config, number, length)
     collator = PairCollator(model.config.pad_token_id)
-    total, tokens = 0.0, 0
+    losses, counts = [0.0] * len(sources), [len(ids) for ids in pairs["labels"]]
     for indices in _batches_by_length(lengths, tokens_per_batch):
         batch = collator([{name: ids[index] for name, ids in pairs.items()} for index in indices])
         batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
         labels = batch.pop("labels")
         logits = model(**batch, decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels)).logits
-        total += float(label_smoothed_cross_entropy(logits, labels, 0.0, 1))
-        tokens += int((labels != IGNORE_INDEX).sum())
-    return math.exp(min(total / tokens, 700.0))
+        token_losses = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
+        )
+        for index, loss in zip(indices, token_losses.view(labels.shape).double().sum(dim=1).tolist(), strict=True):
+            losses[index] = loss
+    return losses, counts

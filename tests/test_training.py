@@ -1,0 +1,202 @@
+"""Whole runs through `train`: which weights are kept, and when a run ends or goes on."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers.trainer_callback import TrainerCallback
+
+from vaswani_transformer import UserError, average_checkpoints, train, training
+from vaswani_transformer.recipe import Recipe
+from vaswani_transformer.run_folder import complete_checkpoints, step_of
+from vaswani_transformer.synthetic import generate_corpus, write_corpus
+from vaswani_transformer.training import TrainingStopped, choose_precision
+
+STEPS = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    import datasets
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    write_corpus(generate_corpus(200, 20, 20), folder)
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path, text):
+    return Recipe(
+        data_dir=str(text), train_source="train.en", train_target="train.de",
+        validation_source="validation.en", validation_target="validation.de", output=str(tmp_path / "run"),
+        vocab_size=400, d_model=16, d_ff=32, num_heads=2, encoder_layers=1, decoder_layers=1,
+        tokens_per_batch=600, tokens_per_device=600, max_length=60, max_steps=STEPS, warmup_steps=3,
+        evaluate_every=2, log_every=1, validation_bleu=0, average_checkpoints=3, keep_checkpoints=3,
+    )  # fmt: skip
+
+
+def log_of(result) -> list[dict]:
+    return [json.loads(line) for line in (result.folder / "training_log.jsonl").read_text().splitlines()]
+
+
+def weights_of(folder) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def equal(one, other) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("best_by", ["loss", "bleu"])
+def test_the_better_of_best_checkpoint_and_average_is_kept(recipe, best_by):
+    recipe = dataclasses.replace(recipe, best_by=best_by, validation_bleu=20 if best_by == "bleu" else 0)
+    result = train(recipe, progress=False)
+    entries = log_of(result)
+    [best] = [entry for entry in entries if "best_loss" in entry]
+    [average] = [entry for entry in entries if "average_loss" in entry]
+    checkpoints = complete_checkpoints(result.folder / "checkpoints")
+    averaged = average_checkpoints([path for path in checkpoints if step_of(path) in (4, 6, 8)])
+    higher = average[f"average_{best_by}"] > best[f"best_{best_by}"]
+    if higher == (best_by == "bleu") and average[f"average_{best_by}"] != best[f"best_{best_by}"]:
+        assert result.averaged == 3 and equal(weights_of(result.folder), averaged)
+    else:
+        validations = [entry for entry in entries if "eval_loss" in entry]
+        chosen = max(validations, key=lambda entry: entry[f"eval_{best_by}"] * (1 if best_by == "bleu" else -1))
+        assert result.averaged == 0
+        assert equal(
+            weights_of(result.folder), weights_of(result.folder / "checkpoints" / f"checkpoint-{chosen['step']}")
+        )
+    losses = [entry["eval_loss"] for entry in entries if "eval_loss" in entry]
+    assert best["best_loss"] == pytest.approx(min(losses), rel=1e-4) or best_by == "bleu"
+
+
+def test_the_saved_configuration_generates_with_a_cache(recipe):
+    config = json.loads((train(recipe, progress=False).folder / "config.json").read_text())
+    assert config["use_cache"] is True
+
+
+def test_an_interruption_after_the_last_step_resumes_without_another_step(recipe, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(training.TrainingRun, "_choose_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, progress=False)
+    result = train(recipe, progress=False)
+    assert result.steps == STEPS
+    uninterrupted = train(dataclasses.replace(recipe, output=recipe.output + "2"), progress=False)
+    assert equal(weights_of(result.folder), weights_of(uninterrupted.folder))
+
+
+class _Signal(TrainerCallback):
+    """Sends this process a signal after a step, as a cluster or a user would."""
+
+    def __init__(self, step, number):
+        self.step, self.number = step, number
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_signal_stops_with_a_checkpoint_and_the_run_ends_as_if_uninterrupted(recipe, monkeypatch, number, overwrite):
+    make = training.TrainingRun._make_trainer
+
+    def make_with_signal(self, *arguments):
+        trainer = make(self, *arguments)
+        trainer.add_callback(_Signal(3, number))
+        return trainer
+
+    recipe = dataclasses.replace(recipe, overwrite=overwrite)
+    handler = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(training.TrainingRun, "_make_trainer", make_with_signal)
+        with pytest.raises(TrainingStopped) as stopped:
+            train(recipe, progress=False)
+    assert stopped.value.signal_number == number and stopped.value.step in (3, 4)
+    assert signal.getsignal(number) == handler
+    result = train(recipe, progress=False)
+    uninterrupted = train(dataclasses.replace(recipe, output=recipe.output + "2"), progress=False)
+    assert result.steps == STEPS and result.averaged == uninterrupted.averaged
+    assert equal(weights_of(result.folder), weights_of(uninterrupted.folder))
+
+
+def test_a_torn_checkpoint_is_never_used(recipe, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(training.TrainingRun, "_choose_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, progress=False)
+    checkpoints = Path(recipe.output) / "checkpoints"
+    torn = checkpoints / f"checkpoint-{STEPS + 2}"
+    shutil.copytree(checkpoints / f"checkpoint-{STEPS}", torn)
+    (torn / "trainer_state.json").unlink()
+    os.truncate(torn / "model.safetensors", 100)
+    (checkpoints / "checkpoint-old").mkdir()
+    assert train(recipe, progress=False).steps == STEPS
+
+
+def test_time_limit_ends_with_a_validation_and_a_model(recipe):
+    result = train(dataclasses.replace(recipe, max_steps=10**6, evaluate_every=10**5, max_minutes=1e-9), progress=False)
+    assert result.steps == 1 and (result.folder / "model.safetensors").is_file()
+    assert [entry["step"] for entry in log_of(result) if "eval_loss" in entry] == [1]
+
+
+def test_early_stopping_counts_over_a_resume(recipe, monkeypatch):
+    recipe = dataclasses.replace(
+        recipe, max_steps=40, evaluate_every=1, early_stopping=3, learning_rate_scale=1e-9, average_checkpoints=0
+    )  # nothing is learned, so no validation is better than the first
+    straight = train(recipe, progress=False)
+    assert straight.steps == 4
+    interrupted = dataclasses.replace(recipe, output=recipe.output + "2")
+    make = training.TrainingRun._make_trainer
+
+    def make_with_signal(self, *arguments):
+        trainer = make(self, *arguments)
+        trainer.add_callback(_Signal(2, signal.SIGTERM))
+        return trainer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.TrainingRun, "_make_trainer", make_with_signal)
+        with pytest.raises(TrainingStopped):
+            train(interrupted, progress=False)
+    assert train(interrupted, progress=False).steps == straight.steps
+
+
+def test_precision_that_the_machine_does_not_have():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(UserError, match="needs a GPU"):
+        choose_precision("fp16")
+    assert choose_precision("fp32") == {"bf16": False, "fp16": False}
+
+
+def test_a_foreign_tokenizer_without_special_tokens_is_refused(recipe, tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.WordLevel({"</s>": 0, "?": 1}, unk_token="?"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>").save_pretrained(tmp_path / "foreign")
+    with pytest.raises(UserError):
+        train(dataclasses.replace(recipe, tokenizer=str(tmp_path / "foreign")), progress=False)
+
+
+def test_too_little_space_is_found_before_training(recipe, monkeypatch):
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(UserError, match="checkpoints need"):
+        train(recipe, progress=False)

@@ -2,8 +2,9 @@
 
     python scripts/benchmark_loss.py
 
-Each loss runs forward and backward on the same bf16 logits under CPU autocast, as in a training step, in a fresh process
-for each of several rounds, in turn. Memory is what the process took at its peak beyond what it had with the logits made.
+Each loss runs forward and backward on the same bf16 logits under CPU autocast, as in a training step, in a fresh
+process for each of several rounds, in turn. Memory is what the process took at its peak beyond what it had with the
+logits made.
 """
 
 import argparse

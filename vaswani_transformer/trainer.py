@@ -62,8 +62,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
     `source_length` and `target_length`, as `tokenize_pairs` makes them.
 
     Training loss is label-smoothed by `label_smoothed_cross_entropy`, which was measured to take less time and memory
-    than the Trainer's own `LabelSmoother` at the paper's vocabulary (`scripts/benchmark_loss.py`). Evaluation loss is the plain mean over all
-    tokens of the evaluation set, so that `eval_perplexity` is exact.
+    than the Trainer's own `LabelSmoother` at the paper's vocabulary (`scripts/benchmark_loss.py`). Evaluation loss is
+    the plain mean over all tokens of the evaluation set, so that `eval_perplexity` is exact.
 
     Args:
         model: the model.

@@ -149,6 +149,18 @@ def test_a_torn_checkpoint_is_never_used(recipe, monkeypatch):
     assert train(recipe, progress=False).steps == STEPS
 
 
+def test_a_torn_recipe_is_no_proof_of_the_same_settings(recipe, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(training.TrainingRun, "_choose_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, progress=False)
+    for content in ("", "a: [b"):
+        (Path(recipe.output) / "recipe.yaml").write_text(content)
+        with pytest.raises(UserError, match="other settings"):
+            train(recipe, progress=False)
+    assert complete_checkpoints(Path(recipe.output) / "checkpoints")
+
+
 def test_time_limit_ends_with_a_validation_and_a_model(recipe):
     result = train(dataclasses.replace(recipe, max_steps=10**6, evaluate_every=10**5, max_minutes=1e-9), progress=False)
     assert result.steps == 1 and (result.folder / "model.safetensors").is_file()

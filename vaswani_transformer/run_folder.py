@@ -59,7 +59,10 @@ def check_output(recipe: Recipe) -> Path | None:
     if checkpoint is None or finished:
         return None
     settings = asdict(recipe)
-    earlier = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
+    try:
+        earlier = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError):
+        earlier = {}  # a torn file: nothing says that the settings were the same
     changed = sorted(name for name in settings if name not in FREE_ON_RESUME and earlier.get(name) != settings[name])
     if changed and recipe.overwrite:
         return None

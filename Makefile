@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format clean
+.PHONY: help demo test test-slow conformance check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ test: .venv/installed  ## set up, run the fast tests
 
 test-slow: .venv/installed  ## run the tests that take minutes
 	$(BIN)/python -m pytest -q -m slow
+
+conformance: .venv/installed  ## run transformers' own common tests of models (their sources are fetched once)
+	$(BIN)/python tests/conformance/run.py
 
 check: .venv/installed  ## lint
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -111,18 +112,28 @@ def test_training_leaves_a_complete_folder_that_stock_classes_load(model):
     assert loaded.config.vocab_size == len(tokenizer)
     assert loaded.generation_config.num_beams == 4 and loaded.generation_config.length_penalty == 0.6
     assert loaded.generation_config.max_extra_tokens == 50
+    assert loaded.generation_config.max_length is None  # generating for validation has left no limit of its own
+
+
+def test_outputs_are_as_long_as_the_paper_allows(model):
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(model)
+    loaded.generation_config.eos_token_id = None  # only the limit ends it
+    source = torch.randint(4, 100, (1, 7))
+    assert loaded.generate(source).shape[1] == 1 + 7 + 50
 
 
 def test_translate_keeps_order_and_empty_lines(model, tmp_path, capsys):
     lines = ["The dog sees a cat.", "", "Today a man has a very old big house.", "   ", "Yes."]
     (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
-    assert main(["translate", str(model), "--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out")]) == 0
+    files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out")]
+    limit = ["--max-new-tokens", "30"]  # the model's own limit follows the longest source of a batch
+    assert main(["translate", str(model), *files, *limit]) == 0
     out = (tmp_path / "out").read_text().split("\n")
     assert len(out) == len(lines) + 1 and out[1] == out[3] == out[-1] == ""
     capsys.readouterr()
     for line, expected in zip(lines, out, strict=False):
         if line.strip():
-            assert main(["translate", str(model), line]) == 0
+            assert main(["translate", str(model), line, *limit]) == 0
             assert capsys.readouterr().out == expected + "\n"
 
 

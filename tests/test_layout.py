@@ -10,17 +10,24 @@ PACKAGE = Path(__file__).resolve().parents[1] / "vaswani_transformer"
 MODULES = sorted(PACKAGE.glob("*.py"))
 # Each module may import modules of earlier lines only.
 LAYERS = [
-    ["errors", "configuration_vaswani", "generation_vaswani", "memory", "synthetic_lexicon"],
-    ["layers_vaswani"],
+    ["errors", "configuration_vaswani", "pipeline_vaswani", "generation_vaswani", "memory", "synthetic_lexicon"],
+    ["layers_vaswani", "checkpoint_vaswani", "provenance"],
     ["modeling_vaswani", "batching", "loss", "schedule", "averaging", "metrics", "tokenization", "data", "synthetic"],
     ["callbacks", "recipe", "attention_maps"],
-    ["plots", "trainer", "translation", "run_folder"],
-    ["training"],
-    ["demo"],
+    ["plots", "trainer", "translation", "run_folder", "conversion", "pipelines"],
+    ["training", "model_card"],
+    ["demo", "publishing"],
     ["cli"],
     ["__main__"],
 ]
-TRAVELS = ("configuration_vaswani", "generation_vaswani", "layers_vaswani", "modeling_vaswani")
+TRAVELS = (
+    "checkpoint_vaswani",
+    "configuration_vaswani",
+    "generation_vaswani",
+    "layers_vaswani",
+    "modeling_vaswani",
+    "pipeline_vaswani",
+)
 
 
 def own_imports(path: Path) -> set[str]:
@@ -60,7 +67,7 @@ def test_files_for_the_hub_import_installed_libraries_only(name):
             roots.update(alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             roots.add(node.module.partition(".")[0])
-    assert roots - set(sys.stdlib_module_names) <= {"torch", "transformers", "huggingface_hub"}
+    assert roots - set(sys.stdlib_module_names) <= {"torch", "transformers", "huggingface_hub", "safetensors"}
 
 
 def test_no_file_is_too_long_to_read():

@@ -541,3 +541,4 @@ def test_collator_is_ours_unless_given(tmp_path):
 
 if __name__ == "__main__":
     run_as_one_of_two(Path(sys.argv[1]))
+    torch.distributed.destroy_process_group()  # left to the interpreter's end, gloo's threads may abort the process

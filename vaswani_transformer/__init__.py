@@ -16,6 +16,19 @@ __version__ = "0.1.0"
 AutoConfig.register(VaswaniConfig.model_type, VaswaniConfig, exist_ok=True)
 AutoModel.register(VaswaniConfig, VaswaniModel, exist_ok=True)
 AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration, exist_ok=True)
+# So that saved models carry the code that users without this package need to load them (with trust_remote_code).
+VaswaniConfig.register_for_auto_class()
+VaswaniModel.register_for_auto_class("AutoModel")
+VaswaniForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+
+
+def _write_card(model: VaswaniPreTrainedModel, repo_id: str, card: str) -> str:
+    from .model_card import card_for_push
+
+    return card_for_push(model, repo_id, card)
+
+
+VaswaniForConditionalGeneration.card_writer = _write_card
 
 # Imported when first asked for: whoever only loads a model does not wait for datasets, the Trainer and the metrics.
 _LAZY = {
@@ -23,8 +36,11 @@ _LAZY = {
     "PairCollator": "batching",
     "PerplexityMetric": "metrics",
     "Recipe": "recipe",
+    "SummarizationPipeline": "pipeline_vaswani",
+    "Text2TextGenerationPipeline": "pipeline_vaswani",
     "TokenBatchSampler": "batching",
     "TranslationMetric": "metrics",
+    "TranslationPipeline": "pipeline_vaswani",
     "Translator": "translation",
     "VaswaniTrainer": "trainer",
     "VaswaniTrainingArguments": "trainer",
@@ -37,6 +53,8 @@ _LAZY = {
     "load_tokenizer": "tokenization",
     "noam_learning_rate": "schedule",
     "noam_scheduler": "schedule",
+    "pipeline": "pipelines",
+    "publish": "publishing",
     "score_pairs": "translation",
     "tokenize_pairs": "data",
     "train": "training",

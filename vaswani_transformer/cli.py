@@ -87,12 +87,14 @@ def _train(arguments: argparse.Namespace) -> int:
     recipe = load_recipe(arguments.recipe, overrides)
     try:
         result = train(recipe, progress=not arguments.quiet)
-        if not _is_main_process():
-            return 0
     except TrainingStopped as stopped:
+        _leave_process_group()
         return _report_stop(stopped.signal_number, stopped.step)
     except KeyboardInterrupt:
         return _report_stop(signal.SIGINT, None)
+    _leave_process_group()
+    if not _is_main_process():
+        return 0
     shown = ", ".join(
         f"{label} {result.metrics[key]:.2f}"
         for key, label in (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU (greedy)"))
@@ -103,6 +105,14 @@ def _train(arguments: argparse.Namespace) -> int:
     print(f"model: {result.folder}")
     print(f"translate with it: {command_name()} translate {result.folder} 'a sentence'")
     return 0
+
+
+def _leave_process_group() -> None:
+    """End what connects several processes; left to the interpreter's end, its threads may abort a finished process."""
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _is_main_process() -> bool:
@@ -200,7 +210,8 @@ def _add_evaluate(commands) -> None:
     parser.add_argument("--source", required=True, metavar="FILE", help="sources, one a line (.gz works)")
     parser.add_argument("--reference", required=True, metavar="FILE", help="reference translations, aligned")
     parser.add_argument("--output", metavar="FILE", help="also write the translations here")
-    parser.add_argument("--json", metavar="FILE", help="also write the scores here")
+    parser.add_argument("--json", metavar="FILE", help="also write the scores here, and how they were obtained")
+    parser.add_argument("--test-set", metavar="NAME", help="its name in the --json file (default: from the file names)")
     _add_generation_options(parser)
 
 
@@ -233,6 +244,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         scores = TranslationMetric().compute(predictions=translations, references=references)
         scores |= PerplexityMetric().compute(predictions=losses, references=counts)
         scores |= {"sentences": len(sources), "seconds": round(seconds, 1)}
+        if scores_file is not None:
+            scores |= _how_obtained(arguments, translator)
         if text_file is not None:
             text_file.writelines(line + "\n" for line in translations)
         if scores_file is not None:
@@ -241,6 +254,104 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     print(f"chrF {scores['chrf']:.2f}  ({scores['chrf_signature']})")
     print(f"perplexity {scores['perplexity']:.3f} a target token, {scores['exact_match']:.1f}% of sentences exact")
     print(f"{len(sources):,} sentences translated in {seconds:.1f} s")
+    return 0
+
+
+def _how_obtained(arguments: argparse.Namespace, translator) -> dict:
+    from .provenance import evaluation_record
+
+    defaults = translator.model.generation_config
+    generation = {
+        name: translator.generate_options.get(name, getattr(defaults, name, None))
+        for name in ("num_beams", "length_penalty", "max_extra_tokens", "max_new_tokens")
+    }
+    options = {
+        "--beams": arguments.beams,
+        "--length-penalty": arguments.length_penalty,
+        "--max-new-tokens": arguments.max_new_tokens,
+    }
+    return evaluation_record(
+        arguments.model, arguments.source, arguments.reference, generation, options, arguments.test_set
+    )
+
+
+def _add_push(commands) -> None:
+    parser = _command(
+        commands,
+        "push",
+        _push,
+        "put a trained model on the Hugging Face Hub, with a model card",
+        "Put a trained model, its tokenizer and a model card into the repository OWNER/NAME, in one commit. The same"
+        " command updates it, or goes on where a push was interrupted. The token is that of `hf auth login` or of the"
+        " variable HF_TOKEN.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="model folder")
+    parser.add_argument("repository", metavar="OWNER/NAME", help="repository on the Hub; made if it is not there")
+    parser.add_argument("--dry-run", action="store_true", help="print the files and the card, send nothing")
+    parser.add_argument("--private", action="store_true", help="make the repository private")
+    parser.add_argument("--revision", default="main", metavar="BRANCH", help="made if it is not there (default: main)")
+    parser.add_argument("--message", metavar="TEXT", help="of the commit")
+    parser.add_argument("--token", metavar="TOKEN", help="better in HF_TOKEN, where no list of processes shows it")
+    parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of a file of weights (default: 5GB)")
+    card = parser.add_argument_group("model card")
+    card.add_argument("--card", metavar="base|big|parser|FILE", help="template; chosen by the model if not given")
+    card.add_argument("--overwrite-card", action="store_true", help="replace one that someone else wrote or edited too")
+    card.add_argument(
+        "--language", action="append", default=[], metavar="CODE", help="such as en; repeat it, source first"
+    )
+    card.add_argument("--license", metavar="ID", help="licence of the weights, such as mit")
+    card.add_argument("--dataset", action="append", default=[], metavar="NAME", help="on the Hub; may be repeated")
+    card.add_argument(
+        "--evaluation", action="append", default=[], metavar="FILE", help="of `evaluate --json`; may be repeated"
+    )
+
+
+def _push(arguments: argparse.Namespace) -> int:
+    from huggingface_hub.utils import logging as hub_logging
+
+    from .publishing import clear_staging, publish
+
+    def stop(*_):
+        # No exception: the client would wait until the files that its threads are sending have gone.
+        message = f"interrupted: {arguments.repository} has all of the new files or none; push again\n"
+        os.write(2, message.encode())
+        clear_staging()
+        os._exit(EXIT_INTERRUPTED)
+
+    before = signal.signal(signal.SIGINT, stop)
+    hub_logging.set_verbosity_error()  # its lines on every attempt; the last one's error is ours to explain
+    try:
+        done = publish(
+            arguments.model,
+            arguments.repository,
+            private=arguments.private,
+            revision=arguments.revision,
+            message=arguments.message,
+            languages=arguments.language,
+            license=arguments.license,
+            datasets=arguments.dataset,
+            evaluations=arguments.evaluation,
+            card=arguments.card,
+            overwrite_card=arguments.overwrite_card,
+            max_shard_size=arguments.max_shard_size,
+            token=arguments.token,
+            dry_run=arguments.dry_run,
+            progress=sys.stderr.isatty(),
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if arguments.dry_run:
+        print(f"would go to {done.repo_id}, branch {done.revision} (nothing was sent):")
+    elif done.changed:
+        print(f"pushed to {done.url}, branch {done.revision}, commit {done.commit[:12]}:")
+    else:
+        print(f"{done.url}, branch {done.revision}, has all of this already; nothing was changed:")
+    for name, size in done.files.items():
+        print(f"{size:14,}  {name}")
+    for name in done.removed:
+        print(f"{'removed':>14}  {name}")
+    if arguments.dry_run:
+        print(f"\n{done.card}", end="")
     return 0
 
 
@@ -272,6 +383,26 @@ def _tokenizer(arguments: argparse.Namespace) -> int:
     )
     tokenizer.save_pretrained(folder)
     print(f"tokenizer of {len(tokenizer):,} entries: {folder}")
+    return 0
+
+
+def _add_convert(commands) -> None:
+    parser = _command(
+        commands,
+        "convert",
+        _convert,
+        "turn pickled weights into safetensors",
+        "Write the weights of FOLDER/pytorch_model.bin as safetensors beside it. Tensors are read and nothing else:"
+        " code in the pickle does not run.",
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="model folder with config.json and pytorch_model.bin")
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from .conversion import convert_pickled_weights
+
+    written = convert_pickled_weights(arguments.folder)
+    print(f"wrote {', '.join(map(str, written))}; the pickle is still there and may be deleted")
     return 0
 
 
@@ -344,7 +475,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"vaswani_transformer {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
-    for add in (_add_demo, _add_train, _add_translate, _add_evaluate, _add_tokenizer, _add_lists):
+    work = (_add_demo, _add_train, _add_translate, _add_evaluate, _add_push)
+    for add in (*work, _add_tokenizer, _add_convert, _add_lists):
         add(commands)
     return parser
 

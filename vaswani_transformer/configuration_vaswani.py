@@ -47,6 +47,28 @@ _PRESETS: dict[str, dict] = {
     },
 }
 
+# Far beyond any model of this kind (400 GB in float32; a thousand layers took a paper of its own): whatever asks for
+# more is a damaged or a hostile file, and building it would only fill the memory.
+_MAX_PARAMETERS, _MAX_LAYERS = 10**11, 1_000
+
+# How tensor parallelism (`DistributedConfig(tp_size=...)`) cuts a model: heads and inner units into groups, so that a
+# process adds its share to each sublayer's output; the vocabulary into slices. Names are those of `VaswaniModel`.
+_TENSOR_PARALLEL_PLAN = {
+    f"{stack}.{name}": style
+    for stack, attentions in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"]))
+    for name, style in (
+        ("embed_tokens", "embedding_rowwise"),
+        *(
+            (f"layers.*.{attention}.{name}", "colwise")
+            for attention in attentions
+            for name in ("q_proj", "k_proj", "v_proj")
+        ),
+        *((f"layers.*.{attention}.out_proj", "rowwise") for attention in attentions),
+        ("layers.*.fc1", "colwise"),
+        ("layers.*.fc2", "rowwise"),
+    )
+}
+
 
 @strict
 class VaswaniConfig(PreTrainedConfig):
@@ -94,6 +116,8 @@ class VaswaniConfig(PreTrainedConfig):
         "head_dim": "d_k",
     }
 
+    base_model_tp_plan = _TENSOR_PARALLEL_PLAN
+
     vocab_size: int = 37_000
     d_model: int = 512
     d_ff: int = 2048
@@ -139,8 +163,15 @@ class VaswaniConfig(PreTrainedConfig):
             if value is None or value <= 0:
                 raise ValueError(f"{name} is {value}: it must be 1 or more")
         for name in ("encoder_layers", "decoder_layers"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more")
+            if not 0 <= getattr(self, name) <= _MAX_LAYERS:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more and at most {_MAX_LAYERS:,}")
+        if (parameters := self.num_parameters()) > _MAX_PARAMETERS:
+            raise ValueError(
+                f"the sizes make a model of {parameters:,} parameters and at most {_MAX_PARAMETERS:,} are accepted:"
+                f" check vocab_size {self.vocab_size}, d_model {self.d_model}, d_ff {self.d_ff}, num_heads"
+                f" {self.num_heads}, d_k {self.d_k}, d_v {self.d_v}, max_position_embeddings"
+                f" {self.max_position_embeddings}"
+            )
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 0 and below 1")
@@ -158,6 +189,20 @@ class VaswaniConfig(PreTrainedConfig):
             ids = value if isinstance(value, list) else [value]
             if any(token is not None and not 0 <= token < self.vocab_size for token in ids):
                 raise ValueError(f"{name} is {value}: it must be at least 0 and below vocab_size {self.vocab_size}")
+
+    def num_parameters(self) -> int:
+        """Trained numbers in a [`VaswaniForConditionalGeneration`] of these sizes, tied ones counted once (Table 3)."""
+        heads_k, heads_v = self.num_heads * self.d_k, self.num_heads * self.d_v
+        attention = 2 * self.d_model * (heads_k + heads_v)
+        if self.attention_bias:
+            attention += 2 * heads_k + heads_v + self.d_model
+        feed_forward = 2 * self.d_model * self.d_ff + self.d_ff + self.d_model
+        norm = 2 * self.d_model
+        encoder_layer = attention + feed_forward + 2 * norm
+        decoder_layer = 2 * attention + feed_forward + 3 * norm
+        embeddings = self.vocab_size * self.d_model * (1 if self.tie_word_embeddings else 3)
+        positions = 2 * self.max_position_embeddings * self.d_model if self.position_encoding == "learned" else 0
+        return embeddings + positions + self.encoder_layers * encoder_layer + self.decoder_layers * decoder_layer
 
     @classmethod
     def preset_names(cls) -> list[str]:

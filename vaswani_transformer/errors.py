@@ -1,4 +1,6 @@
-"""The one exception for mistakes that a user can mend."""
+"""The one exception for mistakes that a user can mend, and other libraries' errors in one line."""
+
+from huggingface_hub.errors import StrictDataclassError
 
 
 class UserError(ValueError):
@@ -7,3 +9,12 @@ class UserError(ValueError):
     The message is one line that says what was given, which rule it breaks and how to mend it. The command line prints
     it as ``error: ...`` and exits with status 2; in a program it is an ordinary `ValueError`.
     """
+
+
+def one_line(error: Exception, limit: int = 500) -> str:
+    """The message of another library's error on one line of at most `limit` characters.
+
+    A configuration's checks wrap the error that says what is wrong in one that names the check: the former counts.
+    """
+    told = error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ is not None else error
+    return " ".join(str(told).split())[:limit]

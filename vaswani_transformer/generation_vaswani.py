@@ -22,6 +22,21 @@ def length_normalization(length: int | torch.Tensor, length_penalty: float) -> f
     return ((5 + length) / 6) ** length_penalty
 
 
+def take_back_defaults(generation_config) -> None:
+    """Unset what transformers' `Seq2SeqTrainer` writes into a model's generation configuration.
+
+    With `predict_with_generate` it fills every unset field of `model.generation_config` with the library's default, for
+    good. The 20 of `max_length` would cut each later output of the model, and of the saved one. A person sets some
+    fields; this filling alone sets all.
+    """
+    defaults = generation_config._get_default_generation_params()
+    defaults = {name: value for name, value in defaults.items() if value is not None}
+    if all(getattr(generation_config, name, None) is not None for name in defaults):
+        for name, value in defaults.items():
+            if getattr(generation_config, name) == value:
+                setattr(generation_config, name, None)
+
+
 class VaswaniGenerationMixin:
     """Scores beams by `length_normalization` and bounds outputs by their source's length.
 
@@ -30,6 +45,11 @@ class VaswaniGenerationMixin:
     than the longest source of its batch; `max_extra_tokens` is read from the generation configuration (50 by default,
     300 for parsing, Section 6.3).
     """
+
+    def generate(self, *args, **kwargs):
+        """As in `GenerationMixin`."""
+        take_back_defaults(self.generation_config)
+        return super().generate(*args, **kwargs)
 
     def _prepare_generated_length(self, generation_config, has_default_max_length, **kwargs):
         generation_config = super()._prepare_generated_length(

@@ -13,6 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
+from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vaswani import VaswaniConfig
 
@@ -55,9 +56,11 @@ def sinusoidal_positions(positions: torch.Tensor, d_model: int) -> torch.Tensor:
 class VaswaniSinusoidalPositions(nn.Module):
     """Adds nothing to a checkpoint: the table is computed, and positions past its end are computed on the spot."""
 
+    max_rows = 16_384  # no sentence is longer, and a configuration cannot ask for terabytes
+
     def __init__(self, num_positions: int, d_model: int):
         super().__init__()
-        self.num_positions, self.d_model = num_positions, d_model
+        self.num_positions, self.d_model = min(num_positions, self.max_rows), d_model
         self.register_buffer("table", self.compute_table(), persistent=False)
 
     def compute_table(self) -> torch.Tensor:
@@ -122,6 +125,56 @@ def eager_attention_forward(
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
+def match_head_widths(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Fill queries and keys with zeros up to the width of values (Table 3, rows B); their products stay the same.
+
+    Flash attention needs one width for all three. Where values are the narrower ones transformers fills them.
+
+    Args:
+        query: `(batch_size, num_heads, query_length, d_k)`.
+        key: `(batch_size, num_heads, key_length, d_k)`.
+        value: `(batch_size, num_heads, key_length, d_v)`.
+    """
+    missing = value.shape[-1] - key.shape[-1]
+    if missing > 0:
+        query, key = nn.functional.pad(query, (0, missing)), nn.functional.pad(key, (0, missing))
+    return query, key, value
+
+
+def drop_padding(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, padding_mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor | int]]:
+    """Keys and values of a padded source without the padding, one sentence after the other, for flash attention.
+
+    Handed a mask, transformers' flash attention takes it for the queries' padding too, which it is in self-attention
+    only: an output at a position where its source has padding would be zero.
+
+    Args:
+        query: `(batch_size, num_heads, query_length, head_width)`; all queries stay.
+        key: `(batch_size, num_heads, key_length, head_width)`.
+        value: `(batch_size, num_heads, key_length, d_v)`.
+        padding_mask: `(batch_size, key_length)`, 0 for padding.
+
+    Returns:
+        keys and values, `(1, num_heads, tokens, head_width)`, and where sentences begin and end, as transformers'
+        `FlashAttentionKwargs`.
+    """
+    kept = padding_mask.bool()
+    key_lengths = kept.sum(dim=1)
+    key, value = (states.transpose(1, 2)[kept].transpose(0, 1).unsqueeze(0) for states in (key, value))
+    batch_size, query_length = query.shape[0], query.shape[2]
+    starts = torch.arange(batch_size + 1, dtype=torch.int32, device=query.device)
+    lengths = {
+        "cu_seq_lens_q": starts * query_length,
+        "cu_seq_lens_k": nn.functional.pad(key_lengths.cumsum(0, dtype=torch.int32), (1, 0)),
+        "max_length_q": query_length,
+        "max_length_k": int(key_lengths.max()),
+    }
+    return key, value, lengths
+
+
 class VaswaniAttention(nn.Module):
     """Multi-head attention (Section 3.2.2), over its own input or, given `key_value_states`, over another sequence."""
 
@@ -141,7 +194,8 @@ class VaswaniAttention(nn.Module):
 
     def _split_heads(self, states: torch.Tensor, head_width: int) -> torch.Tensor:
         # (batch_size, length, num_heads * head_width) -> (batch_size, num_heads, length, head_width)
-        return states.view(*states.shape[:-1], self.config.num_heads, head_width).transpose(1, 2)
+        # -1 and not num_heads: under tensor parallelism a process holds some of the heads only.
+        return states.view(*states.shape[:-1], -1, head_width).transpose(1, 2)
 
     def _keys_and_values(self, states: torch.Tensor, cache: Cache | None, is_cross_attention: bool):
         """Project `states`, or take what the cache holds; a source is projected once for a whole generation."""
@@ -185,6 +239,11 @@ class VaswaniAttention(nn.Module):
         is_cross_attention = key_value_states is not None
         states = key_value_states if is_cross_attention else hidden_states
         key, value = self._keys_and_values(states, past_key_values, is_cross_attention)
+        if is_flash_attention_requested(self.config):
+            query, key, value = match_head_widths(query, key, value)
+            if is_cross_attention and attention_mask is not None:
+                key, value, lengths = drop_padding(query, key, value, attention_mask)
+                attention_mask, kwargs = None, {**kwargs, **lengths}
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         output, weights = attend(
             self,

@@ -23,9 +23,10 @@ from transformers.modeling_outputs import (
 from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
-from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .checkpoint_vaswani import VaswaniCheckpointMixin
 from .configuration_vaswani import VaswaniConfig
 from .generation_vaswani import MAX_EXTRA_TOKENS, VaswaniGenerationMixin
 from .layers_vaswani import (
@@ -40,7 +41,7 @@ from .layers_vaswani import (
 IGNORE_INDEX = -100  # the label that torch, transformers and the Trainer leave out of a loss
 
 
-class VaswaniPreTrainedModel(PreTrainedModel):
+class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
     """Weight initialisation, and what transformers needs to know of the architecture."""
 
     config: VaswaniConfig
@@ -111,6 +112,13 @@ class VaswaniStack(VaswaniPreTrainedModel):
         else:
             self.embed_positions = VaswaniLearnedPositions(config.max_position_embeddings, config.d_model)
         self.gradient_checkpointing = False
+
+    def init_parallel_plans(self) -> None:
+        """Keep of the configuration's plan what names this stack's own layers: the plan speaks of the whole model."""
+        super().init_parallel_plans()
+        own, other = ("encoder.", "decoder.") if isinstance(self, VaswaniEncoder) else ("decoder.", "encoder.")
+        plan = self._tp_plan.items()
+        self._tp_plan = {name.removeprefix(own): style for name, style in plan if not name.startswith(other)}
 
     def look_up(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, name: str) -> torch.Tensor:
         """Token embeddings `(batch_size, length, d_model)`, not yet scaled.
@@ -213,7 +221,8 @@ class VaswaniDecoder(VaswaniStack):
             attention_mask: `(batch_size, cached + target_length)`, 0 for padding; not needed for padding on the right.
             encoder_hidden_states: `(batch_size, source_length, d_model)`.
             encoder_attention_mask: `(batch_size, source_length)`, 0 for padding.
-            past_key_values: keys and values of earlier steps.
+            past_key_values: keys and values of earlier steps; a cache that is no `EncoderDecoderCache` holds the
+                target's, and the source's are computed anew.
             inputs_embeds: `(batch_size, target_length, d_model)` in place of ids: embeddings not yet scaled.
             use_cache: keep keys and values for the next step.
             **kwargs: `output_attentions`, `output_hidden_states` and the like.
@@ -223,18 +232,21 @@ class VaswaniDecoder(VaswaniStack):
         """
         embeddings = self.look_up(input_ids, inputs_embeds, "decoder_input")
         if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
-        self_attention_cache = (
-            past_key_values.self_attention_cache
-            if isinstance(past_key_values, EncoderDecoderCache)
-            else past_key_values
-        )
+            past_key_values = DynamicCache(config=self.config)
+        if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
+            # A cache of one kind of layers is the target's; without one of its own the source would be added to it.
+            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
+        self_attention_cache = None if past_key_values is None else past_key_values.self_attention_cache
         length = embeddings.shape[1]
         past_length = self_attention_cache.get_seq_length() if self_attention_cache is not None else 0
         # A static cache counts in a tensor; its capacity bounds the positions without waiting for the device.
         end = self_attention_cache.get_max_length() if isinstance(past_length, torch.Tensor) else past_length + length
         position_ids = torch.arange(length, device=embeddings.device) + past_length
         hidden_states = self.embed(embeddings, position_ids, end)
+        is_static = self_attention_cache is not None and self_attention_cache.is_compileable
+        if is_static and attention_mask is None and is_flash_attention_requested(self.config):
+            # A static cache hands over its whole capacity: flash attention learns from a mask how much of it is filled.
+            attention_mask = embeddings.new_ones((embeddings.shape[0], int(past_length) + length), dtype=torch.long)
         causal_mask = create_causal_mask(
             config=self.config,
             inputs_embeds=hidden_states,
@@ -279,6 +291,13 @@ class VaswaniModel(VaswaniPreTrainedModel):
         self.encoder = VaswaniEncoder(config)
         self.decoder = VaswaniDecoder(config)
         self.post_init()
+
+    def init_parallel_plans(self) -> None:
+        """The configuration's plan, and for the matrix behind the embeddings the same as for them."""
+        super().init_parallel_plans()
+        self._tp_plan.pop("embed_tokens", None)  # transformers 5.20 adds it to every plan
+        if self.config.tie_word_embeddings and "encoder.embed_tokens" in self._tp_plan:
+            self._tp_plan["shared"] = self._tp_plan["encoder.embed_tokens"]
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The source embeddings: the shared matrix when tied."""
@@ -370,6 +389,8 @@ def shift_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id:
 
 class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
     """The whole model of Figure 1: encoder, decoder, and the projection to the vocabulary."""
+
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
 
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)

@@ -62,8 +62,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
     `source_length` and `target_length`, as `tokenize_pairs` makes them.
 
     Training loss is label-smoothed by `label_smoothed_cross_entropy`, which was measured to take less time and memory
-    than the Trainer's own `LabelSmoother` at the paper's vocabulary (`scripts/benchmark_loss.py`). Evaluation loss is
-    the plain mean over all tokens of the evaluation set, so that `eval_perplexity` is exact.
+    than the Trainer's own `LabelSmoother` at the paper's vocabulary (`scripts/benchmark_loss.py`) and takes its place:
+    `label_smoothing_factor` is the one switch, and smooths once. Evaluation loss is the plain mean over all tokens of
+    the evaluation set, so that `eval_perplexity` is exact; a stock `Seq2SeqTrainer` smooths its evaluation loss too.
 
     Args:
         model: the model.
@@ -71,13 +72,21 @@ class VaswaniTrainer(Seq2SeqTrainer):
         **kwargs: as for `Seq2SeqTrainer`.
 
     Raises:
-        ValueError: without a model.
+        ValueError: without a model, for other settings than `VaswaniTrainingArguments`, or for a loss given as well.
     """
 
     def __init__(self, model=None, args: VaswaniTrainingArguments | None = None, **kwargs):
         if model is None:
             raise ValueError("VaswaniTrainer needs a model (it does not support model_init)")
+        if kwargs.get("compute_loss_func") is not None:
+            raise ValueError(
+                "compute_loss_func was given to VaswaniTrainer, whose loss is cross-entropy smoothed by"
+                " label_smoothing_factor: leave it out, or use Seq2SeqTrainer for a loss of your own"
+            )
+        kwargs.pop("compute_loss_func", None)
         args = VaswaniTrainingArguments() if args is None else args
+        if not isinstance(args, VaswaniTrainingArguments):
+            raise ValueError(f"args are {type(args).__name__}: give VaswaniTrainer a VaswaniTrainingArguments")
         if args.n_gpu > 1:
             logger.warning("training on one of %d GPUs: start with `accelerate launch` to use all", args.n_gpu)
             args._n_gpu = 1  # torch's DataParallel would split a batch by sentences and weigh its parts wrongly

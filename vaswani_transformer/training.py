@@ -235,7 +235,9 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     except (ValueError, ImportError) as error:
         raise UserError(f"attention {attention!r} cannot be used here: {' '.join(str(error).split())[:200]}") from error
     model.generation_config.update(
-        num_beams=recipe.num_beams, length_penalty=recipe.length_penalty, max_extra_tokens=recipe.max_extra_tokens
+        num_beams=recipe.num_beams,
+        length_penalty=recipe.length_penalty if recipe.num_beams > 1 else None,  # or it would not let itself be saved
+        max_extra_tokens=recipe.max_extra_tokens,
     )
     return model
 

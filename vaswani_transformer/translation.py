@@ -11,7 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from .batching import IGNORE_INDEX, PairCollator, TokenBatchSampler
 from .configuration_vaswani import VaswaniConfig
-from .errors import UserError
+from .errors import UserError, one_line
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .tokenization import check_tokenizer_matches, load_tokenizer
 
@@ -48,6 +48,8 @@ def load_model(
     """
     path = Path(folder)
     if not path.is_dir():
+        if path.exists():
+            raise UserError(f"{folder} is a file: give the folder of a model")
         raise UserError(f"there is no model folder {folder}")
     if not (path / "config.json").is_file():
         hint = " (training there is not finished: run the same `vaswani train` again)" if is_unfinished(path) else ""
@@ -66,8 +68,7 @@ def load_model(
     except UserError:
         raise
     except Exception as error:
-        cause = error.__cause__ or error
-        raise UserError(f"{folder} holds no complete model: {' '.join(str(cause).split())[:300]}") from error
+        raise UserError(f"{folder} holds no complete model: {one_line(error)}") from error
     finally:
         transformers_logging.set_verbosity(verbosity)
         if progress:

@@ -1,0 +1,149 @@
+"""Fine-tune a trained model on parallel text of your own in a plain accelerate loop.
+
+    python scripts/finetune_accelerate.py MODEL --output NEW_MODEL \
+        --train-source mine.en --train-target mine.de --validation-source valid.en --validation-target valid.de
+    accelerate launch --num_processes 2 scripts/finetune_accelerate.py MODEL ...   # on two GPUs
+    torchrun --nproc_per_node 2 scripts/finetune_accelerate.py MODEL ...   # on CPUs, where the former starts one only
+
+The loss of an optimizer step is the sum over its target tokens divided by their number, over all processes and
+accumulated batches: 8 batches on one process or 4 on each of two make the same step.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration, set_seed
+from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
+
+import vaswani_transformer as vt
+
+
+def count(text: str) -> int:
+    """A whole number from 1 on the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
+    return int(text)
+
+
+def parse_options() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", metavar="MODEL", help="folder of the model to start from")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="for the new model")
+    for split in ("train", "validation"):
+        parser.add_argument(f"--{split}-source", metavar="FILE", required=True, help="sentences, one a line")
+        parser.add_argument(f"--{split}-target", metavar="FILE", required=True, help="their translations")
+    parser.add_argument("--steps", type=count, default=1000, help="optimizer steps (default: 1000)")
+    parser.add_argument("--schedule", choices=["constant", "noam"], default="constant", help="after the warmup")
+    parser.add_argument("--learning-rate", type=float, default=1e-4, help="peak of either schedule (default: 1e-4)")
+    parser.add_argument("--warmup-steps", type=int, default=100, help="steps of growth (default: 100)")
+    parser.add_argument("--batch-size", type=count, default=32, help="pairs a process takes at once (default: 32)")
+    parser.add_argument("--gradient-accumulation", type=count, default=1, help="such batches to a step (default: 1)")
+    parser.add_argument("--label-smoothing", type=float, default=0.1, help="default: 0.1, as in the paper")
+    parser.add_argument("--max-length", type=int, default=256, help="longest side of a training pair, in tokens")
+    parser.add_argument("--bf16", action="store_true", help="bfloat16 mixed precision")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of batches and of dropout")
+    return parser.parse_args()
+
+
+def endless(loader):
+    """Batches of one epoch after the other, each in an order of its own."""
+    for epoch in itertools.count():
+        loader.set_epoch(epoch)
+        yield from loader
+
+
+def new_schedule(optimizer: torch.optim.Optimizer, options: argparse.Namespace, d_model: int):
+    """The scheduler. It is stepped once an optimizer step here, so `accelerator.prepare` must not have it."""
+    warmup, peak = max(1, options.warmup_steps), options.learning_rate
+    if options.schedule == "noam":
+        return vt.noam_scheduler(optimizer, d_model, warmup, scale=peak * (d_model * warmup) ** 0.5)
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: peak * min(1.0, (done + 1) / warmup))
+
+
+def training_step(accelerator: Accelerator, model, batches: list[dict], label_smoothing: float) -> float:
+    """Gradients of one optimizer step; returns its loss in nats a token, over all processes."""
+    tokens = accelerator.reduce(sum(batch["labels"].ne(-100).sum() for batch in batches), "sum")
+    total = torch.zeros((), device=accelerator.device)
+    for index, batch in enumerate(batches):
+        last = index == len(batches) - 1
+        with contextlib.nullcontext() if last else accelerator.no_sync(model):  # gradients travel once a step
+            labels = batch.pop("labels")
+            loss = vt.label_smoothed_cross_entropy(model(**batch).logits, labels, label_smoothing, tokens)
+            accelerator.backward(loss * accelerator.num_processes)  # the processes' gradients will be averaged
+            total += loss.detach()
+    return accelerator.reduce(total, "sum").item()
+
+
+def validate(accelerator: Accelerator, model, tokenizer, pairs) -> dict[str, float]:
+    """Loss in nats a token and BLEU, on the main process; the others wait."""
+    scores = {}
+    if accelerator.is_main_process:
+        model = accelerator.unwrap_model(model).eval()
+        sources, targets = list(pairs["source"]), list(pairs["target"])
+        losses, counts = vt.score_pairs(model, tokenizer, sources, targets)
+        translations = list(vt.Translator(model, tokenizer).translate(sources))
+        bleu = vt.TranslationMetric().compute(predictions=translations, references=targets)["bleu"]
+        scores = {"validation_loss": sum(losses) / sum(counts), "validation_bleu": bleu}
+    accelerator.wait_for_everyone()
+    return scores
+
+
+def finetune(options: argparse.Namespace) -> None:
+    """Validate, train, validate again, save."""
+    order = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=options.seed)  # the same for all processes
+    cpu, precision = not torch.accelerator.is_available(), "bf16" if options.bf16 else "no"
+    accelerator = Accelerator(cpu=cpu, mixed_precision=precision, dataloader_config=order)
+    set_seed(options.seed)
+    with accelerator.main_process_first():  # the others find what it has tokenised
+        if options.output.exists() and (not options.output.is_dir() or any(options.output.iterdir())):
+            raise vt.UserError(f"{options.output} is not empty: give another --output")
+        train_text = vt.load_pairs(source=options.train_source, target=options.train_target)
+        validation = vt.load_pairs(source=options.validation_source, target=options.validation_target)
+        tokenizer = vt.load_tokenizer(options.model)
+        train, counts = vt.tokenize_pairs(train_text, tokenizer, max_length=options.max_length)
+    accelerator.print(f"training text: {counts}")
+    model = AutoModelForSeq2SeqLM.from_pretrained(options.model)
+    loader = torch.utils.data.DataLoader(
+        train.select_columns(["input_ids", "labels"]),
+        batch_size=options.batch_size,
+        shuffle=True,
+        collate_fn=DataCollatorForSeq2Seq(tokenizer, model=model),  # with `model` it makes the decoder's inputs
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
+    scheduler = new_schedule(optimizer, options, model.config.d_model)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    before = validate(accelerator, model, tokenizer, validation)
+    stream, log = endless(loader), []
+    model.train()
+    for step in range(1, options.steps + 1):
+        batches = [next(stream) for _ in range(options.gradient_accumulation)]
+        loss = training_step(accelerator, model, batches, options.label_smoothing)
+        log.append({"step": step, "loss": loss, "learning_rate": scheduler.get_last_lr()[0]})
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        if step % 50 == 0 or step == options.steps:
+            accelerator.print(f"step {step}: loss {loss:.4f}")
+    after = validate(accelerator, model, tokenizer, validation)
+    if accelerator.is_main_process:
+        accelerator.unwrap_model(model).save_pretrained(options.output)
+        tokenizer.save_pretrained(options.output)
+        (options.output / "training_log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
+        print(f"validation loss {before['validation_loss']:.4f} before, {after['validation_loss']:.4f} after")
+        print(f"validation BLEU {before['validation_bleu']:.2f} before, {after['validation_bleu']:.2f} after")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    try:
+        finetune(parse_options())
+    except (ValueError, OSError) as error:  # a mistake in what was given, or a disk that is full
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)

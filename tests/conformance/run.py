@@ -1,0 +1,313 @@
+"""Run transformers' own common tests over our classes, beside the library's Marian, and say how they compare.
+
+    python tests/conformance/run.py [--markdown] [--cache FOLDER]
+
+The tests come from the source distribution of the installed transformers version, which pip fetches once into a cache
+folder; they are not part of this project. What they need from outside the source distribution stands in `suite/`.
+
+Exit status: 0; 1 where a test of ours fails, where ours skips what Marian does not and `EXTRA_SKIPS` does not say why,
+or where fewer tests ran than `LEAST_PASSED`; 2 where the tests cannot be had or set up.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CACHE = HERE.parents[1] / ".cache" / "conformance"
+COMMON_FILES = (
+    "test_modeling_common.py",
+    "test_configuration_common.py",
+    "test_training_mixin.py",
+    "test_tokenizers_backend_mixin.py",
+)
+# The name of a file that upstream has and the source distribution leaves out: what takes its place.
+STAND_INS = {
+    "generation/test_utils.py": "generation.py",
+    "exporters/test_export.py": "exporters.py",
+    "utils/test_configuration_utils.py": "configuration.py",
+}
+# What a suite is called: our test classes, and Marian's where it has the like.
+SUITES = {
+    "model": (("VaswaniModelTest",), ("MarianModelTest",)),
+    "model, other options": (("VaswaniVariantTest",), ("MarianModelTest",)),
+    "configuration": (("VaswaniConfigurationTest",), ("MarianConfigurationTest",)),
+    "training": (("VaswaniTrainingTest",), ("MarianTrainingTest",)),
+    "tokenizers backend": (("VaswaniBytePairTest", "VaswaniWordPieceTest"), ()),
+}
+# Fewer tests of ours that pass mean that the suite was not set up as it should be, whatever the outcome of the others.
+LEAST_PASSED = {"model": 95, "model, other options": 95, "configuration": 8, "training": 1, "tokenizers backend": 8}
+# Tests that ours skips and Marian does not: why. There is none.
+EXTRA_SKIPS: dict[str, str] = {}
+_NORMALIZED = (
+    "expects decoded text to be what the normalizer made of it, a leading space included; ours gives the text back"
+)
+_NO_PICKLES = (
+    "use_safetensors=False asks for pickled weights",
+    "weights are read from safetensors only, never pickles",
+)
+# Tests that ours fails by design: a piece of the message that they must fail with, and why. Not all run everywhere:
+# those of offloading need an accelerator.
+BY_DESIGN: dict[str, tuple[str, str]] = {
+    "VaswaniModelTest::test_disk_offload_bin": _NO_PICKLES,
+    "VaswaniVariantTest::test_disk_offload_bin": _NO_PICKLES,
+    "VaswaniVariantTest::test_inputs_embeds_matches_input_ids": (
+        "assert_close(out_embeds, out_ids)",
+        "looks the target's tokens up in the source's matrix; untied, the decoder has its own",
+    ),
+    "VaswaniBytePairTest::test_training_new_tokenizer": ("' This is the first sentence' !=", _NORMALIZED),
+    "VaswaniBytePairTest::test_training_new_tokenizer_with_special_tokens_change": (
+        "' This is the first sentence' !=",
+        _NORMALIZED,
+    ),
+    "VaswaniWordPieceTest::test_training_new_tokenizer": (
+        "##T##h##i##s",
+        "`train_new_from_iterator` tells the trainer the sign of continuing pieces for BPE only and takes ## here",
+    ),
+    "VaswaniWordPieceTest::test_training_new_tokenizer_with_special_tokens_change": (
+        "##T##h##i##s",
+        "as the test above",
+    ),
+    "VaswaniBytePairTest::test_rust_tokenizer_add_prefix_space_0": (
+        "False != True",
+        "asks for the leading space of the pre-tokenizer; ours always has one, from the normalizer",
+    ),
+}
+
+
+class SetupError(Exception):
+    """The tests cannot be had: one line that says why and what to do."""
+
+
+@dataclass
+class Recorder:
+    """A plugin of pytest: the outcome of every test by its name, and why it was skipped or failed."""
+
+    outcomes: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    skipped_parts: dict[str, list[str]] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self.broken.append(f"{report.nodeid}: {str(report.longrepr).strip().splitlines()[-1]}")
+
+    def pytest_runtest_logreport(self, report):
+        name = report.nodeid.split("::", 1)[1]
+        # A part of a test (`subTest`) reports under the name of its test. One that fails fails the whole; with parts
+        # skipped a test still passes, as it does upstream.
+        part = type(report).__name__ == "SubtestReport"
+        if report.failed:
+            self.outcomes[name] = "failed"
+            self.reasons[name] = str(report.longrepr)
+        elif part and report.skipped:
+            self.skipped_parts.setdefault(name, []).append(str(report.longrepr[-1]).removeprefix("Skipped: "))
+        elif part or self.outcomes.get(name) == "failed":
+            return
+        elif report.skipped:
+            self.outcomes[name] = "skipped"
+            self.reasons[name] = str(report.longrepr[-1]).removeprefix("Skipped: ")
+        elif report.when == "call":
+            self.outcomes.setdefault(name, "passed")
+
+    def reason(self, name: str) -> str:
+        """Why a test was skipped or failed, in one line."""
+        text = self.reasons.get(name, "")
+        lines = [line[1:] for line in text.splitlines() if line.startswith("E ")] or text.splitlines() or ["unknown"]
+        return " ".join(lines[0].split())
+
+    def of(self, classes: tuple[str, ...]) -> dict[str, str]:
+        """Outcomes of the tests of these classes."""
+        return {name: outcome for name, outcome in self.outcomes.items() if name.split("::")[0] in classes}
+
+
+def find_sources(version: str, cache: Path) -> Path:
+    """The source distribution of transformers in the cache, fetched with pip where it is not there yet."""
+    archive = cache / f"transformers-{version}.tar.gz"
+    if archive.is_file():
+        return archive
+    cache.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--no-binary", ":all:", f"transformers=={version}"]
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        # pip asks the distribution for its metadata: with our setuptools, or else with one that it has to fetch too.
+        for isolation in (["--no-build-isolation"], []):
+            done = subprocess.run([*command, *isolation, "--dest", folder], capture_output=True, text=True)
+            found = list(Path(folder).glob("transformers-*.tar.gz"))
+            if done.returncode == 0 and found:
+                return found[0].replace(archive)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["it gave no reason"]
+    raise SetupError(
+        f"pip could not fetch the source distribution of transformers {version} ({errors[-1].removeprefix('ERROR: ')}):"
+        f" run this once with a network, or put the file of the package index at {archive}"
+    )
+
+
+def assemble(archive: Path, folder: Path) -> Path:
+    """Lay out a package `tests` in `folder`: the common tests, our testers beside them, what upstream leaves out."""
+    tests = folder / "tests"
+    tests.mkdir()
+    try:
+        with tarfile.open(archive) as sources:
+            members = {Path(member.name).parts[1:]: member for member in sources.getmembers()}
+            for name in COMMON_FILES:
+                member = members.get(("tests", name))
+                if member is None:
+                    raise SetupError(
+                        f"{archive} has no tests/{name}: transformers has moved it, this runner must follow"
+                    )
+                (tests / name).write_bytes(sources.extractfile(member).read())
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+        raise SetupError(f"{archive} cannot be read ({error}): delete it and run this again") from error
+    for path in HERE.joinpath("suite").glob("*.py"):
+        shutil.copy(path, tests)
+    for name, stand_in in STAND_INS.items():
+        target = tests / name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy(HERE / "suite" / "stand_ins" / stand_in, target)
+    for package in {tests, *(tests.joinpath(name).parent for name in STAND_INS)}:
+        (package / "__init__.py").touch()
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    return tests
+
+
+def run_tests(folder: Path) -> Recorder:
+    """Run the suite laid out in `folder`, in this process; what the tests print is kept back."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here needs the network, and without one each try would wait
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        import parameterized  # noqa: F401
+        import pytest
+    except ImportError as error:
+        raise SetupError(f"{error.name} is missing: pip install 'vaswani_transformer[conformance]'") from error
+    recorder = Recorder()
+    files = [str(folder / "tests" / f"{name}.py") for name in ("vaswani_model", "marian_model", "vaswani_tokenizer")]
+    options = ["-q", "-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "-p", "no:cacheprovider"]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        pytest.main([*options, "-p", "no:warnings", *files], plugins=[recorder])
+    if recorder.broken:
+        raise SetupError(f"the tests cannot be imported: {'; '.join(recorder.broken)}")
+    if not recorder.outcomes:
+        raise SetupError(f"no test ran: {' '.join(printed.getvalue().split())[-500:]}")
+    return recorder
+
+
+def is_by_design(recorder: Recorder, name: str) -> bool:
+    """Whether a test failed with the very message that `BY_DESIGN` foresees."""
+    return name in BY_DESIGN and BY_DESIGN[name][0] in recorder.reasons[name]
+
+
+def extra_skips(recorder: Recorder) -> dict[str, str]:
+    """Tests that ours skips and Marian does not, wholly or in more parts, with the reason that the test gives."""
+    extra = {}
+    for ours, marians in SUITES.values():
+        marian = {name.split("::")[1]: name for name in recorder.of(marians)}
+        for name, outcome in recorder.of(ours).items():
+            other = marian.get(name.split("::")[1])
+            if other is None:
+                continue
+            parts, other_parts = (recorder.skipped_parts.get(test, []) for test in (name, other))
+            if outcome == "skipped" and recorder.outcomes[other] != "skipped":
+                extra[name] = recorder.reason(name)
+            elif len(parts) > len(other_parts) and outcome == recorder.outcomes[other]:
+                extra[name] = parts[-1]
+    return extra
+
+
+def find_faults(recorder: Recorder) -> list[str]:
+    """One line for everything that must not be."""
+    faults = []
+    for suite, (ours, marians) in SUITES.items():
+        outcomes = recorder.of(ours)
+        for name, outcome in outcomes.items():
+            if outcome == "failed" and not is_by_design(recorder, name):
+                faults.append(f"{name} failed: {recorder.reason(name)}")
+            elif outcome == "passed" and name in BY_DESIGN:
+                faults.append(f"{name} passed: take it off the list of failures by design")
+        passed = Counter(outcomes.values())["passed"]
+        if passed < LEAST_PASSED[suite]:
+            faults.append(f"{suite}: {passed} tests passed, at least {LEAST_PASSED[suite]} were expected to")
+        tests = {name.split("::")[1] for name in outcomes}
+        missing = {name.split("::")[1] for name in recorder.of(marians)} - tests
+        faults += [f"{suite}: {name} ran for Marian and not for ours" for name in sorted(missing)]
+    for name, reason in extra_skips(recorder).items():
+        if name.split("::")[1] not in EXTRA_SKIPS:
+            faults.append(f"{name} is skipped ({reason}) and Marian's is not: mend it, or say why in EXTRA_SKIPS")
+    return faults
+
+
+def describe(outcomes: dict[str, str], recorder: Recorder) -> str:
+    """Passed, failed and skipped in words."""
+    counts = Counter(outcomes.values())
+    design = sum(outcome == "failed" and is_by_design(recorder, name) for name, outcome in outcomes.items())
+    text = f"{counts['passed']} passed, {counts['failed'] - design} failed, {counts['skipped']} skipped"
+    return text + (f", {design} fail by design" if design else "")
+
+
+def make_table(recorder: Recorder, markdown: bool) -> list[str]:
+    """The outcome of every suite, and lists of what differs from Marian or fails by design."""
+    rows = [("suite", "vaswani_transformer", "Marian")]
+    for suite, (ours, marians) in SUITES.items():
+        theirs = describe(recorder.of(marians), recorder) if marians else "has none"
+        rows.append((suite, describe(recorder.of(ours), recorder), theirs))
+    if markdown:
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        lines.insert(1, "|---|---|---|")
+    else:
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    skips = [f"{name}: {EXTRA_SKIPS.get(name.split('::')[1], 'unexplained')}" for name in extra_skips(recorder)]
+    more = [
+        f"{name.split('::')[1]} (Marian {outcome}: {recorder.reason(name)})"
+        for name, outcome in recorder.outcomes.items()
+        if name.startswith("Marian")
+        and outcome != "passed"
+        and recorder.outcomes.get(name.replace("Marian", "Vaswani", 1)) == "passed"
+    ]
+    design = [f"{name}: {BY_DESIGN[name][1]}" for name in sorted(BY_DESIGN) if recorder.outcomes.get(name) == "failed"]
+    for title, entries in (
+        ("Skipped by ours and not by Marian:", skips or ["none"]),
+        ("Passed by ours and not by Marian:", more or ["none"]),
+        ("Fail by design:", design or ["none"]),
+    ):
+        lines += ["", title, *(["", *(f"- {entry}" for entry in entries)] if markdown else map("  ".__add__, entries))]
+    return lines
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run everything and print the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--markdown", action="store_true", help="print tables in Markdown, for docs/results.md")
+    parser.add_argument("--cache", type=Path, default=CACHE, metavar="FOLDER", help=f"default: {CACHE}")
+    options = parser.parse_args(arguments)
+    version = importlib.metadata.version("transformers")
+    try:
+        archive = find_sources(version, options.cache)
+        with tempfile.TemporaryDirectory() as folder:
+            assemble(archive, Path(folder))
+            recorder = run_tests(Path(folder))
+    except SetupError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    title = f"Common tests of transformers {version}"
+    print("\n".join([title, "", *make_table(recorder, options.markdown)]))
+    faults = find_faults(recorder)
+    for fault in faults:
+        print(f"error: {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

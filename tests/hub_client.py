@@ -1,0 +1,147 @@
+"""Users of the Hub as processes of their own: forks of one process that has imported everything once.
+
+`huggingface_hub` reads HF_ENDPOINT when it is imported, so a test cannot use the client of its own process. A fork of a
+process that was started with it takes milliseconds; a new process takes seconds.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Done:
+    """Exit status and output of a process that has ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+class HubClient:
+    """Runs commands and code with the real `huggingface_hub` against one endpoint; close it in the end.
+
+    Args:
+        endpoint: of the server.
+        home: folder for HF_HOME and output.
+    """
+
+    def __init__(self, endpoint: str, home: Path):
+        self.home = home
+        names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE")
+        environment = {name: value for name, value in os.environ.items() if name not in names}
+        environment |= {
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(home / "hf"),
+            "HF_HUB_DISABLE_XET": "1",  # plain LFS, which the test server speaks
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            text=True,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self.ready = False
+
+    def start(self, *, command=None, code: str | None = None, token: str | None = "hf_writer", **environment) -> int:
+        """Start a `vaswani` command or Python code; returns its process id."""
+        if not self.ready:  # only now: it imports while the test prepares
+            self.ready = self.process.stdout.readline() == "ready\n"
+            assert self.ready
+        environment |= {"HF_TOKEN": token} if token else {}
+        request = {"command": command and [str(word) for word in command], "code": code}
+        request |= {"environment": environment, "home": str(self.home)}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def wait(self) -> Done:
+        """Wait for the process that was started."""
+        status = int(self.process.stdout.readline())
+        return Done(status, *((self.home / name).read_text(encoding="utf-8") for name in ("out", "err")))
+
+    def vaswani(self, *command, **options) -> Done:
+        """Run a command to its end."""
+        self.start(command=command, **options)
+        return self.wait()
+
+    def python(self, code: str, **options) -> Done:
+        """Run Python code to its end."""
+        self.start(code=code, **options)
+        return self.wait()
+
+    def close(self) -> None:
+        """End it."""
+        self.process.stdin.close()
+        self.process.wait(timeout=30)
+
+
+def _child(request: dict) -> int:
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(Path(request["home"]) / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", encoding="utf-8"), os.fdopen(2, "w", encoding="utf-8")
+    os.environ.update(request["environment"])
+    tempfile.tempdir = None  # TMPDIR may be another one
+    try:
+        if request["code"] is not None:
+            exec(request["code"], {"__name__": "__main__"})
+            return 0
+        from vaswani_transformer.cli import main
+
+        return main(request["command"])
+    except SystemExit as exit_:
+        return exit_.code
+    except BaseException:
+        traceback.print_exc()
+        return 70
+
+
+def _serve() -> None:
+    import types
+
+    import datasets  # noqa: F401
+    import huggingface_hub.utils._http
+    import torch
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer  # noqa: F401
+
+    import vaswani_transformer.cli
+    import vaswani_transformer.publishing  # noqa: F401
+    from vaswani_transformer import VaswaniConfig, VaswaniModel
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:  # the first load fills caches of transformers
+        VaswaniModel(VaswaniConfig(vocab_size=8, d_model=8, d_ff=8, num_heads=1)).save_pretrained(folder)
+        VaswaniModel.from_pretrained(folder)
+    # Retries come at once: their number is the client's, their waiting (23 s in all) is not what is tested.
+    huggingface_hub.utils._http.time = types.SimpleNamespace(sleep=lambda seconds: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            status = _child(json.loads(line))
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                stream.flush()
+            os._exit(status)
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        sys.stdout.write(f"{status}\n")
+        sys.stdout.flush()
+    os._exit(0)  # taking everything down takes seconds
+
+
+if __name__ == "__main__":
+    _serve()

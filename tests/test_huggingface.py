@@ -1,0 +1,420 @@
+"""What transformers and accelerate offer for every model, where their own common tests do not run it on a CPU.
+
+`make conformance` runs the common tests themselves.
+"""
+
+import copy
+
+import pytest
+import torch
+import transformers.modeling_flash_attention_utils as flash_utils
+from accelerate import infer_auto_device_map
+from conftest import padded_batch, random_ids, tiny_config, tiny_model
+from safetensors import safe_open
+from transformers import AttentionInterface, AutoModelForSeq2SeqLM, DynamicCache
+from transformers.integrations.flash_attention import flash_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
+from transformers.modeling_outputs import BaseModelOutput
+
+from vaswani_transformer import VaswaniForConditionalGeneration, VaswaniModel
+
+HEADS = [{}, {"d_k": 5, "d_v": 7}, {"d_k": 7, "d_v": 5}]
+VARIANTS = [
+    {},
+    {"position_encoding": "learned"},
+    {"tie_word_embeddings": False},
+    {"position_encoding": "learned", "tie_word_embeddings": False, "attention_bias": True},
+]
+
+
+def inputs_with_padding(target_length: int = 6) -> dict[str, torch.Tensor]:
+    """Three sources of 7, 4 and 2 tokens, padded on the right, and targets of one length without padding."""
+    input_ids, attention_mask = padded_batch((7, 4, 2))
+    targets = random_ids(3, target_length, seed=1)
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "decoder_input_ids": targets}
+
+
+def tokens_generated(model, **options) -> torch.Tensor:
+    """What `generate` finds, checked to be more than a few tokens."""
+    input_ids, attention_mask = padded_batch((7, 4, 2))
+    tokens = model.generate(input_ids, attention_mask=attention_mask, max_new_tokens=8, **options)
+    assert tokens.shape[1] > 4
+    return tokens
+
+
+# Flash attention as its documentation says: one head width for all three inputs; causal masks aligned to the last query
+# and the last key; `cu_seqlens` cut rows of tokens of all sentences, laid one after the other, into sentences.
+
+
+def flash_reference(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
+    """`flash_attn_func` in plain torch: all of `(batch_size, length, num_heads, head_width)`."""
+    assert q.shape[-1] == k.shape[-1] == v.shape[-1], "flash attention takes one head width"
+    assert q.shape[0] == k.shape[0] == v.shape[0] and k.shape == v.shape and q.shape[2] == k.shape[2]
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
+    if causal:
+        allowed = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[1])
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(dim=-1), v)
+
+
+def flash_varlen_reference(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False
+):
+    """`flash_attn_varlen_func` in plain torch: all of `(tokens, num_heads, head_width)`."""
+    assert q.dim() == k.dim() == v.dim() == 3 and len(cu_seqlens_q) == len(cu_seqlens_k)
+    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+    assert cu_seqlens_q[0] == cu_seqlens_k[0] == 0
+    assert (cu_seqlens_q[-1], cu_seqlens_k[-1]) == (len(q), len(k)) and len(k) == len(v)
+    assert (cu_seqlens_q.diff().max(), cu_seqlens_k.diff().max()) == (max_seqlen_q, max_seqlen_k)
+    parts = []
+    for row in range(len(cu_seqlens_q) - 1):
+        queries = slice(cu_seqlens_q[row], cu_seqlens_q[row + 1])
+        keys = slice(cu_seqlens_k[row], cu_seqlens_k[row + 1])
+        parts.append(flash_reference(q[None, queries], k[None, keys], v[None, keys], 0.0, softmax_scale, causal)[0])
+    return torch.cat(parts)
+
+
+@pytest.fixture
+def flash(monkeypatch):
+    """The name of an implementation that is transformers' own flash attention around the functions above.
+
+    There is no public way to give it other kernels, so the places where it keeps those that it has loaded are filled.
+    """
+    name = "flash_reference"
+    AttentionInterface.register(name, flash_attention_forward)
+    AttentionMaskInterface.register(name, flash_attention_mask)
+    loaded = {
+        "_loaded_implementation": name,
+        "_flash_fn": flash_reference,
+        "_flash_varlen_fn": flash_varlen_reference,
+        "_flash_with_kvcache_fn": None,
+        "_pad_fn": flash_utils._pad_input,
+        "_unpad_fn": flash_utils._unpad_input,
+        "_process_flash_kwargs_fn": flash_utils._lazy_define_process_function(flash_varlen_reference),
+    }
+    for place, value in loaded.items():
+        monkeypatch.setattr(flash_utils, place, value)
+    return name
+
+
+class TestFlashAttention:
+    # Target lengths equal to, above and below the source's: transformers' flash attention treats each differently.
+    @pytest.mark.parametrize("target_length", [1, 5, 7, 9])
+    @pytest.mark.parametrize("changes", HEADS, ids=str)
+    def test_equals_eager(self, flash, changes, target_length):
+        inputs = inputs_with_padding(target_length)
+        outputs = [tiny_model(attn_implementation=name, **changes)(**inputs) for name in ("eager", flash)]
+        torch.testing.assert_close(outputs[1].logits, outputs[0].logits, rtol=1e-4, atol=1e-5)
+        kept = inputs["attention_mask"].bool()
+        encoded = [output.encoder_last_hidden_state[kept] for output in outputs]
+        torch.testing.assert_close(encoded[1], encoded[0], rtol=1e-4, atol=1e-5)
+
+    def test_equals_eager_with_a_padded_target_and_without_any_mask(self, flash):
+        inputs = inputs_with_padding(6)
+        mask = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [1] * 3 + [0] * 3])
+        eager, ours = (tiny_model(attn_implementation=name) for name in ("eager", flash))
+        outputs = [model(**inputs, decoder_attention_mask=mask).logits[mask.bool()] for model in (eager, ours)]
+        torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
+        del inputs["attention_mask"]
+        torch.testing.assert_close(ours(**inputs).logits, eager(**inputs).logits, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 3, "cache_implementation": "static"}])
+    @pytest.mark.parametrize("changes", HEADS, ids=str)
+    def test_generates_the_same(self, flash, changes, options):
+        eager, ours = (tiny_model(attn_implementation=name, **changes) for name in ("eager", flash))
+        expected = tokens_generated(eager, num_beams=options.get("num_beams", 1))
+        assert torch.equal(tokens_generated(ours, **options), expected)
+
+    @pytest.mark.parametrize("changes", HEADS, ids=str)
+    def test_gradients_are_the_same(self, flash, changes):
+        gradients = []
+        for name in ("eager", flash):
+            model = tiny_model(attn_implementation=name, **changes)
+            inputs = inputs_with_padding(5)
+            model(**inputs, labels=inputs["decoder_input_ids"]).loss.backward()
+            gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-6)
+
+    def test_can_be_chosen_after_loading(self, flash):
+        model = tiny_model()
+        model.set_attn_implementation(flash)
+        expected = tiny_model()(**inputs_with_padding()).logits
+        torch.testing.assert_close(model(**inputs_with_padding()).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+class TestFlexAttention:
+    @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+    @pytest.mark.parametrize("changes", HEADS, ids=str)
+    def test_equals_eager(self, changes):
+        inputs = inputs_with_padding()
+        expected = tiny_model(attn_implementation="eager", **changes)(**inputs).logits
+        # Its kernels take a minute to compile; what they compute can be had without.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            logits = tiny_model(attn_implementation="flex_attention", **changes)(**inputs).logits
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.slow  # 2 minutes
+    def test_compiled_kernels_equal_eager(self):
+        eager, flex = (tiny_model(attn_implementation=name) for name in ("eager", "flex_attention"))
+        with torch.no_grad():
+            inputs = inputs_with_padding()
+            torch.testing.assert_close(flex(**inputs).logits, eager(**inputs).logits, rtol=1e-4, atol=1e-5)
+            assert torch.equal(tokens_generated(flex), tokens_generated(eager))
+
+
+class TestAttentionWeights:
+    def test_implementation_that_forms_none_says_so_and_returns_none(self, monkeypatch):
+        said = []
+        monkeypatch.setattr(
+            "transformers.integrations.sdpa_attention.logger.warning_once", lambda text, *_: said.append(text)
+        )
+        outputs = tiny_model(attn_implementation="sdpa")(**inputs_with_padding(), output_attentions=True)
+        assert not outputs.encoder_attentions and not outputs.decoder_attentions and not outputs.cross_attentions
+        assert any("eager" in text for text in said)
+
+    def test_are_there_after_the_mend_that_the_warning_names(self):
+        model = tiny_model(attn_implementation="sdpa")
+        model.set_attn_implementation("eager")
+        outputs = model(**inputs_with_padding(), output_attentions=True)
+        assert [weights.shape for weights in outputs.cross_attentions] == [(3, 3, 6, 7)] * 2
+
+
+class TestCacheOfOneKind:
+    @pytest.mark.parametrize("attn_implementation", ["eager", "sdpa"])
+    def test_holds_the_target_and_not_the_source(self, attn_implementation):
+        model = tiny_model(attn_implementation=attn_implementation)
+        inputs = inputs_with_padding()
+        targets = inputs.pop("decoder_input_ids")
+        full = model(**inputs, decoder_input_ids=targets).logits
+        cache, logits = DynamicCache(), []
+        for position in range(targets.shape[1]):
+            step = targets[:, position : position + 1]
+            logits.append(model(**inputs, decoder_input_ids=step, past_key_values=cache, use_cache=True).logits)
+        assert cache.get_seq_length() == targets.shape[1]
+        torch.testing.assert_close(torch.cat(logits, dim=1), full, rtol=1e-4, atol=1e-5)
+
+
+class TestPartsAlone:
+    @pytest.mark.parametrize("changes", VARIANTS, ids=str)
+    def test_encoder_and_decoder_are_saved_and_loaded_alone(self, changes, tmp_path):
+        model = tiny_model(**changes)
+        inputs = inputs_with_padding()
+        targets = inputs.pop("decoder_input_ids")
+        encoder, decoder = model.get_encoder(), model.get_decoder()
+        encoder.save_pretrained(tmp_path / "encoder")
+        decoder.save_pretrained(tmp_path / "decoder")
+        encoder_again = type(encoder).from_pretrained(tmp_path / "encoder")
+        decoder_again = type(decoder).from_pretrained(tmp_path / "decoder")
+        states = encoder_again(**inputs).last_hidden_state
+        torch.testing.assert_close(states, encoder(**inputs).last_hidden_state, rtol=0, atol=0)
+        outputs = decoder_again(targets, encoder_hidden_states=states, encoder_attention_mask=inputs["attention_mask"])
+        expected = model.model(**inputs, decoder_input_ids=targets).last_hidden_state
+        torch.testing.assert_close(outputs.last_hidden_state, expected, rtol=0, atol=0)
+
+    def test_a_decoder_without_a_source_sees_its_own_past_only(self):
+        decoder = tiny_model().get_decoder()
+        ids = random_ids(2, 6)
+        changed = ids.clone()
+        changed[:, 4:] = random_ids(2, 2, seed=5)
+        states, others = decoder(ids).last_hidden_state, decoder(changed).last_hidden_state
+        torch.testing.assert_close(states[:, :4], others[:, :4])
+        assert (states[:, 4:] - others[:, 4:]).abs().min(dim=-1).values.max() > 0
+
+    def test_a_part_is_loaded_from_the_file_of_the_whole(self, tmp_path):
+        model = tiny_model()
+        model.save_pretrained(tmp_path)
+        base = VaswaniModel.from_pretrained(tmp_path)
+        inputs = inputs_with_padding()
+        torch.testing.assert_close(base(**inputs).last_hidden_state, model.model(**inputs).last_hidden_state)
+
+
+class TestDeviceMap:
+    @pytest.fixture(params=VARIANTS, ids=str)
+    def saved(self, request, tmp_path):
+        model = tiny_model(**request.param)
+        model.save_pretrained(tmp_path / "model")
+        return model, tmp_path
+
+    def check(self, model, expected):
+        inputs = inputs_with_padding()
+        with torch.no_grad():
+            torch.testing.assert_close(model(**inputs).logits, expected(**inputs).logits, rtol=0, atol=0)
+        for num_beams in (1, 3):
+            tokens = tokens_generated(expected, num_beams=num_beams)
+            assert torch.equal(tokens_generated(model, num_beams=num_beams), tokens)
+
+    def test_auto(self, saved):
+        model, folder = saved
+        self.check(AutoModelForSeq2SeqLM.from_pretrained(folder / "model", device_map="auto"), model)
+
+    @pytest.mark.parametrize("share", [0.4, 0.7])
+    def test_what_exceeds_the_memory_is_offloaded_to_disk(self, saved, share):
+        model, folder = saved
+        size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        loaded = VaswaniForConditionalGeneration.from_pretrained(
+            folder / "model",
+            device_map="auto",
+            max_memory={"cpu": int(share * size)},
+            offload_folder=folder / "offload",
+        )
+        assert "disk" in loaded.hf_device_map.values()
+        assert any(parameter.is_meta for parameter in loaded.parameters())
+        self.check(loaded, model)
+
+    def test_layers_are_not_split(self):
+        model = tiny_model(encoder_layers=3, decoder_layers=3)
+        size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        places = set()
+        for share in range(1, 10):
+            places |= set(
+                infer_auto_device_map(
+                    model, max_memory={"cpu": share * size // 10}, no_split_module_classes=model._no_split_modules
+                )
+            )
+        layers = {name for name in places if ".layers." in name}
+        assert layers  # some shares end within a stack, none within a layer
+        assert all(name.rpartition(".layers.")[2].isdigit() for name in layers)
+
+
+class TestTypes:
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("changes", VARIANTS[:2], ids=str)
+    def test_loaded_in_half_precision(self, changes, dtype, tmp_path):
+        model = tiny_model(**changes)
+        model.save_pretrained(tmp_path)
+        half = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=dtype)
+        assert {parameter.dtype for parameter in half.parameters()} == {dtype}
+        logits = half(**inputs_with_padding()).logits
+        assert logits.dtype == dtype
+        # 8 (bfloat16) or 11 bits a number, over about twenty operations in a row on values around 1.
+        tolerance = 40 * torch.finfo(dtype).eps
+        expected = model(**inputs_with_padding()).logits
+        torch.testing.assert_close(logits.float(), expected, rtol=tolerance, atol=tolerance)
+        tokens_generated(half, num_beams=2)
+
+    def test_stored_type_is_kept_and_given_back(self, tmp_path):
+        tiny_model().to(torch.bfloat16).save_pretrained(tmp_path)
+        assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
+        with safe_open(tmp_path / "model.safetensors", "pt") as weights:
+            assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}  # noqa: SIM118
+
+
+class TestMeta:
+    @pytest.mark.parametrize("changes", VARIANTS, ids=str)
+    def test_built_without_memory_and_filled_from_a_state_dict(self, changes):
+        model = tiny_model(**changes)
+        with torch.device("meta"):
+            empty = VaswaniForConditionalGeneration(copy.deepcopy(model.config))
+        assert all(tensor.is_meta for tensor in (*empty.parameters(), *empty.buffers()))
+        filled = VaswaniForConditionalGeneration.from_pretrained(
+            None, config=copy.deepcopy(model.config), state_dict=model.state_dict()
+        )
+        inputs = inputs_with_padding()
+        torch.testing.assert_close(filled(**inputs).logits, model(**inputs).logits, rtol=0, atol=0)
+
+
+class TestCompile:
+    @pytest.mark.slow  # a minute, most of it the compiler
+    @pytest.mark.parametrize("changes", VARIANTS[:2], ids=str)
+    def test_compiled_forward_equals_eager(self, changes):
+        model = tiny_model(**changes)
+        compiled = torch.compile(model, fullgraph=True)
+        for target_length in (6, 4):
+            inputs = inputs_with_padding(target_length)
+            with torch.no_grad():
+                logits = compiled(**inputs, use_cache=False).logits
+            torch.testing.assert_close(logits, model(**inputs).logits, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.slow
+    def test_compiled_training_step_has_the_same_gradients(self):
+        gradients = []
+        for compiled in (False, True):
+            model = tiny_model()
+            inputs = inputs_with_padding()
+            forward = torch.compile(model, fullgraph=True) if compiled else model
+            forward(**inputs, labels=inputs["decoder_input_ids"]).loss.backward()
+            gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-5)
+
+
+class EncoderToExport(torch.nn.Module):
+    """Source to states: tensors in, a tensor out."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.encoder = model.get_encoder()
+
+    def forward(self, input_ids, attention_mask):
+        return self.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
+
+
+class StepToExport(torch.nn.Module):
+    """States of the source and the target so far to logits of the next token."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, decoder_input_ids, states, attention_mask):
+        outputs = self.model(
+            attention_mask=attention_mask,
+            encoder_outputs=BaseModelOutput(last_hidden_state=states),
+            decoder_input_ids=decoder_input_ids,
+            use_cache=False,
+        )
+        return outputs.logits[:, -1]
+
+
+class TestExport:
+    @pytest.mark.parametrize("changes", VARIANTS[:2], ids=str)
+    def test_encoder_and_decoder_step_export_and_decode_the_same(self, changes):
+        model = tiny_model(**changes)
+        batch, source, target = (torch.export.Dim(name, max=32) for name in ("batch", "source", "target"))
+        inputs = inputs_with_padding()
+        input_ids, attention_mask = inputs["input_ids"], inputs["attention_mask"]
+        states = model.get_encoder()(**{name: inputs[name] for name in ("input_ids", "attention_mask")})
+        states = states.last_hidden_state
+        with torch.no_grad():
+            encoder = torch.export.export(
+                EncoderToExport(model),
+                (input_ids, attention_mask),
+                dynamic_shapes=({0: batch, 1: source}, {0: batch, 1: source}),
+            ).module()
+            step = torch.export.export(
+                StepToExport(model),
+                (inputs["decoder_input_ids"], states, attention_mask),
+                dynamic_shapes=({0: batch, 1: target}, {0: batch, 1: source}, {0: batch, 1: source}),
+            ).module()
+            # Other sizes than those exported with.
+            input_ids, attention_mask = padded_batch((5, 3), seed=7)
+            states = encoder(input_ids, attention_mask)
+            tokens = torch.full((2, 1), model.config.decoder_start_token_id)
+            for _ in range(8):
+                tokens = torch.cat((tokens, step(tokens, states, attention_mask).argmax(dim=-1, keepdim=True)), dim=1)
+        expected = model.generate(
+            input_ids, attention_mask=attention_mask, max_new_tokens=8, min_new_tokens=8, eos_token_id=None, num_beams=1
+        )
+        assert torch.equal(tokens, expected)
+
+
+class TestTensorParallelPlan:
+    @pytest.mark.parametrize("changes", VARIANTS, ids=str)
+    @pytest.mark.parametrize("model_class", [VaswaniModel, VaswaniForConditionalGeneration])
+    def test_names_every_matrix_and_nothing_else(self, model_class, changes):
+        model = model_class(tiny_config(**changes))
+        generic = {name.replace(".0.", ".*."): module for name, module in model.named_modules() if ".1." not in name}
+        matrices = {
+            name
+            for name, module in generic.items()
+            if isinstance(module, torch.nn.Linear) or type(module) is torch.nn.Embedding
+        }
+        assert set(model.tp_plan) == matrices
+
+    def test_input_sides_follow_output_sides(self):
+        # A matrix cut by rows of its output feeds, head by head or unit by unit, one cut by columns of its input.
+        plan = tiny_model().tp_plan
+        for name, style in plan.items():
+            last = name.rpartition(".")[2]
+            expected = {"out_proj": "rowwise", "fc2": "rowwise", "lm_head": "colwise_gather_output"}
+            expected |= {"embed_tokens": "embedding_rowwise", "shared": "embedding_rowwise"}
+            assert style == expected.get(last, "colwise")

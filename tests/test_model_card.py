@@ -1,0 +1,388 @@
+"""Model cards: what the front matter says is what was given, and what is not known is not said."""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import tiny_config
+from huggingface_hub import ModelCard
+
+from vaswani_transformer import VaswaniConfig, load_recipe
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.model_card import (
+    METRICS,
+    CardFacts,
+    check_metadata,
+    choose_kind,
+    compare_with_paper,
+    datasets_of,
+    is_sealed,
+    languages_of,
+    read_run,
+    render_card,
+    training_rows,
+)
+from vaswani_transformer.provenance import evaluation_record, name_of_test_set, read_evaluation, weights_sha256
+
+ROOT = Path(__file__).resolve().parents[1]
+LOG = [
+    {"step": 100, "seconds": 60.0, "loss": 3.0, "epoch": 1.5},
+    {"step": 200, "seconds": 126.0, "eval_loss": 2.0, "eval_bleu": 20.0, "epoch": 3.0},
+    {"step": 200, "seconds": 130.0, "best_loss": 2.0, "best_bleu": 20.0, "epoch": 3.0},
+    {"step": 200, "seconds": 140.0, "average_loss": 1.9, "average_bleu": 21.0, "epoch": 3.0},
+]
+SCORES = {
+    "bleu": 27.123456789,
+    "bleu_signature": "nrefs:1|case:mixed|eff:no",
+    "chrf": 55.5,
+    "chrf_signature": "nrefs:1|nc:6",
+    "perplexity": 4.803,
+    "exact_match": 12.5,
+    "sentences": 1000,
+    "test_set": "newstest: 2014 – full",  # a colon, which YAML has to quote
+    "source_file": "newstest2014.en",
+    "source_sha256": "ab" * 32,
+    "generation": {"num_beams": 4, "length_penalty": 0.6, "max_extra_tokens": 50},
+    "versions": {"torch": "2.13.0", "sacrebleu": "2.6.0"},
+    "date": "2026-05-04",
+    "command": "vaswani evaluate run --source newstest2014.en --reference newstest2014.de",
+}
+GENERATION = {"num_beams": 4, "length_penalty": 0.6, "max_extra_tokens": 50, "do_sample": False}
+
+
+def facts(**changes) -> CardFacts:
+    values = {"repo_id": "owner/a-model", "config": tiny_config(), "parameters": 1_234_567, "generation": GENERATION}
+    return CardFacts(**{**values, **changes})
+
+
+def full_facts(**changes) -> CardFacts:
+    recipe = dataclasses.asdict(load_recipe("multi30k-en-de", {"data_dir": "/home/someone/secret"}))
+    values = {
+        "recipe": recipe,
+        "log": LOG,
+        "evaluations": [SCORES],
+        "languages": ["en", "de"],
+        "license": "mit",
+        "datasets": ["owner/texts"],
+        "remote_code": True,
+        "pipeline": "translation",
+    }
+    return facts(**{**values, **changes})
+
+
+def headings(card: str) -> list[str]:
+    return re.findall(r"^## (.*)$", card, re.MULTILINE)
+
+
+@pytest.mark.parametrize("kind", ["base", "big", "parser"])
+@pytest.mark.parametrize("make", [facts, full_facts])
+def test_every_template_gives_a_card_that_the_hub_client_reads_back(kind, make):
+    given = make()
+    card = render_card(given, kind)
+    data = ModelCard(card).data
+    assert data.library_name == "transformers" and "vaswani" in data.tags
+    assert data.language == (list(given.languages) or None) and data.license == given.license
+    assert data.datasets == (list(given.datasets) or None)
+    assert data.pipeline_tag == (None if kind == "parser" else "translation")
+    assert "None" not in card and "{{" not in card and "{%" not in card and "\n\n\n" not in card
+    assert card.count("```") % 2 == 0 and is_sealed(card) and card.startswith("---\n")
+    assert all(len(line.split("|")) == 4 for line in re.findall(r"^\|.*\|$", card.replace(r"\|", ""), re.MULTILINE))
+    expected = ["How to use", "Intended use and limits", "Model", "Training", "Evaluation", "Decoding", "Citation"]
+    unknown = set() if make is full_facts else {"Training", "Evaluation"}
+    assert headings(card) == [heading for heading in expected if heading not in unknown]
+
+
+def test_the_model_index_holds_the_scores_exactly_and_how_they_were_obtained():
+    second = {"test_set": "other", "bleu": 1, "generation": {"num_beams": 1}}
+    data = ModelCard(render_card(full_facts(evaluations=[SCORES, second]))).data
+    results = [result for result in data.eval_results if result.dataset_name == SCORES["test_set"]]
+    scores = [key for key in METRICS if key in SCORES]
+    assert {result.metric_type: result.metric_value for result in results} == {
+        METRICS[key][0]: SCORES[key] for key in scores
+    }
+    assert len(data.eval_results) == len(scores) + 1 and data.model_name == "a-model"
+    assert {result.task_type for result in data.eval_results} == {"translation"}
+    assert results[0].metric_args == SCORES["generation"] | {"signature": SCORES["bleu_signature"]}
+    assert data.metrics == ["sacrebleu", "chrf", "perplexity", "exact_match"]
+
+
+def test_the_text_says_how_scores_were_obtained():
+    section = render_card(full_facts()).partition("## Evaluation")[2].partition("## Decoding")[0]
+    for words in (
+        SCORES["command"], SCORES["source_sha256"], SCORES["bleu_signature"], SCORES["chrf_signature"], "27.12",
+        "4.803", "1,000", "beams 4, length penalty 0.6", "2026-05-04", "sacrebleu 2.6.0",
+    ):  # fmt: skip
+        assert words in section, words
+    bare = render_card(facts(evaluations=[{"test_set": "mine", "bleu": 3.0}])).partition("## Evaluation")[2]
+    assert "3.00" in bare and "How they were obtained" not in bare and "signature" not in bare
+
+
+def test_figures_of_the_card_come_from_what_was_given():
+    """Every number in the tables is in the facts; those of the text are the paper's, the same on every card."""
+    card = render_card(full_facts(config=tiny_config(dropout=0.3)))
+    training = dict(training_rows(full_facts(config=tiny_config(dropout=0.3))))
+    assert training == {
+        "training data": "train.en.gz and train.de.gz",
+        "validation data": "val.en.gz and val.de.gz",
+        "longest pair": "100 tokens on a side",
+        "batch": "4,096 source tokens, and as many target tokens, at most",
+        "optimizer steps": "200, 3.0 epochs",
+        "optimizer": "Adam, β₁ 0.9, β₂ 0.98, ε 1e-09",
+        "learning rate": "Equation 3 of the paper, 2,000 warmup steps",
+        "dropout": "0.3",
+        "label smoothing": "0.1",
+        "weights kept": "average of the last checkpoints, 5 at most",
+        "duration": "2.1 minutes",
+        "seed": "0",
+    }
+    for label, value in training.items():
+        assert f"| {label} | {value} |" in card
+    assert "1,234,567" in card and "29 entries" in card and "secret" not in card
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (LOG[:3], "best checkpoint by validation BLEU"),
+        ([*LOG[:3], LOG[3] | {"average_bleu": 19.0}], "best checkpoint by validation BLEU"),
+        ([LOG[0], LOG[3]], "average of the last checkpoints, 5 at most"),
+        (LOG[:2], None),
+    ],
+)
+def test_the_weights_that_were_kept(log, expected):
+    assert dict(training_rows(full_facts(log=log))).get("weights kept") == expected
+    by_loss = full_facts(log=log, recipe=full_facts().recipe | {"best_by": "loss"})
+    if len(log) == 4:  # by loss the average is better in both
+        assert dict(training_rows(by_loss))["weights kept"].startswith("average")
+
+
+def test_absent_facts_leave_no_row():
+    assert training_rows(facts()) == []
+    rows = dict(training_rows(facts(recipe={"warmup_steps": 10}, log=[])))
+    assert rows == {"learning rate": "Equation 3 of the paper, 10 warmup steps", "dropout": "0"}
+    card = render_card(facts(recipe={"warmup_steps": 10}, generation={}))
+    assert "Training dropped" not in card and "generation_config.json" not in card
+    assert "No licence was given" in card and "It was trained from" not in card
+    assert "trust_remote_code" not in card and "pipeline(" not in card
+
+
+def test_data_of_other_forms():
+    hub = {"train_data": "wmt14", "data_config": "de-en", "validation_split": "validation"}
+    rows = dict(training_rows(facts(recipe=hub)))
+    assert rows["training data"] == "wmt14 de-en" and rows["validation data"] == "split validation of the same dataset"
+    rows = dict(training_rows(facts(recipe={"train_data": "/home/someone/pairs.tsv", "validation_size": 1000})))
+    assert rows["training data"] == "pairs.tsv" and rows["validation data"] == "1,000 pairs held out of them"
+    assert datasets_of(hub) == ["wmt14"] and datasets_of({"train_data": "corpora/mine"}) == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "languages"),
+    [
+        ({"source_column": "en", "target_column": "de"}, ["en", "de"]),
+        ({"source_column": "source", "target_column": "target"}, []),
+        ({"source_column": "src", "target_column": "tgt", "train_source": "a.fr.gz", "train_target": "a.en.gz"},
+         ["fr", "en"]),
+        ({"train_source": "a.txt", "train_target": "b.txt"}, []),
+        ({"train_source": "source.en", "train_target": "other.en"}, []),
+        ({}, []),
+    ],
+)  # fmt: skip
+def test_languages_only_where_the_recipe_tells_them(recipe, languages):
+    assert languages_of(recipe) == languages
+
+
+def test_the_template_follows_the_model():
+    preset = VaswaniConfig.from_preset
+    assert [choose_kind(preset(name), {}) for name in ("base", "big", "parsing")] == ["base", "big", "parser"]
+    assert choose_kind(preset("table3-c-layers-2"), {}) == "base" and choose_kind(tiny_config(), {}) == "base"
+    assert choose_kind(tiny_config(), {"preset": "parsing"}) == "parser"
+    assert choose_kind(preset("parsing", vocab_size=100), {}) == "parser"
+
+
+def test_only_a_model_of_the_papers_sizes_is_called_so():
+    def compare(kind, preset, **changes):
+        return compare_with_paper(VaswaniConfig.from_preset(preset, **changes), kind)
+
+    assert compare("base", "base", vocab_size=8000) == "Its sizes are those of the paper's base model."
+    assert compare("big", "big") == "Its sizes are those of the paper's big model."
+    assert "smaller" in compare("base", "base", d_ff=1024) and "smaller" in compare("big", "base")
+    assert "larger" in compare("base", "table3-c-layers-8")
+    assert "other sizes" in compare("base", "table3-a-heads-16", d_ff=512)
+    assert "Its sizes" not in compare("base", "table3-b-dk-16")
+
+
+def test_learned_positions_are_a_limit():
+    config = tiny_config(position_encoding="learned", max_position_embeddings=32)
+    assert "more than 32 tokens are refused" in render_card(facts(config=config))
+    assert "are refused" not in render_card(facts())
+
+
+# Templates of the user's own
+
+
+def test_a_template_of_ones_own(tmp_path):
+    path = tmp_path / "card.md"
+    path.write_text("# {{ name }} by me\n")
+    card = render_card(full_facts(), str(path))
+    assert "# a-model by me" in card and ModelCard(card).data.license == "mit"
+    path.write_text('{% extends "parser.md" %}{% block use %}\n- For my tests.\n{% endblock %}')
+    card = render_card(full_facts(), str(path))
+    assert "- For my tests." in card and "constituency parser" in card and "## Citation" in card
+    path.write_text("---\nlicense: apache-2.0\n---\n# Mine\n")
+    assert ModelCard(render_card(full_facts(), str(path))).data.to_dict() == {"license": "apache-2.0"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{{ nme }}", "'nme' is undefined"),
+        ("line\n{% if %}\n", "line 2"),
+        ('{% extends "none.md" %}', "none.md"),
+        ("---\n- a list\n---\n", "front matter is not valid"),
+        ("---\n: {\n---\n", "front matter is not valid"),
+        ("---\nmodel-index: 5\n---\n", "front matter is not valid"),
+    ],
+)
+def test_templates_that_are_wrong(tmp_path, text, message):
+    path = tmp_path / "card.md"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        render_card(full_facts(), str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_templates_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match="base, big, parser or a file"):
+        render_card(facts(), str(tmp_path / "none.md"))
+    (tmp_path / "latin.md").write_bytes(b"# caf\xe9")
+    with pytest.raises(UserError, match="not UTF-8"):
+        render_card(facts(), str(tmp_path / "latin.md"))
+
+
+# The seal
+
+
+def test_the_seal_breaks_when_the_card_is_edited():
+    card = render_card(full_facts())
+    assert is_sealed(card) and is_sealed(card.replace("\n", "\r\n")) and is_sealed(card + "\n")
+    assert not is_sealed(card.replace("license: mit", "license: gpl-3.0"))
+    assert not is_sealed(card + "And more.\n") and not is_sealed("# Another\n") and not is_sealed("")
+
+
+# Evaluation files
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"test_set": "t"}, "holds no score"),
+        ({"test_set": "t", "bleu": "high"}, "finite number"),
+        ({"test_set": "t", "bleu": float("nan")}, "finite number"),
+        ({"test_set": "t", "bleu": True}, "finite number"),
+    ],
+)
+def test_records_without_usable_scores(record, message):
+    with pytest.raises(UserError, match=message):
+        render_card(facts(evaluations=[record]))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "5", '{"bleu": 3.0}', '{"test_set": "t", "bleu": 3, "versions": "new"}', b"\xff"]
+)
+def test_files_that_are_no_evaluation(tmp_path, text):
+    path = tmp_path / "scores.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=r"scores\.json") as caught:
+        read_evaluation(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_record_names_files_and_weights_but_no_folder(tmp_path):
+    for name, text in (("a.en", "x\n"), ("a.de", "y\n")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    options = {"--beams": 2, "--length-penalty": None}
+    record = evaluation_record(tmp_path, tmp_path / "a.en", tmp_path / "a.de", {"num_beams": 2, "x": None}, options)
+    # echo x | sha256sum
+    assert record["source_sha256"] == "73cb3858a687a8494ca3323053016282f3dad39d42cf62ca4e79dda2aac7d9ac"
+    assert record["test_set"] == "a" and record["generation"] == {"num_beams": 2}
+    assert record["command"] == f"vaswani evaluate {tmp_path.name} --source a.en --reference a.de --beams 2"
+    assert str(tmp_path) not in json.dumps(record)
+    assert record["versions"].keys() >= {"python", "vaswani_transformer", "torch", "transformers", "sacrebleu"}
+
+
+def test_of_a_pipe_no_digest_is_given(tmp_path):
+    os.mkfifo(tmp_path / "a.en")
+    (tmp_path / "a.de").touch()
+    record = evaluation_record(tmp_path, tmp_path / "a.en", tmp_path / "a.de", {}, {})
+    assert record["source_file"] == "a.en" and "source_sha256" not in record and "reference_sha256" in record
+
+
+def test_the_digest_of_weights_sees_every_file(tmp_path):
+    assert weights_sha256(tmp_path) is None
+    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        (tmp_path / name).write_bytes(name.encode())
+    before = weights_sha256(tmp_path)
+    (tmp_path / "optimizer.safetensors").write_bytes(b"")
+    assert weights_sha256(tmp_path) == before
+    (tmp_path / "model-00002-of-00002.safetensors").write_bytes(b"changed")
+    assert weights_sha256(tmp_path) != before
+
+
+def test_names_of_test_sets():
+    assert name_of_test_set("data/test_2016_flickr.en.gz", "other/test_2016_flickr.de.gz") == "test_2016_flickr"
+    assert name_of_test_set("src.txt", "ref.txt") == "src.txt / ref.txt"
+    assert name_of_test_set("source", "source") == "source"
+
+
+# Run folders and metadata
+
+
+def test_run_folders_that_tell_nothing(tmp_path):
+    assert read_run(tmp_path) == ({}, [])
+    (tmp_path / "recipe.yaml").write_text("a: [")
+    (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": 2}\n{"st')
+    assert read_run(tmp_path) == ({}, [{"step": 1, "loss": 2}])
+    (tmp_path / "recipe.yaml").write_text("just text")
+    assert read_run(tmp_path)[0] == {}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"seed": 3}))
+    assert read_run(tmp_path)[0] == {"seed": 3}
+    (tmp_path / "recipe.yaml").write_text("seed: 3\nmax_length: many\nmy_note: [1]\nadam_epsilon: 1e-9\n")
+    assert read_run(tmp_path)[0] == {"seed": 3, "adam_epsilon": 1e-9}
+
+
+def test_a_wheel_holds_the_templates(tmp_path):
+    pytest.importorskip("setuptools", minversion="77")
+    for name in ("vaswani_transformer", "model_cards"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    code = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=120, check=True)
+    [wheel] = (tmp_path / "dist").glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    templates = {path.name for path in (ROOT / "model_cards").iterdir()} - {"README.md"}
+    assert {f"vaswani_transformer/model_cards/{name}" for name in templates} <= names and len(templates) == 4
+    assert {f"vaswani_transformer/{path.name}" for path in (ROOT / "vaswani_transformer").glob("*.py")} <= names
+    assert "vaswani_transformer/recipes/small.yaml" in names
+
+
+def test_forms_of_metadata():
+    check_metadata(["en", "deu", "zh-Hant", "multilingual"], "cc-by-sa-4.0", ["wmt14", "owner/name"])
+    check_metadata([], None, [])
+    for bad in (("English",), ("EN",), ("",)):
+        with pytest.raises(UserError, match="no language code"):
+            check_metadata(bad, None, [])
+    for bad in ("MIT", "My licence", ""):
+        with pytest.raises(UserError, match="no licence identifier"):
+            check_metadata([], bad, [])
+    with pytest.raises(UserError, match="no dataset name"):
+        check_metadata([], None, ["a/b/c"])

@@ -1,0 +1,356 @@
+"""What must not happen on loading: code that runs, pickles that are read, memory that a damaged file asks for."""
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_ids, tiny_config, tiny_model
+from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from vaswani_transformer import UserError, VaswaniConfig, VaswaniForConditionalGeneration, load_model, train_tokenizer
+from vaswani_transformer.cli import main
+from vaswani_transformer.conversion import convert_pickled_weights
+
+TEXTS = ["a small sentence", "another small sentence of words", "words and more words"]
+
+
+class Canary:
+    """Unpickling it leaves a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.path),)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A complete model folder as `vaswani train` leaves it."""
+    tokenizer = train_tokenizer(TEXTS, vocab_size=270)
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def pickle_weights(folder: Path, change=lambda weights: weights) -> dict[str, torch.Tensor]:
+    """Replace the safetensors of a folder by `pytorch_model.bin`; returns the weights."""
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(change(dict(weights)), folder / "pytorch_model.bin")
+    return weights
+
+
+def edit_config(folder: Path, **changes) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+# Pickles ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("load", [AutoModelForSeq2SeqLM, VaswaniForConditionalGeneration])
+def test_pickled_weights_are_refused_with_the_way_to_convert_them(folder, tmp_path, load):
+    pickle_weights(folder)
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin, a pickle.*vaswani convert") as caught:
+        load.from_pretrained(folder)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="safetensors only"):
+        load.from_pretrained(folder, use_safetensors=False)
+
+
+def test_the_command_refuses_pickled_weights_in_one_line(folder, capsys):
+    pickle_weights(folder)
+    assert main(["translate", str(folder), "words"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "vaswani convert" in error
+
+
+def test_a_pickle_is_not_even_opened(folder, tmp_path):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Canary(str(tmp_path / "ran"))))
+    with pytest.raises(ValueError, match="pickle"):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+    with pytest.raises(UserError):
+        load_model(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pickle_in_the_place_of_safetensors_is_not_read(folder, tmp_path):
+    (folder / "model.safetensors").write_bytes(pickle.dumps(Canary(str(tmp_path / "ran"))))
+    with pytest.raises(ValueError, match="damaged or not complete"):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_safetensors_win_over_a_pickle_beside_them(folder, tmp_path):
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Canary(str(tmp_path / "ran"))))
+    AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_without_weights_says_what_is_missing(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("every_name", [True, False])
+def test_converted_weights_are_the_same(folder, tmp_path, tied, every_name):
+    model = tiny_model(seed=3, tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path / "old")
+    weights = pickle_weights(tmp_path / "old", lambda weights: model.state_dict() if every_name else weights)
+    written = convert_pickled_weights(tmp_path / "old")
+    assert [path.name for path in written] == ["model.safetensors"]
+    converted = load_file(tmp_path / "old" / "model.safetensors")
+    assert converted.keys() == weights.keys()
+    assert all(torch.equal(converted[name], weights[name]) for name in weights)
+    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "old").num_parameters() == model.num_parameters()
+    assert (tmp_path / "old" / "pytorch_model.bin").is_file() and not (tmp_path / "old" / ".converted").exists()
+
+
+def test_sharded_pickles_are_converted(tmp_path):
+    model = tiny_model(seed=4)
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names = sorted(weights)
+    parts = {"part-1.bin": names[:5], "part-2.bin": names[5:]}
+    for part, keys in parts.items():
+        torch.save({key: weights[key] for key in keys}, tmp_path / part)
+    index = {"weight_map": {key: part for part, keys in parts.items() for key in keys}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="pickle"):
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert main(["convert", str(tmp_path)]) == 0
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, loaded.state_dict()[name])
+
+
+def test_converting_runs_no_code(folder, tmp_path):
+    (folder / "model.safetensors").unlink()
+    torch.save({"lm_head.weight": Canary(str(tmp_path / "ran"))}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="could run code"):
+        convert_pickled_weights(folder)
+    assert not (tmp_path / "ran").exists() and not list(folder.glob("*.safetensors"))
+
+
+def other_shape(weights):
+    return {name: tensor[:-1] if name.endswith("fc1.weight") else tensor for name, tensor in weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: {**weights, "extra.weight": torch.ones(1)}, r"do not fit its config\.json, such as extra"),
+        (lambda weights: dict(list(weights.items())[1:]), r"do not fit its config\.json"),
+        (other_shape, r"do not fit its config\.json, such as .*fc1\.weight"),
+        (lambda weights: list(weights.values()), "not a table of weights"),
+        (lambda weights: {}, "are empty"),
+        (
+            lambda weights: {**weights, "lm_head.weight": weights["model.shared.weight"] + 1},
+            "differs from the matrix that config.json ties it to",
+        ),
+    ],
+    ids=["one too many", "one missing", "other shape", "a list", "empty", "untied"],
+)
+def test_what_does_not_convert_is_said_in_one_line(folder, change, message, capsys):
+    pickle_weights(folder, change)
+    assert main(["convert", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    with pytest.raises(UserError, match=message):
+        convert_pickled_weights(folder)
+    assert not list(folder.glob("*.safetensors")) and not (folder / ".converted").exists()
+
+
+def test_nothing_to_convert(folder, tmp_path):
+    with pytest.raises(UserError, match="already holds safetensors"):
+        convert_pickled_weights(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="nothing to convert"):
+        convert_pickled_weights(folder)
+    with pytest.raises(UserError, match="no model folder"):
+        convert_pickled_weights(tmp_path / "nowhere")
+
+
+# Code in a folder -------------------------------------------------------------------------------------------------
+
+
+def test_code_in_a_folder_does_not_run(folder, tmp_path):
+    for name in [*(path.name for path in folder.glob("*.py")), "custom_generate/generate.py", "tokenization_x.py"]:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["auto_map"] = {"AutoTokenizer": [None, "tokenization_x.Tokenizer"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    AutoConfig.from_pretrained(folder)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.generate(random_ids(1, 4), max_new_tokens=2)
+    load_model(folder)
+    assert main(["translate", str(folder), "words"]) == 0
+    assert not (tmp_path / "ran").exists()
+
+
+def test_installed_code_wins_even_where_remote_code_is_trusted(folder):
+    (folder / "modeling_vaswani.py").write_text("raise RuntimeError('the folder\\'s own code ran')\n")
+    (folder / "configuration_vaswani.py").write_text("raise RuntimeError('the folder\\'s own code ran')\n")
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+    assert type(model) is VaswaniForConditionalGeneration
+    assert type(AutoTokenizer.from_pretrained(folder, trust_remote_code=True)).__module__.startswith("transformers")
+
+
+# Damaged and hostile files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [0, 4, 200, 0.5, 0.999])
+def test_truncated_weights_are_one_clear_error(folder, kept, capsys):
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: kept if isinstance(kept, int) else int(kept * len(whole))])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged or not complete") as caught:
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert "\n" not in str(caught.value)
+    assert main(["translate", str(folder), "words"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "damaged or not complete" in error and "Traceback" not in error
+
+
+def test_a_header_that_asks_for_terabytes_is_refused(folder):
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes((2**42).to_bytes(8, "little") + data[8:])
+    with pytest.raises(ValueError, match="damaged or not complete"):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+def test_a_damaged_shard_is_named(folder):
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    shards[1].write_bytes(shards[1].read_bytes()[:-10])
+    with pytest.raises(ValueError, match=f"{shards[1].name} is damaged"):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+    shards[1].unlink()
+    with pytest.raises(OSError, match=shards[1].name):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"vocab_size": 10**12},
+        {"d_model": 10**9, "d_k": 8, "d_v": 8},
+        {"d_ff": 2**60},
+        {"encoder_layers": 10**9},
+        {"decoder_layers": 1001},
+        {"num_heads": 10**8, "d_k": 64, "d_v": 64},
+        {"max_position_embeddings": 10**14, "position_encoding": "learned"},
+        {"vocab_size": -1},
+        {"d_model": "wide"},
+        {"dropout": 7.0},
+    ],
+    ids=str,
+)
+def test_absurd_sizes_are_refused_before_anything_is_built(folder, changes, capsys):
+    with pytest.raises(StrictDataclassError):
+        tiny_config(**changes)
+    edit_config(folder, **changes)
+    with pytest.raises(StrictDataclassError):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert main(["translate", str(folder), "words"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Traceback" not in error
+
+
+def test_the_sinusoid_table_does_not_grow_with_the_configuration(folder):
+    edit_config(folder, max_position_embeddings=10**15)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert model.model.encoder.embed_positions.table.numel() < 10**6
+    model.generate(random_ids(1, 4), max_new_tokens=2)
+
+
+def test_a_configuration_far_larger_than_its_weights_allocates_nothing(folder, tmp_path):
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("reads the process's memory from /proc")
+    # Within what a configuration may ask for: 24, 10 and 20 billion numbers.
+    sizes = [{"vocab_size": 10**9}, {"d_ff": 10**8}, {"encoder_layers": 200, "d_ff": 2 * 10**6}]
+    folders = [shutil.copytree(folder, tmp_path / str(number)) for number in range(len(sizes))]
+    for copy, changes in zip(folders, sizes, strict=True):
+        edit_config(copy, **changes)
+    # A process of its own, whose memory the kernel bounds: building the model in it would fail.
+    code = (
+        "import resource, sys\n"
+        "import vaswani_transformer\n"
+        "from transformers import AutoModelForSeq2SeqLM\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**31, used + 2**31))\n"
+        "for folder in sys.argv[1:]:\n"
+        "    try:\n"
+        "        AutoModelForSeq2SeqLM.from_pretrained(folder)\n"
+        "    except ValueError as error:\n"
+        "        print(error)\n"
+    )
+    command = [sys.executable, "-c", code, *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3 and all("does not fit the weights" in line for line in lines), done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"encoder_layers": 3}, {"encoder_layers": 1}, {"d_ff": 41}, {"vocab_size": 260}], ids=str
+)
+def test_the_command_refuses_a_configuration_of_another_model(folder, changes, capsys):
+    edit_config(folder, **changes)
+    assert main(["translate", str(folder), "words"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "error: " in error
+
+
+def test_a_weight_with_a_name_of_another_model_is_refused(folder):
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {f"other.{name}": tensor for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(UserError, match="does not fit"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"model_type": 3}', '{"vocab_size": 1e400}', "\x00" * 100])
+def test_a_damaged_configuration_is_one_line(folder, text, capsys):
+    (folder / "config.json").write_text(text)
+    assert main(["translate", str(folder), "words"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Traceback" not in error
+
+
+def test_number_of_parameters_in_closed_form():
+    for name in VaswaniConfig.preset_names():
+        for changes in ({}, {"tie_word_embeddings": False}, {"attention_bias": True}):
+            config = VaswaniConfig.from_preset(name, **changes)
+            with torch.device("meta"):
+                assert VaswaniForConditionalGeneration(config).num_parameters() == config.num_parameters()
+
+
+def test_a_tied_model_is_untied_when_asked(folder):
+    tied = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    untied = AutoModelForSeq2SeqLM.from_pretrained(folder, tie_word_embeddings=False)
+    inputs = {"input_ids": random_ids(2, 5), "decoder_input_ids": random_ids(2, 4, seed=1)}
+    assert torch.equal(untied(**inputs).logits, tied(**inputs).logits)
+    matrices = [
+        untied.lm_head.weight,
+        untied.model.encoder.embed_tokens.weight,
+        untied.model.decoder.embed_tokens.weight,
+    ]
+    assert len({matrix.data_ptr() for matrix in matrices}) == 3
+    base = AutoModel.from_pretrained(folder, tie_word_embeddings=False)
+    assert torch.equal(base.decoder.embed_tokens.weight, tied.model.shared.weight)

@@ -1,0 +1,173 @@
+"""A saved model in the hands of a user who has transformers and torch, and not this package."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_model
+from test_layout import PACKAGE, TRAVELS
+from transformers import AutoModelForSeq2SeqLM
+from transformers.dynamic_module_utils import get_relative_import_files
+
+from vaswani_transformer import VaswaniConfig, VaswaniModel, train_tokenizer
+
+SENTENCES = ["a small sentence", "words", "another sentence of more words, some of them long"]
+REPOSITORY = PACKAGE.parent
+
+# What such a user does; `BLOCK` is "1" where the package is installed and has to be hidden.
+USER = r"""
+import hashlib, importlib.util, json, os, sys
+if os.environ.get("BLOCK") == "1":
+    sys.modules["vaswani_transformer"] = None  # importing it fails as if it were not there
+else:
+    assert importlib.util.find_spec("vaswani_transformer") is None, "the package is installed here"
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+
+torch.set_num_threads(1)
+folder, sentences, saved_again = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+
+
+def results(folder):
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(sentences, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        logits = model(**inputs, decoder_input_ids=inputs["input_ids"]).logits
+    outputs = model.generate(**inputs)
+    return model, tokenizer, {
+        "logits": hashlib.sha256(logits.numpy().tobytes()).hexdigest(),
+        "generated": outputs.tolist(),
+        "texts": tokenizer.batch_decode(outputs, skip_special_tokens=True),
+    }
+
+
+model, tokenizer, found = results(folder)
+assert "transformers_modules" in type(model).__module__
+found["base model"] = type(AutoModel.from_pretrained(folder, trust_remote_code=True)).__name__
+found["config"] = AutoConfig.from_pretrained(folder, trust_remote_code=True).to_diff_dict()["model_type"]
+translator = pipeline("translation", model=folder, trust_remote_code=True)
+found["pipeline"] = [row["translation_text"] for row in translator(sentences, batch_size=len(sentences))]
+try:
+    AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=False)
+except ValueError as error:
+    found["without trust"] = str(error)
+model.save_pretrained(saved_again)
+tokenizer.save_pretrained(saved_again)
+found["saved again"] = results(saved_again)[2]
+print("RESULT" + json.dumps(found))
+"""
+
+
+def model_folder(folder: Path, **changes) -> Path:
+    tokenizer = train_tokenizer(SENTENCES, vocab_size=270)
+    # float64, so that no rounding decides between hypotheses; positions for the longest output.
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 96, **changes}
+    tiny_model(seed=0, scale=2.0, dtype=torch.float64, **sizes).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def expected(folder: Path) -> dict:
+    """What the installed package computes from the same folder."""
+    from transformers import AutoTokenizer
+
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(SENTENCES, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        logits = model(**inputs, decoder_input_ids=inputs["input_ids"]).logits
+    outputs = model.generate(**inputs)
+    return {
+        "logits": hashlib.sha256(logits.numpy().tobytes()).hexdigest(),
+        "generated": outputs.tolist(),
+        "texts": tokenizer.batch_decode(outputs, skip_special_tokens=True),
+    }
+
+
+def as_a_user(python: str, folder: Path, tmp_path: Path, block: bool) -> dict:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
+    environment |= {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "BLOCK": str(int(block))}
+    command = [python, "-c", USER, str(folder), json.dumps(SENTENCES), str(tmp_path / "again")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.rpartition("RESULT")[2])
+
+
+def check(found: dict, folder: Path) -> None:
+    reference = expected(folder)
+    assert len(set(reference["texts"])) > 1  # outputs that depend on their inputs
+    for name, value in reference.items():
+        assert found[name] == value == found["saved again"][name], name
+    assert found["pipeline"] == reference["texts"]
+    assert found["base model"] == "VaswaniModel" and found["config"] == "vaswani"
+    assert "trust_remote_code=True" in found["without trust"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"position_encoding": "learned", "tie_word_embeddings": False, "d_k": 5, "d_v": 7, "attention_bias": True}],
+    ids=["paper", "every variant"],
+)
+def test_a_folder_works_without_the_package(tmp_path, changes):
+    folder = model_folder(tmp_path / "model", **changes)
+    check(as_a_user(sys.executable, folder, tmp_path, block=True), folder)
+
+
+@pytest.mark.slow
+def test_a_folder_works_in_an_environment_that_has_transformers_and_torch_alone(tmp_path):
+    folder = model_folder(tmp_path / "model")
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "clean")], check=True)
+    python = str(tmp_path / "clean" / "bin" / "python")
+    constraints = str(REPOSITORY / "constraints.txt")
+    install = [python, "-m", "pip", "install", "--quiet", "--constraint", constraints, "torch", "transformers"]
+    subprocess.run(install, check=True, timeout=1500)
+    installed = subprocess.run([python, "-m", "pip", "list"], check=True, capture_output=True, text=True).stdout
+    assert not {"vaswani_transformer", "accelerate", "datasets", "evaluate"} & set(installed.split())
+    check(as_a_user(python, folder, tmp_path, block=False), folder)
+
+
+def test_all_files_that_travel_are_found_by_transformers(tmp_path):
+    found = get_relative_import_files(PACKAGE / "modeling_vaswani.py")
+    assert {Path(path).stem for path in found} | {"modeling_vaswani"} == set(TRAVELS)
+    folder = model_folder(tmp_path / "model")
+    for name in TRAVELS:
+        assert (folder / f"{name}.py").read_bytes() == (PACKAGE / f"{name}.py").read_bytes()
+
+
+def test_importing_the_package_is_all_that_is_needed_to_load_a_folder(tmp_path):
+    folder = model_folder(tmp_path / "model")
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert type(model).__module__ == "vaswani_transformer.modeling_vaswani"
+
+
+def test_the_base_model_alone_travels_too(tmp_path):
+    VaswaniModel(tiny_model().config).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["auto_map"]["AutoModel"] == "modeling_vaswani.VaswaniModel"
+    assert (tmp_path / "modeling_vaswani.py").is_file()
+
+
+def test_what_is_saved_without_code_names_none(tmp_path):
+    model = tiny_model()
+    model.save_pretrained(tmp_path / "whole")  # leaves its entries in the configuration that the encoder shares
+    model.get_encoder().save_pretrained(tmp_path / "encoder")
+    config = json.loads((tmp_path / "encoder" / "config.json").read_text())
+    assert "custom_pipelines" not in config
+    for reference in config.get("auto_map", {}).values():
+        assert (tmp_path / "encoder" / f"{reference.partition('.')[0]}.py").is_file()
+
+
+def test_a_model_from_a_repository_is_saved_with_its_own_code(tmp_path):
+    # Loaded from the Hub, a configuration names its code as "owner/name--modeling_vaswani.VaswaniModel".
+    model = tiny_model()
+    model.config.auto_map = {"AutoModelForSeq2SeqLM": "owner/name--modeling_vaswani.VaswaniForConditionalGeneration"}
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert not [reference for reference in config["auto_map"].values() if "--" in reference]
+    assert VaswaniConfig.from_pretrained(tmp_path).auto_map == config["auto_map"]

@@ -1,0 +1,143 @@
+"""`pipeline("translation", model=...)` for any encoder-decoder model, as it was called in transformers 4."""
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import (
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+from transformers.pipelines.base import Pipeline
+
+from .errors import UserError, one_line
+from .pipeline_vaswani import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
+
+PIPELINES = {
+    "translation": TranslationPipeline,
+    "text2text-generation": Text2TextGenerationPipeline,
+    "summarization": SummarizationPipeline,
+}
+
+
+def pipeline(
+    task: str | None = None,
+    model: Any = None,
+    config: str | PreTrainedConfig | None = None,
+    tokenizer: str | PreTrainedTokenizerBase | None = None,
+    *,
+    device: Any = None,
+    device_map: Any = None,
+    dtype: Any = "auto",
+    revision: str | None = None,
+    token: str | bool | None = None,
+    trust_remote_code: bool | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    pipeline_class: type[Pipeline] | None = None,
+    **options,
+) -> Pipeline:
+    """Build a pipeline, those that transformers 5 removed included; stands in for `transformers.pipeline`.
+
+    Args:
+        task: `"translation"`, `"translation_XX_to_YY"`, `"text2text-generation"` or `"summarization"`, for any
+            encoder-decoder model. `None` takes the one task that the model's configuration names under
+            `custom_pipelines`, else `"text2text-generation"`. Any other task, and any other model without a task, is
+            handed to `transformers.pipeline` as it is.
+        model: a name on the Hub, a folder, or a loaded model.
+        config: a configuration for the model, or its name, when the model's own will not do.
+        tokenizer: a tokenizer or its name; by default the one saved with the model.
+        device: such as `"cpu"`, `"cuda:0"`, `0`; by default the first accelerator there is.
+        device_map: spread the model over devices; not together with `device`.
+        dtype: such as `"bfloat16"` or `torch.float16`; `"auto"` is what the model was saved in.
+        revision, token, trust_remote_code, model_kwargs: for `from_pretrained`. Models of this package need no
+            `trust_remote_code`.
+        pipeline_class: a class of your own in place of the task's.
+        **options: for the pipeline, see [`Text2TextGenerationPipeline`]: `batch_size`, `split_sentences`, `truncation`,
+            `src_lang` and `tgt_lang`, and anything for `generate()`.
+
+    Raises:
+        UserError: when no model is given, it cannot be loaded, it is no encoder-decoder model, or it has no tokenizer.
+    """
+    if "torch_dtype" in options:  # the name of old
+        dtype = options.pop("torch_dtype")
+    hub = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
+    hub |= {name: options.pop(name) for name in ("local_files_only", "code_revision") if name in options}
+    model = str(model) if isinstance(model, Path) else model
+    if task is None and model is not None:
+        task = _infer_task(model, config, hub)
+    kind = "translation" if task is not None and task.startswith("translation_") else task
+    if kind not in PIPELINES:
+        given = {"device": device, "device_map": device_map, "pipeline_class": pipeline_class, **hub, **options}
+        return transformers.pipeline(
+            task, model, config=config, tokenizer=tokenizer, dtype=dtype, model_kwargs=model_kwargs, **given
+        )
+    if model is None:
+        raise UserError(f"no model was given for {task}: give model=..., a name on the Hub, a folder or a loaded model")
+    use_fast = options.pop("use_fast", True)
+    hub |= {name: value for name, value in (model_kwargs or {}).items() if name in ("cache_dir", "subfolder")}
+    if isinstance(model, str):
+        if not isinstance(config, PreTrainedConfig):
+            config = _load_config(config or model, hub)
+        if not _is_seq2seq(config):
+            raise UserError(
+                f"{model!r} is a {config.model_type!r} model: {task} takes encoder-decoder models, those that"
+                " AutoModelForSeq2SeqLM loads"
+            )
+    if tokenizer is None or isinstance(tokenizer, str | Path):
+        tokenizer = _load_tokenizer(tokenizer or _name_of(model), model, {"use_fast": use_fast, **hub})
+    if isinstance(model, str):
+        loading = {"dtype": dtype, "device_map": device_map, **hub, **(model_kwargs or {})}
+        model = _load_model(model, config, loading)
+    return (pipeline_class or PIPELINES[kind])(model=model, tokenizer=tokenizer, task=task, device=device, **options)
+
+
+def _infer_task(model: Any, config: Any, hub: dict[str, Any]) -> str | None:
+    """A task of this module that fits a model, or `None`."""
+    if not isinstance(config, PreTrainedConfig):
+        try:
+            config = _load_config(config or model, hub) if isinstance(model, str) else model.config
+        except (UserError, AttributeError):
+            return None  # transformers may know what to do with it
+    named = [task for task in getattr(config, "custom_pipelines", None) or {} if task in PIPELINES]
+    if len(named) == 1:
+        return named[0]
+    return "text2text-generation" if _is_seq2seq(config) else None
+
+
+def _is_seq2seq(config: PreTrainedConfig) -> bool:
+    remote = getattr(config, "auto_map", None) or {}
+    return type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING or "AutoModelForSeq2SeqLM" in remote
+
+
+def _name_of(model: Any) -> str:
+    return model if isinstance(model, str) else getattr(model, "name_or_path", "")
+
+
+def _load_config(name: str, hub: dict[str, Any]) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(name, **hub)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"cannot load the configuration of model {name!r}: {one_line(error)}") from error
+
+
+def _load_tokenizer(name: str | Path, model: Any, options: dict[str, Any]) -> PreTrainedTokenizerBase:
+    if not str(name):
+        raise UserError(f"this {type(model).__name__} came without the name of a tokenizer: give tokenizer=...")
+    try:
+        return AutoTokenizer.from_pretrained(str(name), **options)
+    except Exception as error:  # `tokenizers` raises bare Exception for a file that it cannot read
+        raise UserError(f"cannot load a tokenizer from {str(name)!r}: {one_line(error)}; give tokenizer=...") from error
+
+
+def _load_model(name: str, config: PreTrainedConfig, loading: dict[str, Any]):
+    try:
+        return AutoModelForSeq2SeqLM.from_pretrained(name, config=config, **loading)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"cannot load the model {name!r}: {one_line(error)}") from error
+
+
+__all__ = ["PIPELINES", "pipeline"]

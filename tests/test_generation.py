@@ -378,3 +378,15 @@ class TestSampling:
     def test_returns_several(self):
         outputs = tiny_model().generate(random_ids(2, 4), do_sample=True, num_return_sequences=3, max_new_tokens=5)
         assert outputs.shape == (6, 6)
+
+
+@pytest.mark.parametrize("own", [None, 20])
+def test_a_limit_stays_what_the_user_made_it_when_the_trainer_fills_in_defaults(own):
+    model = tiny_model(max_position_embeddings=128)
+    model.generation_config.max_length, model.generation_config.eos_token_id = own, None
+    expected = 20 if own else 1 + 5 + 50
+    for _ in range(2):
+        assert model.generate(random_ids(1, 5)).shape[1] == expected
+        # What Seq2SeqTrainer does with predict_with_generate.
+        defaults = model.generation_config._get_default_generation_params()
+        model.generation_config.update(**defaults, defaults_only=True, allow_custom_entries=True)

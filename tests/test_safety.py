@@ -1,5 +1,6 @@
 """What must not happen on loading: code that runs, pickles that are read, memory that a damaged file asks for."""
 
+import io
 import json
 import pickle
 import shutil
@@ -201,6 +202,37 @@ def test_code_in_a_folder_does_not_run(folder, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+PLANTED = "from pathlib import Path\nPath({!r}).touch()\nfrom transformers import PreTrainedTokenizerFast as Tok\n"
+
+
+@pytest.mark.parametrize("command", ["translate", "evaluate", "convert", "push"])
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+def test_no_command_runs_code_or_asks_whether_to(folder, tmp_path, monkeypatch, capsys, command, file):
+    (folder / "planted.py").write_text(PLANTED.format(str(tmp_path / "ran")))
+    settings = json.loads((folder / file).read_text())
+    if file == "config.json":
+        settings |= {"model_type": "unheard_of", "auto_map": {"AutoConfig": "planted.Tok"}}
+    else:
+        settings |= {"tokenizer_class": "Tok", "auto_map": {"AutoTokenizer": [None, "planted.Tok"]}}
+    (folder / file).write_text(json.dumps(settings))
+    if command == "convert":
+        pickle_weights(folder)
+    (tmp_path / "lines").write_text("words\n")
+    lines = str(tmp_path / "lines")
+    options = {
+        "translate": [],
+        "evaluate": ["--source", lines, "--reference", lines],
+        "convert": [],
+        "push": ["me/model", "--dry-run"],
+    }
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"y\n" * 10)))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a command asked a question"))
+    status = main([command, str(folder), *options[command]])
+    assert not (tmp_path / "ran").exists()
+    if not (command == "convert" and file == "tokenizer_config.json"):  # reads no tokenizer
+        assert status == 2 and capsys.readouterr().err.splitlines()[-1].startswith("error: ")
+
+
 def test_installed_code_wins_even_where_remote_code_is_trusted(folder):
     (folder / "modeling_vaswani.py").write_text("raise RuntimeError('the folder\\'s own code ran')\n")
     (folder / "configuration_vaswani.py").write_text("raise RuntimeError('the folder\\'s own code ran')\n")
@@ -258,14 +290,17 @@ def test_a_damaged_shard_is_named(folder):
         {"vocab_size": -1},
         {"d_model": "wide"},
         {"dropout": 7.0},
+        {"num_labels": 10**12},
+        {"layer_norm_eps": float("inf")},
+        {"is_encoder_decoder": False},
     ],
     ids=str,
 )
 def test_absurd_sizes_are_refused_before_anything_is_built(folder, changes, capsys):
-    with pytest.raises(StrictDataclassError):
+    with pytest.raises((StrictDataclassError, ValueError)):
         tiny_config(**changes)
     edit_config(folder, **changes)
-    with pytest.raises(StrictDataclassError):
+    with pytest.raises((StrictDataclassError, ValueError)):
         AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert main(["translate", str(folder), "words"]) == 2
     error = capsys.readouterr().err
@@ -354,3 +389,56 @@ def test_a_tied_model_is_untied_when_asked(folder):
     assert len({matrix.data_ptr() for matrix in matrices}) == 3
     base = AutoModel.from_pretrained(folder, tie_word_embeddings=False)
     assert torch.equal(base.decoder.embed_tokens.weight, tied.model.shared.weight)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_extra_tokens": "x"},
+        {"max_extra_tokens": -500},
+        {"max_extra_tokens": 1000.0},
+        {"num_beams": 0},
+        {"num_beams": "4"},
+        {"num_beams": 4.5},
+        {"num_beams": 10**8},
+        {"num_beams": True},
+        {"length_penalty": "a"},
+        {"length_penalty": float("nan")},
+        {"max_length": -1},
+        {"temperature": -1},
+        {"eos_token_id": {}},
+        {"decoder_start_token_id": 5000},
+        {"eos_token_id": [2, -1]},
+    ],
+    ids=str,
+)
+def test_a_bad_search_is_one_line(folder, settings, capsys):
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    assert main(["translate", str(folder), "words"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and next(iter(settings)) in error and "generation_config.json" in error
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
+def test_a_damaged_search_is_not_ignored(folder, text, capsys):
+    (folder / "generation_config.json").write_text(text)
+    assert main(["translate", str(folder), "words"]) == 2
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_a_search_that_returns_more_than_tokens_translates(folder, capsys):
+    assert main(["translate", str(folder), "words"]) == 0
+    plain = capsys.readouterr().out
+    path = folder / "generation_config.json"
+    more = {"return_dict_in_generate": True, "output_scores": True}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    assert main(["translate", str(folder), "words"]) == 0
+    assert capsys.readouterr().out == plain
+
+
+def test_a_mismatch_names_the_weight_and_both_shapes(folder, capsys):
+    edit_config(folder, d_ff=41)
+    assert main(["translate", str(folder), "words"]) == 2
+    error = capsys.readouterr().err
+    assert "fc1" in error and "(40" in error and "(41" in error

@@ -14,7 +14,7 @@ from test_layout import PACKAGE, TRAVELS
 from transformers import AutoModelForSeq2SeqLM
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from vaswani_transformer import VaswaniConfig, VaswaniModel, train_tokenizer
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel, train_tokenizer
 
 SENTENCES = ["a small sentence", "words", "another sentence of more words, some of them long"]
 REPOSITORY = PACKAGE.parent
@@ -36,7 +36,7 @@ folder, sentences, saved_again = sys.argv[1], json.loads(sys.argv[2]), sys.argv[
 
 def results(folder):
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     inputs = tokenizer(sentences, return_tensors="pt", padding=True)
     with torch.no_grad():
         logits = model(**inputs, decoder_input_ids=inputs["input_ids"]).logits
@@ -158,9 +158,20 @@ def test_what_is_saved_without_code_names_none(tmp_path):
     model.save_pretrained(tmp_path / "whole")  # leaves its entries in the configuration that the encoder shares
     model.get_encoder().save_pretrained(tmp_path / "encoder")
     config = json.loads((tmp_path / "encoder" / "config.json").read_text())
-    assert "custom_pipelines" not in config
+    assert "custom_pipelines" not in config and "custom_pipelines" in vars(model.config)
     for reference in config.get("auto_map", {}).values():
         assert (tmp_path / "encoder" / f"{reference.partition('.')[0]}.py").is_file()
+
+
+def test_a_class_derived_by_a_user_names_no_file_of_ours(tmp_path):
+    class Mine(VaswaniForConditionalGeneration):
+        pass
+
+    Mine(tiny_model().config).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert "custom_pipelines" not in config
+    for reference in config.get("auto_map", {}).values():
+        assert (tmp_path / f"{reference.partition('.')[0]}.py").is_file()
 
 
 def test_a_model_from_a_repository_is_saved_with_its_own_code(tmp_path):

@@ -8,9 +8,6 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from transformers.configuration_utils import PreTrainedConfig
-
-from .generation_vaswani import take_back_defaults
 
 #: Where a folder that stands alone holds the classes behind `AutoConfig`, `AutoModel` and `AutoModelForSeq2SeqLM`.
 AUTO_MAP = {
@@ -18,6 +15,7 @@ AUTO_MAP = {
     "AutoModel": "modeling_vaswani.VaswaniModel",
     "AutoModelForSeq2SeqLM": "modeling_vaswani.VaswaniForConditionalGeneration",
 }
+PORTABLE_ENTRIES = ("auto_map", "custom_pipelines")  # what names code files in a configuration
 PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Weights that belong to a configuration hold at least as many numbers as its model; quantized ones, or those without
 # the output projection, somewhat fewer. Beyond this ratio the two have nothing to do with each other.
@@ -51,8 +49,8 @@ class VaswaniCheckpointMixin:
                 raise
             raise ValueError(
                 f"{pretrained_model_name_or_path} holds its weights in {pickled}, a pickle, which can run code when it"
-                " is read: convert it with `vaswani convert FOLDER` (of the package vaswani_transformer), which reads"
-                " tensors and nothing else from it and writes model.safetensors"
+                f" is read: `vaswani convert {pretrained_model_name_or_path}` (of the package vaswani_transformer)"
+                " writes them as model.safetensors, reading tensors and nothing else from it"
             ) from error
 
     @staticmethod
@@ -71,17 +69,21 @@ class VaswaniCheckpointMixin:
         The code, its `auto_map` and the translation pipelines (`custom_pipelines`) are written for the classes that
         `register_for_auto_class` has been called for; importing the package does so for its own.
         """
-        if self._auto_class is None:  # such as an encoder alone
-            forget_portable_entries(self.config)
-        elif f"modeling_vaswani.{type(self).__name__}" in AUTO_MAP.values():  # not for a class derived by a user
+        if getattr(self, "generation_config", None) is not None:
+            self._take_back_defaults()
+        if self._auto_class is not None and f"modeling_vaswani.{type(self).__name__}" in AUTO_MAP.values():
             # Imported here because it costs time; transformers copies the file because it finds this line.
             from .pipeline_vaswani import CUSTOM_PIPELINES
 
             self.config.auto_map = dict(AUTO_MAP)  # whatever repository the model came from: its code is here now
             self.config.custom_pipelines = {task: dict(entry) for task, entry in CUSTOM_PIPELINES.items()}
-        if getattr(self, "generation_config", None) is not None:
-            take_back_defaults(self.generation_config)
-        return super().save_pretrained(save_directory, *args, **kwargs)
+            return super().save_pretrained(save_directory, *args, **kwargs)
+        # An encoder alone, or a class derived by a user: our files do not go with it, so nothing may name them.
+        entries = {name: vars(self.config).pop(name) for name in PORTABLE_ENTRIES if name in vars(self.config)}
+        try:
+            return super().save_pretrained(save_directory, *args, **kwargs)
+        finally:
+            vars(self.config).update(entries)  # the configuration may be that of a whole model too
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
         # The last step of `push_to_hub`; the card is there by now.
@@ -90,12 +92,6 @@ class VaswaniCheckpointMixin:
             written = self.card_writer(repo_id, card.read_text(encoding="utf-8"))
             card.write_text(written, encoding="utf-8", newline="\n")
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
-
-
-def forget_portable_entries(config: PreTrainedConfig) -> None:
-    """Remove what names code files from a configuration that is saved without them."""
-    for name in ("auto_map", "custom_pipelines"):
-        vars(config).pop(name, None)
 
 
 def _pickled_weights(folder, options: dict) -> str | None:

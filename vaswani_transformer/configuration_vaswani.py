@@ -49,7 +49,7 @@ _PRESETS: dict[str, dict] = {
 
 # Far beyond any model of this kind (400 GB in float32; a thousand layers took a paper of its own): whatever asks for
 # more is a damaged or a hostile file, and building it would only fill the memory.
-_MAX_PARAMETERS, _MAX_LAYERS = 10**11, 1_000
+_MAX_PARAMETERS, _MAX_LAYERS, _MAX_LABELS = 10**11, 1_000, 10_000
 
 # How tensor parallelism (`DistributedConfig(tp_size=...)`) cuts a model: heads and inner units into groups, so that a
 # process adds its share to each sublayer's output; the vocabulary into slices. Names are those of `VaswaniModel`.
@@ -132,7 +132,7 @@ class VaswaniConfig(PreTrainedConfig):
     attention_bias: bool = False
     position_encoding: str = "sinusoidal"
     max_position_embeddings: int = 1024
-    layer_norm_eps: float = 1e-5
+    layer_norm_eps: float | int = 1e-5
     tie_word_embeddings: bool = True
     use_cache: bool = True
     is_encoder_decoder: bool = True
@@ -142,6 +142,12 @@ class VaswaniConfig(PreTrainedConfig):
     decoder_start_token_id: int | None = 0
 
     def __post_init__(self, **kwargs):
+        labels = kwargs.get("num_labels")
+        if labels is not None and not (isinstance(labels, int) and 0 <= labels <= _MAX_LABELS):
+            # transformers makes a table of this many rows before it checks anything
+            raise ValueError(
+                f"num_labels is {labels!r}: it must be at most {_MAX_LABELS:,}; this model classifies nothing"
+            )
         if self.num_heads > 0 and self.d_model > 0:
             for name in ("d_k", "d_v"):
                 if getattr(self, name) is None:
@@ -175,8 +181,10 @@ class VaswaniConfig(PreTrainedConfig):
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 0 and below 1")
-        if not self.layer_norm_eps > 0:
-            raise ValueError(f"layer_norm_eps is {self.layer_norm_eps}: it must be above 0")
+        if not 0 < self.layer_norm_eps <= 1:
+            raise ValueError(f"layer_norm_eps is {self.layer_norm_eps}: it must be above 0 and at most 1")
+        if not self.is_encoder_decoder:
+            raise ValueError("is_encoder_decoder is False: this model is an encoder and a decoder")
         if self.position_encoding not in ("sinusoidal", "learned"):
             raise ValueError(f"position_encoding is {self.position_encoding!r}: it must be 'sinusoidal' or 'learned'")
         if self.position_encoding == "sinusoidal" and self.d_model % 2:

@@ -17,4 +17,5 @@ def one_line(error: Exception, limit: int = 500) -> str:
     A configuration's checks wrap the error that says what is wrong in one that names the check: the former counts.
     """
     told = error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ is not None else error
-    return " ".join(str(told).split())[:limit]
+    text = f"there is no entry {told}" if isinstance(told, KeyError) else str(told)
+    return " ".join(text.split())[:limit]

@@ -22,19 +22,27 @@ def length_normalization(length: int | torch.Tensor, length_penalty: float) -> f
     return ((5 + length) / 6) ** length_penalty
 
 
-def take_back_defaults(generation_config) -> None:
+def take_back_defaults(generation_config, own: set[str]) -> set[str]:
     """Unset what transformers' `Seq2SeqTrainer` writes into a model's generation configuration.
 
     With `predict_with_generate` it fills every unset field of `model.generation_config` with the library's default, for
     good. The 20 of `max_length` would cut each later output of the model, and of the saved one. A person sets some
     fields; this filling alone sets all.
+
+    Args:
+        generation_config: a model's own.
+        own: the fields that were set when it was last seen unfilled, which stay.
+
+    Returns:
+        the fields that are set now.
     """
     defaults = generation_config._get_default_generation_params()
     defaults = {name: value for name, value in defaults.items() if value is not None}
     if all(getattr(generation_config, name, None) is not None for name in defaults):
         for name, value in defaults.items():
-            if getattr(generation_config, name) == value:
+            if name not in own and getattr(generation_config, name) == value:
                 setattr(generation_config, name, None)
+    return {name for name, value in vars(generation_config).items() if value is not None}
 
 
 class VaswaniGenerationMixin:
@@ -48,8 +56,13 @@ class VaswaniGenerationMixin:
 
     def generate(self, *args, **kwargs):
         """As in `GenerationMixin`."""
-        take_back_defaults(self.generation_config)
+        self._take_back_defaults()
         return super().generate(*args, **kwargs)
+
+    def _take_back_defaults(self):
+        known, own = getattr(self, "_own_generation_settings", (None, set()))
+        own = own if known is self.generation_config else set()  # another one has been put in its place
+        self._own_generation_settings = self.generation_config, take_back_defaults(self.generation_config, own)
 
     def _prepare_generated_length(self, generation_config, has_default_max_length, **kwargs):
         generation_config = super()._prepare_generated_length(

@@ -194,8 +194,8 @@ class VaswaniAttention(nn.Module):
 
     def _split_heads(self, states: torch.Tensor, head_width: int) -> torch.Tensor:
         # (batch_size, length, num_heads * head_width) -> (batch_size, num_heads, length, head_width)
-        # -1 and not num_heads: under tensor parallelism a process holds some of the heads only.
-        return states.view(*states.shape[:-1], -1, head_width).transpose(1, 2)
+        # Not config.num_heads: under tensor parallelism a process holds some of the heads only.
+        return states.view(*states.shape[:-1], states.shape[-1] // head_width, head_width).transpose(1, 2)
 
     def _keys_and_values(self, states: torch.Tensor, cache: Cache | None, is_cross_attention: bool):
         """Project `states`, or take what the cache holds; a source is projected once for a whole generation."""

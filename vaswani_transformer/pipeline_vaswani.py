@@ -35,6 +35,7 @@ DEFAULT_MAX_NEW_TOKENS = 256
 #: Sentences translated at once with `split_sentences` when no batch size is given.
 SENTENCES_PER_BATCH = 16
 
+_TRUNCATIONS = ("do_not_truncate", "longest_first", "only_first")  # besides True and False
 _UNLIMITED_LENGTH = 10**9  # tokenizers without a limit of their own say 10^30
 # Words before a full stop that ends no sentence: always, and before a number.
 _ABBREVIATION = re.compile(
@@ -249,7 +250,7 @@ class Text2TextGenerationPipeline(Pipeline):
 
         Raises:
             TypeError: for input that is not text, naming the row (counted from 0).
-            ValueError: for a text longer than the model has positions, naming the row.
+            ValueError: for a text longer than the model has positions, naming the row, and for an unknown truncation.
         """
         if split_sentences is None:
             split_sentences = self._split_sentences
@@ -311,6 +312,8 @@ class Text2TextGenerationPipeline(Pipeline):
         **generate_options,
     ):
         """Sort what a call or the constructor got into parameters of preprocess, forward and postprocess."""
+        if not (truncation is None or isinstance(truncation, bool) or truncation in _TRUNCATIONS):
+            raise ValueError(f"truncation is {truncation!r}: give True, False or one of {', '.join(_TRUNCATIONS)}")
         preprocess = {} if truncation is None else {"truncation": truncation}
         postprocess = {
             "return_tensors": return_tensors,

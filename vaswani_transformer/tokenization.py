@@ -125,7 +125,8 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     if missing:
         raise UserError(f"folder {str(folder)!r} holds no tokenizer, {' and '.join(missing)} missing: train one first")
     try:
-        return AutoTokenizer.from_pretrained(str(folder))
+        # Said, not left out: transformers would ask on standard input whether to run what lies in the folder.
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # `tokenizers` raises bare Exception for a file that it cannot read
         reason = " ".join(str(error).split())
         raise UserError(f"the tokenizer in {str(folder)!r} is broken ({reason}): save or train it again") from error

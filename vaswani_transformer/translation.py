@@ -1,12 +1,13 @@
 """A trained model at work: loading it, translating text, scoring pairs."""
 
+import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 import torch
 from tqdm.auto import tqdm
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from .batching import IGNORE_INDEX, PairCollator, TokenBatchSampler
@@ -59,12 +60,11 @@ def load_model(
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
-        config = AutoConfig.from_pretrained(path)
-        if not isinstance(config, VaswaniConfig):
-            raise UserError(
-                f"{folder} holds a {config.model_type!r} model: this command takes models of type 'vaswani'"
-            )
-        model, report = VaswaniForConditionalGeneration.from_pretrained(path, config=config, output_loading_info=True)
+        config = read_config(path)
+        check_generation_config(path, config)
+        model, report = VaswaniForConditionalGeneration.from_pretrained(
+            path, config=config, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     except UserError:
         raise
     except Exception as error:
@@ -73,15 +73,85 @@ def load_model(
         transformers_logging.set_verbosity(verbosity)
         if progress:
             transformers_logging.enable_progress_bar()
-    problems = [(kind, report[f"{kind}_keys"]) for kind in ("missing", "unexpected", "mismatched")]
-    for kind, keys in problems:
-        if keys:
+    if report["mismatched_keys"]:
+        name, held, wanted = sorted(report["mismatched_keys"])[0]
+        raise UserError(
+            f"{folder} does not fit its own config.json: {name} has the shape {tuple(held)} and config.json makes it"
+            f" {tuple(wanted)}; both files must come from the same model"
+        )
+    for kind in ("missing", "unexpected"):
+        if report[f"{kind}_keys"]:
             raise UserError(
-                f"{folder} does not fit its own config.json: {kind} weights, such as {sorted(map(str, keys))[0]}"
+                f"{folder} does not fit its own config.json: {kind} weights, such as"
+                f" {min(map(str, report[f'{kind}_keys']))}"
             )
     tokenizer = load_tokenizer(path)
     check_tokenizer_matches(tokenizer, config)
     return model.eval().to(choose_device(device)), tokenizer
+
+
+def read_config(folder: Path) -> VaswaniConfig:
+    """The configuration in a folder; nothing else of the folder is read, and no code in it runs.
+
+    Raises:
+        UserError: for one of another architecture.
+        Exception: of any kind, for a file that cannot be read as a configuration.
+    """
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(values, dict):
+        raise UserError(f"{folder / 'config.json'} is no configuration: it must hold one JSON object")
+    if (kind := values.get("model_type")) != VaswaniConfig.model_type:
+        raise UserError(f"{folder} holds a {kind!r} model: this command takes models of type 'vaswani'")
+    return VaswaniConfig.from_pretrained(folder)
+
+
+# Settings of `generation_config.json` and what they must be: type, least and largest value. Larger ones are mistakes
+# that would fill the memory.
+_GENERATION_RULES = {
+    "num_beams": (int, 1, 10_000),
+    "num_return_sequences": (int, 1, 10_000),
+    "max_extra_tokens": (int, 0, 10**6),
+    "max_new_tokens": (int, 1, 10**6),
+    "max_length": (int, 1, 10**6),
+    "min_length": (int, 0, 10**6),
+    "length_penalty": (float, -100, 100),
+    "temperature": (float, 1e-6, 10**6),
+    "repetition_penalty": (float, 1e-6, 10**6),
+}
+
+
+def check_generation_config(folder: Path, config: VaswaniConfig) -> None:
+    """Check the settings of `generation_config.json` that decide how long an output takes and what it looks like.
+
+    Raises:
+        UserError: naming the setting, its value and the rule, or for a file that is no JSON object.
+    """
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} is damaged ({one_line(error)}): copy it again, or delete it for the defaults"
+        ) from error
+    if not isinstance(settings, dict):
+        raise UserError(
+            f"{path} is damaged: it must hold one JSON object; copy it again, or delete it for the defaults"
+        )
+    for name, (kind, least, most) in _GENERATION_RULES.items():
+        value = settings.get(name)
+        number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+        if value is not None and not (number and least <= value <= most):
+            words = "a whole number" if kind is int else "a number"
+            raise UserError(f"{name} in {path} is {value!r}: it must be {words} from {least:g} to {most:,}")
+    for name, value in settings.items():
+        if name.endswith("_token_id") and value is not None:
+            ids = value if isinstance(value, list) else [value]
+            if not all(type(token) is int and 0 <= token < config.vocab_size for token in ids):
+                raise UserError(
+                    f"{name} in {path} is {value!r}: it must be a token id, at least 0 and below {config.vocab_size}"
+                )
 
 
 def is_unfinished(folder: Path) -> bool:
@@ -131,6 +201,7 @@ class Translator:
             inputs.pop("labels")
             inputs = {name: tensor.to(self.model.device) for name, tensor in inputs.items()}
             outputs = self.model.generate(**inputs, **self.generate_options)
+            outputs = getattr(outputs, "sequences", outputs)  # as the model's own settings have it
             texts = self.tokenizer.batch_decode(outputs, skip_special_tokens=True)
             for index, text in zip(indices, texts, strict=True):
                 translations[index] = text

@@ -117,6 +117,20 @@ def marian_folder(marian, tokenizer, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def saved_vaswani(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vaswani")
+    build("vaswani", len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def vaswani_folder(saved_vaswani, tmp_path):
+    """A model folder of the test's own, to damage."""
+    return Path(shutil.copytree(saved_vaswani, tmp_path / "vaswani"))
+
+
 @pytest.fixture
 def warned(caplog):
     """Messages that the pipelines logged as warnings."""
@@ -579,6 +593,13 @@ class TestMistakes:
         with pytest.raises(ValueError, match="beem_size"):
             TranslationPipeline(marian, tokenizer, device="cpu")("red", beem_size=3)
 
+    def test_an_unknown_truncation_is_refused_whatever_the_length(self, marian, tokenizer):
+        for truncation in ("x", 5, "only_second"):  # there is no second text
+            with pytest.raises(ValueError, match=f"truncation is {truncation!r}: give True, False or one of"):
+                TranslationPipeline(marian, tokenizer, device="cpu", truncation=truncation)
+            with pytest.raises(ValueError, match=f"truncation is {truncation!r}: give True, False or one of"):
+                TranslationPipeline(marian, tokenizer, device="cpu")("red", truncation=truncation)
+
     def test_models_that_do_not_fit(self, marian, tokenizer):
         with pytest.raises(ValueError, match=r"got a GPT2LMHeadModel: it takes encoder-decoder"):
             TranslationPipeline(tiny_gpt2(len(tokenizer)), tokenizer)
@@ -622,8 +643,10 @@ class TestFactory:
     def test_device(self, marian_folder):
         translator = pipeline("translation", model=marian_folder, device=torch.device("cpu"))
         assert translator.device == translator.model.device == torch.device("cpu")
-        with pytest.raises(RuntimeError, match="nowhere"):
-            pipeline("translation", model=marian_folder, device="nowhere")
+        for number in (-1, 0, None):  # without an accelerator the CPU, as in transformers
+            assert pipeline("translation", model=marian_folder, device=number).device == translator.model.device or (
+                torch.accelerator.is_available()
+            )
 
     def test_device_map(self, marian_folder):
         translator = pipeline("translation", model=marian_folder, device_map="cpu")
@@ -661,6 +684,132 @@ class TestFactory:
             with pytest.raises(UserError, match=message) as error:
                 pipeline("translation", **options)
             assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"dropout": "much"}, "the configuration of .*dropout"),
+            ({"dropout": 1.5}, "the configuration of .*dropout is 1.5"),
+            ({"auto_map": 5}, "the configuration of "),
+            ({"model_type": ["vaswani"]}, "the configuration of "),
+            (5, "the configuration of "),
+            ("[" * 100_000, "the configuration of "),
+            ({"dtype": 5}, "the model "),
+            ({"attn_implementation": "no_such"}, "the model .*no_such"),
+            ({"quantization_config": {"quant_method": "gptq"}}, "the model "),
+        ],
+        ids=lambda value: str(value)[:30],
+    )
+    @pytest.mark.parametrize("task", ["translation", None])
+    def test_damaged_configurations(self, vaswani_folder, changes, message, task):
+        path = vaswani_folder / "config.json"
+        if isinstance(changes, dict):
+            changes = {**json.loads(path.read_text()), **changes}
+        path.write_text(changes if isinstance(changes, str) else json.dumps(changes))
+        with pytest.raises(UserError, match=f"^cannot load {message}") as error:
+            pipeline(task, model=vaswani_folder)
+        assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize("settings", [5, {"translation": 5}, [{}]])
+    def test_damaged_settings_of_tasks(self, vaswani_folder, settings):
+        path = vaswani_folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "task_specific_params": settings}))
+        with pytest.raises(UserError, match="task_specific_params"):
+            pipeline("translation", model=vaswani_folder)
+
+    @pytest.mark.parametrize(
+        ("file", "content"),
+        [
+            ("generation_config.json", "[]"),
+            ("model.safetensors.index.json", "{}"),
+            ("model.safetensors.index.json", "["),
+            ("model.safetensors", "half"),
+            ("tokenizer.json", "5"),
+        ],
+    )
+    def test_damaged_files(self, vaswani_folder, file, content):
+        if file == "model.safetensors.index.json":
+            (vaswani_folder / "model.safetensors").unlink()
+        (vaswani_folder / file).write_text(content)
+        with pytest.raises(UserError, match=r"^cannot load (the model|a tokenizer)") as error:
+            pipeline("translation", model=vaswani_folder)
+        assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize("custom", [5, ["translation"], {"translation": 5}])
+    def test_an_odd_entry_of_pipelines_is_no_mistake_of_the_user(self, vaswani_folder, custom):
+        path = vaswani_folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "custom_pipelines": custom}))
+        assert isinstance(pipeline(model=vaswani_folder), Text2TextGenerationPipeline)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"device": "nowhere"}, "cannot use device 'nowhere'"),
+            ({"device": "xpu:63"}, "cannot use device 'xpu:63'"),
+            ({"device": torch.device("cuda", 63)}, "cannot use device"),
+            ({"device": [0]}, r"cannot use device \[0\]"),
+            ({"device": "cpu", "device_map": "cpu"}, "device is 'cpu' and device_map is 'cpu': give one of the two"),
+            ({"device": -1, "model_kwargs": {"device_map": "cpu"}}, "device is -1 and device_map is 'cpu'"),
+            ({"device_map": "nowhere"}, "cannot load the model"),
+            ({"dtype": "float99"}, "cannot load the model"),
+            ({"model_kwargs": {"attn_implementation": "no_such"}}, "cannot load the model"),
+            ({"framework": "tf"}, "framework is 'tf': transformers 5 has PyTorch only"),
+            ({"truncation": "x"}, "truncation is 'x': give True, False or one of do_not_truncate, longest_first"),
+            ({"truncation": 5}, "truncation is 5"),
+            ({"config": 5}, "config is of type int: give a configuration or its name"),
+            ({"tokenizer": 5}, "tokenizer is of type int: give a tokenizer or its name"),
+            ({"tokenizer": ("name",)}, "tokenizer is a tuple: it must be a name and a dict"),
+            (
+                {"tokenizer": ("nothing/here", {"local_files_only": True})},
+                "cannot load a tokenizer from 'nothing/here'",
+            ),
+        ],
+        ids=lambda value: str(value)[:50],
+    )
+    def test_options_that_cannot_be(self, marian_folder, options, message):
+        with pytest.raises(UserError, match=message) as error:
+            pipeline("translation", model=marian_folder, **options)
+        assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize("changes", [{"framework": "pt"}, {"framework": None}, {"truncation": "only_first"}])
+    def test_options_of_old(self, marian, tokenizer, marian_folder, changes):
+        expected = [{TRANSLATION: text} for text in texts_by_hand(marian, tokenizer)]
+        assert pipeline("translation", model=marian_folder, **changes)(TEXTS, **SHORT) == expected
+        generator = pipeline("text-generation", tiny_gpt2(len(tokenizer)), tokenizer=tokenizer, framework="pt")
+        assert generator("red", max_new_tokens=2)
+
+    def test_a_tokenizer_with_options(self, marian, tokenizer, marian_folder):
+        named = (str(marian_folder), {"model_max_length": 4})
+        translator = pipeline("translation", marian, tokenizer=named, truncation=True)
+        assert translator.tokenizer.model_max_length == 4 and named[1] == {"model_max_length": 4}
+        cut = tokenizer.decode(
+            tokenizer(TEXTS[0], truncation=True, max_length=4)["input_ids"], skip_special_tokens=True
+        )
+        assert translator(TEXTS[0], **SHORT)[0][TRANSLATION] == by_hand(marian, tokenizer, cut)[0]
+
+    @pytest.mark.parametrize(
+        ("file", "task"),
+        [
+            ("config.json", "translation"),
+            ("config.json", None),
+            ("config.json", "text-generation"),
+            ("tokenizer_config.json", "translation"),
+            ("tokenizer_config.json", None),
+        ],
+    )
+    def test_no_code_runs_and_nobody_is_asked(self, vaswani_folder, tmp_path, monkeypatch, file, task):
+        asked = []
+        monkeypatch.setattr("builtins.input", lambda *words: asked.append(words) or "y")
+        (vaswani_folder / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+        settings = json.loads((vaswani_folder / file).read_text())
+        if file == "config.json":
+            settings |= {"model_type": "unheard_of", "auto_map": {"AutoConfig": "planted.C"}}
+        else:
+            settings |= {"tokenizer_class": "Planted", "auto_map": {"AutoTokenizer": [None, "planted.C"]}}
+        (vaswani_folder / file).write_text(json.dumps(settings))
+        with pytest.raises(ValueError, match=r"trust_remote_code=True"):
+            pipeline(task, model=vaswani_folder, device="cpu")
+        assert not asked and not (tmp_path / "ran").exists()
 
     def test_transformers_is_left_as_it_is(self, marian_folder):
         assert not set(transformers.pipelines.PIPELINE_REGISTRY.supported_tasks) & {"translation", "summarization"}

@@ -17,7 +17,6 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoToken
 
 from vaswani_transformer import UserError, VaswaniConfig, VaswaniForConditionalGeneration, load_model, train_tokenizer
 from vaswani_transformer.cli import main
-from vaswani_transformer.conversion import convert_pickled_weights
 
 TEXTS = ["a small sentence", "another small sentence of words", "words and more words"]
 
@@ -101,87 +100,6 @@ def test_a_folder_without_weights_says_what_is_missing(folder):
     (folder / "model.safetensors").unlink()
     with pytest.raises(OSError, match=r"model\.safetensors"):
         AutoModelForSeq2SeqLM.from_pretrained(folder)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("every_name", [True, False])
-def test_converted_weights_are_the_same(folder, tmp_path, tied, every_name):
-    model = tiny_model(seed=3, tie_word_embeddings=tied)
-    model.save_pretrained(tmp_path / "old")
-    weights = pickle_weights(tmp_path / "old", lambda weights: model.state_dict() if every_name else weights)
-    written = convert_pickled_weights(tmp_path / "old")
-    assert [path.name for path in written] == ["model.safetensors"]
-    converted = load_file(tmp_path / "old" / "model.safetensors")
-    assert converted.keys() == weights.keys()
-    assert all(torch.equal(converted[name], weights[name]) for name in weights)
-    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "old").num_parameters() == model.num_parameters()
-    assert (tmp_path / "old" / "pytorch_model.bin").is_file() and not (tmp_path / "old" / ".converted").exists()
-
-
-def test_sharded_pickles_are_converted(tmp_path):
-    model = tiny_model(seed=4)
-    model.save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    (tmp_path / "model.safetensors").unlink()
-    names = sorted(weights)
-    parts = {"part-1.bin": names[:5], "part-2.bin": names[5:]}
-    for part, keys in parts.items():
-        torch.save({key: weights[key] for key in keys}, tmp_path / part)
-    index = {"weight_map": {key: part for part, keys in parts.items() for key in keys}}
-    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="pickle"):
-        AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-    assert main(["convert", str(tmp_path)]) == 0
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, loaded.state_dict()[name])
-
-
-def test_converting_runs_no_code(folder, tmp_path):
-    (folder / "model.safetensors").unlink()
-    torch.save({"lm_head.weight": Canary(str(tmp_path / "ran"))}, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match="could run code"):
-        convert_pickled_weights(folder)
-    assert not (tmp_path / "ran").exists() and not list(folder.glob("*.safetensors"))
-
-
-def other_shape(weights):
-    return {name: tensor[:-1] if name.endswith("fc1.weight") else tensor for name, tensor in weights.items()}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda weights: {**weights, "extra.weight": torch.ones(1)}, r"do not fit its config\.json, such as extra"),
-        (lambda weights: dict(list(weights.items())[1:]), r"do not fit its config\.json"),
-        (other_shape, r"do not fit its config\.json, such as .*fc1\.weight"),
-        (lambda weights: list(weights.values()), "not a table of weights"),
-        (lambda weights: {}, "are empty"),
-        (
-            lambda weights: {**weights, "lm_head.weight": weights["model.shared.weight"] + 1},
-            "differs from the matrix that config.json ties it to",
-        ),
-    ],
-    ids=["one too many", "one missing", "other shape", "a list", "empty", "untied"],
-)
-def test_what_does_not_convert_is_said_in_one_line(folder, change, message, capsys):
-    pickle_weights(folder, change)
-    assert main(["convert", str(folder)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    with pytest.raises(UserError, match=message):
-        convert_pickled_weights(folder)
-    assert not list(folder.glob("*.safetensors")) and not (folder / ".converted").exists()
-
-
-def test_nothing_to_convert(folder, tmp_path):
-    with pytest.raises(UserError, match="already holds safetensors"):
-        convert_pickled_weights(folder)
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="nothing to convert"):
-        convert_pickled_weights(folder)
-    with pytest.raises(UserError, match="no model folder"):
-        convert_pickled_weights(tmp_path / "nowhere")
 
 
 # Code in a folder -------------------------------------------------------------------------------------------------

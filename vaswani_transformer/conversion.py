@@ -66,8 +66,11 @@ def _read_config(folder: Path) -> VaswaniConfig:
 
 def _fitted(weights: dict[str, torch.Tensor], config: VaswaniConfig, folder: Path) -> dict[str, torch.Tensor]:
     """The weights as `save_pretrained` writes them, the tied matrix once, after checking them against a model's."""
-    with torch.device("meta"):
-        skeleton = VaswaniForConditionalGeneration(config)
+    try:
+        with torch.device("meta"):
+            skeleton = VaswaniForConditionalGeneration(config)
+    except Exception as error:
+        raise UserError(f"{folder} has no usable config.json: {one_line(error)}") from error
     shapes = {name: tensor.shape for name, tensor in skeleton.state_dict().items()}
     ties = skeleton._tied_weights_keys or {}
     # A tied matrix may stand there once or under each of its names.

@@ -91,8 +91,7 @@ def pipeline(
     use_fast = options.pop("use_fast", True)
     hub |= {name: value for name, value in (model_kwargs or {}).items() if name in ("cache_dir", "subfolder")}
     if isinstance(model, str):
-        if not isinstance(config, PreTrainedConfig):
-            config = _load_config(config or model, hub)
+        config = _load_config(config or model, hub)
         if not _is_seq2seq(config):
             raise UserError(
                 f"{model!r} is a {config.model_type!r} model: {task} takes encoder-decoder models, those that"
@@ -113,13 +112,12 @@ def pipeline(
 
 def _infer_task(model: Any, config: Any, hub: dict[str, Any]) -> str | None:
     """A task of this module that fits a model, or `None`."""
-    if not isinstance(config, PreTrainedConfig):
-        try:
-            config = _load_config(config or model, hub) if isinstance(model, str) else model.config
-        except (UserError, AttributeError):
-            if isinstance(model, str) and config is None and (Path(model) / "config.json").is_file():
-                raise
-            return None  # transformers may know what to do with it
+    try:
+        config = _load_config(config or model, hub) if config or isinstance(model, str) else model.config
+    except (UserError, AttributeError):
+        if isinstance(model, str) and (Path(model) / "config.json").is_file():
+            raise
+        return None  # transformers may know what to do with it
     named = getattr(config, "custom_pipelines", None)
     named = [task for task in PIPELINES if task in named] if isinstance(named, dict) else []
     if len(named) == 1:
@@ -161,11 +159,15 @@ def _name_of(model: Any) -> str:
     return model if isinstance(model, str) else getattr(model, "name_or_path", "")
 
 
-def _load_config(name: str, hub: dict[str, Any]) -> PreTrainedConfig:
+def _load_config(name: str | Path | PreTrainedConfig, hub: dict[str, Any]) -> PreTrainedConfig:
+    if isinstance(name, PreTrainedConfig):
+        return name
+    if not isinstance(name, str | Path):
+        raise UserError(f"config is of type {type(name).__name__}: give a configuration or its name")
     try:
         return AutoConfig.from_pretrained(name, **hub)
     except Exception as error:  # a file of unexpected content raises errors of any kind
-        raise UserError(f"cannot load the configuration of model {name!r}: {one_line(error)}") from error
+        raise UserError(f"cannot load the configuration of model {str(name)!r}: {one_line(error)}") from error
 
 
 def _tokenizer(given: Any, model: Any, options: dict[str, Any]) -> PreTrainedTokenizerBase:

@@ -11,9 +11,10 @@ accumulated batches: 8 batches on one process or 4 on each of two make the same 
 
 import argparse
 import contextlib
-import itertools
 import json
+import math
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,29 +25,31 @@ from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 import vaswani_transformer as vt
 
 
-def count(text: str) -> int:
-    """A whole number from 1 on the command line."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
-    return int(text)
+def number(text: str, kind: type = int, rule: str = "a whole number from 1", holds=lambda value: value >= 1):
+    """A number on the command line that keeps to a rule."""
+    with contextlib.suppress(ValueError):
+        if holds(kind(text)):
+            return kind(text)
+    raise argparse.ArgumentTypeError(f"{text} is not {rule}")
 
 
 def parse_options() -> argparse.Namespace:
     """What the command line says."""
+    rate = partial(number, kind=float, rule="a finite number above 0", holds=lambda value: 0 < value < math.inf)
+    smoothing = partial(number, kind=float, rule="a number from 0 to below 1", holds=lambda value: 0 <= value < 1)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL", help="folder of the model to start from")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="for the new model")
-    for split in ("train", "validation"):
-        parser.add_argument(f"--{split}-source", metavar="FILE", required=True, help="sentences, one a line")
-        parser.add_argument(f"--{split}-target", metavar="FILE", required=True, help="their translations")
-    parser.add_argument("--steps", type=count, default=1000, help="optimizer steps (default: 1000)")
+    for text in ("train-source", "train-target", "validation-source", "validation-target"):
+        parser.add_argument(f"--{text}", metavar="FILE", required=True, help="sentences, line for line")
+    parser.add_argument("--steps", type=number, default=1000, help="optimizer steps (default: 1000)")
     parser.add_argument("--schedule", choices=["constant", "noam"], default="constant", help="after the warmup")
-    parser.add_argument("--learning-rate", type=float, default=1e-4, help="peak of either schedule (default: 1e-4)")
-    parser.add_argument("--warmup-steps", type=int, default=100, help="steps of growth (default: 100)")
-    parser.add_argument("--batch-size", type=count, default=32, help="pairs a process takes at once (default: 32)")
-    parser.add_argument("--gradient-accumulation", type=count, default=1, help="such batches to a step (default: 1)")
-    parser.add_argument("--label-smoothing", type=float, default=0.1, help="default: 0.1, as in the paper")
-    parser.add_argument("--max-length", type=int, default=256, help="longest side of a training pair, in tokens")
+    parser.add_argument("--learning-rate", type=rate, default=1e-4, help="peak of either schedule (default: 1e-4)")
+    parser.add_argument("--warmup-steps", type=number, default=100, help="steps of growth (default: 100)")
+    parser.add_argument("--batch-size", type=number, default=32, help="pairs a process takes at once (default: 32)")
+    parser.add_argument("--gradient-accumulation", type=number, default=1, help="such batches to a step (default: 1)")
+    parser.add_argument("--label-smoothing", type=smoothing, default=0.1, help="default: 0.1, as in the paper")
+    parser.add_argument("--max-length", type=number, default=256, help="longest side of a training pair, in tokens")
     parser.add_argument("--bf16", action="store_true", help="bfloat16 mixed precision")
     parser.add_argument("--seed", type=int, default=0, help="of the order of batches and of dropout")
     return parser.parse_args()
@@ -54,14 +57,14 @@ def parse_options() -> argparse.Namespace:
 
 def endless(loader):
     """Batches of one epoch after the other, each in an order of its own."""
-    for epoch in itertools.count():
+    for epoch in range(sys.maxsize):
         loader.set_epoch(epoch)
         yield from loader
 
 
 def new_schedule(optimizer: torch.optim.Optimizer, options: argparse.Namespace, d_model: int):
     """The scheduler. It is stepped once an optimizer step here, so `accelerator.prepare` must not have it."""
-    warmup, peak = max(1, options.warmup_steps), options.learning_rate
+    warmup, peak = options.warmup_steps, options.learning_rate
     if options.schedule == "noam":
         return vt.noam_scheduler(optimizer, d_model, warmup, scale=peak * (d_model * warmup) ** 0.5)
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: peak * min(1.0, (done + 1) / warmup))
@@ -71,9 +74,8 @@ def training_step(accelerator: Accelerator, model, batches: list[dict], label_sm
     """Gradients of one optimizer step; returns its loss in nats a token, over all processes."""
     tokens = accelerator.reduce(sum(batch["labels"].ne(-100).sum() for batch in batches), "sum")
     total = torch.zeros((), device=accelerator.device)
-    for index, batch in enumerate(batches):
-        last = index == len(batches) - 1
-        with contextlib.nullcontext() if last else accelerator.no_sync(model):  # gradients travel once a step
+    for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
+        with accelerator.no_sync(model) if left else contextlib.nullcontext():  # gradients travel once a step
             labels = batch.pop("labels")
             loss = vt.label_smoothed_cross_entropy(model(**batch).logits, labels, label_smoothing, tokens)
             accelerator.backward(loss * accelerator.num_processes)  # the processes' gradients will be averaged
@@ -110,12 +112,9 @@ def finetune(options: argparse.Namespace) -> None:
         train, counts = vt.tokenize_pairs(train_text, tokenizer, max_length=options.max_length)
     accelerator.print(f"training text: {counts}")
     model = AutoModelForSeq2SeqLM.from_pretrained(options.model)
-    loader = torch.utils.data.DataLoader(
-        train.select_columns(["input_ids", "labels"]),
-        batch_size=options.batch_size,
-        shuffle=True,
-        collate_fn=DataCollatorForSeq2Seq(tokenizer, model=model),  # with `model` it makes the decoder's inputs
-    )
+    train = train.select_columns(["input_ids", "labels"])
+    collator = DataCollatorForSeq2Seq(tokenizer, model=model)  # with `model` it makes the decoder's inputs
+    loader = torch.utils.data.DataLoader(train, options.batch_size, shuffle=True, collate_fn=collator)
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
     scheduler = new_schedule(optimizer, options, model.config.d_model)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -144,6 +143,7 @@ def finetune(options: argparse.Namespace) -> None:
 if __name__ == "__main__":
     try:
         finetune(parse_options())
-    except (ValueError, OSError) as error:  # a mistake in what was given, or a disk that is full
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    except (ValueError, OSError, KeyboardInterrupt) as error:  # a mistake in what was given, a full disk, Ctrl-C
+        stopped = isinstance(error, KeyboardInterrupt)
+        print("interrupted" if stopped else f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(130 if stopped else 2)

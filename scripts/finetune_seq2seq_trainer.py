@@ -11,7 +11,10 @@ The Trainer smooths its evaluation loss too, so compare that among runs of one f
 """
 
 import argparse
+import contextlib
+import math
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +26,19 @@ from transformers.trainer_utils import get_last_checkpoint
 from vaswani_transformer import TranslationMetric, UserError, load_pairs, load_tokenizer, tokenize_pairs
 
 
-def count(text: str) -> int:
-    """A whole number from 1 on the command line."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
-    return int(text)
+def number(text: str, kind: type = int, rule: str = "a whole number from 1", holds=lambda value: value >= 1):
+    """A number on the command line that keeps to a rule."""
+    with contextlib.suppress(ValueError):
+        if holds(kind(text)):
+            return kind(text)
+    raise argparse.ArgumentTypeError(f"{text} is not {rule}")
 
 
 def parse_options() -> argparse.Namespace:
     """What the command line says."""
+    whole = partial(number, kind=int, rule="a whole number from 0", holds=lambda value: value >= 0)
+    rate = partial(number, kind=float, rule="a finite number above 0", holds=lambda value: 0 < value < math.inf)
+    smoothing = partial(number, kind=float, rule="a number from 0 to below 1", holds=lambda value: 0 <= value < 1)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL", help="folder of the model to start from")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="for checkpoints and the new model")
@@ -41,17 +48,17 @@ def parse_options() -> argparse.Namespace:
         parser.add_argument(f"--{split}-data", metavar="FILE", help="both in one file, instead")
     parser.add_argument("--source-column", default="source", help="column of --train-data and --validation-data")
     parser.add_argument("--target-column", default="target", help="column of --train-data and --validation-data")
-    parser.add_argument("--steps", type=count, default=1000, help="optimizer steps (default: 1000)")
-    parser.add_argument("--learning-rate", type=float, default=1e-4, help="peak rate (default: 1e-4)")
-    parser.add_argument("--warmup-steps", type=int, default=100, help="steps up to the peak rate (default: 100)")
-    parser.add_argument("--batch-size", type=count, default=32, help="pairs a device takes at once (default: 32)")
-    parser.add_argument("--gradient-accumulation", type=count, default=1, help="such batches to a step (default: 1)")
-    parser.add_argument("--label-smoothing", type=float, default=0.1, help="default: 0.1, as in the paper")
-    parser.add_argument("--max-length", type=int, default=256, help="longest side of a training pair, in tokens")
-    parser.add_argument("--evaluate-every", type=count, default=250, help="steps between checkpoints with validation")
+    parser.add_argument("--steps", type=number, default=1000, help="optimizer steps (default: 1000)")
+    parser.add_argument("--learning-rate", type=rate, default=1e-4, help="peak rate (default: 1e-4)")
+    parser.add_argument("--warmup-steps", type=whole, default=100, help="steps up to the peak rate (default: 100)")
+    parser.add_argument("--batch-size", type=number, default=32, help="pairs a device takes at once (default: 32)")
+    parser.add_argument("--gradient-accumulation", type=number, default=1, help="such batches to a step (default: 1)")
+    parser.add_argument("--label-smoothing", type=smoothing, default=0.1, help="default: 0.1, as in the paper")
+    parser.add_argument("--max-length", type=number, default=256, help="longest side of a training pair, in tokens")
+    parser.add_argument("--evaluate-every", type=number, default=250, help="steps between checkpoints with validation")
     parser.add_argument("--bf16", action="store_true", help="bfloat16 mixed precision")
     parser.add_argument("--torch-compile", action="store_true", help="compile the training step")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of batches and of dropout")
+    parser.add_argument("--seed", type=whole, default=0, help="of the order of batches and of dropout")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
     return parser.parse_args()
 
@@ -88,14 +95,13 @@ def finetune(options: argparse.Namespace) -> None:
     )
     processes.print(f"training text: {counts}")
     model = AutoModelForSeq2SeqLM.from_pretrained(options.model)
-    metric = TranslationMetric()
 
     def compute_metrics(prediction) -> dict[str, float]:
         texts = [
             tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
             for ids in (prediction.predictions, prediction.label_ids)
         ]
-        scores = metric.compute(predictions=texts[0], references=texts[1])
+        scores = TranslationMetric().compute(predictions=texts[0], references=texts[1])
         return {"bleu": scores["bleu"], "chrf": scores["chrf"]}
 
     arguments = Seq2SeqTrainingArguments(
@@ -121,14 +127,9 @@ def finetune(options: argparse.Namespace) -> None:
         report_to="none",
         seed=options.seed,
     )
+    collator = DataCollatorForSeq2Seq(tokenizer, model=model)  # the model makes the decoder's inputs
     trainer = Seq2SeqTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=train,
-        eval_dataset=validation,
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),  # the model makes the decoder's inputs
-        processing_class=tokenizer,
-        compute_metrics=compute_metrics,
+        model, arguments, collator, train, validation, processing_class=tokenizer, compute_metrics=compute_metrics
     )
     before = trainer.evaluate()
     trainer.train(resume_from_checkpoint=checkpoint)
@@ -136,14 +137,13 @@ def finetune(options: argparse.Namespace) -> None:
     model.config.use_cache = True  # the Trainer turned it off
     trainer.save_model(options.output)
     processes.print(f"validation loss {before['eval_loss']:.4f} before, {after['eval_loss']:.4f} after")
-    processes.print(
-        f"validation BLEU {before['eval_bleu']:.2f} before, {after['eval_bleu']:.2f} after: {options.output}"
-    )
+    processes.print(f"validation BLEU {before['eval_bleu']:.2f} before, {after['eval_bleu']:.2f} after")
 
 
 if __name__ == "__main__":
     try:
         finetune(parse_options())
-    except (ValueError, OSError) as error:  # a mistake in what was given, or a disk that is full
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    except (ValueError, OSError, KeyboardInterrupt) as error:  # a mistake in what was given, a full disk, Ctrl-C
+        stopped = isinstance(error, KeyboardInterrupt)
+        print("interrupted" if stopped else f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(130 if stopped else 2)

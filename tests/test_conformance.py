@@ -31,7 +31,7 @@ def good(runner):
             for test_class in ours[:1] + marians[:1]:
                 recorder.outcomes[f"{test_class}::test_{number}"] = "passed"
     for name, (message, _) in runner.BY_DESIGN.items():
-        recorder.outcomes[name], recorder.reasons[name] = "failed", f"E AssertionError: {message}"
+        recorder.outcomes[name], recorder.reasons[name] = "failed", [f"{message}\nand more"]
     return recorder
 
 
@@ -45,16 +45,20 @@ class TestFaults:
             ("VaswaniModelTest::test_0", "failed", "test_0 failed: AssertionError: 1 != 2"),
             ("VaswaniVariantTest::test_0", "failed", "test_0 failed: AssertionError: 1 != 2"),
             ("VaswaniTrainingTest::test_0", "failed", "test_0 failed: AssertionError: 1 != 2"),
-            ("VaswaniModelTest::test_1", "skipped", "Marian's is not"),
+            ("VaswaniModelTest::test_1", "skipped", "no like test of Marian"),
+            ("VaswaniModelTest::test_that_marian_lacks", "skipped", "no like test of Marian"),
+            ("VaswaniConfigurationTest::test_that_marian_lacks", "skipped", "no like test of Marian"),
+            ("VaswaniBytePairTest::test_0", "skipped", "no like test of Marian"),
+            ("VaswaniWordPieceTest::test_more", "skipped", "no like test of Marian"),
         ],
     )
     def test_a_failure_or_a_skip_that_marian_does_not_have(self, runner, good, name, outcome, fault):
-        good.outcomes[name], good.reasons[name] = outcome, "there\nE   AssertionError: 1 != 2\nthere"
+        good.outcomes[name], good.reasons[name] = outcome, ["AssertionError: 1 != 2\nthere"]
         assert any(fault in line for line in runner.find_faults(good))
 
     def test_a_skip_that_marian_has_too_is_none(self, runner, good):
         for name in ("VaswaniModelTest::test_more", "VaswaniVariantTest::test_more", "MarianModelTest::test_more"):
-            good.outcomes[name], good.reasons[name] = "skipped", "no such thing"
+            good.outcomes[name], good.reasons[name] = "skipped", ["no such thing"]
         assert runner.find_faults(good) == []
 
     def test_more_skipped_parts_than_marian_has(self, runner, good):
@@ -62,16 +66,40 @@ class TestFaults:
         assert any("not for this class" in line for line in runner.find_faults(good))
         good.skipped_parts["MarianModelTest::test_0"] = ["not for this class"]
         assert runner.find_faults(good) == []
+        good.skipped_parts["VaswaniBytePairTest::test_0"] = ["not this text"]  # Marian has no such suite
+        assert any("not this text" in line for line in runner.find_faults(good))
 
     @pytest.mark.parametrize("suite", ["model", "configuration", "training", "tokenizers backend"])
     def test_too_few_tests(self, runner, good, suite):
         del good.outcomes[f"{runner.SUITES[suite][0][0]}::test_0"]
         assert any(line.startswith(f"{suite}: ") for line in runner.find_faults(good))
 
-    def test_a_foreseen_failure_of_another_kind(self, runner, good):
-        name = next(iter(runner.BY_DESIGN))
-        good.reasons[name] = "E   MemoryError"
-        assert any("MemoryError" in line for line in runner.find_faults(good))
+    @pytest.mark.parametrize("suite", ["model", "configuration", "training"])
+    def test_no_test_of_marian(self, runner, good, suite):
+        [marian] = runner.SUITES[suite][1]
+        good.outcomes = {name: outcome for name, outcome in good.outcomes.items() if name.split("::")[0] != marian}
+        assert any(line.startswith(f"{suite}: no test ran for Marian") for line in runner.find_faults(good))
+
+    @pytest.mark.parametrize("suite", ["model", "configuration"])
+    def test_skips_that_marian_shares_because_it_was_not_set_up(self, runner, good, suite):
+        [ours], [marian] = runner.SUITES[suite]
+        classes = (ours, marian) if suite == "configuration" else (ours, marian, "VaswaniVariantTest")
+        for name in ("test_skipped_0", "test_skipped_1"):
+            for test_class in classes:
+                good.outcomes[f"{test_class}::{name}"] = "skipped"
+        assert runner.find_faults(good) == []
+        for number in range(runner.LEAST_MARIAN_PASSED[suite] - 1, runner.LEAST_PASSED[suite]):
+            good.outcomes[f"{marian}::test_{number}"] = "skipped"
+        assert any("tests passed for Marian" in line for line in runner.find_faults(good))
+
+    @pytest.mark.parametrize("message", ["MemoryError", "AssertionError: 1 != 2", ""])
+    def test_a_foreseen_failure_of_another_kind(self, runner, good, message):
+        for name in runner.BY_DESIGN:
+            foreseen = good.reasons[name]
+            for messages in ([message], [*foreseen, message]):
+                good.reasons[name] = messages
+                assert any(line.startswith(f"{name} failed") for line in runner.find_faults(good))
+            good.reasons[name] = foreseen
 
     def test_a_foreseen_failure_that_passes(self, runner, good):
         name = next(iter(runner.BY_DESIGN))
@@ -115,6 +143,9 @@ class Broken(unittest.TestCase):
             "Broken::test_any": "failed",
         }
         assert recorder.reason("Cases::test_bad") == "AssertionError: no"
+        assert recorder.reasons["Cases::test_bad"] == ["AssertionError: no"]  # and not the source line
+        assert recorder.reason("Broken::test_any") == "OSError: no folder"
+        assert recorder.reason("Cases::test_a_part_is_bad") == "AssertionError: 1 == 1"
         assert recorder.reason("Cases::test_skip") == "not here"
         assert recorder.skipped_parts == {"Cases::test_a_part_is_skipped": ["not this one"]}
 

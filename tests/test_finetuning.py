@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from conftest import tiny_config, tiny_model
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
@@ -485,6 +487,94 @@ def test_mistakes_are_found_before_training(folder, text, tmp_path, monkeypatch,
         module.finetune(module.parse_options())
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "new").exists()
+
+
+REFUSED = {
+    "--learning-rate": ["nan", "inf", "-1e-3", "0", "fast"],
+    "--warmup-steps": ["-3", "1.5"],
+    "--label-smoothing": ["2", "1", "-0.1", "nan"],
+    "--gradient-accumulation": ["0"],
+    "--batch-size": ["0", "-1"],
+    "--steps": ["0", "many"],
+    "--max-length": ["0"],
+    "--evaluate-every": ["0"],
+    "--rank": ["0"],
+    "--alpha": ["0", "-16"],
+    "--targets": ["lm_head", "shared", "embed_tokens", "model.decoder.embed_tokens"],
+}
+ONLY_LORA = ("--rank", "--alpha", "--targets")
+NOT_LORA = ("--warmup-steps", "--label-smoothing", "--gradient-accumulation")
+
+
+def has_option(name: str, option: str) -> bool:
+    if option == "--evaluate-every":
+        return name == "finetune_seq2seq_trainer"
+    return option not in (NOT_LORA if name == "finetune_lora" else ONLY_LORA)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nonsense_is_refused_by_argparse(monkeypatch, capsys, name):
+    if name == "finetune_lora":
+        pytest.importorskip("peft")
+    module = script(name)
+    for option, values in REFUSED.items():
+        for value in values if has_option(name, option) else []:
+            monkeypatch.setattr(sys, "argv", [name, "m", "--output", "o", *files(Path()), f"{option}={value}"])
+            with pytest.raises(SystemExit) as caught:
+                module.parse_options()
+            [line] = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+            assert caught.value.code == 2 and f"error: argument {option}: {value} is " in line
+
+
+@pytest.mark.parametrize("name", ["finetune_seq2seq_trainer", "finetune_accelerate"])
+def test_the_least_values_are_accepted(monkeypatch, name):
+    options = ["--learning-rate", "1e-9", "--label-smoothing", "0", "--batch-size", "1", "--steps", "1"]
+    monkeypatch.setattr(sys, "argv", [name, "m", "--output", "o", *files(Path()), *options])
+    given = script(name).parse_options()
+    assert (given.learning_rate, given.label_smoothing, given.batch_size, given.steps) == (1e-9, 0, 1, 1)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_interrupted_script_says_so_in_one_line(folder, text, tmp_path, monkeypatch, capsys, name):
+    if name == "finetune_lora":
+        pytest.importorskip("peft")
+    monkeypatch.setattr(sys, "argv", [name, str(folder), "--output", str(tmp_path / "new"), *files(text)])
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(vt, "load_pairs", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
+    assert caught.value.code == 130 and capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.fixture
+def precision(monkeypatch):
+    """Takes back what the Trainer says of the precision to the whole process."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["lm_head"]])
+@pytest.mark.usefixtures("precision")
+@pytest.mark.filterwarnings("ignore")  # PEFT warns of tied matrices
+def test_lora_script_keeps_a_merged_model_only_if_it_is_the_trained_one(folder, text, tmp_path, monkeypatch, targets):
+    pytest.importorskip("peft")
+    module, output = script("finetune_lora"), tmp_path / "new"
+    more = ["--steps", "3", "--learning-rate", "0.1", "--bf16", "--batch-size", "8"]
+    monkeypatch.setattr(sys, "argv", ["it", str(folder), "--output", str(output), *files(text), *more])
+    options = module.parse_options()
+    options.targets = targets  # past the check of the command line
+    if targets == ["lm_head"]:
+        with pytest.raises(vt.UserError, match=r"merged model: logits differ by .* do not use it"):
+            module.finetune(options)
+        assert [path.name for path in output.iterdir()] == ["adapter"]
+    else:
+        module.finetune(options)
+        assert sorted(path.name for path in output.iterdir()) == ["adapter", "merged"]
+        vt.load_model(output / "merged", device="cpu")
 
 
 def test_nothing_to_resume_from(folder, text, tmp_path, monkeypatch):

@@ -24,13 +24,22 @@ from vaswani_transformer.model_card import (
     choose_kind,
     compare_with_paper,
     datasets_of,
-    is_sealed,
+    decoding_rows,
     languages_of,
     read_run,
     render_card,
     training_rows,
 )
-from vaswani_transformer.provenance import evaluation_record, name_of_test_set, read_evaluation, weights_sha256
+from vaswani_transformer.provenance import (
+    carry_over,
+    evaluation_record,
+    is_sealed,
+    may_be_replaced,
+    name_of_test_set,
+    read_card,
+    read_evaluation,
+    weights_sha256,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 LOG = [
@@ -55,6 +64,7 @@ SCORES = {
     "date": "2026-05-04",
     "command": "vaswani evaluate run --source newstest2014.en --reference newstest2014.de",
 }
+RECORD = {"test_set": "t", "weights_sha256": "ab" * 32, "generation": {"num_beams": 4}, "command": "vaswani evaluate"}
 GENERATION = {"num_beams": 4, "length_penalty": 0.6, "max_extra_tokens": 50, "do_sample": False}
 
 
@@ -112,6 +122,38 @@ def test_the_model_index_holds_the_scores_exactly_and_how_they_were_obtained():
     assert {result.task_type for result in data.eval_results} == {"translation"}
     assert results[0].metric_args == SCORES["generation"] | {"signature": SCORES["bleu_signature"]}
     assert data.metrics == ["sacrebleu", "chrf", "perplexity", "exact_match"]
+
+
+def test_test_sets_of_like_names_stay_apart():
+    sets = [SCORES | {"test_set": name} for name in ("Test", "test", "test-2")]
+    sets.append(SCORES | {"test_set": "test", "source_sha256": "cd" * 32})  # another file of the same name
+    data = ModelCard(render_card(full_facts(evaluations=sets))).data
+    scores = {result.dataset_type: result.dataset_name for result in data.eval_results}
+    assert list(scores.values()) == ["Test", "test", "test-2", "test"] and len(data.eval_results) == 4 * len(sets)
+    greedy = SCORES | {"generation": {"num_beams": 1}, "bleu": 26.0}
+    data = ModelCard(render_card(full_facts(evaluations=[SCORES, greedy]))).data
+    assert len({result.dataset_type for result in data.eval_results}) == 1
+    bleu = {
+        result.metric_args["num_beams"]: result.metric_value
+        for result in data.eval_results
+        if result.metric_type == "sacrebleu"
+    }
+    assert bleu == {4: SCORES["bleu"], 1: 26.0}
+    assert [result.metric_args for result in data.eval_results if result.metric_type == "perplexity"] == [None]
+
+
+def test_any_setting_of_the_search_is_told():
+    sampled = {"num_beams": 1, "do_sample": True, "temperature": 0.7}
+    rows = dict(decoding_rows(sampled))
+    assert rows == {"beams": "1", "`do_sample`": "True", "`temperature`": "0.7"}
+    card = render_card(facts(evaluations=[SCORES | {"generation": sampled}]))
+    assert "- decoding: beams 1, `do_sample` True, `temperature` 0.7" in card
+
+
+def test_backticks_in_names_close_nothing():
+    record = SCORES | {"command": "vaswani evaluate '```' --source '`a`.en'", "source_file": "`a`.en"}
+    section = render_card(facts(evaluations=[record])).partition("## Evaluation")[2]
+    assert f"\n````\n{record['command']}\n````\n" in section and "source: `` `a`.en ``, SHA-256" in section
 
 
 def test_the_text_says_how_scores_were_obtained():
@@ -215,8 +257,10 @@ def test_only_a_model_of_the_papers_sizes_is_called_so():
     assert compare("big", "big") == "Its sizes are those of the paper's big model."
     assert "smaller" in compare("base", "base", d_ff=1024) and "smaller" in compare("big", "base")
     assert "larger" in compare("base", "table3-c-layers-8")
-    assert "other sizes" in compare("base", "table3-a-heads-16", d_ff=512)
-    assert "Its sizes" not in compare("base", "table3-b-dk-16")
+    assert "smaller" in compare("base", "table3-c-layers-2", vocab_size=100_000)
+    assert "larger" in compare("base", "table3-c-dff-4096", vocab_size=8000)
+    for name in ("table3-a-heads-1", "table3-a-heads-4", "table3-a-heads-16", "table3-a-heads-32", "table3-b-dk-32"):
+        assert "with other sizes" in compare("base", name), name
 
 
 def test_learned_positions_are_a_limit():
@@ -277,6 +321,28 @@ def test_the_seal_breaks_when_the_card_is_edited():
     assert not is_sealed(card + "And more.\n") and not is_sealed("# Another\n") and not is_sealed("")
 
 
+@pytest.mark.parametrize("evaluations", [[SCORES], [SCORES | {"test_set": "a --> b <!-- c"}], []])
+def test_a_card_tells_the_next_push_what_it_was_made_from(evaluations):
+    given = full_facts(weights="ab" * 32, evaluations=evaluations)
+    card = render_card(given)
+    assert str(ModelCard(card)) == card  # what transformers does to it before it is pushed again
+    for text in (card, card.replace("\n", "\r\n")):
+        earlier = read_card(text)
+        assert earlier.evaluations == evaluations and earlier.weights == given.weights
+    bare = facts(weights=given.weights)
+    assert render_card(carry_over(bare, card, given=["languages"])) == render_card(
+        facts(weights=given.weights, evaluations=evaluations, license="mit", datasets=["owner/texts"])
+    )
+    assert carry_over(bare, card + "Mine.") == bare and not may_be_replaced(card + "Mine.")
+    other = carry_over(facts(weights="cd" * 32), card)
+    assert other.evaluations == () and other.license == "mit" and other.languages == ["en", "de"]
+
+
+def test_a_log_without_a_recipe_is_another_programs(tmp_path):
+    (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": 2}\n')
+    assert read_run(tmp_path) == ({}, [])
+
+
 # Evaluation files
 
 
@@ -295,10 +361,16 @@ def test_records_without_usable_scores(record, message):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "5", '{"bleu": 3.0}', '{"test_set": "t", "bleu": 3, "versions": "new"}', b"\xff"]
+    "text",
+    ["", "{", "[]", "5", '{"bleu": 3.0}', '{"test_set": "t", "bleu": 3, "versions": "new"}', b"\xff"]
+    + [json.dumps({key: value for key, value in RECORD.items() if key != name}) for name in RECORD]
+    + [json.dumps(RECORD | {name: 5}) for name in ("date", "bleu_signature", "source_file", "reference_sha256")]
+    + [json.dumps(RECORD | {"versions": "new"}), json.dumps(RECORD | {"generation": None})],
 )
 def test_files_that_are_no_evaluation(tmp_path, text):
     path = tmp_path / "scores.json"
+    path.write_text(json.dumps(RECORD))
+    assert read_evaluation(path) == RECORD
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError, match=r"scores\.json") as caught:
         read_evaluation(path)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,16 +11,18 @@ import threading
 import time
 from pathlib import Path
 
+import hub_server
 import pytest
 import yaml
 from conftest import tiny_model
 from hub_client import HubClient
 from hub_server import Fault, HubServer
+from huggingface_hub import ModelCard
 
 from vaswani_transformer import publish, train_tokenizer
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.model_card import is_sealed
+from vaswani_transformer.provenance import is_sealed
 from vaswani_transformer.synthetic import generate_corpus
 
 REPO = "tester/tiny"
@@ -188,6 +191,73 @@ AutoModelForSeq2SeqLM.from_pretrained({str(model)!r}).push_to_hub({REPO!r})
     assert b"My own words" in hub.files(REPO)["README.md"] and not is_sealed(hub.files(REPO)["README.md"].decode())
 
 
+PUSH_MODEL = """
+import torch, vaswani_transformer
+from transformers import AutoModelForSeq2SeqLM
+model = AutoModelForSeq2SeqLM.from_pretrained({folder!r})
+{change}
+model.push_to_hub({repo!r})
+"""
+
+
+@pytest.mark.parametrize("change", ["model.half()", "model.model.shared.weight.data[5, 0] += 1e-3"])
+def test_changed_weights_are_not_said_to_come_from_the_run_they_started_from(client, hub, model, change):
+    assert client.python(PUSH_MODEL.format(folder=str(model), repo=REPO, change="")).status == 0
+    card = hub.files(REPO)["README.md"].decode()
+    assert "## Training" in card and "| optimizer steps | 5 |" in card
+    hub.reset()
+    assert client.python(PUSH_MODEL.format(folder=str(model), repo=REPO, change=change)).status == 0
+    card = hub.files(REPO)["README.md"].decode()
+    assert is_sealed(card) and "## Training" not in card and "trained from" not in card
+
+
+def test_the_method_of_transformers_keeps_what_the_command_wrote(client, push, hub, model, scores):
+    push("--evaluation", scores, "--dataset", "wmt14")
+    card = hub.files(REPO)["README.md"]
+    assert client.python(PUSH_MODEL.format(folder=str(model), repo=REPO, change="")).status == 0
+    assert hub.files(REPO)["README.md"] == card
+    done = client.python(PUSH_MODEL.format(folder=str(model), repo=REPO, change="model.half()"))
+    assert done.status == 0 and "scores on the card on the Hub are of other weights" in done.err
+    data = ModelCard(hub.files(REPO)["README.md"].decode()).data
+    assert data.license == "mit" and data.language == ["en", "de"] and data.datasets == ["wmt14"]
+    assert data.eval_results is None
+
+
+def test_a_push_without_the_options_keeps_what_they_said(push, hub, scores, model, tmp_path):
+    push("--evaluation", scores, "--dataset", "wmt14", "--language", "fr")
+    card = hub.files(REPO)["README.md"]
+    done = push(license=None)
+    assert hub.files(REPO)["README.md"] == card
+    assert done.err == ("kept from the card on the Hub: license mit; languages fr; datasets wmt14; scores on test\n")
+    push("--max-shard-size", "20KB", license=None)  # the same tensors in other files
+    assert hub.files(REPO)["README.md"] == card
+    push("--language", "nl", license="apache-2.0")
+    data = ModelCard(hub.files(REPO)["README.md"].decode()).data
+    assert data.license == "apache-2.0" and data.language == ["nl"] and len(data.eval_results) == 4
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    tiny_model(seed=2, vocab_size=300).save_pretrained(other)
+    done = push(license=None, folder=other)
+    data = ModelCard(hub.files(REPO)["README.md"].decode()).data
+    assert data.license == "apache-2.0" and data.language == ["en", "de"] and data.eval_results is None
+    assert "of other weights and left out" in done.err and "scores on" not in done.err.splitlines()[-1]
+
+
+def test_the_default_card_of_transformers_makes_way_unless_someone_edited_it(client, push, hub, model):
+    stub = f"""
+from transformers import AutoTokenizer
+AutoTokenizer.from_pretrained({str(model)!r}).push_to_hub({REPO!r})
+"""
+    assert client.python(stub).status == 0
+    card = hub.files(REPO)["README.md"]
+    assert b"Model Card for Model ID" in card
+    assert push().err == "" and is_sealed(hub.files(REPO)["README.md"].decode())
+    edited = card.replace(b"## Uses", b"I use it at home.\n\n## Uses")
+    assert edited != card
+    hub.repositories[REPO].find("main").files["README.md"] = edited
+    assert "written or edited by someone else" in push().err and hub.files(REPO)["README.md"] == edited
+
+
 def test_a_terminal_sees_the_upload_move(client, hub, model):
     code = f"""
 import fcntl, os, pty, struct, sys, termios, threading
@@ -292,16 +362,49 @@ def test_a_bad_card_is_refused_before_anything_is_made(push, hub, tmp_path):
         ({"max_shard_size": "5"}, "max_shard_size is '5'"),
         ({"max_shard_size": "0GB"}, "max_shard_size is '0GB'"),
         ({"max_shard_size": "half a GB"}, "max_shard_size"),
-        ({"revision": " "}, "no branch name"),
+        ({"max_shard_size": "5GiB"}, "max_shard_size is '5GiB'"),
+        ({"max_shard_size": "1e999GB"}, "max_shard_size"),
+        *(
+            ({"revision": name}, "no branch name")
+            for name in (
+                "",
+                " ",
+                "a b",
+                "a..b",
+                "-x",
+                "main/",
+                "/a",
+                "a//b",
+                ".a",
+                "a/.b",
+                "a.lock",
+                "a.",
+                "@",
+                "a~1",
+                "a\n",
+            )
+        ),
         ({"message": ""}, "message is empty"),
         ({"card": "no-such-card"}, "cannot read card template no-such-card"),
         ({"evaluations": ["missing.json"]}, "cannot read evaluation file"),
+        ({"evaluations": "missing.json"}, "cannot read evaluation file missing.json"),
     ],
 )
 def test_mistakes_in_arguments(model, mistake, message):
     with pytest.raises(UserError, match=message) as caught:
         publish(model, **{"repo_id": REPO, "dry_run": True, **mistake})
     assert "\n" not in str(caught.value)
+
+
+def test_branch_names_that_git_takes(model):
+    for name in ("main", "small-shards", "refs/pr/1", "v1.0", "a@b", "größer"):
+        assert publish(model, REPO, revision=name, dry_run=True, license="mit").revision == name
+
+
+def test_one_name_may_be_given_alone(model, scores):
+    alone = publish(model, REPO, languages="en", datasets="wmt14", evaluations=str(scores), dry_run=True).card
+    assert alone == publish(model, REPO, languages=["en"], datasets=["wmt14"], evaluations=[scores], dry_run=True).card
+    assert publish(model, REPO, evaluations=scores, dry_run=True, max_shard_size="0.5GB").card.count("### test") == 1
 
 
 def test_folders_that_are_no_finished_model(push, hub, tmp_path):
@@ -382,6 +485,11 @@ def test_a_server_that_is_no_hub(push, hub):
     assert "push again" in push(status=1).err
 
 
+def test_an_answer_that_lacks_what_the_client_looks_for(push, hub, monkeypatch):
+    monkeypatch.setattr(hub_server._Handler, "_json", lambda self, value, status=200: (status, b"{}", {}))
+    assert "push again" in push(status=1).err
+
+
 def test_storage_that_the_client_prefers_but_cannot_reach(client, hub, model):
     code = f"""
 import sys, huggingface_hub.constants
@@ -395,18 +503,18 @@ sys.exit(main(["push", {str(model)!r}, {REPO!r}, "--license", "mit"]))
     assert len(hub.repositories[REPO].branches["main"]) == 1
 
 
-@pytest.mark.parametrize("shards", [False, True])
-def test_ctrl_c_in_mid_upload(client, push, hub, model, shards, tmp_path):
+@pytest.mark.parametrize(("shards", "number"), [(False, signal.SIGINT), (True, signal.SIGINT), (True, signal.SIGTERM)])
+def test_stopping_in_mid_upload(client, push, hub, model, shards, number, tmp_path):
     stall = threading.Event()
     hub.faults.append(Fault("PUT", "/lfs/", times=99, after_bytes=1000, stall=stall))
     options = ["--license", "mit", *(["--max-shard-size", "20KB"] if shards else [])]
     pid = client.start(command=["push", model, REPO, *options], TMPDIR=str(tmp_path))
     assert hub.reached.wait(60)
     started = time.monotonic()
-    os.kill(pid, signal.SIGINT)
+    os.kill(pid, number)
     done = client.wait()
     stall.set()
-    assert done.status == 130 and time.monotonic() - started < 5
+    assert done.status == 128 + number and time.monotonic() - started < 5
     assert done.err.startswith("interrupted: ") and len(done.err.splitlines()) == 1, done.err
     assert list(tmp_path.iterdir()) == []
     assert len(hub.repositories[REPO].branches["main"]) == 1
@@ -449,6 +557,87 @@ def test_scores_of_other_weights_are_refused(push, model, scores, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (other / name).write_bytes((model / name).read_bytes())
     assert "evaluation of other weights" in push("--dry-run", "--evaluation", scores, folder=other, status=2).err
+
+
+def test_the_same_scores_twice_are_refused(push, scores, tmp_path):
+    shutil.copy(scores, tmp_path / "again.json")
+    line = push("--dry-run", "--evaluation", scores, "--evaluation", tmp_path / "again.json", status=2).err
+    assert "evaluate the same test set in the same way" in line
+
+
+@pytest.fixture
+def evaluate(model, scores, tmp_path):
+    """Evaluates on files of its own; returns the exit status."""
+    for name in ("test.en", "test.de"):
+        shutil.copy(scores.parent / name, tmp_path)
+
+    def run(*options, folder=model):
+        command = ["evaluate", folder, "--source", tmp_path / "test.en", "--reference", tmp_path / "test.de", *options]
+        return main([str(word) for word in command])
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["--output", "test.de"], "--output and --reference"),
+        (["--output", "link"], "--output and --source"),
+        (["--json", "test.en"], "--json and --source"),
+        (["--output", "new", "--json", "new"], "--json and --output"),
+        (["--output", "new", "--json", "folder/../new"], "--json and --output"),
+    ],
+)
+def test_evaluate_writes_over_nothing_that_it_reads(evaluate, tmp_path, capsys, options, names):
+    (tmp_path / "link").symlink_to(tmp_path / "test.en")
+    (tmp_path / "folder").mkdir()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    options = [word if word.startswith("--") else tmp_path / word for word in options]
+    assert evaluate(*options) == 2
+    error = capsys.readouterr().err
+    assert f"{names} are the same file" in error and len(error.splitlines()) == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_evaluate_may_write_to_devices_and_through_links(evaluate, tmp_path):
+    (tmp_path / "out").write_text("earlier\n")
+    (tmp_path / "out").chmod(0o640)
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    assert evaluate("--output", os.devnull, "--json", os.devnull) == 0
+    assert Path(os.devnull).is_char_device()
+    assert evaluate("--output", tmp_path / "link") == 0
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "out").read_text().count("\n") == 3
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o640
+
+
+def test_an_interrupted_evaluation_leaves_the_earlier_files(evaluate, tmp_path, monkeypatch):
+    for name in ("scores.json", "out"):
+        (tmp_path / name).write_text("earlier\n")
+    before = sorted(tmp_path.iterdir())
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vaswani_transformer.translation.Translator.translate", interrupt)
+    assert evaluate("--json", tmp_path / "scores.json", "--output", tmp_path / "out") == 130
+    assert sorted(tmp_path.iterdir()) == before
+    assert {(tmp_path / name).read_text() for name in ("scores.json", "out")} == {"earlier\n"}
+    monkeypatch.undo()
+    assert evaluate("--json", tmp_path / "scores.json", "--output", tmp_path / "out") == 0
+    assert sorted(tmp_path.iterdir()) == before and json.loads((tmp_path / "scores.json").read_text())["sentences"] == 3
+
+
+def test_a_sampled_search_is_recorded_as_one(evaluate, model, tmp_path):
+    folder = tmp_path / "sampled"
+    shutil.copytree(model, folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"do_sample": True, "temperature": 0.7, "num_beams": 4}))
+    assert evaluate("--beams", "1", "--json", tmp_path / "scores.json", folder=folder) == 0
+    generation = json.loads((tmp_path / "scores.json").read_text())["generation"]
+    expected = {"num_beams": 1, "do_sample": True, "temperature": 0.7, "max_extra_tokens": 50}
+    assert expected.items() <= generation.items() and not any(name.endswith("_id") for name in generation)
+    card = publish(folder, REPO, evaluations=[tmp_path / "scores.json"], dry_run=True).card
+    assert "| `do_sample` | True |" in card and "`temperature` 0.7" in card and "transformers_version" not in card
 
 
 @pytest.mark.slow

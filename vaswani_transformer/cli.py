@@ -224,15 +224,18 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from .metrics import PerplexityMetric, TranslationMetric
     from .translation import score_pairs
 
+    _refuse_equal_files(arguments)
     pairs = load_pairs(source=arguments.source, target=arguments.reference)
     sources, references = list(pairs["source"]), list(pairs["target"])
     filled = [pair for pair in zip(sources, references, strict=True) if all(side.strip() for side in pair)]
     if not filled:
         raise UserError(f"{arguments.source} and {arguments.reference} hold blank lines only: nothing to evaluate")
     translator = _translator(arguments)
+    # What was read is hashed before anything is written.
+    how = _how_obtained(arguments, translator) if arguments.json else {}
     with contextlib.ExitStack() as stack:
         text_file, scores_file = (
-            stack.enter_context(Path(path).open("w", encoding="utf-8")) if path else None
+            stack.enter_context(_written_at_the_end(Path(path))) if path else None
             for path in (arguments.output, arguments.json)
         )
         losses, counts = score_pairs(translator.model, translator.tokenizer, *map(list, zip(*filled, strict=True)))
@@ -244,8 +247,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         scores = TranslationMetric().compute(predictions=translations, references=references)
         scores |= PerplexityMetric().compute(predictions=losses, references=counts)
         scores |= {"sentences": len(sources), "seconds": round(seconds, 1)}
-        if scores_file is not None:
-            scores |= _how_obtained(arguments, translator)
+        scores |= how
         if text_file is not None:
             text_file.writelines(line + "\n" for line in translations)
         if scores_file is not None:
@@ -257,14 +259,53 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _how_obtained(arguments: argparse.Namespace, translator) -> dict:
-    from .provenance import evaluation_record
+def _refuse_equal_files(arguments: argparse.Namespace) -> None:
+    """No file that is written may be one that is read, or be written twice; devices and pipes may."""
 
-    defaults = translator.model.generation_config
-    generation = {
-        name: translator.generate_options.get(name, getattr(defaults, name, None))
-        for name in ("num_beams", "length_penalty", "max_extra_tokens", "max_new_tokens")
-    }
+    def equal(one: Path, other: Path) -> bool:
+        if one.exists() and other.exists():
+            return one.is_file() and one.samefile(other)
+        return one.resolve() == other.resolve()
+
+    given = {name: getattr(arguments, name) for name in ("source", "reference", "output", "json")}
+    names = [name for name, path in given.items() if path]
+    for written in ("output", "json"):
+        for other in names[: names.index(written)] if written in names else ():
+            if equal(Path(given[written]), Path(given[other])):
+                raise UserError(
+                    f"--{written} and --{other} are the same file, {given[written]}: give another --{written}"
+                )
+
+
+@contextlib.contextmanager
+def _written_at_the_end(path: Path):
+    """A text file to write, which takes the place of an earlier one only once all of it is there."""
+    target = path.resolve()  # a link stays one
+    if target.exists() and not target.is_file():  # a device or a pipe
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+        return
+    if target.exists():
+        target.open("r+").close()  # one that is protected is reported now
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        file = temporary.open("x", encoding="utf-8")
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+    try:
+        with file:
+            yield file
+        if target.exists():
+            shutil.copymode(target, temporary)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _how_obtained(arguments: argparse.Namespace, translator) -> dict:
+    from .provenance import evaluation_record, search_settings
+
+    generation = search_settings(translator.model.generation_config) | translator.generate_options
     options = {
         "--beams": arguments.beams,
         "--length-penalty": arguments.length_penalty,
@@ -311,14 +352,14 @@ def _push(arguments: argparse.Namespace) -> int:
 
     from .publishing import clear_staging, publish
 
-    def stop(*_):
+    def stop(number, _):
         # No exception: the client would wait until the files that its threads are sending have gone.
         message = f"interrupted: {arguments.repository} has all of the new files or none; push again\n"
         os.write(2, message.encode())
         clear_staging()
-        os._exit(EXIT_INTERRUPTED)
+        os._exit(128 + number)
 
-    before = signal.signal(signal.SIGINT, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     hub_logging.set_verbosity_error()  # its lines on every attempt; the last one's error is ours to explain
     try:
         done = publish(
@@ -339,7 +380,8 @@ def _push(arguments: argparse.Namespace) -> int:
             progress=sys.stderr.isatty(),
         )
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if arguments.dry_run:
         print(f"would go to {done.repo_id}, branch {done.revision} (nothing was sent):")
     elif done.changed:

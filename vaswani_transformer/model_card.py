@@ -5,11 +5,12 @@ Nothing here needs a network, and no figure comes from anywhere but the model, i
 
 import contextlib
 import dataclasses
-import hashlib
 import math
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 
 import jinja2
@@ -20,6 +21,7 @@ from huggingface_hub.utils import validate_repo_id
 from .callbacks import read_training_log
 from .configuration_vaswani import VaswaniConfig
 from .errors import UserError
+from .provenance import carry_over, describes, may_be_replaced, seal, search_settings, tensors_sha256
 from .recipe import Recipe, convert
 from .run_folder import LOG, RECIPE
 
@@ -36,7 +38,6 @@ METRICS = {
 }
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*|multilingual|code")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
-_SEAL = re.compile(r"\n*<!-- Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64}) -->\s*\Z")
 # ISO 639-1, to tell the column `de` from the column `fr_text`.
 _ISO_639_1 = (
     " aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo"
@@ -45,7 +46,6 @@ _ISO_639_1 = (
     " nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st"
     " su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu "
 )
-_DEFAULT_CARD = "This model card has been automatically generated."  # in what transformers writes where none is
 _SIZES = ("d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers")
 
 
@@ -57,8 +57,7 @@ class CardFacts:
         repo_id: `owner/name`.
         config: the model's configuration.
         parameters: how many the model has, tied ones counted once.
-        generation: settings of its `generation_config.json`; of them are shown `num_beams`, `length_penalty` and
-            `max_extra_tokens`.
+        generation: `search_settings` of its `generation_config.json`.
         recipe: the recipe of its training run; empty if not known.
         log: the entries of its training log; empty if not known.
         evaluations: records of `vaswani evaluate --json`.
@@ -67,6 +66,7 @@ class CardFacts:
         datasets: names of datasets on the Hub.
         remote_code: whether code travels beside the weights.
         pipeline: a pipeline task that the saved model brings, or None.
+        weights: `tensors_sha256` of the weights; None if not known.
     """
 
     repo_id: str
@@ -81,6 +81,7 @@ class CardFacts:
     datasets: Sequence[str] = ()
     remote_code: bool = False
     pipeline: str | None = None
+    weights: str | None = None
 
     @property
     def name(self) -> str:
@@ -89,7 +90,10 @@ class CardFacts:
 
 
 def read_run(folder: str | Path) -> tuple[dict, list[dict]]:
-    """The recipe and the training log of a run's folder, empty where there is none; what is no recipe is left out."""
+    """The recipe and the training log of a run's folder; both are empty where there is no recipe.
+
+    A log alone is another program's: its steps and seconds may be of another kind. What is no recipe is left out.
+    """
     path, log = Path(folder) / RECIPE, Path(folder) / LOG
     recipe, known = {}, {field.name for field in dataclasses.fields(Recipe)}
     if path.is_file():
@@ -98,7 +102,7 @@ def read_run(folder: str | Path) -> tuple[dict, list[dict]]:
             for name in known & values.keys() if isinstance(values, dict) else ():
                 with contextlib.suppress(UserError):
                     recipe[name] = convert(name, values[name])
-    entries = read_training_log(log) if log.is_file() else []
+    entries = read_training_log(log) if path.is_file() and log.is_file() else []
     return recipe, [entry for entry in entries if isinstance(entry, dict)]
 
 
@@ -122,40 +126,52 @@ def datasets_of(recipe: Mapping) -> list[str]:
     return [data] if data and recipe.get("data_config") else []  # only datasets of the Hub have configurations
 
 
-def facts_of(model, repo_id: str, folder: str | Path | None) -> CardFacts:
+def facts_of(model, repo_id: str, folder: str | Path | None, weights: str | None = None) -> CardFacts:
     """What a saved model and the folder of its run tell.
 
     Args:
         model: a [`VaswaniForConditionalGeneration`] after `save_pretrained`, which enters what travels with it.
         repo_id: `owner/name`.
         folder: where it was trained, if known; files of the run that are not there are left out.
+        weights: `tensors_sha256` of what it saves.
     """
     recipe, log = read_run(folder) if folder is not None else ({}, [])
     return CardFacts(
         repo_id=repo_id,
         config=model.config,
         parameters=model.num_parameters(),
-        generation=model.generation_config.to_dict(),
+        generation=search_settings(model.generation_config),
         recipe=recipe,
         log=log,
         languages=languages_of(recipe),
         datasets=datasets_of(recipe),
         remote_code="AutoModelForSeq2SeqLM" in (getattr(model.config, "auto_map", None) or {}),
         pipeline="translation" if "translation" in (getattr(model.config, "custom_pipelines", None) or {}) else None,
+        weights=weights,
     )
 
 
 def card_for_push(model, repo_id: str, card: str) -> str:
     """The card for `model.push_to_hub`: ours in place of transformers' default one or of an earlier one of ours.
 
+    A card of ours on these very weights stays as it is. Otherwise the run that the model was loaded from is told of
+    only if the weights are still those of its folder, in values and precision.
+
     Args:
         model: as for `facts_of`.
         repo_id: `owner/name`.
         card: what transformers would push: its default, or the card that is on the Hub.
     """
-    if not is_sealed(card) and _DEFAULT_CARD not in card:
-        return card  # someone's own
-    return render_card(facts_of(model, repo_id, model.name_or_path or None))
+    if not may_be_replaced(card):
+        return card
+    with tempfile.TemporaryDirectory() as saved:
+        model.save_pretrained(saved)
+        weights = tensors_sha256(saved)
+    if describes(card, weights):
+        return card
+    folder = Path(model.name_or_path) if model.name_or_path else None
+    known = folder is not None and folder.is_dir() and weights is not None and tensors_sha256(folder) == weights
+    return render_card(carry_over(facts_of(model, repo_id, folder if known else None, weights), card))
 
 
 def check_metadata(languages: Sequence[str], license: str | None, datasets: Sequence[str]) -> None:
@@ -195,13 +211,13 @@ def compare_with_paper(config: VaswaniConfig, kind: str) -> str:
     words = {"base": "base model", "big": "big model", "parser": "parsing model"}[kind]
     if _has_sizes_of(config, KINDS[kind]):
         return f"Its sizes are those of the paper's {words}."
-    paper = VaswaniConfig.from_preset(KINDS[kind])
-    differences = [getattr(config, name) - getattr(paper, name) for name in _SIZES]
-    if max(differences) <= 0:
-        return f"It is a smaller model of the same architecture as the paper's {words}."
-    if min(differences) >= 0:
-        return f"It is a larger model of the same architecture as the paper's {words}."
-    return f"It has the architecture of the paper's {words} and other sizes."
+    # What the vocabulary and the form of the embeddings add is not what is compared.
+    shared = ("vocab_size", "tie_word_embeddings", "position_encoding", "max_position_embeddings", "attention_bias")
+    paper = VaswaniConfig.from_preset(KINDS[kind], **{name: getattr(config, name) for name in shared})
+    ratio = config.num_parameters() / paper.num_parameters()
+    if 1 / 1.1 < ratio < 1.1:
+        return f"It has the architecture of the paper's {words} with other sizes."
+    return f"It is a {'smaller' if ratio < 1 else 'larger'} model of the same architecture as the paper's {words}."
 
 
 def size_rows(facts: CardFacts) -> list[tuple[str, str]]:
@@ -294,18 +310,21 @@ def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
 
 
 def decoding_rows(generation: Mapping) -> list[tuple[str, str]]:
-    """Rows of the decoding table; what is not set is left out."""
-    rows = [
-        ("beams", generation.get("num_beams")),
-        ("length penalty", generation.get("length_penalty")),
-        ("tokens more than the source, at most", generation.get("max_extra_tokens")),
-        ("tokens, at most", generation.get("max_new_tokens")),
+    """Rows of the decoding table: the paper's settings in words, others by name; what is not set is left out."""
+    words = {
+        "num_beams": "beams",
+        "length_penalty": "length penalty",
+        "max_extra_tokens": "tokens more than the source, at most",
+        "max_new_tokens": "tokens, at most",
+    }
+    names = [*words, *sorted(generation.keys() - words.keys())]
+    return [
+        (words.get(name, f"`{name}`"), _number(generation[name])) for name in names if generation.get(name) is not None
     ]
-    return [(label, _number(value)) for label, value in rows if value is not None]
 
 
 def _number(value) -> str:
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -332,41 +351,70 @@ def evaluation_results(facts: CardFacts, kind: str) -> list[EvalResult]:
         UserError: as the records demand.
     """
     task = ("other", "Constituency parsing") if kind == "parser" else ("translation", "Translation")
-    results = []
+    results, slugs = [], _dataset_types(facts.evaluations)
     for evaluation in facts.evaluations:
         for key, value in _scores(evaluation).items():
             metric, words, _ = METRICS[key]
-            arguments = dict(evaluation.get("generation") or {})
+            # Perplexity is of the references: nothing is searched for.
+            arguments = dict(evaluation.get("generation") or {}) if key != "perplexity" else {}
             if f"{key}_signature" in evaluation:
                 arguments["signature"] = evaluation[f"{key}_signature"]
-            results.append(
-                EvalResult(
-                    task_type=task[0],
-                    task_name=task[1],
-                    dataset_type=re.sub(r"[^a-z0-9._]+", "-", evaluation["test_set"].lower()).strip("-") or "test",
-                    dataset_name=" ".join(evaluation["test_set"].split()),
-                    metric_type=metric,
-                    metric_name=words,
-                    metric_value=value,
-                    metric_args=arguments or None,
-                )
+            result = EvalResult(
+                task_type=task[0],
+                task_name=task[1],
+                dataset_type=slugs[_test_set(evaluation)],
+                dataset_name=" ".join(evaluation["test_set"].split()),
+                metric_type=metric,
+                metric_name=words,
+                metric_value=value,
+                metric_args=arguments or None,
             )
+            if result not in results:  # the perplexity of two searches
+                results.append(result)
     return results
+
+
+def _test_set(evaluation: Mapping) -> tuple:
+    """What tells two test sets apart: the name and the files' content."""
+    digests = (evaluation.get(f"{side}_sha256") for side in ("source", "reference"))
+    return (" ".join(evaluation["test_set"].split()), *digests)
+
+
+def _dataset_types(evaluations: Sequence[Mapping]) -> dict[tuple, str]:
+    """A type for each test set, which the Hub's client would merge with another of the same type."""
+    types = {}
+    for test_set in map(_test_set, evaluations):
+        slug = re.sub(r"[^a-z0-9._]+", "-", test_set[0].lower()).strip("-") or "test"
+        names = chain([slug], (f"{slug}-{number}" for number in count(2)))
+        if test_set not in types:
+            types[test_set] = next(name for name in names if name not in types.values())
+    return types
+
+
+def _fence(text: str, least: int) -> str:
+    """Backticks, `least` or more, that nothing in the text closes."""
+    return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", text))])
+
+
+def _code(text: str) -> str:
+    """Text as a Markdown code span, which shows it as it is."""
+    fence, space = _fence(text, 1), " " if "`" in text else ""
+    return f"{fence}{space}{text}{space}{fence}"
 
 
 def _evaluation(evaluation: Mapping) -> dict:
     """One record in the template's terms."""
-    how = []
+    how, command = [], evaluation.get("command")
     if "sentences" in evaluation:
         how.append(("sentences", _number(evaluation["sentences"])))
     for side in ("source", "reference"):
         if f"{side}_file" in evaluation:
             digest = f", SHA-256 `{evaluation[f'{side}_sha256']}`" if f"{side}_sha256" in evaluation else ""
-            how.append((side, f"`{evaluation[f'{side}_file']}`{digest}"))
+            how.append((side, f"{_code(evaluation[f'{side}_file'])}{digest}"))
     decoding = ", ".join(f"{label} {value}" for label, value in decoding_rows(evaluation.get("generation") or {}))
     how += [("decoding", decoding)] if decoding else []
     how += [
-        (f"{METRICS[key][1]} signature", f"`{evaluation[f'{key}_signature']}`")
+        (f"{METRICS[key][1]} signature", _code(evaluation[f"{key}_signature"]))
         for key in METRICS
         if f"{key}_signature" in evaluation
     ]
@@ -377,7 +425,8 @@ def _evaluation(evaluation: Mapping) -> dict:
         "test_set": " ".join(evaluation["test_set"].split()),
         "scores": [(METRICS[key][1], f"{value:.{METRICS[key][2]}f}") for key, value in _scores(evaluation).items()],
         "how": how,
-        "command": evaluation.get("command"),
+        "command": command,
+        "fence": _fence(command or "", 3),
     }
 
 
@@ -461,7 +510,7 @@ def render_card(facts: CardFacts, card: str | None = None) -> str:
         text = f"---\n{values['front_matter']}\n---\n\n{text}"
     text = re.sub(r"\n{3,}", "\n\n", text.lstrip())
     check_card(text, None if own else data)
-    return seal(text)
+    return seal(text, facts.weights, facts.evaluations)
 
 
 def _read_template(path: str) -> str:
@@ -489,20 +538,9 @@ def check_card(text: str, data: ModelCardData | None = None) -> None:
         parsed = ModelCard(text).data
     except (ValueError, TypeError, KeyError, yaml.YAMLError) as error:
         raise UserError(f"the card's front matter is not valid: {' '.join(str(error).split())[:300]}") from error
-    if data is not None and parsed.to_dict() != data.to_dict():
+
+    def results(card_data: ModelCardData) -> list[str]:  # `to_dict` alone merges, on both sides, what it takes for one
+        return sorted(map(repr, card_data.eval_results or []))
+
+    if data is not None and (parsed.to_dict() != data.to_dict() or results(parsed) != results(data)):
         raise UserError("the card's front matter reads back other than it was written: check names for odd characters")
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.replace("\r\n", "\n").rstrip().encode()).hexdigest()
-
-
-def seal(text: str) -> str:
-    """The card with a last line by which `is_sealed` knows it again."""
-    return f"{text.rstrip()}\n\n<!-- Written by `vaswani push`; SHA-256 of what is above: {_digest(text)} -->\n"
-
-
-def is_sealed(text: str) -> bool:
-    """Whether a card is as `vaswani push` wrote it: not one of someone else's, and not edited since."""
-    match = _SEAL.search(text)
-    return match is not None and match.group(1) == _digest(text[: match.start()])

@@ -3,9 +3,10 @@
 import contextlib
 import json
 import logging
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,28 +18,29 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.serialization._base import parse_size_to_int  # what `save_pretrained` reads sizes with
 from huggingface_hub.utils import (
     are_progress_bars_disabled,
     disable_progress_bars,
     enable_progress_bars,
     validate_repo_id,
 )
-from transformers.utils.hub import convert_file_size_to_int
 
 from .errors import UserError
 from .model_card import (
     CardFacts,
     check_metadata,
     facts_of,
-    is_sealed,
     render_card,
 )
-from .provenance import is_weights_file, read_evaluation, weights_sha256
+from .provenance import carry_over, is_weights_file, may_be_replaced, read_evaluation, tensors_sha256, weights_sha256
 from .translation import load_model
 
 logger = logging.getLogger(__name__)
 
 CARD, MAIN, INDEX = "README.md", "main", "model.safetensors.index.json"
+# What git takes for no branch name (see `git check-ref-format`).
+_NO_BRANCH = re.compile(r"\A(?:-|@?\Z)|(?:\A|/)(?:\.|/|\Z)|[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|\.lock(?:/|\Z)|\.\Z")
 _staging: set[str] = set()  # folders of pushes under way
 
 
@@ -96,7 +98,8 @@ def publish(
     """Put a trained model, its tokenizer and a model card into a repository of the Hub, in one commit.
 
     The commit comes last: until then the repository is as it was, so an interrupted push may be repeated. Weight files
-    of an earlier push that the model no longer has are removed in the same commit.
+    of an earlier push that the model no longer has are removed in the same commit. Of an earlier card of ours stay
+    licence, languages and datasets, unless others are given, and the scores of the same weights.
 
     Args:
         model_folder: what `vaswani train` or `save_pretrained` wrote.
@@ -120,11 +123,12 @@ def publish(
         HubFailure: when the Hub cannot be reached or fails.
     """
     _check_arguments(repo_id, revision, message, max_shard_size)
+    languages, datasets, evaluations = map(_listed, (languages, datasets, evaluations))
     check_metadata(languages, license, datasets)
     token = None if dry_run else _usable_token(token)
     with _staging_folder() as staging:
         facts = _stage(model_folder, staging, repo_id, max_shard_size)
-        records = [_read_evaluation_of(model_folder, path) for path in evaluations]
+        records = _read_evaluations(model_folder, evaluations)
         facts = replace(
             facts,
             evaluations=records,
@@ -132,19 +136,32 @@ def publish(
             license=license,
             datasets=list(datasets) or facts.datasets,
         )
+        given = [
+            name for name, value in (("languages", languages), ("license", license), ("datasets", datasets)) if value
+        ]
         text = render_card(facts, card)
-        (staging / CARD).write_text(text, encoding="utf-8", newline="\n")
+        _write_card(staging, text)
         files = {path.name: path.stat().st_size for path in sorted(staging.iterdir())}
         planned = Published(repo_id, revision, files, text)
         done = planned
+
+        def update(earlier: str) -> str:
+            nonlocal facts
+            facts = carry_over(facts, earlier, given)
+            return render_card(facts, card)
+
         if not dry_run:
             with _hub_errors(repo_id, token), _progress_bars(progress):
-                done = _Push(HfApi(token=token), planned, staging).run(private, message, overwrite_card)
-    if license is None:
+                done = _Push(HfApi(token=token), planned, staging, update).run(private, message, overwrite_card)
+    if facts.license is None and not done.card_kept:
         logger.warning("no licence was given, and the card says so: --license gives one, such as mit")
     if done.card_kept:
         logger.warning("the card on the Hub was written or edited by someone else, so it stays: --overwrite-card")
     return done
+
+
+def _write_card(staging: Path, text: str) -> None:
+    (staging / CARD).write_text(text, encoding="utf-8", newline="\n")
 
 
 @contextlib.contextmanager
@@ -180,24 +197,39 @@ def _check_arguments(repo_id: str, revision: str, message: str | None, max_shard
         raise UserError(f"{repo_id!r} is no repository name: {' '.join(str(error).split())}") from error
     if repo_id.count("/") != 1:
         raise UserError(f"{repo_id!r} is no repository name: give owner/name")
-    if not revision.strip() or revision != revision.strip():
+    if _NO_BRANCH.search(revision):
         raise UserError(f"revision {revision!r} is no branch name: give one such as main")
     if message is not None and not message.strip():
         raise UserError("the message is empty: give some text, or leave it out")
     try:
-        size = convert_file_size_to_int(max_shard_size)
-    except ValueError:
+        size = parse_size_to_int(max_shard_size)
+    except (ValueError, OverflowError):
         size = 0
     if size <= 0:
-        raise UserError(f"max_shard_size is {max_shard_size!r}: give a whole number and its unit, such as 5GB or 200MB")
+        raise UserError(
+            f"max_shard_size is {max_shard_size!r}: give a number and KB, MB, GB or TB, such as 5GB or 200MB"
+        )
 
 
-def _read_evaluation_of(model_folder: str | Path, path: str | Path) -> dict:
-    """An evaluation record, which must be of these weights if it says of which it is."""
-    record = read_evaluation(path)
-    if record.get("weights_sha256") not in (None, weights_sha256(model_folder)):
-        raise UserError(f"{path} is an evaluation of other weights than those in {model_folder}: evaluate these")
-    return record
+def _listed(names: str | Path | Sequence) -> list:
+    """One name given alone as a list of it."""
+    return [names] if isinstance(names, str | Path) else list(names)
+
+
+def _read_evaluations(model_folder: str | Path, paths: Sequence[str | Path]) -> list[dict]:
+    """Evaluation records, which must be of these weights; none may be there twice."""
+    records, weights, seen = [], weights_sha256(model_folder), {}
+    for path in paths:
+        record = read_evaluation(path)
+        if record["weights_sha256"] != weights:
+            raise UserError(f"{path} is an evaluation of other weights than those in {model_folder}: evaluate these")
+        names = ("test_set", "source_sha256", "reference_sha256", "generation")
+        same = json.dumps([record.get(name) for name in names], sort_keys=True)
+        if same in seen:
+            raise UserError(f"{path} and {seen[same]} evaluate the same test set in the same way: give one of them")
+        seen[same] = path
+        records.append(record)
+    return records
 
 
 def _stage(model_folder: str | Path, staging: Path, repo_id: str, max_shard_size: str) -> CardFacts:
@@ -205,7 +237,7 @@ def _stage(model_folder: str | Path, staging: Path, repo_id: str, max_shard_size
     model, tokenizer = load_model(model_folder, device="cpu")
     model.save_pretrained(staging, max_shard_size=max_shard_size)
     tokenizer.save_pretrained(staging)
-    return facts_of(model, repo_id, model_folder)
+    return facts_of(model, repo_id, model_folder, tensors_sha256(staging))
 
 
 def _usable_token(token: str | None) -> str:
@@ -221,8 +253,8 @@ def _usable_token(token: str | None) -> str:
 class _Push:
     """Talks to the Hub: checks first, the upload next, the commit last."""
 
-    def __init__(self, api: HfApi, planned: Published, staging: Path):
-        self.api, self.planned, self.staging = api, planned, staging
+    def __init__(self, api: HfApi, planned: Published, staging: Path, update: Callable[[str], str]):
+        self.api, self.planned, self.staging, self.update = api, planned, staging, update
         self.repo_id, self.revision = planned.repo_id, planned.revision
 
     def run(self, private: bool, message: str | None, overwrite_card: bool) -> Published:
@@ -232,7 +264,10 @@ class _Push:
         created = self._ensure_repository(private)
         before = self.api.model_info(self.repo_id, revision=self.revision, files_metadata=True)
         on_hub = {sibling.rfilename for sibling in before.siblings or []}
-        keep = CARD in on_hub and not overwrite_card and not self._card_is_ours(before.sha)
+        earlier = self._card(before.sha) if CARD in on_hub else ""
+        keep = bool(earlier) and not overwrite_card and not may_be_replaced(earlier)
+        if not keep:
+            self._update_card(earlier)
         files = {name: size for name, size in self.planned.files.items() if not (keep and name == CARD)}
         # Weights in one file would be loaded in place of those in several, and the other way round.
         removed = sorted(name for name in on_hub - files.keys() if name == INDEX or is_weights_file(name))
@@ -283,10 +318,19 @@ class _Push:
             self.api.create_branch(self.repo_id, branch=self.revision, exist_ok=True)
         return created
 
-    def _card_is_ours(self, commit: str) -> bool:
+    def _card(self, commit: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
             path = self.api.hf_hub_download(self.repo_id, CARD, revision=commit, local_dir=folder)
-            return is_sealed(Path(path).read_text(encoding="utf-8", errors="replace"))
+            return Path(path).read_text(encoding="utf-8", errors="replace")
+
+    def _update_card(self, earlier: str) -> None:
+        """Write the card anew with what stays of the one on the Hub."""
+        text = self.update(earlier)
+        if text != self.planned.card:
+            _write_card(self.staging, text)
+            sizes = self.planned.files | {CARD: (self.staging / CARD).stat().st_size}
+            self.planned = replace(self.planned, card=text, files=sizes)
+            self._validate_card()
 
     def _check_arrival(self, commit: str, files: dict[str, int]) -> None:
         """Compare what the commit holds with what was sent: a .gitignore of the repository drops files silently."""
@@ -321,7 +365,7 @@ def _hub_errors(repo_id: str, token: str) -> Iterator[None]:
         yield
     except (UserError, HubFailure):
         raise
-    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+    except (HTTPError, OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         translated = _translate(error, repo_id)
         message = str(translated).replace(token, "***")
         # The chain below is cut: it may hold request headers.
@@ -334,6 +378,8 @@ def _translate(error: Exception, repo_id: str) -> UserError | HubFailure:
     if any(isinstance(cause, OfflineModeIsEnabled) for cause in _causes(error)):
         return UserError("HF_HUB_OFFLINE is set, so nothing can be pushed: unset it")
     answered = next((cause for cause in _causes(error) if isinstance(cause, HfHubHTTPError)), None)
+    if answered is None and isinstance(error, LookupError | TypeError | AttributeError):  # in the client's own code
+        return HubFailure(f"the Hub's answer was not understood ({type(error).__name__}: {_flat(str(error))}); {again}")
     if answered is None:
         cause = list(_causes(error))[-1]
         return HubFailure(

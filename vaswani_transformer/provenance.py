@@ -28,7 +28,9 @@ _STATE = re.compile(r"^<!-- For the next push: (\{.*\}) -->$", re.MULTILINE)
 # The one sentence of transformers' default card that is not of huggingface_hub's template.
 _DESCRIPTION = re.compile(r"^.*This model card has been automatically generated\.$", re.MULTILINE)
 # Entries of a generation configuration that are no settings of the search.
+# What changes no output: versions, the tokens that every model has, and what else `generate()` returns or keeps.
 _NO_SETTINGS = {"transformers_version", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
+_NO_SETTINGS |= {"use_cache", "return_dict_in_generate"}
 LIBRARIES = ("vaswani_transformer", "transformers", "torch", "tokenizers", "sacrebleu")
 
 
@@ -93,7 +95,7 @@ def search_settings(generation_config) -> dict:
     settings = {
         name: value
         for name, value in generation_config.to_diff_dict().items()
-        if value is not None and not name.startswith("_") and name not in _NO_SETTINGS
+        if value is not None and not name.startswith(("_", "output_")) and name not in _NO_SETTINGS
     }
     return json.loads(json.dumps(settings, default=str, skipkeys=True))
 

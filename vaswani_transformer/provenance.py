@@ -27,7 +27,6 @@ _SEAL = re.compile(r"\n*<!-- Written by `vaswani push`; SHA-256 of what is above
 _STATE = re.compile(r"^<!-- For the next push: (\{.*\}) -->$", re.MULTILINE)
 # The one sentence of transformers' default card that is not of huggingface_hub's template.
 _DESCRIPTION = re.compile(r"^.*This model card has been automatically generated\.$", re.MULTILINE)
-# Entries of a generation configuration that are no settings of the search.
 # What changes no output: versions, the tokens that every model has, and what else `generate()` returns or keeps.
 _NO_SETTINGS = {"transformers_version", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
 _NO_SETTINGS |= {"use_cache", "return_dict_in_generate"}

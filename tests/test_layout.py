@@ -11,11 +11,11 @@ MODULES = sorted(PACKAGE.glob("*.py"))
 # Each module may import modules of earlier lines only.
 LAYERS = [
     ["errors", "configuration_vaswani", "pipeline_vaswani", "generation_vaswani", "memory", "synthetic_lexicon"],
-    ["layers_vaswani", "checkpoint_vaswani", "provenance"],
+    ["layers_vaswani", "checkpoint_vaswani", "provenance", "earlier_card"],
     ["modeling_vaswani", "batching", "loss", "schedule", "averaging", "metrics", "tokenization", "data", "synthetic"],
     ["callbacks", "recipe", "attention_maps"],
-    ["plots", "trainer", "translation", "run_folder", "conversion", "pipelines"],
-    ["training", "model_card"],
+    ["plots", "trainer", "translation", "run_folder", "pipelines"],
+    ["training", "model_card", "conversion"],
     ["demo", "publishing"],
     ["cli"],
     ["__main__"],

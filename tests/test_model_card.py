@@ -16,6 +16,7 @@ from conftest import tiny_config
 from huggingface_hub import ModelCard
 
 from vaswani_transformer import VaswaniConfig, load_recipe
+from vaswani_transformer.earlier_card import carry_over, is_sealed, may_be_replaced, read_card
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.model_card import (
     METRICS,
@@ -30,16 +31,7 @@ from vaswani_transformer.model_card import (
     render_card,
     training_rows,
 )
-from vaswani_transformer.provenance import (
-    carry_over,
-    evaluation_record,
-    is_sealed,
-    may_be_replaced,
-    name_of_test_set,
-    read_card,
-    read_evaluation,
-    weights_sha256,
-)
+from vaswani_transformer.provenance import evaluation_record, name_of_test_set, read_evaluation, weights_sha256
 
 ROOT = Path(__file__).resolve().parents[1]
 LOG = [

@@ -21,8 +21,8 @@ from huggingface_hub import ModelCard
 
 from vaswani_transformer import publish, train_tokenizer
 from vaswani_transformer.cli import main
+from vaswani_transformer.earlier_card import is_sealed
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.provenance import is_sealed
 from vaswani_transformer.synthetic import generate_corpus
 
 REPO = "tester/tiny"

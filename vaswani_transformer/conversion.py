@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig
 
 from .checkpoint_vaswani import PICKLED_WEIGHTS
 from .configuration_vaswani import VaswaniConfig
 from .errors import UserError, one_line
 from .modeling_vaswani import VaswaniForConditionalGeneration
+from .translation import read_config
 
 WEIGHTS = "model.safetensors"
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -54,14 +54,12 @@ def convert_pickled_weights(folder: str | Path) -> list[Path]:
 
 
 def _read_config(folder: Path) -> VaswaniConfig:
-    """The configuration in a folder; no code that the folder brings runs, and nobody is asked whether to run it."""
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return read_config(folder)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"{folder} has no usable config.json: {one_line(error)}") from error
-    if not isinstance(config, VaswaniConfig):
-        raise UserError(f"{folder} holds a {config.model_type!r} model: this command takes models of type 'vaswani'")
-    return config
 
 
 def _fitted(weights: dict[str, torch.Tensor], config: VaswaniConfig, folder: Path) -> dict[str, torch.Tensor]:

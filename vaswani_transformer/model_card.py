@@ -20,8 +20,9 @@ from huggingface_hub.utils import validate_repo_id
 
 from .callbacks import read_training_log
 from .configuration_vaswani import VaswaniConfig
+from .earlier_card import carry_over, describes, may_be_replaced, seal
 from .errors import UserError
-from .provenance import carry_over, describes, may_be_replaced, seal, search_settings, tensors_sha256
+from .provenance import search_settings, tensors_sha256
 from .recipe import Recipe, convert
 from .run_folder import LOG, RECIPE
 

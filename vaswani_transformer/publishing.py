@@ -26,6 +26,7 @@ from huggingface_hub.utils import (
     validate_repo_id,
 )
 
+from .earlier_card import carry_over, may_be_replaced
 from .errors import UserError
 from .model_card import (
     CardFacts,
@@ -33,7 +34,7 @@ from .model_card import (
     facts_of,
     render_card,
 )
-from .provenance import carry_over, is_weights_file, may_be_replaced, read_evaluation, tensors_sha256, weights_sha256
+from .provenance import is_weights_file, read_evaluation, tensors_sha256, weights_sha256
 from .translation import load_model
 
 logger = logging.getLogger(__name__)

@@ -99,7 +99,7 @@ def read_config(folder: Path) -> VaswaniConfig:
     """
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not isinstance(values, dict):
-        raise UserError(f"{folder / 'config.json'} is no configuration: it must hold one JSON object")
+        raise UserError(f"{folder} has no usable config.json: it must hold one JSON object")
     if (kind := values.get("model_type")) != VaswaniConfig.model_type:
         raise UserError(f"{folder} holds a {kind!r} model: this command takes models of type 'vaswani'")
     return VaswaniConfig.from_pretrained(folder)

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow conformance check format clean
+.PHONY: help demo test slow conformance check format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -18,9 +18,9 @@ demo: .venv/installed  ## set up, train on a generated corpus in under 4 minutes
 	$(BIN)/vaswani demo
 
 test: .venv/installed  ## set up, run the fast tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --dist loadfile
 
-test-slow: .venv/installed  ## run the tests that take minutes
+slow: .venv/installed  ## run the tests that take minutes
 	$(BIN)/python -m pytest -q -m slow
 
 conformance: .venv/installed  ## run transformers' own common tests of models (their sources are fetched once)

@@ -1,4 +1,4 @@
-"""The demo from end to end: minutes long, so only with `make test-slow`."""
+"""The demo from end to end: minutes long, so only with `make slow`."""
 
 import json
 import re

@@ -620,7 +620,7 @@ def test_schedules_of_the_accelerate_loop_peak_at_the_learning_rate(monkeypatch,
     assert rates == pytest.approx([0.002, 0.004, 0.006, 0.008, 0.01, *later])
 
 
-# The scripts as commands: minutes, so only with `make test-slow`
+# The scripts as commands: minutes, so only with `make slow`
 
 
 @pytest.fixture(scope="module")

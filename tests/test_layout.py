@@ -17,6 +17,8 @@ LAYERS = [
     ["plots", "trainer", "translation", "run_folder", "pipelines"],
     ["training", "model_card", "conversion"],
     ["demo", "publishing"],
+    ["command_line"],
+    ["cli_training", "cli_decoding", "cli_sharing", "cli_data"],
     ["cli"],
     ["__main__"],
 ]

@@ -1,0 +1,78 @@
+"""The commands around text and recipes: `vaswani tokenizer`, `vaswani recipes` and `vaswani presets`."""
+
+import argparse
+import sys
+from itertools import chain
+from pathlib import Path
+
+from .command_line import add_command
+from .errors import UserError
+
+
+def add_tokenizer(commands) -> None:
+    """Add `vaswani tokenizer`."""
+    parser = add_command(commands, "tokenizer", _tokenizer, "train a shared subword vocabulary on text files")
+    parser.add_argument("files", metavar="FILE", nargs="+", help="text files of both languages (.gz works)")
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder for the tokenizer")
+    parser.add_argument("--kind", default="bpe", choices=["bpe", "wordpiece"], help="default: bpe, as for en-de")
+    parser.add_argument("--vocab-size", type=int, help="entries; 37000 for bpe and 32000 for wordpiece if not given")
+    parser.add_argument("--overwrite", action="store_true", help="replace a tokenizer in the folder")
+
+
+def _tokenizer(arguments: argparse.Namespace) -> int:
+    from .data import read_lines
+    from .tokenization import train_tokenizer
+
+    folder = Path(arguments.output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".writable").touch()
+        (folder / ".writable").unlink()
+    except OSError as error:
+        raise UserError(f"cannot write to output folder {folder}: {error.strerror}") from error
+    if (folder / "tokenizer.json").exists() and not arguments.overwrite:
+        raise UserError(f"{folder} already holds a tokenizer: give another --output, or --overwrite to replace it")
+    lines = chain.from_iterable(read_lines(Path(file)) for file in arguments.files)
+    tokenizer = train_tokenizer(
+        lines, kind=arguments.kind, vocab_size=arguments.vocab_size, show_progress=sys.stderr.isatty()
+    )
+    tokenizer.save_pretrained(folder)
+    print(f"tokenizer of {len(tokenizer):,} entries: {folder}")
+    return 0
+
+
+def add_lists(commands) -> None:
+    """Add `vaswani recipes` and `vaswani presets`."""
+    parser = add_command(commands, "recipes", _recipes, "list the recipes that ship with the package")
+    parser.add_argument("name", nargs="?", help="print this recipe whole")
+    parser = add_command(commands, "presets", _presets, "list the paper's models by name, with their parameters")
+
+
+def _recipes(arguments: argparse.Namespace) -> int:
+    from .recipe import describe, read_recipe, recipe_names
+
+    if arguments.name:
+        print(read_recipe(arguments.name)[0], end="")
+        return 0
+    names = recipe_names()
+    for name in names:
+        print(f"{name:{max(map(len, names))}}  {describe(name)}")
+    return 0
+
+
+def _presets(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from .configuration_vaswani import VaswaniConfig
+    from .modeling_vaswani import VaswaniForConditionalGeneration
+
+    for name in VaswaniConfig.preset_names():
+        config = VaswaniConfig.from_preset(name)
+        with torch.device("meta"):
+            parameters = VaswaniForConditionalGeneration(config).num_parameters()
+        print(
+            f"{name:28} {parameters / 1e6:7.2f}M parameters: {config.encoder_layers}+{config.decoder_layers} layers,"
+            f" d_model {config.d_model}, d_ff {config.d_ff}, {config.num_heads} heads, d_k {config.d_k},"
+            f" d_v {config.d_v}, dropout {config.dropout}, vocabulary {config.vocab_size:,}"
+        )
+    return 0

@@ -1,0 +1,67 @@
+"""What the files of commands share: the parser, exit statuses, how a run's stop is told."""
+
+import argparse
+import difflib
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors in one line, with the nearest option for a misspelt one."""
+
+    def error(self, message: str):
+        """End with the message and where to read more."""
+        self.exit(EXIT_USAGE, f"error: {message} (see `{self.prog} --help`)\n")
+
+    def refuse_unknown(self, unknown: list[str]) -> None:
+        """End with the first argument that no option takes, and the nearest option."""
+        options = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        flag = unknown[0].partition("=")[0]
+        near = difflib.get_close_matches(flag.replace("_", "-"), options, n=1, cutoff=0.5)
+        hint = f": did you mean {near[0]}?" if near else ""
+        self.error(f"unknown argument {flag}{hint}")
+
+
+def add_command(commands, name: str, run, help_text: str, description: str | None = None) -> Parser:
+    """A new command `name` that calls `run` with its arguments and exits with what that returns."""
+    parser = commands.add_parser(name, help=help_text, description=description or help_text, allow_abbrev=False)
+    parser.set_defaults(run=run, parser=parser)
+    return parser
+
+
+def leave_process_group() -> None:
+    """End what connects several processes; left to the interpreter's end, its threads may abort a finished process."""
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def is_main_process() -> bool:
+    """Whether this is the process, or the first of several, that prints."""
+    return os.environ.get("RANK", "0") == "0"  # set by accelerate launch and torchrun
+
+
+def report_stop(signal_number: int, step: int | None) -> int:
+    """Say how to resume a training that a signal ended; returns the exit status."""
+    where = "" if step is None else f" at step {step:,}; checkpoint written"
+    if not is_main_process():
+        return 128 + signal_number
+    print(f"stopped{where}. To resume, run the same command again:")
+    print(f"  {command_name()} {shlex.join(word for word in sys.argv[1:] if word != '--overwrite')}")
+    return 128 + signal_number
+
+
+def command_name() -> str:
+    """How this program was called, in a form that can be typed in this folder."""
+    script = Path(sys.argv[0])
+    if script.name != "vaswani":
+        return "python -m vaswani_transformer"
+    if shutil.which("vaswani") and Path(shutil.which("vaswani")).samefile(script):
+        return "vaswani"
+    return os.path.relpath(script)

@@ -13,7 +13,7 @@ LAYERS = [
     ["errors", "configuration_vaswani", "pipeline_vaswani", "generation_vaswani", "memory", "synthetic_lexicon"],
     ["layers_vaswani", "checkpoint_vaswani", "provenance", "earlier_card"],
     ["modeling_vaswani", "batching", "loss", "schedule", "averaging", "metrics", "tokenization", "data", "synthetic"],
-    ["callbacks", "recipe", "attention_maps"],
+    ["callbacks", "recipe", "attention_maps", "meters"],
     ["plots", "trainer", "translation", "run_folder", "pipelines"],
     ["training", "model_card", "conversion"],
     ["demo", "publishing"],

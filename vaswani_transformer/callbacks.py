@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,19 +14,33 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 _SHOWN = (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU"))
 
 
-class ProgressBarCallback(TrainerCallback):
-    """One bar over optimizer steps with loss, rate and tokens a second, and one line for each validation.
+def duration(seconds: float) -> str:
+    """Seconds as days, hours, minutes: the two largest that matter."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
+
+
+class TrainingProgressCallback(TrainerCallback):
+    """Loss, learning rate, tokens a second and time left: a bar on a terminal, lines where output goes to a file.
 
     Args:
-        trainer: asked for the tokens it has seen.
+        log: counts the seconds of training.
+        max_minutes: a limit on them; 0 for none.
     """
 
-    def __init__(self, trainer):
-        self.trainer = trainer
+    def __init__(self, log: "TrainingLogCallback", max_minutes: float = 0.0):
+        self.log, self.max_minutes = log, max_minutes
         self.bar = None
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Open the bar where training starts or resumes."""
+        self.first_step, self.first_seconds = state.global_step, self.log.seconds()
         if state.is_world_process_zero:
             self.bar = tqdm(
                 total=state.max_steps,
@@ -35,23 +50,47 @@ class ProgressBarCallback(TrainerCallback):
                 dynamic_ncols=True,
                 mininterval=0.5,
                 file=sys.stderr,
+                disable=not sys.stderr.isatty(),
+                bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}",
             )
-            self.started, self.tokens_at_start = time.monotonic(), self.trainer.tokens_seen[1]
 
     def on_step_end(self, args, state, control, **kwargs):
         """Move the bar."""
         if self.bar is not None:
             self.bar.update(state.global_step - self.bar.n)
 
+    def seconds_left(self, state) -> float | None:
+        """Until the last step or the time limit, at the pace since this session began; None before the first step."""
+        seconds, steps = self.log.seconds(), state.global_step - self.first_step
+        if steps == 0:
+            return None
+        left = (state.max_steps - state.global_step) * (seconds - self.first_seconds) / steps
+        return max(0.0, min(left, 60 * self.max_minutes - seconds)) if self.max_minutes else left
+
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """Show loss and speed in the bar, validations as lines above it."""
+        """Show how training goes; validations and, without a terminal, everything as lines."""
         if self.bar is None or not logs:
             return
         if "loss" in logs:
-            self.bar.set_postfix_str(f"loss {logs['loss']:.3f}, {logs.get('target_tokens_per_second', 0):,.0f} tok/s")
+            shown = [f"loss {logs['loss']:.3f}", f"rate {logs['learning_rate']:.2e}"]
+            if "target_tokens_per_second" in logs:
+                shown.append(f"{logs['target_tokens_per_second']:,.0f} tok/s")
+            left = self.seconds_left(state)
+            if left is not None:
+                shown.append(f"{duration(left)} left")
+            self.bar.set_postfix_str(", ".join(shown))
+            if self.bar.disable:
+                if "grad_norm" in logs:
+                    shown.insert(2, f"gradient {logs['grad_norm']:.2f}")
+                shown.insert(-1, f"{logs['source_tokens']:,} + {logs['target_tokens']:,} tokens a step")
+                shown.insert(-1, f"padding {logs.get('padding', 0):.1%}")
+                self._line(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join(shown)}")
         elif "eval_loss" in logs:
             shown = ", ".join(f"{label} {logs[key]:.2f}" for key, label in _SHOWN if key in logs)
-            self.bar.write(f"step {state.global_step:,}: validation {shown}", file=sys.stderr)
+            self._line(f"step {state.global_step:,}: validation {shown}")
+
+    def _line(self, text: str) -> None:
+        self.bar.write(text, file=sys.stderr)
 
     def on_train_end(self, args, state, control, **kwargs):
         """Close the bar."""
@@ -60,19 +99,37 @@ class ProgressBarCallback(TrainerCallback):
             self.bar = None
 
 
-class TrainingLogCallback(TrainerCallback):
-    """Appends what the trainer logs to a JSON lines file, with elapsed seconds and token counts.
-
-    `seconds` counts training over all sessions of a run, `target_tokens_per_second` (padding not counted) is measured
-    since the line before. Lines past the step that a run resumes from are dropped: they describe work that was lost.
+class LearningCurveCallback(TrainerCallback):
+    """Redraws the learning curve while training goes on, after a validation and at most once in so many seconds.
 
     Args:
-        trainer: asked for the tokens it has seen.
+        draw: draws it, from the log to the picture.
+        seconds: between two pictures.
+    """
+
+    def __init__(self, draw: Callable[[], object], seconds: float = 60.0):
+        self.draw, self.seconds = draw, seconds
+        self._drawn = -float("inf")
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        """Draw after a validation, unless the last picture is young."""
+        if state.is_world_process_zero and time.monotonic() - self._drawn >= self.seconds:
+            self.draw()
+            self._drawn = time.monotonic()
+
+
+class TrainingLogCallback(TrainerCallback):
+    """Appends what the trainer logs to a JSON lines file, with elapsed seconds.
+
+    `seconds` counts training over all sessions of a run. Lines past the step that a run resumes from are dropped: they
+    describe work that was lost.
+
+    Args:
         path: the file.
     """
 
-    def __init__(self, trainer, path: str | Path):
-        self.trainer, self.path = trainer, Path(path)
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
         self.earlier_seconds = 0.0
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -80,8 +137,7 @@ class TrainingLogCallback(TrainerCallback):
         entries = read_training_log(self.path) if self.path.is_file() else []
         entries = [entry for entry in entries if entry["step"] <= state.global_step and state.global_step > 0]
         self.earlier_seconds = entries[-1]["seconds"] if entries else 0.0
-        self.started = self.marked = time.monotonic()
-        self.marked_tokens = int(self.trainer.tokens_seen[1])
+        self.started = time.monotonic()
         if state.is_world_process_zero:
             self.path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
 
@@ -93,19 +149,10 @@ class TrainingLogCallback(TrainerCallback):
         """Append one line."""
         if not logs or not hasattr(self, "started"):
             return
-        if "loss" in logs:
-            now, tokens = time.monotonic(), int(self.trainer.tokens_seen[1])
-            logs["target_tokens_per_second"] = (tokens - self.marked_tokens) / max(now - self.marked, 1e-9)
-            logs["source_tokens"], logs["target_tokens"] = self.trainer.step_tokens
-            self.marked, self.marked_tokens = now, tokens
         if state.is_world_process_zero and any(key == "loss" or key.endswith("_loss") for key in logs):
             entry = {"step": state.global_step, "seconds": round(self.seconds(), 1), **logs}
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
-
-    def on_evaluate(self, args, state, control, **kwargs):
-        """Leave validation out of the tokens a second of the next line."""
-        self.marked, self.marked_tokens = time.monotonic(), int(self.trainer.tokens_seen[1])
 
 
 def read_training_log(path: str | Path) -> list[dict]:

@@ -95,6 +95,9 @@ class Recipe:
 
     evaluate_every: int = _option(1000, "optimizer steps between validations, each with a checkpoint", CHECKS)
     log_every: int = _option(50, "optimizer steps between lines of the training log", CHECKS)
+    report_to: str = _option(
+        "none", "what else follows the log, comma-separated: tensorboard, wandb, ... (transformers' names)", CHECKS
+    )
     validation_bleu: int = _option(
         500,
         "validate on a fixed sample of this many pairs, translated greedily for BLEU; 0: loss on all pairs, no BLEU",

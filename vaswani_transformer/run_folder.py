@@ -26,6 +26,8 @@ FREE_ON_RESUME = {
     "overwrite",
     "early_stopping",
     "tokens_per_device",
+    "report_to",
+    "log_every",
 }
 
 

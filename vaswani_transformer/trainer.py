@@ -13,6 +13,7 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallba
 
 from .batching import IGNORE_INDEX, PairCollator, TokenBatchSampler
 from .loss import label_smoothed_cross_entropy
+from .meters import FiniteLossGuard, ThroughputMeter
 from .schedule import NoamSchedulerCallback
 
 logger = logging.getLogger(__name__)
@@ -42,13 +43,17 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     adam_beta2: float = field(default=0.98, metadata={"help": "Adam's beta 2"})
     adam_epsilon: float = field(default=1e-9, metadata={"help": "Adam's epsilon"})
     max_grad_norm: float = field(default=0.0, metadata={"help": "clip gradients to this norm; 0: do not"})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "log nan as the mean of earlier losses"})
 
 
 class _EpochCallback(TrainerCallback):
-    """Tells the sampler its epoch where the Trainer cannot reach it: behind a shard and behind skipped batches."""
+    """Starts the clock, and tells the sampler its epoch where the Trainer cannot: behind a shard, skipped batches."""
 
     def __init__(self, trainer):
         self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.trainer._meter.start()
 
     def on_epoch_begin(self, args, state, control, **kwargs):
         sampler = self.trainer.batch_sampler
@@ -101,6 +106,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.add_callback(_EpochCallback(self))
         self.step_tokens = (0, 0)  # source and target tokens of the latest optimizer step, over all processes
         self.tokens_seen = np.zeros(2, np.int64)  # the same, summed since this object was made
+        self.positions_seen = np.zeros(2, np.int64)  # the same with padding
+        self._meter = ThroughputMeter()
+        self._finite_losses = FiniteLossGuard(self)
         self._evaluation_totals = [0.0, 0]
 
     def _training_or_plain_loss(self, outputs, labels, num_items_in_batch=None) -> torch.Tensor:
@@ -143,21 +151,58 @@ class VaswaniTrainer(Seq2SeqTrainer):
         )
         return self.accelerator.prepare(loader)
 
+    def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
+        """As in `Trainer`; notes whether the loss is a number."""
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        self._finite_losses.note(loss, inputs)
+        return loss
+
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device):
-        """One optimizer step's micro-batches of this process, with their tokens counted over all processes."""
+        """One optimizer step's micro-batches of this process, with their tokens counted over all processes.
+
+        Raises:
+            NonFiniteLossError: on all processes, if the loss of the step before was not finite on one of them.
+        """
         samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if samples:
-            counts = torch.stack(
-                [
-                    sum(sample["attention_mask"].sum() for sample in samples),
-                    sum(sample["labels"].ne(IGNORE_INDEX).sum() for sample in samples),
-                ]
-            )
+            sources = [sample["attention_mask"] for sample in samples]
+            targets = [sample["labels"].ne(IGNORE_INDEX) for sample in samples]
+            counts = torch.stack([sum(mask.sum() for mask in side) for side in (sources, targets)])
+            known = [*(sum(mask.numel() for mask in side) for side in (sources, targets)), self._finite_losses.count()]
+            counts = torch.cat([counts, torch.tensor(known, device=counts.device)])
             if self.args.world_size > 1:
                 counts = self.accelerator.reduce(counts.to(device), "sum")
-            self.step_tokens = tuple(counts.tolist())
+            *tokens, source_positions, target_positions, non_finite = counts.tolist()
+            self._finite_losses.refuse(non_finite)
+            self.step_tokens = tuple(tokens)
             self.tokens_seen += self.step_tokens
+            self.positions_seen += (source_positions, target_positions)
         return samples, num_items
+
+    def check_losses(self) -> None:
+        """Look at all losses so far, on all processes; called before anything is written that they may have ruined.
+
+        Raises:
+            NonFiniteLossError: on all processes, if a loss was not finite on one of them.
+        """
+        count = torch.tensor(self._finite_losses.count(wait=True), device=self.args.device)
+        if self.args.world_size > 1:
+            count = self.accelerator.reduce(count, "sum")
+        self._finite_losses.refuse(int(count))
+
+    def _save_checkpoint(self, *args, **kwargs) -> None:
+        self.check_losses()
+        super()._save_checkpoint(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args, **kwargs) -> None:
+        """As in `Trainer`; adds to training's lines tokens of the step, tokens a second, and the share of padding.
+
+        Everything that watches a run (`report_to`, our own log) gets them.
+        """
+        if "loss" in logs:
+            logs["source_tokens"], logs["target_tokens"] = self.step_tokens
+            logs |= self._meter.read(self.tokens_seen, self.positions_seen)
+        super().log(logs, *args, **kwargs)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
         """As in `Seq2SeqTrainer`; also adds the batch's loss to the sum over tokens."""
@@ -180,6 +225,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def evaluation_loop(self, dataloader, description, *args, metric_key_prefix: str = "eval", **kwargs):
         """As in `Trainer`, with the loss averaged over tokens instead of sentences, and perplexity."""
+        pause = self._meter.pause()
         self._evaluation_totals = [0.0, 0]
         self.gather_function = self.accelerator.gather_for_metrics  # Seq2SeqTrainer's choice keeps repeated pairs
         output = super().evaluation_loop(dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs)
@@ -190,4 +236,5 @@ class VaswaniTrainer(Seq2SeqTrainer):
             loss = float(totals[0] / totals[1])
             output.metrics[f"{metric_key_prefix}_loss"] = loss
             output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss, 700.0))
+        self._meter.resume(pause)
         return output

@@ -10,15 +10,17 @@ import torch
 from accelerate import PartialState
 from safetensors.torch import load_file
 from transformers import PrinterCallback, ProgressCallback, set_seed
+from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 from transformers.trainer_callback import TrainerState
 
 from .averaging import WEIGHTS, average_checkpoints
 from .callbacks import (
-    ProgressBarCallback,
+    LearningCurveCallback,
     ResumableEarlyStoppingCallback,
     StopSignalCallback,
     TimeLimitCallback,
     TrainingLogCallback,
+    TrainingProgressCallback,
 )
 from .configuration_vaswani import VaswaniConfig
 from .data import load_pairs, tokenize_pairs
@@ -44,6 +46,8 @@ from .trainer import VaswaniTrainer, VaswaniTrainingArguments
 
 logger = logging.getLogger(__name__)
 
+CURVE_SECONDS = 60.0  # between two pictures of the learning curve while training goes on
+TENSORBOARD = "tensorboard"  # folder of its events, in the output folder
 TOKENIZER_TEXTS = 2_000_000  # sentences a tokenizer is trained on at most; more change next to nothing
 
 
@@ -149,6 +153,23 @@ def choose_precision(precision: str) -> dict[str, bool]:
     return {"bf16": precision == "bf16" or (precision == "auto" and has_bf16), "fp16": precision == "fp16"}
 
 
+def reporters(names: str) -> list[str]:
+    """What else follows the training log, as `Trainer` calls it, each tried out.
+
+    Raises:
+        UserError: for a name that transformers does not have, or whose package is not installed.
+    """
+    chosen = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
+    for name in chosen:
+        try:
+            for callback in get_reporting_integration_callbacks([name]):
+                callback()
+        except (ValueError, RuntimeError, ImportError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"report_to {name!r} cannot be used ({reason}): install it, or report_to none") from error
+    return chosen
+
+
 def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments:
     """The recipe in the Trainer's terms.
 
@@ -187,7 +208,7 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         generation_num_beams=1,
         per_device_eval_batch_size=max(1, min(64, recipe.tokens_per_device // longest)),
         remove_unused_columns=False,
-        report_to="none",
+        report_to=reporters(recipe.report_to),
         disable_tqdm=True,
         log_level="error",
         use_cpu=on_cpu(),  # or bf16 is refused there
@@ -330,13 +351,16 @@ class TrainingRun:
             processing_class=self.tokenizer,
             compute_metrics=_bleu_metric(self.tokenizer) if recipe.validation_bleu else None,
         )
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+                callback.logging_dir = str(self.folder / TENSORBOARD)
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
-        self.log = TrainingLogCallback(trainer, self.folder / LOG)
+        self.log = TrainingLogCallback(self.folder / LOG)
         self.stopper = StopSignalCallback()
-        callbacks = [self.log, self.stopper]
+        callbacks = [self.log, self.stopper, LearningCurveCallback(self._draw_learning_curve, CURVE_SECONDS)]
         if self.progress:
-            callbacks.append(ProgressBarCallback(trainer))
+            callbacks.append(TrainingProgressCallback(self.log, recipe.max_minutes))
         if recipe.max_minutes:
             callbacks.append(TimeLimitCallback(self.log, recipe.max_minutes))
         if recipe.early_stopping:
@@ -344,6 +368,11 @@ class TrainingRun:
         for callback in callbacks:
             trainer.add_callback(callback)
         return trainer
+
+    def _draw_learning_curve(self) -> None:
+        new = self.folder / f".new-{CURVE}"
+        if plot_learning_curve(self.folder / LOG, new):
+            new.replace(self.folder / CURVE)  # whole, for those who look at it meanwhile
 
     def _choose_weights(self, trainer: VaswaniTrainer) -> tuple[dict, int]:
         """Put the best of the best checkpoint and the average of the last ones into the model."""
@@ -390,7 +419,7 @@ class TrainingRun:
     def _finish(self, trainer: VaswaniTrainer, metrics: dict, averaged: int) -> TrainingResult:
         """Write everything that belongs to the model; the weights come last and whole: they mark a finished run."""
         if trainer.is_world_process_zero():
-            plot_learning_curve(self.folder / LOG, self.folder / CURVE)
+            self._draw_learning_curve()
             staging = self.folder / CHECKPOINTS / "final"
             trainer.model.config.use_cache = True  # the Trainer has switched it off for training
             trainer.accelerator.unwrap_model(trainer.model).save_pretrained(staging)

@@ -1,0 +1,249 @@
+"""What a run tells of itself: lines or a bar, measures in the log, TensorBoard, curves, and a loss that is no number."""
+
+import dataclasses
+import io
+import json
+import re
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vaswani_transformer import UserError, train, training
+from vaswani_transformer.batching import IGNORE_INDEX
+from vaswani_transformer.callbacks import LearningCurveCallback, TrainingProgressCallback, duration
+from vaswani_transformer.data import load_pairs
+from vaswani_transformer.meters import NonFiniteLossError, ThroughputMeter
+from vaswani_transformer.recipe import Recipe
+from vaswani_transformer.run_folder import complete_checkpoints
+from vaswani_transformer.synthetic import generate_corpus, write_corpus
+from vaswani_transformer.tokenization import load_tokenizer
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    import datasets
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    write_corpus(generate_corpus(200, 20, 20), folder)
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path, text):
+    return Recipe(
+        data_dir=str(text), train_source="train.en", train_target="train.de",
+        validation_source="validation.en", validation_target="validation.de", output=str(tmp_path / "run"),
+        vocab_size=400, d_model=16, d_ff=32, num_heads=2, encoder_layers=1, decoder_layers=1,
+        tokens_per_batch=600, tokens_per_device=300, max_length=60, max_steps=STEPS, warmup_steps=3,
+        evaluate_every=3, log_every=1, validation_bleu=0, average_checkpoints=0, keep_checkpoints=3,
+    )  # fmt: skip
+
+
+def test_without_a_terminal_every_logged_step_is_a_line(recipe, capfd):
+    folder = train(recipe).folder
+    lines = capfd.readouterr().err.splitlines()
+    entries = [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
+    steps = [entry for entry in entries if "loss" in entry]
+    assert [entry["step"] for entry in steps] == list(range(1, STEPS + 1))
+    shown = [line for line in lines if re.match(r"step \d+ of 6: ", line)]
+    assert len(shown) == STEPS
+    for entry, line in zip(steps, shown, strict=True):
+        assert f"loss {entry['loss']:.3f}, rate {entry['learning_rate']:.2e}, " in line
+        assert f"{entry['source_tokens']:,} + {entry['target_tokens']:,} tokens a step" in line
+        assert f"gradient {entry['grad_norm']:.2f}" in line and f"padding {entry['padding']:.1%}" in line
+        assert line.endswith(" left")
+    assert len([line for line in lines if re.match(r"step [36]: validation loss", line)]) == 2
+
+
+def test_a_terminal_has_a_bar(recipe, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    train(dataclasses.replace(recipe, max_steps=3))
+    shown = terminal.getvalue()
+    assert "training: 100%" in shown and "3/3" in shown and " left" in shown and "step 3 of 3" not in shown
+
+
+def test_logged_padding_and_tokens_are_those_of_the_batches(recipe, monkeypatch):
+    """Counted again from the batches that the model was given, over both parts of each step."""
+    seen = []
+    step = training.VaswaniTrainer.training_step
+
+    def recorded(self, model, inputs, *arguments, **options):
+        seen.append([inputs["attention_mask"].numpy().copy(), (inputs["labels"] != IGNORE_INDEX).numpy()])
+        return step(self, model, inputs, *arguments, **options)
+
+    monkeypatch.setattr(training.VaswaniTrainer, "training_step", recorded)
+    folder = train(recipe, progress=False).folder
+    entries = [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
+    entries = [entry for entry in entries if "loss" in entry]
+    assert len(seen) == 2 * len(entries)
+    paddings = []
+    for index, entry in enumerate(entries):
+        parts = seen[2 * index : 2 * index + 2]
+        tokens = [sum(int(part[side].sum()) for part in parts) for side in (0, 1)]
+        positions = sum(mask.size for part in parts for mask in part)
+        assert [entry["source_tokens"], entry["target_tokens"]] == tokens
+        assert entry["padding"] == pytest.approx(1 - sum(tokens) / positions)
+        assert entry["target_tokens_per_second"] > 0
+        paddings.append(entry["padding"])
+    assert max(paddings) > 0
+
+
+def test_tensorboard_holds_what_the_log_holds(recipe):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    folder = train(dataclasses.replace(recipe, report_to="tensorboard"), progress=False).folder
+    entries = [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
+    accumulator = events.EventAccumulator(str(folder / "tensorboard"))
+    accumulator.Reload()
+    for tag, key in (("train/loss", "loss"), ("train/padding", "padding"), ("train/grad_norm", "grad_norm"),
+                     ("train/target_tokens_per_second", "target_tokens_per_second"), ("eval/loss", "eval_loss")):  # fmt: skip
+        logged = {event.step: event.value for event in accumulator.Scalars(tag)}
+        expected = {entry["step"]: entry[key] for entry in entries if key in entry}
+        assert logged == pytest.approx(expected, rel=1e-5), tag
+    assert not list((folder / "checkpoints").glob("runs*"))
+
+
+@pytest.mark.parametrize("name", ["tensorbord", "tensorboard,nonsense"])
+def test_an_unknown_reporter_is_refused_before_anything_is_written(recipe, name, tmp_path):
+    with pytest.raises(UserError, match="report_to"):
+        train(dataclasses.replace(recipe, report_to=name), progress=False)
+    assert not (tmp_path / "run" / "training_log.jsonl").exists()
+
+
+def test_the_curve_is_redrawn_while_training_goes_on(recipe, monkeypatch):
+    pytest.importorskip("matplotlib")
+    drawn = []
+    draw = training.TrainingRun._draw_learning_curve
+
+    def noted(self):
+        draw(self)
+        drawn.append(((self.folder / "learning_curve.png").read_bytes()[:4], (self.folder / "config.json").exists()))
+
+    monkeypatch.setattr(training.TrainingRun, "_draw_learning_curve", noted)
+    monkeypatch.setattr(training, "CURVE_SECONDS", 0.0)
+    train(recipe, progress=False)
+    assert drawn.count((b"\x89PNG", False)) >= 3  # two validations, and the end before the model is there
+
+
+def test_curves_are_drawn_at_most_so_often(monkeypatch):
+    now, drawn = [0.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    callback = LearningCurveCallback(lambda: drawn.append(now[0]), seconds=60)
+    state = type("State", (), {"is_world_process_zero": True})
+    for now[0] in (0.0, 30.0, 59.0, 61.0, 62.0, 121.0):
+        callback.on_evaluate(None, state, None)
+    assert drawn == [0.0, 61.0, 121.0]
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_batch(recipe, monkeypatch, poison):
+    """The second part of step 5 is poisoned; the checkpoint of step 3 stays the last one, and its weights are numbers."""
+    calls = []
+    loss = training.VaswaniTrainer._training_or_plain_loss
+
+    def poisoned(self, outputs, labels, num_items_in_batch=None):
+        value = loss(self, outputs, labels, num_items_in_batch)
+        if self.model.training:
+            calls.append(labels.clone())
+            if len(calls) == 10:
+                return value * poison
+        return value
+
+    monkeypatch.setattr(training.VaswaniTrainer, "_training_or_plain_loss", poisoned)
+    with pytest.raises(NonFiniteLossError) as error:
+        train(recipe, progress=False)
+    [saved] = (training.Path(recipe.output)).rglob("non-finite-loss-*.json")
+    assert str(saved) in str(error.value) and "\n" not in str(error.value)
+    record = json.loads(saved.read_text())
+    assert record["steps_done"] == 4 and record["parameters_not_finite"] == [] and record["learning_rate"] > 0
+    assert [pair["target_ids"] for pair in record["pairs"]] == [row[row >= 0].tolist() for row in calls[9]]
+    pairs = load_pairs(source=f"{recipe.data_dir}/train.en", target=f"{recipe.data_dir}/train.de")
+    tokenizer = load_tokenizer(training.Path(recipe.output) / "checkpoints" / "tokenizer")
+    decoded = {tuple(tokenizer.batch_decode(tokenizer([row["source"], row["target"]])["input_ids"])) for row in pairs}
+    assert {(pair["source"], pair["target"]) for pair in record["pairs"]} <= decoded
+    assert [path.name for path in complete_checkpoints(training.Path(recipe.output) / "checkpoints")] == [
+        "checkpoint-3"
+    ]
+
+
+def test_a_checkpoint_is_never_written_after_such_a_loss(recipe, monkeypatch):
+    """Poisoned in the step that a checkpoint follows, on a device that is read one loss late."""
+    loss = training.VaswaniTrainer._training_or_plain_loss
+
+    def poisoned(self, outputs, labels, num_items_in_batch=None):
+        value = loss(self, outputs, labels, num_items_in_batch)
+        return value * float("nan") if self.state.global_step == 5 and self.model.training else value
+
+    monkeypatch.setattr(training.VaswaniTrainer, "_training_or_plain_loss", poisoned)
+    monkeypatch.setattr("vaswani_transformer.meters.is_read_at_once", lambda loss: False)
+    with pytest.raises(NonFiniteLossError):
+        train(recipe, progress=False)
+    assert [path.name for path in complete_checkpoints(training.Path(recipe.output) / "checkpoints")] == [
+        "checkpoint-3"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.4, "0 s"),
+        (59, "59 s"),
+        (60, "1 min 00 s"),
+        (3599.6, "1 h 00 min"),
+        (86399, "23 h 59 min"),
+        (90000, "1 d 1 h"),
+    ],
+)
+def test_durations(seconds, shown):
+    assert duration(seconds) == shown
+
+
+@given(st.floats(1, 1e6), st.integers(1, 999), st.floats(0, 1e3))
+def test_time_left(seconds, done, limit):
+    log = type("Log", (), {"seconds": lambda self: self.now})()
+    log.now = 100.0
+    callback = TrainingProgressCallback(log, limit)
+    state = type("State", (), {"global_step": 7, "max_steps": 1007, "is_world_process_zero": False})()
+    callback.on_train_begin(None, state, None)
+    assert callback.seconds_left(state) is None
+    log.now, state.global_step = 100.0 + seconds, 7 + done
+    at_this_pace = seconds / done * (1000 - done)
+    expected = min(at_this_pace, max(0.0, 60 * limit - 100.0 - seconds)) if limit else at_this_pace
+    assert callback.seconds_left(state) == pytest.approx(expected, abs=1e-6)
+
+
+def test_validation_is_left_out_of_the_tokens_a_second(monkeypatch):
+    now = [10.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    meter = ThroughputMeter()
+    meter.start()
+    now[0] = 12.0
+    assert meter.read(np.array([50, 80]), np.array([100, 100])) == {
+        "target_tokens_per_second": 40.0, "padding": pytest.approx(0.35)
+    }  # fmt: skip
+    now[0] = 13.0
+    paused = meter.pause()
+    now[0] = 100.0
+    meter.resume(paused)
+    now[0] = 101.0
+    assert meter.read(np.array([60, 100]), np.array([110, 120]))["target_tokens_per_second"] == 10.0
+    assert torch.is_grad_enabled()

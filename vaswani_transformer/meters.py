@@ -1,0 +1,133 @@
+"""What a trainer measures of itself: throughput, padding, and losses that are no numbers."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .batching import IGNORE_INDEX
+from .errors import UserError
+
+
+class ThroughputMeter:
+    """Target tokens a second and the share of padding since it was read last, validation left out."""
+
+    def __init__(self):
+        self._since = None
+        self._tokens, self._positions = np.zeros(2, np.int64), np.zeros(2, np.int64)
+
+    def start(self) -> None:
+        """Begin to measure; what was counted before stays counted."""
+        self._since = time.monotonic()
+
+    def pause(self) -> float:
+        """Note a time at which something else than training begins."""
+        return time.monotonic()
+
+    def resume(self, paused: float) -> None:
+        """Leave out the time since `paused`."""
+        if self._since is not None:
+            self._since += time.monotonic() - paused
+
+    def read(self, tokens: np.ndarray, positions: np.ndarray) -> dict[str, float]:
+        """Measures since the last reading.
+
+        Args:
+            tokens: source and target tokens so far, padding not counted.
+            positions: the same with padding.
+
+        Returns:
+            `target_tokens_per_second`, and `padding`, the share of all positions of both sides that hold no token.
+        """
+        now, result = time.monotonic(), {}
+        new_tokens, new_positions = tokens - self._tokens, positions - self._positions
+        if self._since is not None:
+            result["target_tokens_per_second"] = float(new_tokens[1]) / max(now - self._since, 1e-9)
+        if new_positions.sum():
+            result["padding"] = float(1 - new_tokens.sum() / new_positions.sum())
+        self._since, self._tokens, self._positions = now, tokens.copy(), positions.copy()
+        return result
+
+
+def is_read_at_once(loss: torch.Tensor) -> bool:
+    """Whether a loss can be read without waiting for a device."""
+    return loss.is_cpu
+
+
+class NonFiniteLossError(UserError):
+    """The training loss is no longer a number; the batch that it came from was saved."""
+
+
+class FiniteLossGuard:
+    """Notes losses that are nan or infinite and saves their batches.
+
+    A loss is read from the device only once the next one is there, so that the device is never waited for.
+
+    Args:
+        trainer: asked for step, folder and tokenizer.
+    """
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+        self._unread: list[tuple[torch.Tensor, dict]] = []
+        self._saved: Path | None = None
+        self._count = 0
+
+    def note(self, loss: torch.Tensor, inputs: dict) -> None:
+        """Take up the loss of a micro-batch and what it was computed from."""
+        self._unread.append((loss.detach(), inputs))
+        self._read(keep=0 if is_read_at_once(loss) else 1)
+
+    def count(self, wait: bool = False) -> int:
+        """How many losses were not finite; `wait` for the latest one too."""
+        if wait:
+            self._read(keep=0)
+        return self._count
+
+    def _read(self, keep: int) -> None:
+        while len(self._unread) > keep:
+            loss, inputs = self._unread.pop(0)
+            if not torch.isfinite(loss):
+                self._count += 1
+                if self._saved is None:
+                    self._saved = self._save(float(loss), inputs)
+
+    def _save(self, loss: float, inputs: dict) -> Path:
+        """Write the pairs of a batch, as ids and as text, with what else may explain the loss."""
+        trainer, tokenizer = self.trainer, self.trainer.processing_class
+        rank = f"-rank-{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
+        path = Path(trainer.args.output_dir) / f"non-finite-loss-after-step-{trainer.state.global_step}{rank}.json"
+        mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+        pairs = []
+        for ids, kept, labels in zip(inputs["input_ids"].cpu(), mask.cpu(), inputs["labels"].cpu(), strict=True):
+            pair = {"source_ids": ids[kept].tolist(), "target_ids": labels[labels != IGNORE_INDEX].tolist()}
+            if tokenizer is not None:
+                pair |= {side: tokenizer.decode(pair[f"{side}_ids"]) for side in ("source", "target")}
+            pairs.append(pair)
+        broken = [name for name, value in trainer.model.named_parameters() if not torch.isfinite(value).all()]
+        record = {
+            "loss": str(loss),
+            "steps_done": trainer.state.global_step,
+            "learning_rate": trainer.optimizer.param_groups[0]["lr"] if trainer.optimizer is not None else None,
+            "parameters_not_finite": broken,
+            "pairs": pairs,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return path
+
+    def refuse(self, count: int) -> None:
+        """End training if `count` losses, over all processes, were not finite.
+
+        Raises:
+            NonFiniteLossError: saying where the batch is and what to change.
+        """
+        if count == 0:
+            return
+        where = f"its batch is in {self._saved}" if self._saved is not None else "another process has saved its batch"
+        raise NonFiniteLossError(
+            f"the loss is not finite around step {self.trainer.state.global_step + 1}: {where}; checkpoints before it"
+            " are whole. Lower learning_rate_scale, raise warmup_steps or clip with max_gradient_norm, and start again"
+        )

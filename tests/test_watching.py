@@ -1,4 +1,4 @@
-"""What a run tells of itself: lines or a bar, measures in the log, TensorBoard, curves, and a loss that is no number."""
+"""What a run tells of itself: lines or a bar, the log, TensorBoard, curves, and a loss that is no number."""
 
 import dataclasses
 import io
@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,6 +53,10 @@ def recipe(tmp_path, text):
         tokens_per_batch=600, tokens_per_device=300, max_length=60, max_steps=STEPS, warmup_steps=3,
         evaluate_every=3, log_every=1, validation_bleu=0, average_checkpoints=0, keep_checkpoints=3,
     )  # fmt: skip
+
+
+def checkpoint_names(recipe):
+    return [path.name for path in complete_checkpoints(Path(recipe.output) / "checkpoints")]
 
 
 def test_without_a_terminal_every_logged_step_is_a_line(recipe, capfd):
@@ -114,8 +119,8 @@ def test_tensorboard_holds_what_the_log_holds(recipe):
     entries = [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
     accumulator = events.EventAccumulator(str(folder / "tensorboard"))
     accumulator.Reload()
-    for tag, key in (("train/loss", "loss"), ("train/padding", "padding"), ("train/grad_norm", "grad_norm"),
-                     ("train/target_tokens_per_second", "target_tokens_per_second"), ("eval/loss", "eval_loss")):  # fmt: skip
+    tags = {f"train/{key}": key for key in ("loss", "padding", "grad_norm", "target_tokens_per_second")}
+    for tag, key in (tags | {"eval/loss": "eval_loss"}).items():
         logged = {event.step: event.value for event in accumulator.Scalars(tag)}
         expected = {entry["step"]: entry[key] for entry in entries if key in entry}
         assert logged == pytest.approx(expected, rel=1e-5), tag
@@ -156,7 +161,7 @@ def test_curves_are_drawn_at_most_so_often(monkeypatch):
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_batch(recipe, monkeypatch, poison):
-    """The second part of step 5 is poisoned; the checkpoint of step 3 stays the last one, and its weights are numbers."""
+    """The second part of step 5 is poisoned; the checkpoint of step 3 stays the last one."""
     calls = []
     loss = training.VaswaniTrainer._training_or_plain_loss
 
@@ -171,18 +176,17 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_batch(recipe, monk
     monkeypatch.setattr(training.VaswaniTrainer, "_training_or_plain_loss", poisoned)
     with pytest.raises(NonFiniteLossError) as error:
         train(recipe, progress=False)
-    [saved] = (training.Path(recipe.output)).rglob("non-finite-loss-*.json")
+    [saved] = (Path(recipe.output)).rglob("non-finite-loss-*.json")
     assert str(saved) in str(error.value) and "\n" not in str(error.value)
     record = json.loads(saved.read_text())
     assert record["steps_done"] == 4 and record["parameters_not_finite"] == [] and record["learning_rate"] > 0
     assert [pair["target_ids"] for pair in record["pairs"]] == [row[row >= 0].tolist() for row in calls[9]]
     pairs = load_pairs(source=f"{recipe.data_dir}/train.en", target=f"{recipe.data_dir}/train.de")
-    tokenizer = load_tokenizer(training.Path(recipe.output) / "checkpoints" / "tokenizer")
-    decoded = {tuple(tokenizer.batch_decode(tokenizer([row["source"], row["target"]])["input_ids"])) for row in pairs}
+    tokenizer = load_tokenizer(Path(recipe.output) / "checkpoints" / "tokenizer")
+    ids = [tokenizer([row["source"], row["target"]])["input_ids"] for row in pairs]
+    decoded = {tuple(tokenizer.batch_decode(pair)) for pair in ids}
     assert {(pair["source"], pair["target"]) for pair in record["pairs"]} <= decoded
-    assert [path.name for path in complete_checkpoints(training.Path(recipe.output) / "checkpoints")] == [
-        "checkpoint-3"
-    ]
+    assert [path.name for path in complete_checkpoints(Path(recipe.output) / "checkpoints")] == ["checkpoint-3"]
 
 
 def test_a_checkpoint_is_never_written_after_such_a_loss(recipe, monkeypatch):
@@ -197,9 +201,7 @@ def test_a_checkpoint_is_never_written_after_such_a_loss(recipe, monkeypatch):
     monkeypatch.setattr("vaswani_transformer.meters.is_read_at_once", lambda loss: False)
     with pytest.raises(NonFiniteLossError):
         train(recipe, progress=False)
-    assert [path.name for path in complete_checkpoints(training.Path(recipe.output) / "checkpoints")] == [
-        "checkpoint-3"
-    ]
+    assert [path.name for path in complete_checkpoints(Path(recipe.output) / "checkpoints")] == ["checkpoint-3"]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Time and peak memory of the label-smoothed loss: ours, the Trainer's LabelSmoother, torch's cross_entropy.
 
     python scripts/benchmark_loss.py
+    python scripts/benchmark_loss.py --projection --tokens 25000
 
 Each loss runs forward and backward on the same bf16 logits under CPU autocast, as in a training step, in a fresh
 process for each of several rounds, in turn. Memory is what the process took at its peak beyond what it had with the
-logits made.
+logits made. With --projection the logits are not given: each loss starts from hidden states and the embedding matrix,
+and ours fused with the projection comes in, beside torch's own `linear_cross_entropy`, in blocks too.
 """
 
 import argparse
@@ -18,7 +20,8 @@ from statistics import median
 import torch
 from transformers.trainer_pt_utils import LabelSmoother
 
-from vaswani_transformer.loss import label_smoothed_cross_entropy
+from vaswani_transformer.loss import label_smoothed_cross_entropy, projected_cross_entropy
+from vaswani_transformer.memory import keep_freed_memory
 
 LOSSES = {
     "ours": lambda logits, labels: label_smoothed_cross_entropy(logits, labels, 0.1),
@@ -29,22 +32,53 @@ LOSSES = {
 }
 
 
+FUSED = {
+    "ours, fused with the projection": lambda hidden, matrix, labels: projected_cross_entropy(
+        hidden, matrix, labels, 0.1
+    ),
+    "torch's linear_cross_entropy in blocks": lambda hidden, matrix, labels: torch.nn.functional.linear_cross_entropy(
+        hidden, matrix, labels, label_smoothing=0.1, options=torch.nn.LinearCrossEntropyOptions()
+    ),
+}
+
+
 def peak_megabytes() -> float:
     """The most memory that this process has had so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # kilobytes on Linux
 
 
-def run_one(name: str, tokens: int, vocab_size: int) -> dict[str, float]:
-    """Seconds and megabytes of one loss, forward and backward."""
+def run_one(name: str, options: argparse.Namespace) -> dict[str, float]:
+    """Seconds and megabytes of one loss, forward and backward; CPU seconds of all threads too."""
     torch.manual_seed(0)
-    weights = torch.randn(vocab_size, 8, dtype=torch.bfloat16)
+    keep_freed_memory()
+    tokens, vocab_size = options.tokens, options.vocab_size
     labels = torch.randint(0, vocab_size, (tokens,))
-    logits = (torch.randn(tokens, 8, dtype=torch.bfloat16) @ weights.T).requires_grad_()
-    before, started = peak_megabytes(), time.perf_counter()
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = LOSSES[name](logits, labels)
-    loss.backward()
-    return {"seconds": time.perf_counter() - started, "megabytes": peak_megabytes() - before}
+    if options.projection:
+        hidden = torch.randn(tokens, options.d_model).requires_grad_()
+        matrix = torch.randn(vocab_size, options.d_model).mul_(options.d_model**-0.5).requires_grad_()
+    else:
+        weights = torch.randn(vocab_size, 8, dtype=torch.bfloat16)
+        logits = (torch.randn(tokens, 8, dtype=torch.bfloat16) @ weights.T).requires_grad_()
+    before = peak_megabytes()
+    seconds, cpu_seconds = [], []
+    for _ in range(options.repeats):
+        started, cpu_started = time.perf_counter(), time.process_time()
+        with torch.autocast("cpu", torch.bfloat16):
+            if name in FUSED:
+                loss = FUSED[name](hidden, matrix, labels)
+            elif options.projection:
+                loss = LOSSES[name](torch.nn.functional.linear(hidden, matrix), labels)
+            else:
+                loss = LOSSES[name](logits, labels)
+        loss.backward()
+        seconds.append(time.perf_counter() - started)
+        cpu_seconds.append(time.process_time() - cpu_started)
+    return {
+        "seconds": min(seconds),
+        "CPU seconds": min(cpu_seconds),
+        "megabytes": peak_megabytes() - before,
+        "loss": loss.item(),
+    }
 
 
 def main() -> None:
@@ -53,24 +87,32 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--vocab-size", type=int, default=37_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=LOSSES, help=argparse.SUPPRESS)
+    parser.add_argument("--repeats", type=int, default=1, help="passes in one process, of which the fastest counts")
+    parser.add_argument("--projection", action="store_true", help="the projection to the vocabulary included")
+    parser.add_argument("--d-model", type=int, default=512, help="width of the hidden states, with --projection")
+    parser.add_argument("--only", choices=LOSSES | FUSED, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
-        print(json.dumps(run_one(options.only, options.tokens, options.vocab_size)))
+        print(json.dumps(run_one(options.only, options)))
         return
-    results = {name: [] for name in LOSSES}
+    results = {name: [] for name in (LOSSES | FUSED if options.projection else LOSSES)}
     for _ in range(options.rounds):
         for name, found in results.items():
-            command = [sys.executable, __file__, "--only", name]
-            command += ["--tokens", str(options.tokens), "--vocab-size", str(options.vocab_size)]
+            command = [sys.executable, __file__, "--only", name, *sys.argv[1:]]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             found.append(json.loads(done.stdout.splitlines()[-1]))
     middle = {name: {key: median(row[key] for row in found) for key in found[0]} for name, found in results.items()}
-    print(f"{options.tokens:,} tokens, vocabulary {options.vocab_size:,}, torch {torch.__version__}")
-    print("| loss | seconds | times ours | peak memory (MB) | times ours |\n|---|---|---|---|---|")
+    width = f", d_model {options.d_model}" if options.projection else ""
+    print(f"{options.tokens:,} tokens, vocabulary {options.vocab_size:,}{width}, torch {torch.__version__}")
+    print(
+        "| loss | seconds | times ours | CPU seconds | times ours | peak memory (MB) | times ours |\n"
+        "|---|---|---|---|---|---|---|"
+    )
     for name, row in middle.items():
-        time_ratio, memory_ratio = (row[key] / middle["ours"][key] for key in ("seconds", "megabytes"))
-        print(f"| {name} | {row['seconds']:.2f} | {time_ratio:.2f} | {row['megabytes']:,.0f} | {memory_ratio:.2f} |")
+        cells = [name]
+        for key, form in (("seconds", ".2f"), ("CPU seconds", ".2f"), ("megabytes", ",.0f")):
+            cells += [f"{row[key]:{form}}", f"{row[key] / middle['ours'][key]:.2f}"]
+        print(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

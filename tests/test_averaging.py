@@ -1,12 +1,27 @@
 """Averages of checkpoints: exact in float64, and errors for what is not of one model."""
 
+import json
+import os
+import tempfile
+import weakref
+from fractions import Fraction
+from pathlib import Path
+
 import pytest
 import torch
-from safetensors.torch import save_file
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM
 
-from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, averaged_model, averaging
+from vaswani_transformer.averaged_model import average_models, best_checkpoints, last_checkpoints
 from vaswani_transformer.averaging import average_checkpoints
+from vaswani_transformer.checkpoints import write_manifest
+from vaswani_transformer.cli import main
 from vaswani_transformer.errors import UserError
+from vaswani_transformer.tokenization import load_tokenizer, train_tokenizer
 
 
 def write(folder, weights):
@@ -148,3 +163,260 @@ def test_average_of_one_is_the_model_itself(tmp_path):
     other.tie_weights()
     for left, right in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(left, right)
+
+
+finite = st.floats(min_value=-(2.0**60), max_value=2.0**60, width=32)
+
+
+@given(st.lists(finite, min_size=1, max_size=8), st.randoms())
+def test_mean_is_exact_and_order_does_not_matter(values, random):
+    """Against rational numbers, rounded to float64 and then to float32."""
+    with tempfile.TemporaryDirectory() as name:
+        folders = write_all(Path(name), [{"w": torch.tensor([value])} for value in values])
+        averaged = average_checkpoints(folders)["w"]
+        exact = float(sum(map(Fraction, values)) / len(values))
+        assert torch.equal(averaged, torch.tensor([exact], dtype=torch.float64).float())
+        random.shuffle(folders)
+        assert torch.equal(average_checkpoints(folders)["w"], averaged)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("number", [2, 3, 7, 20])
+def test_mean_of_equal_ones_is_each_bit_for_bit(tmp_path, dtype, number):
+    weights = torch.randn(1000, generator=torch.Generator().manual_seed(number)).to(dtype)
+    averaged = average_checkpoints([write(tmp_path / "one", {"w": weights})] * number)["w"]
+    assert torch.equal(averaged.view(torch.uint8), weights.view(torch.uint8))
+
+
+def save(model, folder, **options):
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+@pytest.fixture
+def models(tmp_path):
+    return [save(make_model(seed), tmp_path / f"model-{seed}") for seed in range(3)]
+
+
+def weights_of(folder):
+    return VaswaniForConditionalGeneration.from_pretrained(folder).state_dict()
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_model_folder_is_written(models, tmp_path):
+    output = average_models(models, tmp_path / "new" / "average")
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(output)
+    assert is_tied(loaded) and same(load_file(output / "model.safetensors"), average_checkpoints(models))
+    assert loaded.generation_config.num_beams == make_model(0).generation_config.num_beams
+    assert sorted(path.name for path in output.iterdir()) == sorted(path.name for path in models[0].iterdir())
+    assert not list(output.parent.glob(".*"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_file_is_what_safetensors_would_write(tmp_path, dtype):
+    """The stream of one weight at a time, read back by the library, also for empty and single numbers."""
+    checkpoints = [
+        {
+            "matrix": torch.randn(3, 5).to(dtype),
+            "half": torch.randn(7).half(),
+            "number": torch.tensor(float(index)),
+            "empty": torch.ones(0, 4),
+        }
+        for index in range(3)
+    ]
+    folders = write_all(tmp_path, checkpoints)
+    for folder in folders:
+        (folder / "config.json").write_text("{}")
+    written = average_models(folders, tmp_path / "out") / "model.safetensors"
+    assert same(load_file(written), average_checkpoints(folders))
+    with safe_open(written, framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_sharded_checkpoints(models, tmp_path):
+    shards = [
+        save(VaswaniForConditionalGeneration.from_pretrained(model), tmp_path / f"shards-{index}", max_shard_size="4KB")
+        for index, model in enumerate(models)
+    ]
+    assert (shards[0] / "model.safetensors.index.json").is_file() and not (shards[0] / "model.safetensors").exists()
+    whole = average_models(models, tmp_path / "whole")
+    assert same(weights_of(average_models(shards, tmp_path / "out")), weights_of(whole))
+    assert same(weights_of(average_models([shards[0], models[1], shards[2]], tmp_path / "mixed")), weights_of(whole))
+    next(iter(shards[0].glob("model-00002*"))).unlink()
+    check_error(shards, str(shards[0]), "model-00002")
+
+
+def refused(folders, output, *parts, **options):
+    before = {path: path.stat().st_mtime_ns for path in output.rglob("*")} if output.exists() else None
+    with pytest.raises(UserError) as caught:
+        average_models(folders, output, **options)
+    assert "\n" not in str(caught.value)
+    for part in parts:
+        assert part in str(caught.value)
+    assert ({path: path.stat().st_mtime_ns for path in output.rglob("*")} if output.exists() else None) == before
+
+
+def test_other_models_are_refused(models, tmp_path):
+    output = tmp_path / "out"
+    wide = save(make_model(0, max_position_embeddings=99), tmp_path / "wide")
+    refused([*models, wide], output, str(wide), str(models[0]), "max_position_embeddings (99 and")
+    refused([models[0], tmp_path / "nowhere"], output, "nowhere", "no folder")
+    (models[1] / "config.json").unlink()
+    refused(models, output, str(models[1]), "config.json")
+    os.truncate(models[2] / "model.safetensors", 1000)
+    refused([models[0], models[2]], output, str(models[2]), "damaged")
+    refused([], output, "no checkpoints")
+
+
+def test_other_vocabularies_are_refused(models, tmp_path):
+    texts = ["a b c d e", "some other text"]
+    for model, text in zip(models, texts, strict=False):
+        train_tokenizer([text], vocab_size=264).save_pretrained(model)
+    refused(models, tmp_path / "out", str(models[0]), str(models[1]), "different vocabularies", "token 26")
+    train_tokenizer(texts[:1], vocab_size=264).save_pretrained(models[1])  # equal by content
+    output = average_models(models, tmp_path / "out")  # and one folder without
+    assert load_tokenizer(output)("a b").input_ids == load_tokenizer(models[0])("a b").input_ids
+
+
+def test_nothing_is_overwritten_unasked(models, tmp_path):
+    output = save(make_model(9), tmp_path / "out", max_shard_size="4KB")
+    (output / "notes.txt").write_text("mine")
+    refused(models, output, str(output), "--overwrite")
+    refused(models, models[1], "is one of the checkpoints", overwrite=True)
+    average_models(models, output, overwrite=True)
+    assert same(weights_of(output), weights_of(average_models(models, tmp_path / "fresh")))
+    assert (output / "notes.txt").read_text() == "mine" and not list(output.glob("model*-of-*"))
+    average_models(models, output, overwrite=True)  # over a single file too
+    (tmp_path / "file").write_text("")
+    refused(models, tmp_path / "file", "is a file")
+
+
+def test_a_failed_write_leaves_nothing(models, tmp_path, monkeypatch):
+    def fail(weights, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(averaged_model, "write_average", fail)
+    with pytest.raises(OSError, match="No space"):
+        average_models(models, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [folder.name for folder in models]
+
+
+def test_one_weight_at_a_time(tmp_path, monkeypatch):
+    """However many weights and checkpoints there are, few tensors exist at once."""
+    alive, most = weakref.WeakSet(), [0]
+
+    def counted(function):
+        def call(*arguments):
+            tensor = function(*arguments)
+            alive.add(Identified(tensor))
+            most[0] = max(most[0], len(alive))
+            return tensor
+
+        return call
+
+    class Identified:
+        """Lives as long as a tensor; tensors themselves compare by value."""
+
+        def __init__(self, tensor):
+            tensor.lifetime = self
+
+    monkeypatch.setattr(averaging.WeightFiles, "read", counted(averaging.WeightFiles.read))
+    monkeypatch.setattr(averaging, "_mean", counted(averaging._mean))
+    folder = write(tmp_path / "one", {f"w{index}": torch.full((5,), float(index)) for index in range(30)})
+    (folder / "config.json").write_text("{}")
+    average_models([folder] * 20, tmp_path / "out")
+    assert 1 < most[0] <= 4
+    most[0] = 0
+    kept = average_checkpoints([folder] * 20)
+    assert len(kept) == 30 and most[0] <= 33  # it returns all means
+
+
+class Run:
+    """A training's folder without a training: checkpoints with weights 1, 2, ... and their validations."""
+
+    def __init__(self, folder, steps, losses, timed=(), every=10):
+        self.folder = folder
+        history = [{"step": step, "eval_loss": loss, "eval_bleu": -loss} for step, loss in losses.items()]
+        for step in steps:
+            checkpoint = folder / "checkpoints" / f"checkpoint-{step}"
+            make_model(step).save_pretrained(checkpoint)
+            state = {"global_step": step, "log_history": history, "eval_steps": every}
+            (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+            reasons = ({"validation"} if step in losses else set()) | ({"time"} if step in timed else set())
+            write_manifest(checkpoint, step, 1, reasons or {"stop"})
+
+    def steps(self, paths):
+        return [int(path.name.split("-")[1]) for path in paths]
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path / "run", [20, 27, 30, 40], {10: 2.0, 20: 3.0, 30: 5.0, 40: 4.0})
+
+
+def test_last_checkpoints_of_a_run(run):
+    assert run.steps(last_checkpoints(run.folder, 3)) == [20, 30, 40]  # 27 was written for a signal
+    assert run.steps(last_checkpoints(run.folder / "checkpoints", 1)) == [40]
+    with pytest.raises(UserError, match=r"holds 3 checkpoints \(steps 20, 30, 40\) and 4 were asked for"):
+        last_checkpoints(run.folder, 4)
+
+
+def test_last_checkpoints_of_a_run_by_the_clock(tmp_path):
+    run = Run(tmp_path / "run", [15, 20, 25, 30, 40], dict.fromkeys([20, 30, 40], 1.0), timed=[15, 25, 30])
+    assert run.steps(last_checkpoints(run.folder, 3)) == [25, 30, 40]
+
+
+def test_best_checkpoints_of_a_run(run):
+    paths, gone = best_checkpoints(run.folder, 2, "loss")
+    assert run.steps(paths) == [20, 40] and gone == [(10, 2.0)]
+    paths, gone = best_checkpoints(run.folder, 1, "bleu")
+    assert run.steps(paths) == [20] and gone == [(10, -2.0)]
+    with pytest.raises(UserError, match="gone: steps 10"):
+        best_checkpoints(run.folder, 4, "loss")
+    (run.folder / "checkpoints" / "checkpoint-20" / "model.safetensors").write_bytes(b"")
+    assert run.steps(best_checkpoints(run.folder, 2, "loss")[0]) == [40, 30]
+
+
+def command(capsys, *words):
+    status = main(["average", *map(str, words)])
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err and shown.err.count("\n") <= 1
+    return status, shown.out, shown.err
+
+
+def test_the_command(run, tmp_path, capsys):
+    status, out, _ = command(capsys, run.folder, "--last", 2, "--output", tmp_path / "last")
+    assert status == 0 and "averaged 2 checkpoints: steps 30, 40" in out and str(tmp_path / "last") in out
+    folders = [run.folder / "checkpoints" / f"checkpoint-{step}" for step in (30, 40)]
+    assert command(capsys, *folders, "--output", tmp_path / "named")[0] == 0
+    assert same(weights_of(tmp_path / "last"), weights_of(tmp_path / "named"))
+    status, out, _ = command(capsys, run.folder, "--best", 2, "--by", "bleu", "--output", tmp_path / "best")
+    assert status == 0 and "step 10 validated better (bleu -2.000), but its checkpoint is gone" in out
+    assert "steps 20, 40" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["RUN", "--output", "OUT"], "holds 3 checkpoints (steps 20, 30, 40) and 5 were asked for"),
+        (["RUN", "--last", "0", "--output", "OUT"], "give 1 or more"),
+        (["RUN", "--last", "2", "--best", "2", "--output", "OUT"], "not allowed with"),
+        (["RUN", "--last", "2", "--by", "bleu", "--output", "OUT"], "--by is for --best"),
+        (["RUN/checkpoints/checkpoint-20", "--output", "OUT"], "two or more"),
+        (["RUN", "RUN", "--last", "2", "--output", "OUT"], "within one training"),
+        (["RUN/checkpoints/checkpoint-20", "RUN/checkpoints/checkpoint-30", "--output", "RUN"], "--overwrite"),
+        (["RUN", "--last", "2"], "--output"),
+    ],
+)
+def test_mistakes_end_in_one_line(run, tmp_path, capsys, words, said):
+    words = [word.replace("RUN", str(run.folder)).replace("OUT", str(tmp_path / "out")) for word in words]
+    try:
+        status, _, err = command(capsys, *words)
+    except SystemExit as left:
+        status, err = left.code, capsys.readouterr().err
+    assert status == 2 and err.startswith("error: ") and err.count("\n") == 1 and said in err
+    assert not (tmp_path / "out").exists()

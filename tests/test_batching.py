@@ -1,5 +1,6 @@
 """Batches by tokens: what every epoch must hold, how little padding there is, and padding itself."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -7,12 +8,16 @@ import os
 import random
 import subprocess
 import sys
+import time
+import tracemalloc
 
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator, skip_first_batches
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from vaswani_transformer import batching
 from vaswani_transformer.batching import IGNORE_INDEX, BatchStatistics, PairCollator, TokenBatchSampler
@@ -292,6 +297,58 @@ def test_lengths_may_be_arrays():
     arrays = TokenBatchSampler(np.array(source, np.int32), np.array(target, np.uint8), 500)
     assert list(arrays) == list(TokenBatchSampler(source, target, 500))
     assert all(type(pair) is int for batch in arrays for pair in batch)
+
+
+def test_ordering_an_epoch_takes_eight_bytes_a_pair_and_its_order_four(tmp_path):
+    """Beyond blocks of constant size, and the lengths stay where they are."""
+    number, constant = 3_000_000, 20_000_000
+    np.save(tmp_path / "lengths.npy", np.stack([np.resize(side, number) for side in some_lengths()]).astype(np.uint16))
+    lengths = np.load(tmp_path / "lengths.npy", mmap_mode="r")
+    tracemalloc.start()
+    sampler = TokenBatchSampler(*lengths, 25_000)
+    made, peak_of_making = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    sampler.statistics()
+    ordered, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert made < 1_000_000 and peak_of_making < constant
+    assert peak < 8 * number + constant
+    assert ordered < 4 * number + 5_000_000
+
+
+def test_the_second_half_of_five_million_pairs_begins_at_once():
+    """accelerate skips a resumed epoch's batches by walking over indices; no pair may be read."""
+
+    class Unread:
+        def __len__(self):
+            return number
+
+        def __getitems__(self, indices):
+            read.extend(indices)
+            return indices
+
+    number, read = 5_000_000, []
+    sampler = TokenBatchSampler(*(np.resize(side, number).astype(np.uint16) for side in some_lengths()), 25_000)
+    loader = Accelerator(cpu=True).prepare(DataLoader(Unread(), batch_sampler=sampler, collate_fn=torch.tensor))
+    begin = time.process_time()
+    batch = next(iter(skip_first_batches(loader, len(sampler) // 2)))
+    assert time.process_time() - begin < 8, "0.2 s on a quiet machine"
+    batches = itertools.islice(iter(sampler), len(sampler) // 2, None)
+    assert batch.tolist() == next(batches)
+    assert len(read) <= 2 * max(map(len, batches)), "more than a batch and the one ahead of it"
+
+
+def test_sampled_statistics_are_near_those_of_all_batches(monkeypatch):
+    sampler = TokenBatchSampler(*some_lengths(40_000), 500)
+    whole = sampler.statistics()
+    monkeypatch.setattr(batching, "_SAMPLED_BATCHES", 200)
+    sampled = sampler.statistics()
+    assert whole.batches > 1000 and whole != sampled
+    assert dataclasses.replace(sampled, source_padding=0, target_padding=0) == dataclasses.replace(
+        whole, source_padding=0, target_padding=0
+    )
+    assert sampled.source_padding == pytest.approx(whole.source_padding, abs=0.01)
+    assert sampled.target_padding == pytest.approx(whole.target_padding, abs=0.01)
 
 
 @pytest.mark.parametrize(

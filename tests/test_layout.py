@@ -11,14 +11,17 @@ MODULES = sorted(PACKAGE.glob("*.py"))
 # Each module may import modules of earlier lines only.
 LAYERS = [
     ["errors", "configuration_vaswani", "pipeline_vaswani", "generation_vaswani", "memory", "synthetic_lexicon"],
-    ["layers_vaswani", "checkpoint_vaswani", "provenance", "earlier_card"],
+    ["files"],
+    ["layers_vaswani", "checkpoint_vaswani", "provenance", "earlier_card", "flops", "devices", "checkpoints", "watch"],
     ["modeling_vaswani", "batching", "loss", "schedule", "averaging", "metrics", "tokenization", "data", "synthetic"],
     ["callbacks", "recipe", "attention_maps", "meters"],
-    ["plots", "trainer", "translation", "run_folder", "pipelines"],
-    ["training", "model_card", "conversion"],
-    ["demo", "publishing"],
+    ["recipe_data", "prepared", "plots", "trainer", "translation", "run_folder", "pipelines"],
+    ["final_weights", "averaged_model"],
+    ["training", "shards", "model_card", "conversion"],
+    ["demo", "publishing", "plan", "preparation"],
+    ["plan_text"],
     ["command_line"],
-    ["cli_training", "cli_decoding", "cli_sharing", "cli_data"],
+    ["cli_training", "cli_decoding", "cli_sharing", "cli_data", "cli_averaging"],
     ["cli"],
     ["__main__"],
 ]

@@ -17,6 +17,7 @@ from vaswani_transformer.recipe import (
     field_type,
     load_recipe,
     model_config,
+    read_recipe,
     recipe_names,
     unknown_field_message,
 )
@@ -54,6 +55,82 @@ def test_shipped_recipes(name):
     for field in FIELDS:  # every value has the type of its field
         value, (kind, optional) = getattr(recipe, field), field_type(field)
         assert (value is None and optional) or type(value) is kind, field
+
+
+# What the paper says of its four runs: Table 2 and 3, Sections 5.1 to 5.4 and 6.1 of arXiv 1706.03762v7.
+PAPER = {
+    "max_length_ratio": 3.0,  # not in the paper
+    "tokens_per_batch": 25_000,  # 5.1
+    "warmup_steps": 4000,  # 5.3, as the next four
+    "learning_rate_scale": 1.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.98,
+    "adam_epsilon": 1e-9,
+    "label_smoothing": 0.1,  # 5.4
+    "max_gradient_norm": 0.0,  # none mentioned
+    "max_minutes": 0.0,  # the steps decide
+    "early_stopping": 0,
+    "checkpoint_minutes": 10.0,  # 6.1, as all below
+    "keep_weights": "average",
+    "num_beams": 4,
+    "length_penalty": 0.6,
+    "max_extra_tokens": 50,
+}
+PAPER_SIZES = {  # Table 3
+    "base": {"d_model": 512, "d_ff": 2048, "num_heads": 8},
+    "big": {"d_model": 1024, "d_ff": 4096, "num_heads": 16},
+}
+PAPER_RUNS = {  # preset, steps (5.2), dropout (5.4, Table 3, 6.1), averaged (6.1)
+    "wmt14-en-de-base": ("base", 100_000, 0.1, 5),
+    "wmt14-en-de-big": ("big", 300_000, 0.3, 20),
+    "wmt14-en-fr-base": ("base", 100_000, 0.1, 5),
+    "wmt14-en-fr-big": ("big", 300_000, 0.1, 20),
+}
+PAPER_DATA = {  # 5.1, and where the Hub has it; newstest2013 is its validation split
+    "en-de": {"data_config": "de-en", "target_column": "de", "tokenizer_kind": "bpe", "vocab_size": 37_000},
+    "en-fr": {"data_config": "fr-en", "target_column": "fr", "tokenizer_kind": "wordpiece", "vocab_size": 32_000},
+}
+PAPER_PAIRS = {"en-de": 4_500_000, "en-fr": 36_000_000}  # 5.1
+
+
+@pytest.mark.parametrize("name", PAPER_RUNS)
+def test_the_papers_recipes_are_the_papers_field_by_field(name):
+    recipe = load_recipe(name)
+    size, steps, dropout, averaged = PAPER_RUNS[name]
+    languages = next(pair for pair in PAPER_DATA if pair in name)
+    expected = PAPER | PAPER_DATA[languages] | {"max_steps": steps, "average_checkpoints": averaged}
+    expected |= {"train_data": "wmt14", "source_column": "en", "train_split": "train", "validation_split": "validation"}
+    expected |= {"expected_pairs": PAPER_PAIRS[languages]}
+    assert {field: getattr(recipe, field) for field in expected} == expected
+    config = model_config(recipe, recipe.vocab_size)
+    wanted = PAPER_SIZES[size] | {"encoder_layers": 6, "decoder_layers": 6, "d_k": 64, "d_v": 64, "dropout": dropout}
+    wanted |= {"attention_dropout": 0.0, "activation_dropout": 0.0, "position_encoding": "sinusoidal"}
+    wanted |= {"vocab_size": PAPER_DATA[languages]["vocab_size"], "tie_word_embeddings": True}
+    assert {field: getattr(config, field) for field in wanted} == wanted
+    # Table 3 counts 65 and 213 million for 37,000 entries; with fewer entries there are fewer embeddings.
+    printed = {"base": 65e6, "big": 213e6}[size] - (37_000 - recipe.vocab_size) * config.d_model
+    assert config.num_parameters() == pytest.approx(printed, rel=0.035)
+
+
+@pytest.mark.parametrize("name", PAPER_RUNS)
+def test_the_papers_recipes_give_each_of_eight_devices_one_part(name):
+    recipe = load_recipe(name)
+    assert recipe.tokens_per_batch == 8 * recipe.tokens_per_device
+
+
+@pytest.mark.parametrize("name", PAPER_RUNS)
+def test_the_papers_recipes_say_where_each_value_is_from(name):
+    """Every line with a value stands under a comment that names a section or says that the paper has none."""
+    text, _ = read_recipe(name)
+    assert describe(name).startswith("The paper's")
+    sources = ("Section", "Table", "paper names", "in the paper")
+    comment, in_comment = "", False
+    for line in text.splitlines():
+        if line.startswith("#"):
+            comment, in_comment = comment + line if in_comment else line, True
+        elif line:
+            assert any(source in comment for source in sources), line
+            in_comment = False
 
 
 def test_there_is_a_shipped_recipe():
@@ -146,6 +223,8 @@ def test_overrides_win_and_may_be_text(write):
         ("train_source: {en: a.en}", ["train_source", "text"]),
         ("max_steps: 0", ["max_steps is 0", "1 or more"]),
         ("warmup_steps: 0", ["warmup_steps is 0", "1 or more"]),
+        ("expected_pairs: 0", ["expected_pairs is 0", "1 or more, or none"]),
+        ("expected_target_length: 0.5", ["expected_target_length is 0.5", "1 or more, or none"]),
         ("tokens_per_device: -1", ["tokens_per_device is -1", "1 or more"]),
         ("num_beams: 0", ["num_beams is 0", "1 or more"]),
         ("validation_size: -1", ["validation_size is -1", "0 or more"]),

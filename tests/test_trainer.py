@@ -1,19 +1,12 @@
 """The trainer: accumulation, processes, the losses that it reports, and resuming."""
 
 import itertools
-import json
 import math
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from torch.nn.functional import cross_entropy
 from transformers import (
@@ -410,135 +403,5 @@ def test_stock_trainer_trains_our_model(tmp_path, tokenizer, smoothing, accumula
     assert math.isfinite(trainer.evaluate()["eval_loss"])
 
 
-# Two processes. They run this file as a script; the parent compares with one process.
-
-PROCESS_SETTINGS = {"max_steps": 6, "tokens_per_device": BATCH_TOKENS // 4, **SGD}
-
-
-def process_pairs():
-    """Three steps an epoch: the checkpoint of step 4 is inside the second one."""
-    return pairs_of_an_epoch(3, 4)
-
-
-def evaluation_options(generate):
-    return {
-        "trainer_options": {
-            "eval_dataset": evaluation_pairs().select_columns(["input_ids", "labels"]),
-            "compute_metrics": (lambda prediction: {"rows": len(prediction.predictions)}) if generate else None,
-        },
-        "predict_with_generate": generate,
-    }
-
-
-def run_as_one_of_two(folder):
-    pairs, rank = process_pairs(), int(os.environ["RANK"])
-    first = make_trainer(folder, pairs, stop_at=4, **PROCESS_SETTINGS)
-    first.train()
-    report = {
-        "world_size": first.args.world_size,
-        "accumulation": first.args.gradient_accumulation_steps,
-        "batches": first.batches,
-        "losses": logged(first, "loss"),
-        "step_tokens": first.recording.step_tokens,
-    }
-    if rank == 0:
-        save_file(weights_of(first), folder / "first.safetensors", metadata={"format": "pt"})
-    resumed = make_trainer(folder, pairs, make_model(seed=5), **PROCESS_SETTINGS)
-    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
-    report |= {"resumed_batches": resumed.batches, "resumed_step_tokens": resumed.recording.step_tokens}
-    if rank == 0:
-        save_file(weights_of(resumed), folder / "resumed.safetensors", metadata={"format": "pt"})
-    for generate in (False, True):
-        trainer = make_trainer(folder, pairs, **{**PROCESS_SETTINGS, **evaluation_options(generate)})
-        report[f"evaluation_{generate}"] = trainer.evaluate()
-    (folder / f"report-{rank}.json").write_text(json.dumps(report))
-
-
-@pytest.fixture(scope="module")
-def two_processes(tmp_path_factory):
-    """Folder, reports of both processes; what they print on failure."""
-    folder = tmp_path_factory.mktemp("two")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    package = Path(sys.modules["vaswani_transformer"].__file__).parents[1]
-    processes = []
-    for rank in ("0", "1"):
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-            "HF_DATASETS_CACHE": str(folder / f"cache-{rank}"),
-        }
-        log = (folder / f"log-{rank}.txt").open("w")
-        command = [sys.executable, __file__, str(folder)]
-        processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-    try:
-        statuses = [process.wait(timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    logs = "\n".join((folder / f"log-{rank}.txt").read_text() for rank in (0, 1))
-    assert statuses == [0, 0], logs
-    return folder, [json.loads((folder / f"report-{rank}.json").read_text()) for rank in (0, 1)]
-
-
-@pytest.fixture(scope="module")
-def one_process(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("one")
-    first = make_trainer(folder, process_pairs(), stop_at=4, **PROCESS_SETTINGS)
-    first.train()
-    straight = make_trainer(folder, process_pairs(), **PROCESS_SETTINGS)
-    straight.train()
-    return first, straight
-
-
-def test_two_processes_train_as_one(two_processes, one_process):
-    folder, reports = two_processes
-    first, _ = one_process
-    for report in reports:
-        assert (report["world_size"], report["accumulation"]) == (2, 2)
-        assert len(report["batches"]) == 2 * 4
-        assert [tuple(tokens) for tokens in report["step_tokens"]] == first.recording.step_tokens
-        assert report["losses"] == pytest.approx(logged(first, "loss"), rel=1e-5)
-    dealt = [batch for both in zip(*(report["batches"] for report in reports), strict=True) for batch in both]
-    assert dealt == first.batches  # in turns
-    assert_same_training(weights_of(first), load_file(folder / "first.safetensors"))
-
-
-def test_two_processes_resume_inside_a_later_epoch(two_processes, one_process):
-    folder, reports = two_processes
-    _, straight = one_process
-    parts = zip(*(report["resumed_batches"] for report in reports), strict=True)
-    assert [batch for both in parts for batch in both] == straight.batches[4 * 4 :]
-    for report in reports:
-        assert [tuple(tokens) for tokens in report["resumed_step_tokens"]] == straight.recording.step_tokens[4:]
-    assert_same_training(weights_of(straight), load_file(folder / "resumed.safetensors"))
-
-
-@pytest.mark.parametrize("generate", [False, True])
-def test_two_processes_validate_exactly(two_processes, generate):
-    """Eleven pairs on two processes: the shards are not of one size, and no pair may count twice."""
-    expected = exact_loss(make_model(), evaluation_pairs())
-    for report in two_processes[1]:
-        result = report[f"evaluation_{generate}"]
-        assert result["eval_loss"] == pytest.approx(expected, rel=1e-5)
-        assert result["eval_perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
-        if generate:
-            assert result["eval_rows"] == 11
-
-
 def test_collator_is_ours_unless_given(tmp_path):
     assert make_trainer(tmp_path).data_collator == PairCollator(1)
-
-
-if __name__ == "__main__":
-    run_as_one_of_two(Path(sys.argv[1]))
-    torch.distributed.destroy_process_group()  # left to the interpreter's end, gloo's threads may abort the process

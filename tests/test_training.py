@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
-from transformers.trainer_callback import TrainerCallback
+from transformers.trainer_callback import TrainerCallback, TrainerState
 
-from vaswani_transformer import UserError, average_checkpoints, train, training
-from vaswani_transformer.recipe import Recipe
-from vaswani_transformer.run_folder import complete_checkpoints, step_of
+from vaswani_transformer import UserError, average_checkpoints, callbacks, model_card, train, training
+from vaswani_transformer.checkpoints import Checkpoint, complete_checkpoints, read_checkpoints, step_of, surplus
+from vaswani_transformer.recipe import Recipe, check_recipe
+from vaswani_transformer.run_folder import checkpoints_at_most
 from vaswani_transformer.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.training import TrainingStopped, choose_precision
 
@@ -40,13 +43,28 @@ def text(tmp_path_factory):
 
 @pytest.fixture
 def recipe(tmp_path, text):
+    return make_recipe(text, tmp_path / "run")
+
+
+def make_recipe(text, output):
     return Recipe(
         data_dir=str(text), train_source="train.en", train_target="train.de",
-        validation_source="validation.en", validation_target="validation.de", output=str(tmp_path / "run"),
+        validation_source="validation.en", validation_target="validation.de", output=str(output),
         vocab_size=400, d_model=16, d_ff=32, num_heads=2, encoder_layers=1, decoder_layers=1,
         tokens_per_batch=600, tokens_per_device=600, max_length=60, max_steps=STEPS, warmup_steps=3,
         evaluate_every=2, log_every=1, validation_bleu=0, average_checkpoints=3, keep_checkpoints=3,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, text):
+    """The folder of a run of `recipe` that was cut off between its last checkpoint and the choice of weights."""
+    recipe = make_recipe(text, tmp_path_factory.mktemp("trained") / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training.TrainingRun, "_choose_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, progress=False)
+    return Path(recipe.output)
 
 
 def log_of(result) -> list[dict]:
@@ -89,11 +107,8 @@ def test_the_saved_configuration_generates_with_a_cache(recipe):
     assert config["use_cache"] is True
 
 
-def test_an_interruption_after_the_last_step_resumes_without_another_step(recipe, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(training.TrainingRun, "_choose_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            train(recipe, progress=False)
+def test_an_interruption_after_the_last_step_resumes_without_another_step(recipe, trained):
+    shutil.copytree(trained, recipe.output)
     result = train(recipe, progress=False)
     assert result.steps == STEPS
     uninterrupted = train(dataclasses.replace(recipe, output=recipe.output + "2"), progress=False)
@@ -111,8 +126,7 @@ class _Signal(TrainerCallback):
             os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(("number", "overwrite"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
 def test_a_signal_stops_with_a_checkpoint_and_the_run_ends_as_if_uninterrupted(recipe, monkeypatch, number, overwrite):
     make = training.TrainingRun._make_trainer
 
@@ -135,11 +149,8 @@ def test_a_signal_stops_with_a_checkpoint_and_the_run_ends_as_if_uninterrupted(r
     assert equal(weights_of(result.folder), weights_of(uninterrupted.folder))
 
 
-def test_a_torn_checkpoint_is_never_used(recipe, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(training.TrainingRun, "_choose_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            train(recipe, progress=False)
+def test_a_torn_checkpoint_is_never_used(recipe, trained):
+    shutil.copytree(trained, recipe.output)
     checkpoints = Path(recipe.output) / "checkpoints"
     torn = checkpoints / f"checkpoint-{STEPS + 2}"
     shutil.copytree(checkpoints / f"checkpoint-{STEPS}", torn)
@@ -149,11 +160,8 @@ def test_a_torn_checkpoint_is_never_used(recipe, monkeypatch):
     assert train(recipe, progress=False).steps == STEPS
 
 
-def test_a_torn_recipe_is_no_proof_of_the_same_settings(recipe, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(training.TrainingRun, "_choose_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            train(recipe, progress=False)
+def test_a_torn_recipe_is_no_proof_of_the_same_settings(recipe, trained):
+    shutil.copytree(trained, recipe.output)
     for content in ("", "a: [b"):
         (Path(recipe.output) / "recipe.yaml").write_text(content)
         with pytest.raises(UserError, match="other settings"):
@@ -186,6 +194,146 @@ def test_early_stopping_counts_over_a_resume(recipe, monkeypatch):
         with pytest.raises(TrainingStopped):
             train(interrupted, progress=False)
     assert train(interrupted, progress=False).steps == straight.steps
+
+
+class _Minutes(TrainerCallback):
+    """A clock by which each step takes a minute; goes before those who look at it."""
+
+    now = 0.0
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        _Minutes.now = 60.0 * (state.global_step + 1)
+
+
+@pytest.fixture
+def by_the_minute(monkeypatch):
+    make = training.TrainingRun._make_trainer
+
+    def make_with_clock(self, *arguments):
+        trainer = make(self, *arguments)
+        trainer.add_callback(_Minutes())
+        return trainer
+
+    monkeypatch.setattr(training.TrainingRun, "_make_trainer", make_with_clock)
+    monkeypatch.setattr(_Minutes, "now", 0.0)
+    monkeypatch.setattr(callbacks.TrainingLogCallback, "seconds", lambda self: _Minutes.now)
+
+
+def test_checkpoints_by_the_clock_are_the_averaged_ones(recipe, by_the_minute):
+    """Section 6.1: every so many minutes, here 3, and the last ones averaged, whatever validation asks for besides."""
+    recipe = dataclasses.replace(
+        recipe, max_steps=14, evaluate_every=5, checkpoint_minutes=3, keep_checkpoints=1, keep_weights="average"
+    )
+    result = train(recipe, progress=False)
+    checkpoints = read_checkpoints(result.folder / "checkpoints")
+    why = {checkpoint.step: checkpoint.reasons for checkpoint in checkpoints}
+    assert why.pop(14) == {"validation", "end"}
+    assert {step for step, reasons in why.items() if reasons == {"time"}} == {6, 9, 12}
+    validated = {step for step, reasons in why.items() if reasons == {"validation"}}
+    assert validated <= {5, 10} and len(why) == 3 + len(validated) <= checkpoints_at_most(recipe) - 1
+    averaged = average_checkpoints([one.path for one in checkpoints if one.step in (9, 12, 14)])
+    assert result.averaged == 3 and equal(weights_of(result.folder), averaged)
+
+
+def test_the_clock_goes_on_over_a_resume(recipe, by_the_minute, monkeypatch):
+    recipe = dataclasses.replace(recipe, max_steps=14, evaluate_every=50, checkpoint_minutes=4, keep_weights="average")
+    make = training.TrainingRun._make_trainer
+
+    def make_with_signal(self, *arguments):
+        trainer = make(self, *arguments)
+        trainer.add_callback(_Signal(6, signal.SIGTERM))
+        return trainer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.TrainingRun, "_make_trainer", make_with_signal)
+        with pytest.raises(TrainingStopped):
+            train(recipe, progress=False)
+    _Minutes.now = 60.0 * step_of(complete_checkpoints(Path(recipe.output) / "checkpoints")[-1])
+    result = train(recipe, progress=False)
+    why = {one.step: one.reasons for one in read_checkpoints(result.folder / "checkpoints")}
+    assert [step for step, reasons in why.items() if "time" in reasons] == [4, 8, 12] and result.averaged == 3
+
+
+def test_seconds_go_on_from_the_checkpoint_and_not_from_the_last_line(tmp_path):
+    log = callbacks.TrainingLogCallback(tmp_path / "log.jsonl")
+    log.path.write_text('{"step": 1, "seconds": 5.0, "loss": 1.0}\n{"step": 9, "seconds": 60.0, "loss": 1.0}\n{"step')
+    state = TrainerState(global_step=7, is_world_process_zero=True)
+    state.stateful_callbacks = {"TrainingLogCallback": {"args": {}, "attributes": {"earlier_seconds": 42.5}}}
+    log.on_train_begin(None, state, None)
+    assert 42.5 <= log.seconds() < 45 and 42.5 <= log.state()["attributes"]["earlier_seconds"] < 45
+    assert [json.loads(line)["step"] for line in log.path.read_text().splitlines()] == [1]
+
+
+@pytest.mark.parametrize("keep", ["average", "best", "last"])
+def test_what_is_kept_is_what_was_asked_for_and_all_is_logged(recipe, trained, keep):
+    """Also of a run that is over but for the choice: what to keep may be changed then."""
+    shutil.copytree(trained, recipe.output)
+    result = train(dataclasses.replace(recipe, keep_weights=keep), progress=False)
+    whole = complete_checkpoints(result.folder / "checkpoints")
+    entries = log_of(result)
+    losses = {entry["step"]: entry["eval_loss"] for entry in entries if "eval_loss" in entry}
+    expected = {
+        "average": average_checkpoints([path for path in whole if step_of(path) in (4, 6, 8)]),
+        "best": weights_of(next(path for path in whole if step_of(path) == min(losses, key=losses.get))),
+        "last": weights_of(whole[-1]),
+    }
+    assert equal(weights_of(result.folder), expected[keep])
+    assert result.kept.startswith(keep) and (result.averaged == 3) == (keep == "average")
+    told = {key for entry in entries for key in entry if key.endswith("_loss")}
+    assert told == {"eval_loss", "best_loss", "average_loss"} | ({"last_loss"} if keep == "last" else set())
+    [loss] = [entry[f"{keep}_loss"] for entry in entries if f"{keep}_loss" in entry]
+    assert result.metrics["eval_loss"] == loss
+    said = model_card._kept_weights(dataclasses.asdict(dataclasses.replace(recipe, keep_weights=keep)), entries)
+    assert said.startswith(keep)
+
+
+def test_an_average_of_one_is_refused(recipe):
+    with pytest.raises(UserError, match="average_checkpoints is 1"):
+        check_recipe(dataclasses.replace(recipe, keep_weights="average", average_checkpoints=1))
+    with pytest.raises(UserError, match="must be one of better, average, best, last"):
+        check_recipe(dataclasses.replace(recipe, keep_weights="mean"))
+
+
+@pytest.mark.parametrize("limit", [{"early_stopping": 2, "learning_rate_scale": 1e-9}, {"max_minutes": 1e-9}])
+def test_a_run_that_had_ended_early_trains_no_further(recipe, monkeypatch, limit):
+    """Killed after its last checkpoint, by early stopping or the time limit, and started again."""
+    recipe = dataclasses.replace(recipe, max_steps=40, evaluate_every=1, **limit)
+    with monkeypatch.context() as patch:
+        patch.setattr(training.TrainingRun, "_choose_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, progress=False)
+    steps = step_of(complete_checkpoints(Path(recipe.output) / "checkpoints")[-1])
+    assert steps < 40 and train(recipe, progress=False).steps == steps
+
+
+def marked(why: dict[int, set[str]]) -> list[Checkpoint]:
+    return [Checkpoint(Path(f"checkpoint-{step}"), frozenset(reasons)) for step, reasons in sorted(why.items())]
+
+
+reasons = st.sampled_from([{"validation"}, {"time"}, {"time", "validation"}, {"stop"}, set()])
+
+
+@given(
+    st.dictionaries(st.integers(1, 30), reasons, min_size=1),
+    st.integers(1, 5) | st.none(),
+    st.integers(1, 5) | st.none(),
+    st.integers(1, 30) | st.none(),
+)
+def test_kinds_of_checkpoints_do_not_push_each_other_out(why, limit, timed_limit, best):
+    gone = {one.step for one in surplus(marked(why), limit, timed_limit, best)}
+    assert max(why) not in gone and best not in gone
+    timed = sorted(step for step in why if "time" in why[step])
+    others = sorted(step for step in why if why[step] != {"time"})
+    if timed_limit is not None:
+        assert not gone & set(timed[-timed_limit:])
+        assert {step for step in timed[:-timed_limit] if why[step] == {"time"}} - {max(why), best} <= gone
+    if limit is not None:
+        room = limit - (best in others)
+        newest = [step for step in others if step != best][-room:] if room else []
+        assert not gone & set(newest)
+        assert {step for step in others if "time" not in why[step]} - {*newest, max(why), best} <= gone
+    if limit is None and timed_limit is None:
+        assert not gone
 
 
 def test_precision_that_the_machine_does_not_have():

@@ -1,6 +1,7 @@
 """What happens around training steps: progress bar, log file, clean stops, time limit."""
 
 import json
+import os
 import signal
 import sys
 import time
@@ -10,7 +11,12 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers.trainer_callback import ExportableState
 
+from .checkpoints import STOP, TIME
+from .files import sync, write_text
+
+_FINAL = {"best_loss", "average_loss", "last_loss"}  # in lines about the weights to keep, written after the last step
 _SHOWN = (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU"))
 
 
@@ -118,11 +124,11 @@ class LearningCurveCallback(TrainerCallback):
             self._drawn = time.monotonic()
 
 
-class TrainingLogCallback(TrainerCallback):
+class TrainingLogCallback(TrainerCallback, ExportableState):
     """Appends what the trainer logs to a JSON lines file, with elapsed seconds.
 
-    `seconds` counts training over all sessions of a run. Lines past the step that a run resumes from are dropped: they
-    describe work that was lost.
+    `seconds` counts training over all sessions of a run, up to the checkpoint that each resumes from. Lines past that
+    are dropped: they describe work that was lost, or that is done again.
 
     Args:
         path: the file.
@@ -131,25 +137,44 @@ class TrainingLogCallback(TrainerCallback):
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.earlier_seconds = 0.0
+        self.started: float | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Take up the log of an interrupted run, or start one."""
         entries = read_training_log(self.path) if self.path.is_file() else []
-        entries = [entry for entry in entries if entry["step"] <= state.global_step and state.global_step > 0]
+        entries = [
+            entry
+            for entry in entries
+            if entry["step"] <= state.global_step and state.global_step > 0 and not _FINAL & entry.keys()
+        ]
         self.earlier_seconds = entries[-1]["seconds"] if entries else 0.0
+        stored = state.stateful_callbacks.get(type(self).__name__)
+        if state.global_step > 0 and isinstance(stored, dict):
+            self.earlier_seconds = stored["attributes"]["earlier_seconds"]
         self.started = time.monotonic()
         if state.is_world_process_zero:
-            self.path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+            write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in entries))
 
     def seconds(self) -> float:
         """Seconds of training so far, earlier sessions included."""
-        return self.earlier_seconds + time.monotonic() - self.started
+        return self.earlier_seconds + (0.0 if self.started is None else time.monotonic() - self.started)
+
+    def state(self) -> dict:
+        """What a checkpoint keeps of it."""
+        return {"args": {"path": str(self.path)}, "attributes": {"earlier_seconds": self.seconds()}}
+
+    def on_save(self, args, state, control, **kwargs):
+        """Let the lines up to a checkpoint survive a power cut."""
+        if state.is_world_process_zero and self.path.is_file():
+            sync(self.path)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Append one line."""
-        if not logs or not hasattr(self, "started"):
+        if not logs or self.started is None:
             return
-        if state.is_world_process_zero and any(key == "loss" or key.endswith("_loss") for key in logs):
+        # The Trainer's summary, `train_loss`, comes after the last checkpoint: a run that is cut off there lacks it.
+        told = any(key == "loss" or key.endswith("_loss") for key in logs) and "train_loss" not in logs
+        if state.is_world_process_zero and told:
             entry = {"step": state.global_step, "seconds": round(self.seconds(), 1), **logs}
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
@@ -204,6 +229,38 @@ class TimeLimitCallback(TrainerCallback):
         return control
 
 
+class TimedCheckpointCallback(TrainerCallback):
+    """Asks for a checkpoint every so many minutes of training, at the same step on all processes (Section 6.1: 10).
+
+    Args:
+        log: counts the seconds, earlier sessions included.
+        minutes: between two checkpoints.
+    """
+
+    def __init__(self, log: TrainingLogCallback, minutes: float):
+        self.log, self.seconds = log, 60 * minutes
+        self.save_reason: str | None = None
+
+    def _passed(self) -> float:
+        """The latest moment that a checkpoint was due at."""
+        return self.log.seconds() // self.seconds * self.seconds
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Set the clock."""
+        self._next = self._passed() + self.seconds
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Ask for a checkpoint when it is due."""
+        if on_any_process(args, self.log.seconds() >= self._next):
+            control.should_save, self.save_reason = True, TIME
+            self._next = max(self._next, self._passed()) + self.seconds  # the first of the processes' clocks counts
+        return control
+
+    def on_save(self, args, state, control, **kwargs):
+        """What is written next has other reasons."""
+        self.save_reason = None
+
+
 class StopSignalCallback(TrainerCallback):
     """Ctrl-C or SIGTERM during training: finish the step, write a checkpoint, stop. A second Ctrl-C stops at once."""
 
@@ -211,11 +268,19 @@ class StopSignalCallback(TrainerCallback):
         self.received: int | None = None
         self._previous = {}
 
+    @property
+    def save_reason(self) -> str | None:
+        """Why there is a checkpoint, once a signal has come."""
+        return None if self.received is None else STOP
+
     def _receive(self, number, frame):
         if self.received is not None:
-            raise KeyboardInterrupt
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return  # clusters send SIGTERM to all processes, and the launcher passes its own on
         self.received = number
-        tqdm.write("stopping after this step, with a checkpoint (once more to stop at once)", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            tqdm.write("stopping after this step, with a checkpoint (once more to stop at once)", file=sys.stderr)
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Take over the signals."""

@@ -69,6 +69,13 @@ class VaswaniCheckpointMixin:
         The code, its `auto_map` and the translation pipelines (`custom_pipelines`) are written for the classes that
         `register_for_auto_class` has been called for; importing the package does so for its own.
         """
+        sharded = type(self)
+        if sharded.__module__.startswith("torch."):  # FSDP2 gives a model a class of torch's; its code is not ours
+            self.__class__ = next(kind for kind in sharded.__mro__ if not kind.__module__.startswith("torch."))
+            try:
+                return self.save_pretrained(save_directory, *args, **kwargs)
+            finally:
+                self.__class__ = sharded
         if getattr(self, "generation_config", None) is not None:
             self._take_back_defaults()
         if self._auto_class is not None and f"modeling_vaswani.{type(self).__name__}" in AUTO_MAP.values():

@@ -1,17 +1,29 @@
 """The command `vaswani`: parses, calls the package, prints, and turns errors into one line and an exit status."""
 
 import argparse
+import errno
 import logging
 import os
 import sys
 import warnings
 
-from .cli_data import add_lists, add_tokenizer
+from .cli_averaging import add_average
+from .cli_data import add_lists, add_prepare, add_tokenizer
 from .cli_decoding import add_evaluate, add_translate
 from .cli_sharing import add_convert, add_push
 from .cli_training import add_demo, add_train
-from .command_line import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, Parser, is_main_process
+from .command_line import (
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    Parser,
+    is_main_process,
+    is_out_of_memory,
+    leave_failed,
+)
 from .errors import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the system's numbers for no more room
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -25,8 +37,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"vaswani_transformer {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    work = (add_demo, add_train, add_translate, add_evaluate, add_push)
-    for add in (*work, add_tokenizer, add_convert, add_lists):
+    work = (add_demo, add_train, add_translate, add_evaluate, add_average, add_push)
+    for add in (*work, add_prepare, add_tokenizer, add_convert, add_lists):
         add(commands)
     return parser
 
@@ -50,16 +62,20 @@ def _quiet_libraries() -> None:
 
 def _explain(error: Exception) -> str | None:
     """One line for errors that come from the machine and not from a mistake in our code; None for others."""
-    from safetensors import SafetensorError
+    from .checkpoints import is_failed_write
 
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror or error}{where}"
+        mend = ": free some space and run the same command again" if error.errno in FULL else ""
+        return f"{error.strerror or error}{where}{mend}"
     text = str(error)
-    if isinstance(error, SafetensorError) or "PytorchStreamWriter" in text or "unexpected pos" in text:
-        return f"a file could not be written, is the disk full? ({text.splitlines()[0][:200]})"
+    if is_out_of_memory(error):
+        return "out of memory: lower tokens_per_device; tokens_per_batch, and so the training, stays as it is"
+    if is_failed_write(error):
+        reason = text.splitlines()[0][:200]
+        return f"a file could not be written ({reason}): is the disk full? Free some space and run the command again"
     return None
 
 
@@ -82,10 +98,13 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_FAILURE
     except Exception as error:
         message = _explain(error)
+        status = EXIT_USAGE if isinstance(error, UserError) else EXIT_FAILURE
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            leave_failed(error, message, status)
         if message is None:
             raise
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, UserError) else EXIT_FAILURE
+        return status
 
 
 if __name__ == "__main__":

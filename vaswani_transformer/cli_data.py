@@ -1,11 +1,13 @@
-"""The commands around text and recipes: `vaswani tokenizer`, `vaswani recipes` and `vaswani presets`."""
+"""The commands around text and recipes: `vaswani prepare`, `tokenizer`, `recipes` and `presets`."""
 
 import argparse
+import dataclasses
+import signal
 import sys
 from itertools import chain
 from pathlib import Path
 
-from .command_line import add_command
+from .command_line import add_command, add_recipe_options, report_stop
 from .errors import UserError
 
 
@@ -38,6 +40,60 @@ def _tokenizer(arguments: argparse.Namespace) -> int:
     )
     tokenizer.save_pretrained(folder)
     print(f"tokenizer of {len(tokenizer):,} entries: {folder}")
+    return 0
+
+
+def add_prepare(commands) -> None:
+    """Add `vaswani prepare`."""
+    from .recipe import DATA, TOKENIZER, Recipe
+
+    parser = add_command(
+        commands,
+        "prepare",
+        _prepare,
+        "tokenise a recipe's data once, for `vaswani train RECIPE --prepared FOLDER`",
+        "Tokenise and filter the data of a recipe into a folder that `vaswani train RECIPE --prepared FOLDER` maps into"
+        " memory. Text is read as a stream, also from the Hub. The same command goes on after an interruption. With"
+        " --check give the folder instead of a recipe.",
+    )
+    parser.usage = "vaswani prepare RECIPE --output FOLDER [--workers N] [--FIELD VALUE ...]"
+    parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe, or path of a YAML file")
+    parser.add_argument("--output", metavar="FOLDER", help="the folder to make, or to go on in")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes that tokenise (default: one a processor)")
+    parser.add_argument("--overwrite", action="store_true", help="remove an earlier preparation in the folder first")
+    parser.add_argument("--check", action="store_true", help="read a prepared folder whole and compare its checksums")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    fields = [field for field in dataclasses.fields(Recipe) if field.metadata["group"] in (DATA, TOKENIZER)]
+    fields = [field for field in fields if field.name != "prepared" and not field.name.startswith("expected_")]
+    add_recipe_options(parser, [*fields, *(field for field in dataclasses.fields(Recipe) if field.name == "seed")])
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    from .data import FilterCounts
+    from .preparation import prepare
+    from .prepared import verify_prepared
+    from .recipe import Recipe, load_recipe
+
+    if arguments.check:
+        prepared = verify_prepared(arguments.recipe)
+        shards = sum(len(part["shards"]) for part in prepared.manifest["parts"].values())
+        pairs = len(prepared.train) + len(prepared.validation)
+        print(f"{arguments.recipe}: {pairs:,} pairs in {shards:,} shards, all as they were written")
+        return 0
+    if arguments.output is None:
+        raise UserError("no folder to prepare the data in: give --output FOLDER")
+    names = {field.name for field in dataclasses.fields(Recipe)} - {"output", "overwrite"}
+    overrides = {name: value for name, value in vars(arguments).items() if name in names}
+    recipe = load_recipe(arguments.recipe, overrides)
+    try:
+        manifest = prepare(
+            recipe, arguments.output, arguments.workers, progress=not arguments.quiet, overwrite=arguments.overwrite
+        )
+    except KeyboardInterrupt:
+        return report_stop(signal.SIGINT, None)
+    for label, part in (("training", manifest["parts"]["train"]), ("validation", manifest["parts"]["validation"])):
+        print(f"{label}: {FilterCounts(**part['counts'])}")
+    print(f"prepared: {arguments.output}")
     return 0
 
 

@@ -2,15 +2,24 @@
 
 import argparse
 import dataclasses
+import os
 import signal
 from pathlib import Path
 
-from .command_line import add_command, command_name, is_main_process, leave_process_group, report_stop
+from .command_line import (
+    add_command,
+    add_recipe_options,
+    command_name,
+    is_main_process,
+    leave_process_group,
+    report_stop,
+)
+from .errors import UserError
 
 
 def add_train(commands) -> None:
     """Add `vaswani train`."""
-    from .recipe import Recipe, field_type
+    from .recipe import Recipe
 
     parser = add_command(
         commands,
@@ -20,22 +29,31 @@ def add_train(commands) -> None:
         "Train a model. RECIPE is a name from `vaswani recipes` or a YAML file; every option below is a field of it."
         " The same command resumes an interrupted training.",
     )
-    parser.usage = "vaswani train RECIPE [--FIELD VALUE ...]"
+    parser.usage = "vaswani train RECIPE [--FIELD VALUE ...] [--dry-run [--device NAME]]"
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe, or path of a YAML file")
-    groups = {}
-    for field in dataclasses.fields(Recipe):
-        name = field.metadata["group"]
-        group = groups.setdefault(name, parser.add_argument_group(name))
-        kind, _ = field_type(field.name)
-        default = "none" if field.default is None else field.default
-        options = {"help": f"{field.metadata['help']} (default: {default})".replace("%", "%%")}
-        if kind is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        else:
-            options["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
-        flag = "--" + field.name.replace("_", "-")
-        group.add_argument(flag, dest=field.name, default=argparse.SUPPRESS, **options)
+    add_recipe_options(parser, dataclasses.fields(Recipe))
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    plan = parser.add_argument_group("plan")
+    plan.add_argument(
+        "--dry-run", action="store_true", help="print what the training will take (tokens, FLOPs, hours, disk), and end"
+    )
+    plan.add_argument("--device", metavar="NAME", help="with --dry-run: the hours on it, such as 'p100 x8' or here")
+    plan.add_argument(
+        "--utilisation", type=float, metavar="X", help="with --dry-run: share of the device's peak reckoned with"
+    )
+
+
+def _print_plan(recipe, arguments: argparse.Namespace) -> int:
+    import datasets
+
+    from .plan import make_plan
+    from .plan_text import describe_plan
+
+    datasets.disable_progress_bars()
+    processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun
+    if is_main_process():
+        print(describe_plan(make_plan(recipe, arguments.device, processes, arguments.utilisation)))
+    return 0
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -45,6 +63,11 @@ def _train(arguments: argparse.Namespace) -> int:
     names = {field.name for field in dataclasses.fields(Recipe)}
     overrides = {name: value for name, value in vars(arguments).items() if name in names}
     recipe = load_recipe(arguments.recipe, overrides)
+    if arguments.dry_run:
+        return _print_plan(recipe, arguments)
+    for option in ("device", "utilisation"):
+        if getattr(arguments, option) is not None:
+            raise UserError(f"--{option} is for --dry-run: training takes the devices that it is launched on")
     try:
         result = train(recipe, progress=not arguments.quiet)
     except TrainingStopped as stopped:
@@ -60,8 +83,8 @@ def _train(arguments: argparse.Namespace) -> int:
         for key, label in (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU (greedy)"))
         if key in result.metrics
     )
-    kept = f"average of {result.averaged} checkpoints" if result.averaged else "best checkpoint"
-    print(f"trained {result.steps:,} steps in {result.seconds / 60:.1f} minutes; kept the {kept}: validation {shown}")
+    trained = f"trained {result.steps:,} steps in {result.seconds / 60:.1f} minutes"
+    print(f"{trained}; kept the {result.kept}: validation {shown}")
     print(f"model: {result.folder}")
     print(f"translate with it: {command_name()} translate {result.folder} 'a sentence'")
     return 0

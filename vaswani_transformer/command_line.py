@@ -6,16 +6,23 @@ import os
 import shlex
 import shutil
 import sys
+import time
+import traceback
 from pathlib import Path
+from typing import NoReturn
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+SPEAKING_SECONDS = 2.0  # for the one of several processes that says what happened: a launcher ends all when one ends
 
 
 class Parser(argparse.ArgumentParser):
     """Errors in one line, with the nearest option for a misspelt one."""
 
     def error(self, message: str):
-        """End with the message and where to read more."""
+        """End with the message and where to read more; of several processes one on each machine says it."""
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(SPEAKING_SECONDS)
+            self.exit(EXIT_USAGE)
         self.exit(EXIT_USAGE, f"error: {message} (see `{self.prog} --help`)\n")
 
     def refuse_unknown(self, unknown: list[str]) -> None:
@@ -34,12 +41,67 @@ def add_command(commands, name: str, run, help_text: str, description: str | Non
     return parser
 
 
+def add_recipe_options(parser: Parser, fields) -> None:
+    """Fields of `Recipe` as options of a command, in their groups."""
+    from .recipe import field_type
+
+    groups = {}
+    for field in fields:
+        name = field.metadata["group"]
+        if name not in groups:
+            groups[name] = parser.add_argument_group(name)
+        kind, _ = field_type(field.name)
+        default = "none" if field.default is None else field.default
+        options = {"help": f"{field.metadata['help']} (default: {default})".replace("%", "%%")}
+        if kind is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            options["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
+        flag = "--" + field.name.replace("_", "-")
+        groups[name].add_argument(flag, dest=field.name, default=argparse.SUPPRESS, **options)
+
+
 def leave_process_group() -> None:
     """End what connects several processes; left to the interpreter's end, its threads may abort a finished process."""
     import torch.distributed
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def leave_failed(error: Exception, message: str | None, status: int) -> NoReturn:
+    """End one of several processes after an error, at once: taking leave of the others could wait for them for ever.
+
+    Of processes that fail together one says so. The others learn that this one failed and leave too.
+
+    Args:
+        error: what happened.
+        message: it in one line; None where a traceback says more.
+        status: the exit status.
+    """
+    from .watch import speaks_first, wait_for_others
+
+    if not speaks_first():
+        time.sleep(SPEAKING_SECONDS)
+    else:
+        where = f"process {os.environ.get('RANK', '0')} of {os.environ['WORLD_SIZE']}"
+        if message is None:
+            traceback.print_exception(error)
+            message = f"{where} failed with the error above; the others leave too"
+        elif status != EXIT_USAGE and type(error).__name__ != "ProcessLostError":
+            message = f"{where}: {message}"
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    wait_for_others()
+    os._exit(status)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device, or the machine, had no memory left."""
+    import torch
+
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator: " in str(error)
 
 
 def is_main_process() -> bool:

@@ -1,4 +1,4 @@
-"""Parallel text: one loader for every format, and tokenisation with length filters, cached on disk."""
+"""Parallel text: one source for every format, loaded or streamed, and tokenisation with length filters."""
 
 import csv
 import difflib
@@ -6,6 +6,7 @@ import glob
 import gzip
 import hashlib
 import json
+import re
 import textwrap
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,9 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from .errors import UserError
 
@@ -28,7 +32,8 @@ _TOKEN_FEATURES = datasets.Features(
     | dict.fromkeys(("source_length", "target_length"), datasets.Value("int32"))
     | {"status": datasets.Value("int8")}
 )
-_KEPT, _EMPTY, _TOO_LONG, _RATIO = range(4)  # values of the status column
+KEPT, EMPTY, TOO_LONG, RATIO = range(4)  # what `pair_status` says of a pair
+_STREAM_ROWS = 1000  # rows of a table that are in memory at once
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,206 @@ class FilterCounts:
         return f"{self.read:,} pairs read, {self.kept:,} kept; dropped: {self.empty:,} empty, {limits}"
 
 
+@dataclass(frozen=True)
+class PairSource:
+    """Where parallel text is: two text files, or one `data`; many files (shards) by a pattern such as ``a.*.en.gz``.
+
+    Shards are read in the order of their names, and those of `source` and `target` are paired in that order.
+
+    Args:
+        source: UTF-8 text file, plain or ``.gz``, or a pattern. Only a line feed ends a line; empty lines stay as empty
+            strings.
+        target: the translations, line for line.
+        data: a ``.tsv``, ``.csv`` or ``.json(l)`` file (JSON lines), plain or ``.gz``, a ``.parquet`` file, a pattern
+            of such files, a folder (from ``save_to_disk``, or of data files) or a dataset on the Hub. TSV has no
+            quoting, and its first row is a header only if it holds both column names; otherwise the fields are source
+            and target. CSV has both.
+        config: configuration of the Hub dataset or folder, such as ``"de-en"``.
+        split: split of the Hub dataset or folder, also a slice such as ``"train[:1000]"``. A file has only one split.
+        source_column: column with the source text, or its key within a ``translation`` column, such as ``"en"``.
+        target_column: the same for the target text.
+
+    Raises:
+        UserError: wrong arguments, a pattern that no file matches, unlike numbers of shards of the two sides.
+    """
+
+    source: str | Path | None = None
+    target: str | Path | None = None
+    data: str | Path | None = None
+    config: str | None = None
+    split: str = "train"
+    source_column: str = "source"
+    target_column: str = "target"
+
+    def __post_init__(self):
+        source, target, data, config, split = self.source, self.target, self.data, self.config, self.split
+        if self.source_column == self.target_column:
+            raise UserError(f"source and target column are both {self.source_column!r}; name two different columns")
+        if (data is None) == (source is None) or (source is None) != (target is None):
+            raise UserError(f"{source=}, {target=}, {data=}: give either both text files (source, target) or data")
+        sides = [find_shards(name) for name in ((source, target) if data is None else (data,))]
+        if len({len(side) for side in sides}) > 1:
+            counts = [f"{name} matches {len(side)} files" for name, side in zip((source, target), sides, strict=True)]
+            raise UserError(f"{' and '.join(counts)}; every file of sources needs one of targets")
+        shards = tuple(zip(*sides, strict=True))
+        kind = self._find_kind(shards)
+        if kind not in ("saved", "folder", "hub") and (config is not None or "[" in split):
+            what = shards[0][0]
+            raise UserError(f"{config=}, {split=}: {what} is a file and has neither configs nor slices; leave them out")
+        object.__setattr__(self, "shards", shards)  # tuples of one path, or of the source's and the target's
+        object.__setattr__(self, "kind", kind)  # text, a suffix, saved, folder or hub
+
+    def _find_kind(self, shards: tuple[tuple[Path, ...], ...]) -> str:
+        if self.data is None:
+            return "text"
+        path = shards[0][0]
+        kinds = {Path(path.name.lower().removesuffix(".gz")).suffix: path for (path,) in shards}
+        if len(kinds) > 1:
+            first, second = list(kinds.values())[:2]
+            raise UserError(f"{self.data} matches files of several formats ({first}, {second}); name those of one")
+        with _file_errors(path):
+            is_folder, exists = path.is_dir(), path.exists()
+        if is_folder:
+            is_saved = (path / "state.json").exists() or (path / "dataset_dict.json").exists()
+            return "saved" if is_saved else "folder"
+        # On the Hub a name is "dataset" or "owner/dataset"; anything else that is not here is a missing file.
+        name, kind = str(self.data), next(iter(kinds))
+        is_path = Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+        return kind if exists or is_path or kind in (*_READERS, ".parquet", ".txt") else "hub"
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """Names of the source's and the target's column."""
+        return self.source_column, self.target_column
+
+    def files(self) -> list[Path]:
+        """The files that are read, none for a dataset on the Hub.
+
+        Raises:
+            UserError: for a file that cannot be read.
+        """
+        if self.kind == "hub":
+            return []
+        if self.kind in ("saved", "folder"):
+            return sorted(path for path in self.shards[0][0].rglob("*") if path.is_file())
+        files = [path for shard in self.shards for path in shard]
+        for path in files:
+            with _file_errors(path), path.open("rb"):
+                pass
+        if self.kind not in (*_READERS, ".parquet"):
+            what = files[0]
+            raise UserError(f"{what}: not .tsv, .csv, .json(l) or .parquet; text files are given as source and target")
+        return files
+
+    def load(self) -> datasets.Dataset:
+        """All pairs as a memory-mapped dataset; see `load_pairs`."""
+        where = str(self.shards[0][0])
+        if self.kind == "saved":
+            return _select_pairs(self._load_saved(), self.columns, where)
+        if self.kind in ("folder", "hub"):
+            name, where = self._dataset_name()
+            dataset = _attempt(where, datasets.load_dataset, name, self.config, split=self.split)
+            return _select_pairs(dataset, self.columns, where)
+        files = self.files()
+        if self.kind == ".parquet":
+            # One by one, so that what is wrong is said of the shard and its row.
+            parts = [_load_parquet(str(path), self.columns) for path in files]
+            return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
+        # Hashed for the name of the cache; tuples, because `datasets` takes a list for shards.
+        stamps = tuple((path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+        names = tuple(tuple(map(str, shard)) for shard in self.shards)
+        key = {"kind": self.kind, "files": names, "columns": self.columns, "stamps": stamps, "version": _CACHE_VERSION}
+        what = " and ".join(names[0]) + (" and the other shards" if len(names) > 1 else "")
+        return _attempt(what, datasets.Dataset.from_generator, _generate, features=_PAIR_FEATURES, gen_kwargs=key)
+
+    def stream(self) -> Iterator[tuple[str, str]]:
+        """Pairs one after the other, in order; nothing is cached and little is in memory.
+
+        A slice of a split that is streamed (folder, Hub) is counted in rows, ``"train[:1000]"``.
+
+        Raises:
+            UserError: as `load_pairs`, when the place of the mistake is reached.
+        """
+        if self.kind not in ("saved", "folder", "hub", ".parquet"):
+            self.files()
+            yield from _read_pairs(self.kind, [tuple(map(str, shard)) for shard in self.shards], self.columns)
+            return
+        is_empty = True
+        for where, tables in self._tables():
+            row = 1
+            for table in _attempt_each(where, tables):
+                yield from _pairs_of(table, self.columns, where, row)
+                row += len(table)
+                is_empty = is_empty and not len(table)
+        if is_empty:
+            raise UserError(f"{where}: empty, no rows; give a dataset or split with at least one pair")
+
+    def count(self) -> int:
+        """Number of pairs; reads all of them where no file says it."""
+        if self.kind == "saved":
+            return len(self._load_saved())
+        if self.kind == ".parquet":
+            return sum(_attempt(str(path), pq.read_metadata, path).num_rows for path in self.files())
+        if self.kind == "hub" and "[" not in self.split:
+            info = self._streamed().info.splits
+            if info and self.split in info and info[self.split].num_examples:
+                return info[self.split].num_examples
+        return sum(1 for _ in self.stream())
+
+    def _dataset_name(self) -> tuple[str, str]:
+        if self.kind == "hub":
+            return str(self.data), f"Hub dataset {str(self.data)!r} (there is no such file or folder here)"
+        return str(self.shards[0][0]), str(self.shards[0][0])
+
+    def _load_saved(self) -> datasets.Dataset:
+        path = self.shards[0][0]
+        dataset = _attempt(str(path), datasets.load_from_disk, str(path))
+        if not isinstance(dataset, datasets.DatasetDict):
+            return dataset
+        if self.split not in dataset:
+            raise UserError(f"{path} has no split {self.split!r}; choose one of: {', '.join(dataset)}")
+        return dataset[self.split]
+
+    def _streamed(self) -> datasets.IterableDataset:
+        name, where = self._dataset_name()
+        parts = re.fullmatch(r"([^\[]*)(?:\[(\d*):(\d*)\])?", self.split)
+        if parts is None:
+            raise UserError(f"split {self.split!r} cannot be streamed: give a split, or rows of one as train[:1000]")
+        split, start, stop = parts.groups()
+        dataset = _attempt(where, datasets.load_dataset, name, self.config, split=split, streaming=True)
+        dataset = dataset.skip(int(start)) if start else dataset
+        return dataset.take(max(0, int(stop) - int(start or 0))) if stop else dataset
+
+    def _tables(self) -> Iterator[tuple[str, Iterator[pa.Table]]]:
+        """Where rows come from, and tables of them."""
+        if self.kind == ".parquet":
+            for path in self.files():
+                file = _attempt(str(path), pq.ParquetFile, path, pre_buffer=False)
+                wanted = set(file.schema_arrow.names) & {*self.columns, "translation"}
+                complete = wanted >= set(self.columns) or "translation" in wanted
+                batches = file.iter_batches(_STREAM_ROWS, columns=sorted(wanted) if complete else None)
+                yield str(path), (pa.Table.from_batches([batch]) for batch in batches)
+            return
+        dataset = self._load_saved() if self.kind == "saved" else self._streamed()
+        yield self._dataset_name()[1], iter(dataset.with_format("arrow").iter(batch_size=_STREAM_ROWS))
+
+
+def find_shards(name: str | Path) -> list[Path]:
+    """The file of this name, or else the files that match it as a pattern (``*``, ``?``, ``[...]``), sorted by name.
+
+    Raises:
+        UserError: for a pattern that no file matches.
+    """
+    path = Path(name).expanduser().absolute()
+    with _file_errors(path):
+        if path.exists() or not glob.has_magic(str(name)):
+            return [path]
+    found = sorted(match for match in map(Path, glob.glob(str(path))) if match.is_file())  # noqa: PTH207
+    if not found:
+        raise UserError(f"no file matches {path}; check folder and pattern")
+    return found
+
+
 def load_pairs(
     *,
     source: str | Path | None = None,
@@ -63,54 +268,62 @@ def load_pairs(
     """Load parallel text as a memory-mapped dataset with the string columns ``source`` and ``target``.
 
     Give `source` and `target`, or `data`; swap the files or the columns for the other direction. The result is cached
-    below ``HF_DATASETS_CACHE``, and an edited file is read again.
-
-    Args:
-        source: UTF-8 text file, plain or ``.gz``. Only a line feed ends a line; empty lines stay as empty strings.
-        target: the translations, line for line.
-        data: a ``.tsv``, ``.csv`` or ``.json(l)`` file (JSON lines), plain or ``.gz``, a ``.parquet`` file, a folder
-            (from ``save_to_disk``, or of data files) or a dataset on the Hub. TSV has no quoting, and its first row is
-            a header only if it holds both column names; otherwise the fields are source and target. CSV has both.
-        config: configuration of the Hub dataset or folder, such as ``"de-en"``.
-        split: split of the Hub dataset or folder, also a slice such as ``"train[:1000]"``. A file has only one split.
-        source_column: column with the source text, or its key within a ``translation`` column, such as ``"en"``.
-        target_column: the same for the target text.
+    below ``HF_DATASETS_CACHE``, and an edited file is read again. Arguments as for `PairSource`.
 
     Raises:
         UserError: wrong arguments, or a file, column, value or Hub dataset that is missing or not as it should be.
     """
-    columns = (source_column, target_column)
-    if source_column == target_column:
-        raise UserError(f"source and target column are both {source_column!r}; name two different columns")
-    if (data is None) == (source is None) or (source is None) != (target is None):
-        raise UserError(f"{source=}, {target=}, {data=}: give either both text files (source, target) or data")
-    paths = [Path(name).expanduser().absolute() for name in ((source, target) if data is None else (data,))]
-    path, where = paths[0], str(paths[0])
-    kind = "text" if data is None else Path(path.name.lower().removesuffix(".gz")).suffix
-    with _file_errors(path):
-        is_folder, exists = data is not None and path.is_dir(), path.exists()
-    # On the Hub a name is "dataset" or "owner/dataset"; anything else that is not here is a missing file.
-    is_path = Path(str(data)).is_absolute() or str(data).startswith((".", "~")) or str(data).count("/") > 1
-    if is_folder and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
-        dataset = _attempt(where, datasets.load_from_disk, where)
-        if isinstance(dataset, datasets.DatasetDict):
-            if split not in dataset:
-                raise UserError(f"{path} has no split {split!r}; choose one of: {', '.join(dataset)}")
-            dataset = dataset[split]
-    elif is_folder:
-        dataset = _attempt(where, datasets.load_dataset, where, config, split=split)
-    elif not (exists or is_path or kind in (*_READERS, ".parquet", ".txt")):
-        where = f"Hub dataset {str(data)!r} (there is no such file or folder here)"
-        dataset = _attempt(where, datasets.load_dataset, str(data), config, split=split)
-    elif config is not None or "[" in split:
-        raise UserError(f"{config=}, {split=}: {path} is a file and has neither configs nor slices; leave them out")
-    elif kind == ".parquet":
-        with _file_errors(path), path.open("rb"):
-            options = {"data_files": glob.escape(where), "split": "train"}  # brackets would be read as a pattern
-        dataset = _attempt(where, datasets.load_dataset, "parquet", **options)
-    else:
-        return _load_files(kind, paths, columns)
-    return _select_pairs(dataset, columns, where)
+    return PairSource(source, target, data, config, split, source_column, target_column).load()
+
+
+def held_out_rows(number: int, size: int, seed: int) -> np.ndarray:
+    """Which of `number` pairs are held out for validation: `size` rows at random, sorted, in memory of that size.
+
+    Raises:
+        UserError: where there are not more pairs than that, or none is to be held out.
+    """
+    if not 0 < size < number:
+        raise UserError(
+            f"cannot hold validation_size {size} pairs out of {number} training pairs: give validation data, or another"
+            " validation_size"
+        )
+    return np.sort(np.random.default_rng(seed).choice(number, size, replace=False, shuffle=False))
+
+
+def check_limits(max_length: int, max_length_ratio: float | None) -> None:
+    """Refuse limits that no pair can keep.
+
+    Raises:
+        UserError: for a length below 2 or a ratio below 1.
+    """
+    if max_length < 2 or (max_length_ratio and not max_length_ratio >= 1):  # "not >=" catches NaN as well
+        raise UserError(f"{max_length=}, {max_length_ratio=}: lengths start at 2 (with </s>), ratios at 1; raise it")
+
+
+def pair_status(
+    texts: Iterable[Iterable[str]], lengths: np.ndarray, max_length: int, max_length_ratio: float | None
+) -> np.ndarray:
+    """What happens to pairs: `KEPT`, or the first reason that fits of `EMPTY`, `TOO_LONG` and `RATIO`.
+
+    Args:
+        texts: sources and targets.
+        lengths: `(2, pairs)`, tokens of each with `</s>`.
+        max_length: see `tokenize_pairs`.
+        max_length_ratio: see `tokenize_pairs`.
+
+    Returns:
+        int8 `(pairs,)`.
+    """
+    blank = np.array([not (source.strip() and target.strip()) for source, target in zip(*texts, strict=True)], bool)
+    shorter, longer = np.sort(lengths - 1, axis=0)
+    too_unequal = longer / np.maximum(shorter, 1) > (max_length_ratio or np.inf)
+    conditions = [blank | (shorter == 0), longer >= max_length, too_unequal]
+    return np.select(conditions, [EMPTY, TOO_LONG, RATIO], KEPT).astype(np.int8)
+
+
+def count_status(status: np.ndarray) -> list[int]:
+    """How many pairs have each status, `KEPT` first."""
+    return [int(np.count_nonzero(status == code)) for code in range(4)]
 
 
 def tokenize_pairs(
@@ -139,8 +352,7 @@ def tokenize_pairs(
     Raises:
         UserError: an impossible limit, a tokenizer that does not append ``</s>``, no pairs, or none left.
     """
-    if max_length < 2 or (max_length_ratio and not max_length_ratio >= 1):  # "not >=" catches NaN as well
-        raise UserError(f"{max_length=}, {max_length_ratio=}: lengths start at 2 (with </s>), ratios at 1; raise it")
+    check_limits(max_length, max_length_ratio)
     if not len(pairs):
         raise UserError("there are no pairs to tokenise; give a dataset that is not empty")
 
@@ -148,16 +360,8 @@ def tokenize_pairs(
         sides = [tokenizer(list(side))["input_ids"] for side in texts]
         if any(side[0][-1:] != [tokenizer.eos_token_id] for side in sides):
             raise UserError("the tokenizer does not append its end token to a text; use one with a </s> template")
-        status = []
-        for source, target, *ids in zip(*texts, *sides, strict=True):
-            shorter, longer = sorted(len(side) - 1 for side in ids)
-            if not (source.strip() and target.strip() and shorter):
-                status.append(_EMPTY)
-            elif longer >= max_length:
-                status.append(_TOO_LONG)
-            else:
-                status.append(_RATIO if max_length_ratio and longer / shorter > max_length_ratio else _KEPT)
-        lengths = [[len(ids) for ids in side] for side in sides]
+        lengths = np.array([[len(ids) for ids in side] for side in sides])
+        status = pair_status(texts, lengths, max_length, max_length_ratio)
         # Of a dropped pair only the status matters: do not store a line of a million tokens.
         stored = [[[] if code else ids for ids, code in zip(side, status, strict=True)] for side in sides]
         return dict(zip(_TOKEN_FEATURES, (*stored, *lengths, status), strict=True))
@@ -173,21 +377,33 @@ def tokenize_pairs(
     cache = {"new_fingerprint": key, "cache_file_name": str(folder / f"{key}.arrow")}
     tokenized = pairs.map(tokenize, batched=True, features=_TOKEN_FEATURES, desc=description, **columns, **cache)
     status = tokenized.data.column("status").to_numpy()
-    counts = FilterCounts(len(status), *np.bincount(status, minlength=4).tolist(), max_length, max_length_ratio)
+    counts = FilterCounts(len(status), *count_status(status), max_length, max_length_ratio)
     if not counts.kept:
         raise UserError(f"no pair is left after filtering ({counts}); check the files or raise the limits")
     tokenized = tokenized.remove_columns("status")
     if counts.kept < counts.read:
-        tokenized = tokenized.select(np.flatnonzero(status == _KEPT).tolist(), new_fingerprint=f"{key}-kept")
+        tokenized = tokenized.select(np.flatnonzero(status == KEPT), new_fingerprint=f"{key}-kept")
     return tokenized, counts
 
 
+def pair_lengths(tokenized: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Source and target lengths of all pairs of `tokenize_pairs`, int32, in 4 bytes each.
+
+    Asking the dataset for its columns takes hundreds of times as long and 800 bytes a pair once pairs are filtered.
+    """
+    rows = None if tokenized._indices is None else tokenized._indices.column(0).to_numpy()
+    columns = (tokenized.data.column(f"{side}_length").to_numpy() for side in ("source", "target"))
+    source, target = (column if rows is None else column[rows] for column in columns)
+    return source, target
+
+
 @contextmanager
-def _file_errors(path: Path) -> Iterator[None]:
+def _file_errors(path: Path, lines_read: Callable[[], int] | None = None) -> Iterator[None]:
     try:
         yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path} is not a whole gzip file ({error}); copy or compress it again") from error
+        place = f", it ends after line {lines_read()}" if lines_read else ""
+        raise UserError(f"{path} is not a whole gzip file ({error}{place}); copy or compress it again") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); check name and access") from error
 
@@ -198,8 +414,11 @@ def read_lines(path: Path) -> Iterator[str]:
     Raises:
         UserError: a file that cannot be read, is not whole, or is not UTF-8, with the number of the line.
     """
-    with _file_errors(path), path.open("rb") as raw:
-        yield from decode_lines(gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw, str(path))
+    number = 0
+    with _file_errors(path, lambda: number), path.open("rb") as raw:
+        lines = decode_lines(gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw, str(path))
+        for number, line in enumerate(lines, 1):  # noqa: B007
+            yield line
 
 
 def decode_lines(lines: Iterable[bytes], where: str) -> Iterator[str]:
@@ -274,30 +493,51 @@ def _read_json(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, dict
 _READERS = {"text": _read_text, ".tsv": _read_tsv, ".csv": _read_csv, ".jsonl": _read_json, ".json": _read_json}
 
 
-def _generate(kind: str, files: tuple[str, ...], columns: tuple[str, str], **_key: Any) -> Iterator[dict[str, str]]:
-    is_empty = True
-    for where, row in _READERS[kind](*map(Path, files), columns):
-        pair = [row[column] if column in row else _position(column, list(row), where) for column in columns]
-        for column, text in zip(columns, pair, strict=True):
-            if not isinstance(text, str):
-                raise UserError(f"{where}: {column!r} holds {text!r:.40}, which is not a string; write it as text")
+def _read_pairs(kind: str, shards: Iterable[tuple[str, ...]], columns: tuple[str, str]) -> Iterator[tuple[str, str]]:
+    """Pairs of files in our own formats; a file without any is refused."""
+    for files in shards:
+        is_empty = True
+        for where, row in _READERS[kind](*map(Path, files), columns):
+            pair = tuple(row[column] if column in row else _position(column, list(row), where) for column in columns)
+            for column, text in zip(columns, pair, strict=True):
+                if not isinstance(text, str):
+                    raise UserError(f"{where}: {column!r} holds {text!r:.40}, which is not a string; write it as text")
+            yield pair
+            is_empty = False
+        if is_empty:
+            raise UserError(f"{' and '.join(files)}: empty, no pair; give at least one pair")
+
+
+def _generate(
+    kind: str, files: tuple[tuple[str, ...], ...], columns: tuple[str, str], **_key: Any
+) -> Iterator[dict[str, str]]:
+    for pair in _read_pairs(kind, files, columns):
         yield dict(zip(_DEFAULT_COLUMNS, pair, strict=True))
-        is_empty = False
-    if is_empty:
-        raise UserError(f"{' and '.join(files)}: empty, no pair; give at least one pair")
 
 
-def _load_files(kind: str, paths: list[Path], columns: tuple[str, str]) -> datasets.Dataset:
-    stamps = []
-    for path in paths:
-        with _file_errors(path), path.open("rb"):
-            stamps.append((path.stat().st_size, path.stat().st_mtime_ns))
-    if kind not in _READERS:
-        raise UserError(f"{path}: not .tsv, .csv, .json(l) or .parquet; text files are given as source and target")
-    # Hashed for the name of the cache; tuples, because `datasets` takes a list for shards.
-    key = {"kind": kind, "files": tuple(map(str, paths)), "columns": columns, "stamps": tuple(stamps)}
-    options = {"features": _PAIR_FEATURES, "gen_kwargs": key | {"version": _CACHE_VERSION}}
-    return _attempt(" and ".join(key["files"]), datasets.Dataset.from_generator, _generate, **options)
+def _pairs_of(table: pa.Table, columns: tuple[str, str], where: str, first_row: int) -> Iterator[tuple[str, str]]:
+    """The pairs of a table whose first row has this number."""
+    if not set(columns) <= set(table.column_names) and "translation" in table.column_names:
+        nested = table.column("translation").combine_chunks()
+        if pa.types.is_struct(nested.type):
+            names = [nested.type.field(index).name for index in range(nested.type.num_fields)]
+            table = pa.table([pc.struct_field(nested, name) for name in names], names)
+    sides = []
+    for column in columns:
+        _position(column, table.column_names, where)
+        values = table.column(column)
+        if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+            raise UserError(f"{where}: column {column!r} is {values.type}, not text; name or make a column of strings")
+        if values.null_count:
+            row = first_row + values.is_null().index(True).as_py()
+            raise UserError(f"{where}: column {column!r} is null, not a string, in row {row}; fill or remove the row")
+        sides.append(values.to_pylist())
+    return zip(*sides, strict=True)
+
+
+def _load_parquet(path: str, columns: tuple[str, str]) -> datasets.Dataset:
+    options = {"data_files": glob.escape(path), "split": "train"}  # brackets would be read as a pattern
+    return _select_pairs(_attempt(path, datasets.load_dataset, "parquet", **options), columns, path)
 
 
 def _attempt(what: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -310,6 +550,11 @@ def _attempt(what: str, function: Callable[..., Any], *arguments: Any, **options
             raise cause from None
         reason = textwrap.shorten(str(cause or error), 200, placeholder=" ...") or type(cause or error).__name__
         raise UserError(f"{what} could not be loaded ({reason}); check name, content, config, split") from error
+
+
+def _attempt_each(what: str, rows: Iterator[Any]) -> Iterator[Any]:
+    while (row := _attempt(what, next, rows, None)) is not None:
+        yield row
 
 
 def _select_pairs(dataset: datasets.Dataset, columns: tuple[str, str], where: str) -> datasets.Dataset:

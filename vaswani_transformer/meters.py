@@ -16,11 +16,20 @@ class ThroughputMeter:
 
     def __init__(self):
         self._since = None
-        self._tokens, self._positions = np.zeros(2, np.int64), np.zeros(2, np.int64)
+        self._tokens, self._positions, self._timed_tokens = (np.zeros(2, np.int64) for _ in range(3))
 
     def start(self) -> None:
         """Begin to measure; what was counted before stays counted."""
         self._since = time.monotonic()
+
+    def state(self) -> dict[str, list[int]]:
+        """What was counted when it was last read, for `restore`."""
+        return {"tokens": self._tokens.tolist(), "positions": self._positions.tolist()}
+
+    def restore(self, state: dict[str, list[int]], tokens: np.ndarray) -> None:
+        """Go on where an earlier session was; the `tokens` that it has seen do not count for this one's speed."""
+        self._tokens, self._positions = (np.array(state[name], np.int64) for name in ("tokens", "positions"))
+        self._timed_tokens = tokens.copy()
 
     def pause(self) -> float:
         """Note a time at which something else than training begins."""
@@ -44,10 +53,11 @@ class ThroughputMeter:
         now, result = time.monotonic(), {}
         new_tokens, new_positions = tokens - self._tokens, positions - self._positions
         if self._since is not None:
-            result["target_tokens_per_second"] = float(new_tokens[1]) / max(now - self._since, 1e-9)
+            result["target_tokens_per_second"] = float(tokens[1] - self._timed_tokens[1]) / max(now - self._since, 1e-9)
         if new_positions.sum():
             result["padding"] = float(1 - new_tokens.sum() / new_positions.sum())
         self._since, self._tokens, self._positions = now, tokens.copy(), positions.copy()
+        self._timed_tokens = self._tokens
         return result
 
 
@@ -77,7 +87,13 @@ class FiniteLossGuard:
 
     def note(self, loss: torch.Tensor, inputs: dict) -> None:
         """Take up the loss of a micro-batch and what it was computed from."""
-        self._unread.append((loss.detach(), inputs))
+        loss = loss.detach()
+        # Asked for now: asked later, the device would answer only after all that it was given in between.
+        finite, answered = torch.isfinite(loss).to("cpu", non_blocking=True), None
+        if not loss.is_cpu:
+            answered = torch.Event(loss.device.type)
+            answered.record()
+        self._unread.append((loss, finite, answered, inputs))
         self._read(keep=0 if is_read_at_once(loss) else 1)
 
     def count(self, wait: bool = False) -> int:
@@ -88,8 +104,10 @@ class FiniteLossGuard:
 
     def _read(self, keep: int) -> None:
         while len(self._unread) > keep:
-            loss, inputs = self._unread.pop(0)
-            if not torch.isfinite(loss):
+            loss, finite, answered, inputs = self._unread.pop(0)
+            if answered is not None:
+                answered.synchronize()
+            if not finite:
                 self._count += 1
                 if self._saved is None:
                     self._saved = self._save(float(loss), inputs)

@@ -253,7 +253,7 @@ def _data(recipe: Mapping, part: str) -> str | None:
 
 
 def _kept_weights(recipe: Mapping, log: Sequence[Mapping]) -> str | None:
-    """Which weights the run kept, as its log tells: the better of the best checkpoint and the average of the last."""
+    """Which weights the run kept, as its recipe says, or as its log tells where that says the better ones."""
     by = recipe.get("best_by")
     best, average = (
         next((entry[f"{name}_{by}"] for entry in reversed(log) if f"{name}_{by}" in entry), None)
@@ -261,7 +261,14 @@ def _kept_weights(recipe: Mapping, log: Sequence[Mapping]) -> str | None:
     )
     if best is None and average is None:
         return None
-    if best is not None and (average is None or (average <= best if by == "bleu" else average >= best)):
+    keep = recipe.get("keep_weights", "better")
+    if keep == "last":
+        return "last checkpoint"
+    if best is None or average is None or keep in ("best", "average"):
+        kept_best = average is None or (best is not None and keep == "best")
+    else:
+        kept_best = average <= best if by == "bleu" else average >= best
+    if kept_best:
         return f"best checkpoint by validation {'BLEU' if by == 'bleu' else by}"
     count = recipe.get("average_checkpoints")
     return f"average of the last checkpoints, {count} at most" if count else "average of the last checkpoints"
@@ -274,7 +281,11 @@ def _duration(seconds: float) -> str:
 def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
     """Rows of the training table, from recipe and log; a row whose facts are absent is left out."""
     recipe, config = facts.recipe, facts.config
-    steps = [entry for entry in facts.log if "step" in entry and not {"best_loss", "average_loss"} & entry.keys()]
+    steps = [
+        entry
+        for entry in facts.log
+        if "step" in entry and not {"best_loss", "average_loss", "last_loss"} & entry.keys()
+    ]
     last = steps[-1] if steps else {}
 
     def known(*names) -> bool:

@@ -30,11 +30,12 @@ class Recipe:
         UserError: from `load_recipe` and `check_recipe`, for unknown fields, wrong types and values out of range.
     """
 
-    train_source: str | None = _option(None, "text file of training sources, one a line; .gz works", DATA)
+    train_source: str | None = _option(None, "text file of training sources, or a pattern: a.*.en.gz", DATA)
     train_target: str | None = _option(None, "text file of training targets, aligned with train_source", DATA)
     train_data: str | None = _option(
         None, "instead of two text files: a TSV, CSV, JSON lines or Parquet file, a folder, or a Hub dataset", DATA
     )
+    prepared: str | None = _option(None, "folder made by `vaswani prepare`, to train on instead of the text", DATA)
     validation_source: str | None = _option(None, "text file of validation sources", DATA)
     validation_target: str | None = _option(None, "text file of validation targets", DATA)
     validation_data: str | None = _option(None, "instead of two text files, as train_data", DATA)
@@ -51,6 +52,11 @@ class Recipe:
     max_length_ratio: float = _option(
         3.0, "pairs with one side more than this many times longer are dropped; 0 for no limit", DATA
     )
+    expected_pairs: int | None = _option(
+        None, "sentence pairs of an epoch that --dry-run reckons with where the data is not at hand", DATA
+    )
+    expected_source_length: float | None = _option(None, "the same: mean tokens of a source, </s> included", DATA)
+    expected_target_length: float | None = _option(None, "the same: mean tokens of a target, </s> included", DATA)
 
     tokenizer: str | None = _option(None, "folder of a trained tokenizer; none: train one on the data", TOKENIZER)
     tokenizer_kind: str = _option("bpe", "kind to train: bpe or wordpiece", TOKENIZER)
@@ -77,6 +83,7 @@ class Recipe:
     tokens_per_device: int = _option(
         4096, "about what one device takes at once; gradients are accumulated up to tokens_per_batch", BATCHES
     )
+    data_workers: int = _option(0, "processes that make batches ahead; 0: the training process does", BATCHES)
 
     max_steps: int = _option(100_000, "optimizer steps in all", OPTIMIZER)
     max_minutes: float = _option(0.0, "stop after this many minutes of training; 0 for no limit", OPTIMIZER)
@@ -91,6 +98,10 @@ class Recipe:
     attention: str = _option(
         "auto", "eager, sdpa, ...: transformers' implementations; auto: eager on a CPU, else sdpa", OPTIMIZER
     )
+    fused_loss: bool = _option(
+        True, "compute projection and loss together, so that the logits of a whole batch never exist", OPTIMIZER
+    )
+    compile: bool = _option(False, "compile the layers with torch.compile: a minute at the start", OPTIMIZER)
     seed: int = _option(0, "of initial weights, dropout and shuffling", OPTIMIZER)
 
     evaluate_every: int = _option(1000, "optimizer steps between validations, each with a checkpoint", CHECKS)
@@ -105,9 +116,15 @@ class Recipe:
     )
     best_by: str = _option("loss", "what the best checkpoint is best by: loss or bleu", CHECKS)
     early_stopping: int = _option(0, "stop after this many validations without a better one; 0 for never", CHECKS)
-    keep_checkpoints: int = _option(5, "latest checkpoints kept, besides the best", CHECKS)
-    average_checkpoints: int = _option(
-        5, "average this many latest checkpoints at the end, and keep the average if it validates better; 0: no", CHECKS
+    checkpoint_minutes: float = _option(
+        0.0, "minutes between further checkpoints, which are then the ones averaged (paper: 10); 0: none", CHECKS
+    )
+    keep_checkpoints: int = _option(5, "latest checkpoints kept, besides the best and those to average", CHECKS)
+    average_checkpoints: int = _option(5, "average this many latest checkpoints at the end; 0: no", CHECKS)
+    keep_weights: str = _option(
+        "better",
+        "what the model folder gets: average, best, last, or better: best or average, whichever validates better",
+        CHECKS,
     )
 
     num_beams: int = _option(4, "beam size the saved model decodes with", DECODING)
@@ -250,12 +267,15 @@ def check_recipe(recipe: Recipe) -> None:
         1: "max_length tokens_per_batch tokens_per_device max_steps warmup_steps evaluate_every log_every num_beams"
         " keep_checkpoints",
         0: "validation_size max_length_ratio max_minutes max_gradient_norm validation_bleu early_stopping"
-        " average_checkpoints max_extra_tokens seed",
+        " average_checkpoints checkpoint_minutes max_extra_tokens seed data_workers",
     }
     for lowest, names in at_least.items():
         for name in names.split():
             if getattr(recipe, name) < lowest:
                 raise UserError(f"{name} is {getattr(recipe, name)}: it must be {lowest} or more")
+    for name in ("expected_pairs", "expected_source_length", "expected_target_length"):
+        if getattr(recipe, name) is not None and getattr(recipe, name) < 1:
+            raise UserError(f"{name} is {getattr(recipe, name)}: it must be 1 or more, or none")
     if recipe.max_length < 2:
         raise UserError(f"max_length is {recipe.max_length}: it must be 2 or more, since </s> counts")
     if 0 < recipe.max_length_ratio < 1:
@@ -272,12 +292,18 @@ def check_recipe(recipe: Recipe) -> None:
         "tokenizer_kind": ("bpe", "wordpiece"),
         "precision": ("auto", "fp32", "bf16", "fp16"),
         "best_by": ("loss", "bleu"),
+        "keep_weights": ("better", "average", "best", "last"),
     }
     for name, allowed in choices.items():
         if getattr(recipe, name) not in allowed:
             raise UserError(f"{name} is {getattr(recipe, name)!r}: it must be one of {', '.join(allowed)}")
     if recipe.best_by == "bleu" and recipe.validation_bleu == 0:
         raise UserError("best_by is 'bleu' but validation_bleu is 0: set validation_bleu, or best_by to 'loss'")
+    if recipe.keep_weights == "average" and recipe.average_checkpoints < 2:
+        raise UserError(
+            f"keep_weights is 'average' but average_checkpoints is {recipe.average_checkpoints}: make it 2 or more, or"
+            " keep other weights"
+        )
     if max(recipe.max_length, 1) > min(recipe.tokens_per_batch, recipe.tokens_per_device):
         raise UserError(
             f"max_length {recipe.max_length} is above tokens_per_batch {recipe.tokens_per_batch} or tokens_per_device"

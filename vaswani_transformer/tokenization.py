@@ -5,6 +5,8 @@ English-French with 32,000 word pieces. Both kinds here work on the bytes of the
 be encoded without an unknown token and decoded to exactly the same text.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
@@ -130,6 +132,15 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     except Exception as error:  # `tokenizers` raises bare Exception for a file that it cannot read
         reason = " ".join(str(error).split())
         raise UserError(f"the tokenizer in {str(folder)!r} is broken ({reason}): save or train it again") from error
+
+
+def tokenizer_sha256(tokenizer: PreTrainedTokenizerFast) -> str:
+    """SHA-256 of what a tokenizer does, the same for a copy in another folder, in hexadecimal."""
+    # Padding and truncation are left behind by other calls, such as with padding=True, and reset by the next.
+    state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+    special = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "pad", "eos", "unk")]
+    facts = [state, special, bool(tokenizer.split_special_tokens)]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def check_tokenizer_matches(tokenizer: PreTrainedTokenizerFast, config: Any) -> None:

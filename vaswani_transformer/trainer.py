@@ -2,21 +2,50 @@
 
 import logging
 import math
-from collections.abc import Iterator
+import shutil
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
+from pathlib import Path
 
+import datasets
 import numpy as np
 import torch
+from accelerate.utils import DistributedType, send_to_device
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from .batching import IGNORE_INDEX, PairCollator, TokenBatchSampler
-from .loss import label_smoothed_cross_entropy
+from .callbacks import on_any_process
+from .checkpoints import (
+    END,
+    INTERVAL,
+    STOP,
+    VALIDATION,
+    CheckpointError,
+    is_failed_write,
+    last_complete_checkpoint,
+    read_checkpoints,
+    step_of,
+    surplus,
+    write_manifest,
+)
+from .data import pair_lengths
+from .files import publish, remove, unfinished
+from .loss import label_smoothed_cross_entropy, loss_in_place_of_logits
 from .meters import FiniteLossGuard, ThroughputMeter
+from .modeling_vaswani import VaswaniForConditionalGeneration
 from .schedule import NoamSchedulerCallback
 
 logger = logging.getLogger(__name__)
+
+WHOLE_ON_EACH_DEVICE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
 @dataclass
@@ -32,11 +61,19 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
             devices and accumulated parts, padding counted (the paper: about 25,000).
         tokens_per_device: what one device takes at once.
         learning_rate_scale: factor on Equation 3; 1 in the paper.
+        fused_loss: compute the projection to the vocabulary and the training loss together, in blocks of tokens, where
+            the model is ours and whole on each device, and the precision is not fp16.
+        timed_save_total_limit: how many checkpoints are kept that a [`TimedCheckpointCallback`] asked for;
+            `save_total_limit` counts the others.
     """
 
     tokens_per_batch: int = field(default=25_000, metadata={"help": "tokens a side of one optimizer step"})
     tokens_per_device: int = field(default=4096, metadata={"help": "tokens a side that one device takes at once"})
     learning_rate_scale: float = field(default=1.0, metadata={"help": "factor on the learning rate of Equation 3"})
+    fused_loss: bool = field(default=True, metadata={"help": "compute projection and loss together, in blocks"})
+    timed_save_total_limit: int | None = field(
+        default=None, metadata={"help": "as save_total_limit, of the checkpoints that a clock asks for"}
+    )
     warmup_steps: float = field(default=4000, metadata={"help": "steps of linear growth of the learning rate"})
     lr_scheduler_type: str = field(default="constant", metadata={"help": "not used: the rate is Equation 3"})
     label_smoothing_factor: float = field(default=0.1, metadata={"help": "label smoothing in training"})
@@ -53,6 +90,9 @@ class _EpochCallback(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args, state, control, **kwargs):
+        if args.world_size > 1:
+            torch.manual_seed(args.seed + args.process_index)  # or all would drop the same units
+        self.trainer._restore_progress()
         self.trainer._meter.start()
 
     def on_epoch_begin(self, args, state, control, **kwargs):
@@ -60,11 +100,15 @@ class _EpochCallback(TrainerCallback):
         sampler.set_epoch(state.global_step // (len(sampler) // sampler.micro_batches))
 
 
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal
+
+
 class VaswaniTrainer(Seq2SeqTrainer):
     """Trains on batches counted in tokens, with the Noam schedule and label smoothing.
 
     Datasets have columns `input_ids` and `labels` (lists of token ids, `</s>` included) and for training also
-    `source_length` and `target_length`, as `tokenize_pairs` makes them.
+    `source_length` and `target_length`, as `tokenize_pairs` makes them; or they are `PreparedPairs`.
 
     Training loss is label-smoothed by `label_smoothed_cross_entropy`, which was measured to take less time and memory
     than the Trainer's own `LabelSmoother` at the paper's vocabulary (`scripts/benchmark_loss.py`) and takes its place:
@@ -105,13 +149,18 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.add_callback(NoamSchedulerCallback(model.config.d_model, int(args.warmup_steps), args.learning_rate_scale))
         self.add_callback(_EpochCallback(self))
         self.step_tokens = (0, 0)  # source and target tokens of the latest optimizer step, over all processes
-        self.tokens_seen = np.zeros(2, np.int64)  # the same, summed since this object was made
+        self.tokens_seen = np.zeros(2, np.int64)  # the same, summed over the run
         self.positions_seen = np.zeros(2, np.int64)  # the same with padding
         self._meter = ThroughputMeter()
         self._finite_losses = FiniteLossGuard(self)
+        self._loss_is_fused = False
         self._evaluation_totals = [0.0, 0]
+        self._validated_step = -1
+        self._said_draws_anew = False
 
     def _training_or_plain_loss(self, outputs, labels, num_items_in_batch=None) -> torch.Tensor:
+        if self._loss_is_fused:
+            return outputs["logits"]
         epsilon = self.args.label_smoothing_factor if self.model.training else 0.0
         return label_smoothed_cross_entropy(outputs["logits"], labels, epsilon, num_items_in_batch)
 
@@ -120,9 +169,39 @@ class VaswaniTrainer(Seq2SeqTrainer):
         if "labels" in inputs and "decoder_input_ids" not in inputs:
             unwrapped = self.accelerator.unwrap_model(model)
             inputs = {**inputs, "decoder_input_ids": unwrapped.prepare_decoder_input_ids_from_labels(inputs["labels"])}
+        if self.model.training and self._asks_masks():
+            # Given per sentence, transformers asks the device whether there is any padding, and waits for the answer.
+            inputs = {**inputs, "attention_mask": inputs["attention_mask"].bool()[:, None, None, :]}
         if not self.model.training:
             kwargs["num_items_in_batch"] = None
+        elif "labels" in inputs and not (args or kwargs.get("return_outputs")) and self._can_fuse_loss():
+            projection = self.accelerator.unwrap_model(model).lm_head
+            settings = self.args.label_smoothing_factor, kwargs.get("num_items_in_batch")
+            self._loss_is_fused = True
+            try:
+                with loss_in_place_of_logits(projection, inputs["labels"], *settings):
+                    return super().compute_loss(model, inputs, **kwargs)
+            finally:
+                self._loss_is_fused = False
         return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def _asks_masks(self) -> bool:
+        """Whether the model's attention makes masks of its own in a way that waits for the device."""
+        model = self.accelerator.unwrap_model(self.model)
+        ours = isinstance(model, VaswaniForConditionalGeneration) and model.config._attn_implementation == "sdpa"
+        return ours and self.args.device.type != "cpu"
+
+    def _can_fuse_loss(self) -> bool:
+        model = self.accelerator.unwrap_model(self.model)
+        if not self.args.fused_loss or self.args.fp16 or self.args.torch_compile:
+            return False
+        if type(model).forward is not VaswaniForConditionalGeneration.forward:  # another may add to its logits
+            return False
+        projection = model.lm_head
+        # Where the matrix is spread over devices, or somebody listens to the projection, it has to be called as it is.
+        whole = self.accelerator.distributed_type in WHOLE_ON_EACH_DEVICE and self.get_tp_size() == 1
+        hooks = projection._forward_hooks or projection._forward_pre_hooks
+        return whole and type(projection) is torch.nn.Linear and projection.bias is None and not hooks
 
     @cached_property
     def batch_sampler(self) -> TokenBatchSampler:
@@ -131,10 +210,12 @@ class VaswaniTrainer(Seq2SeqTrainer):
         Raises:
             UserError: as `TokenBatchSampler`.
         """
-        lengths = self.train_dataset.with_format("numpy")
+        if isinstance(self.train_dataset, datasets.Dataset):
+            lengths = pair_lengths(self.train_dataset)
+        else:
+            lengths = self.train_dataset.lengths  # as `PreparedPairs` have them, memory-mapped
         return TokenBatchSampler(
-            lengths["source_length"][:],
-            lengths["target_length"][:],
+            *lengths,
             self.args.tokens_per_batch,
             micro_batches=self.micro_batches,
             seed=self.args.seed,
@@ -142,14 +223,20 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Micro-batches in order, sharded over processes by accelerate."""
+        pairs = self.train_dataset
+        if isinstance(pairs, datasets.Dataset):
+            pairs = pairs.select_columns(["input_ids", "labels"])
         loader = DataLoader(
-            self.train_dataset.select_columns(["input_ids", "labels"]),
+            pairs,
             batch_sampler=self.batch_sampler,
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=4 if self.args.dataloader_num_workers else None,
+            worker_init_fn=_leave_signals_to_the_trainer,
             pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
         )
-        return self.accelerator.prepare(loader)
+        return self.accelerator.prepare_data_loader(loader, device_placement=False)
 
     def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
         """As in `Trainer`; notes whether the loss is a number."""
@@ -163,7 +250,10 @@ class VaswaniTrainer(Seq2SeqTrainer):
         Raises:
             NonFiniteLossError: on all processes, if the loss of the step before was not finite on one of them.
         """
-        samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        # Counted where they were made, and only then moved: a count that is read from a device waits for all its work.
+        samples = list(islice(epoch_iterator, num_batches))
+        moved = [send_to_device(sample, device, non_blocking=True) for sample in samples]
+        _, num_items = super().get_batch_samples(iter(moved), len(moved), device)
         if samples:
             sources = [sample["attention_mask"] for sample in samples]
             targets = [sample["labels"].ne(IGNORE_INDEX) for sample in samples]
@@ -177,7 +267,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             self.step_tokens = tuple(tokens)
             self.tokens_seen += self.step_tokens
             self.positions_seen += (source_positions, target_positions)
-        return samples, num_items
+        return moved, num_items
 
     def check_losses(self) -> None:
         """Look at all losses so far, on all processes; called before anything is written that they may have ruined.
@@ -190,9 +280,167 @@ class VaswaniTrainer(Seq2SeqTrainer):
             count = self.accelerator.reduce(count, "sum")
         self._finite_losses.refuse(int(count))
 
-    def _save_checkpoint(self, *args, **kwargs) -> None:
+    def _evaluate(self, *args, **kwargs):
+        metrics = super()._evaluate(*args, **kwargs)
+        self._validated_step = self.state.global_step
+        return metrics
+
+    def _save_checkpoint(self, model, trial) -> None:
+        """As in `Trainer`, but whole or not at all: under another name first, with a manifest (see `checkpoints`).
+
+        Raises:
+            CheckpointError: on all processes, if one of them could not write; nothing of it is left then.
+            NonFiniteLossError: as `check_losses`.
+        """
         self.check_losses()
-        super()._save_checkpoint(*args, **kwargs)
+        if self.hp_search_backend is None and trial is None:
+            self.store_flos()
+        folder = Path(self._get_output_dir(trial=trial))
+        final = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        writing = unfinished(final)
+        self._together(lambda: self._make_folder(writing), final, writing, on_main_process=True)
+        self._together(lambda: self._write_checkpoint(writing), final, writing)
+        best = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
+        if best == final or best.is_dir():
+            self.state.best_model_checkpoint = str(best)
+        self._together(lambda: self._seal_checkpoint(writing, final), final, writing, on_main_process=True)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(final))
+        self.remove_surplus(folder)
+
+    def remove_surplus(self, folder: Path) -> None:
+        """Remove the checkpoints in `folder` that are more than the settings keep."""
+        if self.args.should_save and self.args.save_total_limit is not None:
+            limits = self.args.save_total_limit, self.args.timed_save_total_limit
+            for checkpoint in surplus(read_checkpoints(folder), *limits, self.state.best_global_step):
+                remove(checkpoint.path)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """As in `Trainer`; for a checkpoint of another number of processes dropout draws anew, and that is said."""
+        if checkpoint is None:
+            return
+        earlier = max(1, len(list(Path(checkpoint).glob("rng_state*.pth"))))
+        if earlier == self.args.world_size:
+            super()._load_rng_state(checkpoint)
+            return
+        step, rank = self.state.global_step, self.args.process_index
+        torch.manual_seed(int(np.random.SeedSequence((self.args.seed, step, rank)).generate_state(1)[0]))
+        if not self._said_draws_anew and self.is_world_process_zero():
+            logger.info(
+                "the checkpoint is of %d process%s, now there are %d: batches, rates and Adam's averages go on as they"
+                " were; dropout draws anew from seed, step and process",
+                *(earlier, "" if earlier == 1 else "es", self.args.world_size),
+            )
+        self._said_draws_anew = True
+
+    def _make_folder(self, writing: Path) -> None:
+        remove(writing)
+        writing.mkdir(parents=True)
+
+    def _together(self, write: Callable, final: Path, writing: Path, on_main_process: bool = False) -> None:
+        """One part of writing a checkpoint; all processes wait for it, and fail if one does."""
+        failure = None
+        try:
+            if self.args.should_save or not on_main_process:
+                write()
+        except BaseException as error:
+            if not is_failed_write(error):
+                shutil.rmtree(writing, ignore_errors=True)
+                raise
+            failure = error
+        if not on_any_process(self.args, failure is not None):
+            return
+        if self.args.should_save:
+            shutil.rmtree(writing, ignore_errors=True)
+        reason = "another process could not write" if failure is None else getattr(failure, "strerror", None) or failure
+        last = last_complete_checkpoint(final.parent)
+        resumed = f"goes on from step {step_of(last):,}" if last is not None else "starts again"
+        raise CheckpointError(
+            f"the checkpoint of step {self.state.global_step:,} could not be written to {final.parent}"
+            f" ({' '.join(str(reason).split())[:200]}): free some space, then the same command {resumed}"
+        ) from failure
+
+    def _write_checkpoint(self, writing: Path) -> None:
+        """All files but the trainer's state and the manifest; each process writes its own random state."""
+        self.save_model(str(writing), _internal_call=True)
+        if not self.args.save_only_model:
+            self._save_optimizer_and_scheduler(str(writing))
+            self._save_scaler(str(writing))
+            self._save_rng_state(str(writing))
+        self._note_progress()
+
+    def _seal_checkpoint(self, writing: Path, final: Path) -> None:
+        """Write trainer state and manifest, and give the checkpoint its name."""
+        states = {}
+        for callback in (*self.callback_handler.callbacks, self.control):
+            if isinstance(callback, ExportableState):
+                states.setdefault(type(callback).__name__, []).append(callback.state())
+        for name, found in states.items():
+            self.state.stateful_callbacks[name] = found if len(found) > 1 else found[0]
+        self.state.save_to_json(str(writing / TRAINER_STATE_NAME))
+        write_manifest(writing, self.state.global_step, self.args.world_size, self._save_reasons())
+        publish(writing, final)
+
+    def _save_reasons(self) -> set[str]:
+        """Why a checkpoint is written now; callbacks that ask for one say so in `save_reason`."""
+        step, every = self.state.global_step, self.state.save_steps
+        reasons = {getattr(callback, "save_reason", None) for callback in self.callback_handler.callbacks} - {None}
+        if self._validated_step == step:
+            reasons.add(VALIDATION)
+        elif self.args.save_strategy == "steps" and every and step % every == 0:
+            reasons.add(INTERVAL)
+        if self.control.should_training_stop and (STOP not in reasons or step >= self.state.max_steps):
+            reasons.add(END)
+        return reasons or {INTERVAL}
+
+    def _note_progress(self) -> None:
+        """Put into the state what the log goes on with: tokens seen, and losses since the last line."""
+        loss = self._tr_loss.detach().clone()
+        if self.args.world_size > 1:
+            loss = self.accelerator.reduce(loss, "mean")
+        self.state.stateful_callbacks[type(self).__name__] = {
+            "args": {},
+            "attributes": {
+                "tokens_seen": self.tokens_seen.tolist(),
+                "positions_seen": self.positions_seen.tolist(),
+                "meter": self._meter.state(),
+                "loss_since_logged": float(loss),
+                "loss_logged": self._total_loss_scalar,
+                "logged_step": self._globalstep_last_logged,
+            },
+        }
+
+    def _restore_progress(self) -> None:
+        """Take up what `_note_progress` put into the state."""
+        stored = self.state.stateful_callbacks.get(type(self).__name__)
+        if self.state.global_step == 0 or not isinstance(stored, dict):
+            return
+        progress = stored["attributes"]
+        self.tokens_seen[:], self.positions_seen[:] = progress["tokens_seen"], progress["positions_seen"]
+        self._meter.restore(progress["meter"], self.tokens_seen)
+        self._tr_loss += progress["loss_since_logged"]
+        self._total_loss_scalar, self._initial_global_step = progress["loss_logged"], 0
+        self._globalstep_last_logged = progress["logged_step"]
+
+    def put_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Replace the model's weights.
+
+        Args:
+            weights: by name; of tied matrices one is enough.
+        """
+        if self.is_fsdp_enabled:
+            options = StateDictOptions(full_state_dict=True, strict=False)
+            set_model_state_dict(self.model, dict(weights), options=options)  # it changes the dictionary
+            return
+        self.model.load_state_dict(weights, strict=False)
+        self.model.tie_weights()
+
+    def whole_weights(self) -> dict[str, torch.Tensor] | None:
+        """Weights by name, on process 0, where they are sharded over all of them, which all have to call this.
+
+        None where the model holds its weights itself.
+        """
+        return self.accelerator.get_state_dict(self.model) if self.is_fsdp_enabled else None
 
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
         """As in `Trainer`; adds to training's lines tokens of the step, tokens a second, and the share of padding.
@@ -201,6 +449,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         """
         if "loss" in logs:
             logs["source_tokens"], logs["target_tokens"] = self.step_tokens
+            logs["source_tokens_seen"], logs["target_tokens_seen"] = self.tokens_seen.tolist()
             logs |= self._meter.read(self.tokens_seen, self.positions_seen)
         super().log(logs, *args, **kwargs)
 

@@ -1,54 +1,66 @@
 """One training run: from a recipe to a model folder that is complete."""
 
+import json
 import logging
+import os
 import sys
-from dataclasses import dataclass, replace
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import datasets
 import torch
 from accelerate import PartialState
-from safetensors.torch import load_file
-from transformers import PrinterCallback, ProgressCallback, set_seed
+from transformers import PreTrainedTokenizerFast, PrinterCallback, ProgressCallback, set_seed
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
-from .averaging import WEIGHTS, average_checkpoints
+from .averaging import WEIGHTS
 from .callbacks import (
     LearningCurveCallback,
     ResumableEarlyStoppingCallback,
     StopSignalCallback,
+    TimedCheckpointCallback,
     TimeLimitCallback,
     TrainingLogCallback,
     TrainingProgressCallback,
 )
+from .checkpoints import step_of
 from .configuration_vaswani import VaswaniConfig
-from .data import load_pairs, tokenize_pairs
+from .data import tokenize_pairs
 from .errors import UserError
+from .files import place_files, remove, unfinished
+from .final_weights import AVERAGE, Candidate, choose_weights
 from .memory import keep_freed_memory
 from .metrics import score_translations
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .plots import plot_learning_curve
+from .prepared import TRAIN, VALIDATION, check_recipe_matches, open_prepared
 from .recipe import Recipe, model_config
+from .recipe_data import load_training_pairs, new_tokenizer, pairs_of
 from .run_folder import (
     CHECKPOINTS,
     CURVE,
     LOG,
     TOKENIZER,
+    check_contents,
     check_output,
     check_space,
+    checkpoints_at_most,
     claim_output,
-    complete_checkpoints,
-    step_of,
+    contents,
+    torn_checkpoints,
 )
-from .tokenization import check_tokenizer_matches, load_tokenizer, train_tokenizer
+from .tokenization import check_tokenizer_matches, load_tokenizer
 from .trainer import VaswaniTrainer, VaswaniTrainingArguments
+from .watch import Alone, ProcessWatch, watch_processes
 
 logger = logging.getLogger(__name__)
 
 CURVE_SECONDS = 60.0  # between two pictures of the learning curve while training goes on
 TENSORBOARD = "tensorboard"  # folder of its events, in the output folder
-TOKENIZER_TEXTS = 2_000_000  # sentences a tokenizer is trained on at most; more change next to nothing
 
 
 class TrainingStopped(Exception):
@@ -66,52 +78,14 @@ class TrainingStopped(Exception):
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a finished run leaves: its folder, its last validation and what it took."""
+    """What a finished run leaves: its folder, the validation of the kept weights, which they are, and what it took."""
 
     folder: Path
     steps: int
     seconds: float
     metrics: dict
     averaged: int
-
-
-def _load(recipe: Recipe, source: str | None, target: str | None, data: str | None, split: str) -> datasets.Dataset:
-    """Pairs of one part of the recipe's data; paths start from `data_dir`, a name that is not there is the Hub's."""
-    folder = Path(recipe.data_dir or "")
-    return load_pairs(
-        source=folder / source if source is not None else None,
-        target=folder / target if target is not None else None,
-        data=folder / data if data is not None and (folder / data).exists() else data,
-        config=recipe.data_config,
-        split=split,
-        source_column=recipe.source_column,
-        target_column=recipe.target_column,
-    )
-
-
-def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Dataset]:
-    """Training and validation text; without validation data some training pairs are held out.
-
-    Raises:
-        UserError: as `load_pairs`, and when there is not enough to hold out.
-    """
-    if recipe.data_dir is not None and not Path(recipe.data_dir).is_dir():
-        raise UserError(f"data_dir {recipe.data_dir} is not a folder: give the one that holds the data files")
-    if recipe.train_data is None and recipe.train_source is None and recipe.train_target is None:
-        raise UserError("no training data: give --train-source and --train-target, or --train-data")
-    train = _load(recipe, recipe.train_source, recipe.train_target, recipe.train_data, recipe.train_split)
-    validation = recipe.validation_source, recipe.validation_target, recipe.validation_data
-    if recipe.validation_split is not None and not any(validation):
-        validation = None, None, recipe.train_data
-    if any(validation):
-        return train, _load(recipe, *validation, recipe.validation_split or "validation")
-    if not 0 < recipe.validation_size < len(train):
-        raise UserError(
-            f"cannot hold validation_size {recipe.validation_size} pairs out of {len(train)} training pairs: give"
-            " validation data, or another validation_size"
-        )
-    parts = train.train_test_split(test_size=recipe.validation_size, seed=recipe.seed)
-    return parts["train"], parts["test"]
+    kept: str = "best checkpoint"
 
 
 def _tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool):
@@ -120,15 +94,42 @@ def _tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool):
         return load_tokenizer(recipe.tokenizer)
     if resumed:
         return load_tokenizer(Path(recipe.output) / CHECKPOINTS / TOKENIZER)
+    return new_tokenizer(recipe, pairs_of(train))
 
-    def texts():
-        for batch in train.select(range(min(len(train), TOKENIZER_TEXTS // 2))).iter(batch_size=1000):
-            yield from batch["source"]
-            yield from batch["target"]
 
-    return train_tokenizer(
-        texts(), kind=recipe.tokenizer_kind, vocab_size=recipe.vocab_size, show_progress=sys.stderr.isatty()
-    )
+def _meet() -> None:
+    """Meet the other processes, if there are any.
+
+    Raises:
+        UserError: for FSDP on CPUs.
+    """
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and on_cpu():
+        raise UserError(
+            "FSDP is asked for and there is no GPU: accelerate would train without it. Launch with"
+            " scripts/accelerate/cpu.yaml, or use GPUs"
+        )
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if launched != "no":
+        logger.info("the launcher's mixed_precision %s is not used: the recipe's precision decides", launched)
+        os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
+    PartialState(cpu=on_cpu())
+
+
+def _shared_tokenizer(watch: ProcessWatch | Alone, make: Callable[[], PreTrainedTokenizerFast]):
+    """The tokenizer that process 0 makes, for all; the others would take as long for the same one."""
+    if watch.world_size == 1:
+        return make()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+
+        def files() -> str:
+            make().save_pretrained(folder)
+            return json.dumps({path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()})
+
+        texts = json.loads(watch.share("tokenizer", files))
+        for path, text in texts.items():
+            (folder / path).write_text(text, encoding="utf-8")
+        return load_tokenizer(folder)
 
 
 def on_cpu() -> bool:
@@ -180,6 +181,7 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
     Raises:
         UserError: as `choose_precision`.
     """
+    timed, averaged = recipe.checkpoint_minutes > 0, recipe.average_checkpoints
     return VaswaniTrainingArguments(
         output_dir=str(Path(recipe.output) / CHECKPOINTS),
         tokens_per_batch=recipe.tokens_per_batch,
@@ -188,6 +190,9 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         warmup_steps=recipe.warmup_steps,
         learning_rate_scale=recipe.learning_rate_scale,
         label_smoothing_factor=recipe.label_smoothing,
+        fused_loss=recipe.fused_loss,
+        dataloader_num_workers=recipe.data_workers,
+        dataloader_persistent_workers=recipe.data_workers > 0,
         adam_beta1=recipe.adam_beta1,
         adam_beta2=recipe.adam_beta2,
         adam_epsilon=recipe.adam_epsilon,
@@ -200,7 +205,8 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         eval_steps=recipe.evaluate_every,
         save_strategy="steps",
         save_steps=recipe.evaluate_every,
-        save_total_limit=max(recipe.keep_checkpoints, recipe.average_checkpoints) + 1,
+        save_total_limit=recipe.keep_checkpoints + 1 if timed else max(recipe.keep_checkpoints, averaged) + 1,
+        timed_save_total_limit=max(1, averaged),
         load_best_model_at_end=False,  # we choose between the best and the average ourselves
         metric_for_best_model=f"eval_{recipe.best_by}",
         greater_is_better=recipe.best_by == "bleu",
@@ -210,7 +216,10 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         remove_unused_columns=False,
         report_to=reporters(recipe.report_to),
         disable_tqdm=True,
+        ddp_find_unused_parameters=False,  # there are none; looking for them costs a walk through the graph each step
+        ddp_broadcast_buffers=False,  # tables of sinusoids, the same everywhere
         log_level="error",
+        log_level_replica="error",
         use_cpu=on_cpu(),  # or bf16 is refused there
         **choose_precision(recipe.precision),
     )
@@ -255,6 +264,10 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
         model.set_attn_implementation(attention)
     except (ValueError, ImportError) as error:
         raise UserError(f"attention {attention!r} cannot be used here: {' '.join(str(error).split())[:200]}") from error
+    if recipe.compile:
+        # Layer by layer: all layers of a kind share what is compiled, and lengths differ from batch to batch.
+        for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+            layer.compile(dynamic=True)
     model.generation_config.update(
         num_beams=recipe.num_beams,
         length_penalty=recipe.length_penalty if recipe.num_beams > 1 else None,  # or it would not let itself be saved
@@ -276,35 +289,59 @@ class TrainingRun:
         Raises:
             UserError: for mistakes in the recipe or its data.
             TrainingStopped: after a signal.
+            ProcessLostError: if another process of this training is gone.
         """
-        recipe = self.recipe
         if on_cpu():
             keep_freed_memory()
-        with PartialState().main_process_first():  # one process reads and tokenizes, the others find it in the cache
-            checkpoint = self._find_checkpoint()
-            train_text, validation_text = load_training_pairs(recipe)
-            self.tokenizer = _tokenizer(recipe, train_text, resumed=checkpoint is not None)
-            train, validation = self._tokenize(train_text, validation_text)
+        _meet()
+        with watch_processes() as watch:
+            return self._run(watch)
+
+    def _run(self, watch: ProcessWatch | Alone) -> TrainingResult:
+        recipe = self.recipe
+        with watch.first_process_first():  # one process reads and tokenizes, the others find it in the cache
+            checkpoint = self._find_checkpoint(watch)
+            train, validation = self._load_data(watch, checkpoint is not None)
         model = new_model(recipe, self.tokenizer)
         logger.info(
             "model: %s parameters, vocabulary %s", f"{model.num_parameters():,}", f"{model.config.vocab_size:,}"
         )
-        check_space(self.folder, model.num_parameters(), max(recipe.keep_checkpoints, recipe.average_checkpoints) + 2)
+        check_space(self.folder, model.num_parameters(), checkpoints_at_most(recipe))
         trainer = self._make_trainer(model, train, validation)
-        logger.info("batches: %s", trainer.batch_sampler.statistics())
+        sampler = trainer.batch_sampler  # on all processes: what it refuses, all refuse
+        if trainer.is_world_process_zero():
+            logger.info("batches: %s", sampler.statistics())
         if trainer.is_world_process_zero():  # only now: a mistake in what was given has changed nothing
-            claim_output(recipe, checkpoint)
-            self.tokenizer.save_pretrained(self.folder / CHECKPOINTS / TOKENIZER)
+            now = contents(self.tokenizer, train, validation)
+            if checkpoint is not None:
+                check_contents(self.folder, now)
+            for torn in torn_checkpoints(self.folder):
+                logger.info("%s is not whole and not used", torn)
+            claim_output(recipe, checkpoint, self.tokenizer, now)
         trainer.accelerator.wait_for_everyone()
         self._train(trainer, checkpoint)
-        metrics, averaged = self._choose_weights(trainer)
-        return self._finish(trainer, metrics, averaged)
+        kept, metrics = self._choose_weights(trainer)
+        return self._finish(trainer, metrics, kept)
 
-    def _find_checkpoint(self) -> Path | None:
-        if PartialState().is_main_process:
-            return check_output(self.recipe)
-        # The main process has checked already; what it resumes from is what is there and fits.
-        return check_output(replace(self.recipe, overwrite=True))
+    def _find_checkpoint(self, watch: ProcessWatch | Alone) -> Path | None:
+        found = watch.share("checkpoint", lambda: str(check_output(self.recipe) or ""))
+        return Path(found) if found else None
+
+    def _load_data(self, watch: ProcessWatch | Alone, resumed: bool) -> tuple:
+        """Training and validation pairs as token ids; sets the tokenizer."""
+        if self.recipe.prepared is not None:
+            return self._open_prepared()
+        train_text, validation_text = load_training_pairs(self.recipe)
+        self.tokenizer = _shared_tokenizer(watch, lambda: _tokenizer(self.recipe, train_text, resumed))
+        return tuple(self._tokenize(train_text, validation_text))
+
+    def _open_prepared(self) -> tuple:
+        prepared = open_prepared(self.recipe.prepared)
+        check_recipe_matches(prepared, self.recipe)
+        self.tokenizer = prepared.tokenizer
+        for name, part in (("training", TRAIN), ("validation", VALIDATION)):
+            logger.info("%s data: %s", name, prepared.counts(part))
+        return prepared.train, prepared.validation.as_dataset()
 
     def _tokenize(self, train_text: datasets.Dataset, validation_text: datasets.Dataset) -> list[datasets.Dataset]:
         tokenized = []
@@ -324,17 +361,36 @@ class TrainingRun:
         """Train to the end, from a checkpoint if there is one; raises `TrainingStopped` after a signal."""
         if checkpoint is not None:
             logger.info("resuming from step %s", f"{step_of(checkpoint):,}")
-        if checkpoint is not None and step_of(checkpoint) >= self.recipe.max_steps:  # only the end is missing
-            trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-            trainer._load_from_checkpoint(str(checkpoint))
-            self.log.on_train_begin(trainer.args, trainer.state, trainer.control)
-            return
+            state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+            if self._has_ended(state):  # only the choice of weights is missing
+                state.init_training_references(trainer, self.recipe.max_steps, 1, None)
+                trainer.state = state
+                trainer._load_from_checkpoint(str(checkpoint))
+                self.log.on_train_begin(trainer.args, trainer.state, trainer.control)
+                trainer.remove_surplus(checkpoint.parent)  # a kill may have come before
+                return
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         finally:
             self.stopper.restore()
         if self.stopper.received is not None and trainer.state.global_step < trainer.state.max_steps:
             raise TrainingStopped(trainer.state.global_step, self.stopper.received)
+
+    def _has_ended(self, state: TrainerState) -> bool:
+        """Whether a run with this state has nothing more to train, by the recipe's limits as they are now."""
+        recipe = self.recipe
+
+        def stored(callback: type, name: str) -> float:
+            value = state.stateful_callbacks.get(callback.__name__)
+            return value["attributes"].get(name, 0) if isinstance(value, dict) else 0
+
+        worse = stored(ResumableEarlyStoppingCallback, "early_stopping_patience_counter")
+        seconds = stored(TrainingLogCallback, "earlier_seconds")
+        return (
+            state.global_step >= recipe.max_steps
+            or 0 < recipe.early_stopping <= worse
+            or 0 < 60 * recipe.max_minutes <= seconds
+        )
 
     def _make_trainer(self, model, train, validation) -> VaswaniTrainer:
         recipe = self.recipe
@@ -363,6 +419,8 @@ class TrainingRun:
             callbacks.append(TrainingProgressCallback(self.log, recipe.max_minutes))
         if recipe.max_minutes:
             callbacks.append(TimeLimitCallback(self.log, recipe.max_minutes))
+        if recipe.checkpoint_minutes:
+            callbacks.append(TimedCheckpointCallback(self.log, recipe.checkpoint_minutes))
         if recipe.early_stopping:
             callbacks.append(ResumableEarlyStoppingCallback(recipe.early_stopping))
         for callback in callbacks:
@@ -370,66 +428,34 @@ class TrainingRun:
         return trainer
 
     def _draw_learning_curve(self) -> None:
-        new = self.folder / f".new-{CURVE}"
-        if plot_learning_curve(self.folder / LOG, new):
-            new.replace(self.folder / CURVE)  # whole, for those who look at it meanwhile
+        new = unfinished(self.folder / CURVE)
+        try:
+            if plot_learning_curve(self.folder / LOG, new):
+                new.replace(self.folder / CURVE)  # whole, for those who look at it meanwhile
+        except OSError as error:  # a picture is not worth a training
+            new.unlink(missing_ok=True)
+            logger.warning("the learning curve could not be drawn (%s)", error.strerror or error)
 
-    def _choose_weights(self, trainer: VaswaniTrainer) -> tuple[dict, int]:
-        """Put the best of the best checkpoint and the average of the last ones into the model."""
-        name = f"eval_{self.recipe.best_by}"
-        sign = 1 if self.recipe.best_by == "bleu" else -1
-        every, end = self.recipe.evaluate_every, trainer.state.global_step
-        # Those that a Ctrl-C left in between are not counted: an interrupted run ends as an uninterrupted one.
-        checkpoints = [
-            checkpoint
-            for checkpoint in complete_checkpoints(self.folder / CHECKPOINTS)
-            if step_of(checkpoint) % every == 0 or step_of(checkpoint) == end
-        ]
-        candidates = []
-        best = trainer.state.best_model_checkpoint
-        if best is not None and Path(best).is_dir():
-            candidates.append((0, load_file(Path(best) / "model.safetensors")))
-        last = checkpoints[-self.recipe.average_checkpoints :] if self.recipe.average_checkpoints > 1 else []
-        if len(last) > 1:
-            candidates.append((len(last), average_checkpoints(last)))
-        if not candidates:
-            return trainer.evaluate(), 0
-        results = []
-        for averaged, weights in candidates:
-            trainer.model.load_state_dict(weights, strict=False)
-            trainer.model.tie_weights()
-            prefix = "average" if averaged else "best"
-            scores = trainer.evaluate(metric_key_prefix=prefix)
-            scores = {f"eval_{key.removeprefix(prefix + '_')}": value for key, value in scores.items()}
-            results.append((scores, averaged, weights))
-            label = (
-                f"average of the last {averaged} checkpoints" if averaged else f"best checkpoint ({Path(best).name})"
-            )
-            shown = ", ".join(
-                f"{key} {scores[f'eval_{key}']:.3f}"
-                for key in ("loss", "perplexity", "bleu")
-                if f"eval_{key}" in scores
-            )
-            logger.info("%s: validation %s", label, shown)
-        metrics, averaged, weights = max(results, key=lambda result: sign * result[0][name])
-        trainer.model.load_state_dict(weights, strict=False)
-        trainer.model.tie_weights()
-        return metrics, averaged
+    def _choose_weights(self, trainer: VaswaniTrainer) -> tuple[Candidate | None, dict]:
+        """Put the weights to keep into the model."""
+        return choose_weights(trainer, self.recipe, self.folder / CHECKPOINTS)
 
-    def _finish(self, trainer: VaswaniTrainer, metrics: dict, averaged: int) -> TrainingResult:
+    def _finish(self, trainer: VaswaniTrainer, metrics: dict, kept: Candidate | None) -> TrainingResult:
         """Write everything that belongs to the model; the weights come last and whole: they mark a finished run."""
+        weights = trainer.whole_weights()
         if trainer.is_world_process_zero():
             self._draw_learning_curve()
-            staging = self.folder / CHECKPOINTS / "final"
+            staging = unfinished(self.folder / CHECKPOINTS / "final")
+            remove(staging)
             trainer.model.config.use_cache = True  # the Trainer has switched it off for training
-            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(staging)
+            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(staging, state_dict=weights)
             self.tokenizer.save_pretrained(staging)
-            for path in sorted(staging.iterdir(), key=lambda path: path.name == WEIGHTS):
-                path.replace(self.folder / path.name)
-            staging.rmdir()
+            place_files(staging, self.folder, last=WEIGHTS)
         trainer.accelerator.wait_for_everyone()
         state: TrainerState = trainer.state
-        return TrainingResult(self.folder, state.global_step, self.log.seconds(), metrics, averaged)
+        averaged = len(kept.checkpoints) if kept is not None and kept.name == AVERAGE else 0
+        label = "last weights" if kept is None else str(kept)
+        return TrainingResult(self.folder, state.global_step, self.log.seconds(), metrics, averaged, label)
 
 
 def train(recipe: Recipe, progress: bool = True) -> TrainingResult:

@@ -1,0 +1,134 @@
+"""A clock outside a training process: what it did in a stretch of time, by the log that it writes after every step."""
+
+import json
+import os
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass
+class Watched:
+    """What a process did between two lines of its log."""
+
+    seconds: float
+    cpu_seconds: float
+    source_tokens: int
+    target_tokens: int
+    positions: float
+    memory: float  # bytes: the most that the process had, or the device over what it had before
+
+    def rates(self) -> dict[str, float]:
+        """Per second, and shares."""
+        tokens = self.source_tokens + self.target_tokens
+        return {
+            "target tokens/s": self.target_tokens / self.seconds,
+            "positions/s": self.positions / self.seconds,
+            "target tokens/CPU s": self.target_tokens / max(self.cpu_seconds, 1e-9),
+            "positions/CPU s": self.positions / max(self.cpu_seconds, 1e-9),
+            "padding": 1 - tokens / self.positions,
+            "memory": self.memory,
+        }
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and all its threads so far, user's and kernel's."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def joey_line(line: str) -> dict | None:
+    """JoeyNMT's log line as an entry: it tells target tokens a second, padding counted as tokens nowhere."""
+    if "Tokens per Sec:" not in line:
+        return None
+    return {"rate": float(line.split("Tokens per Sec:")[1].split(",")[0])}
+
+
+def watch(process: subprocess.Popen, log: Path, warm_up: float, seconds: float, device: str = "cpu") -> Watched:
+    """Read the log of a training as it grows, then end the process.
+
+    Args:
+        process: the training.
+        log: what it appends to after each step: JSON with `source_tokens`, `target_tokens` and `padding`, the share of
+            both sides' positions; or JoeyNMT's log.
+        warm_up: seconds since the first line that do not count.
+        seconds: seconds that count.
+        device: cpu or cuda, whose memory is meant.
+
+    Raises:
+        RuntimeError: if the process ends by itself, or does not get that far within ten minutes.
+    """
+    memory = DeviceMemory(device)
+    position, started, begun = 0, None, None
+    totals, line_rest = [0, 0, 0.0, 0.0], ""
+    deadline = time.monotonic() + 600 + seconds
+    try:
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+            if not log.is_file():
+                continue
+            now, used = time.perf_counter(), cpu_seconds(process.pid)
+            with log.open(encoding="utf-8", errors="replace") as file:
+                file.seek(position)
+                text = file.read()
+                position = file.tell()
+            *lines, line_rest = (line_rest + text).split("\n")
+            entries = [json.loads(line) if line.startswith("{") else joey_line(line) for line in lines]
+            entries = [entry for entry in entries if entry and ("target_tokens" in entry or "rate" in entry)]
+            if not entries:
+                continue
+            started = now if started is None else started
+            if begun is None:
+                if now - started >= warm_up:
+                    begun = now, used
+                continue
+            for entry in entries:
+                if "rate" in entry:
+                    totals[3] += 1
+                    totals[1] += entry["rate"]
+                    continue
+                tokens = entry["source_tokens"] + entry["target_tokens"]
+                totals[0] += entry["source_tokens"]
+                totals[1] += entry["target_tokens"]
+                totals[2] += tokens / (1 - entry["padding"])
+            if now - begun[0] >= seconds:
+                break
+        else:
+            raise RuntimeError(f"ended early with status {process.poll()}")
+    finally:
+        process.kill()
+        usage = os.wait4(process.pid, 0)[2] if process.returncode is None else None
+    elapsed, used = now - begun[0], used - begun[1]
+    if totals[3]:  # JoeyNMT tells rates, not tokens
+        totals[1] = totals[1] / totals[3] * elapsed
+        totals[2] = float("nan")
+    return Watched(elapsed, used, *totals[:3], memory.peak() or usage.ru_maxrss * 1024)
+
+
+class DeviceMemory:
+    """The most memory that a GPU had in use since, over what it had before; nothing on a CPU."""
+
+    def __init__(self, device: str):
+        self.most, self.before, self.over = 0, 0, device != "cuda"
+        if not self.over:
+            self.before = self._used()
+            self.thread = threading.Thread(target=self._watch, daemon=True)
+            self.thread.start()
+
+    def _used(self) -> int:
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    def _watch(self):
+        while not self.over:
+            self.most = max(self.most, self._used())
+            time.sleep(0.2)
+
+    def peak(self) -> int:
+        """Bytes; ends the watch."""
+        self.over = True
+        return self.most - self.before

@@ -1,0 +1,73 @@
+"""The benchmark of training: its clock on a made-up log, and every contestant for a second on generated pairs."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+
+# 100 target tokens and 300 positions a step, twenty steps a second; the first second is ten times as slow.
+TRAINING = """
+    import json, sys, time
+    time.sleep(0.3)
+    for step in range(1000):
+        with open(sys.argv[1], "a") as file:
+            file.write(json.dumps({"source_tokens": 50, "target_tokens": 100, "padding": 0.5}) + "\\n")
+        time.sleep(0.05 if step > 1 else 0.5)
+"""
+
+
+@pytest.fixture
+def process_clock(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import process_clock
+
+    return process_clock
+
+
+def test_the_clock_counts_what_was_trained_after_the_warm_up(tmp_path, process_clock):
+    log = tmp_path / "log.jsonl"
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(TRAINING), str(log)])
+    watched = process_clock.watch(process, log, warm_up=1.0, seconds=1.0)
+    assert process.poll() is not None
+    assert watched.target_tokens % 100 == 0
+    assert watched.target_tokens == 2 * watched.source_tokens
+    rates = watched.rates()
+    # Never faster than the sleeps allow; slower where other programs have a share of the machine.
+    assert 300 < rates["target tokens/s"] < 2050
+    assert rates["padding"] == pytest.approx(0.5)
+    assert rates["positions/s"] == pytest.approx(3 * rates["target tokens/s"])
+
+
+def test_a_training_that_ends_by_itself_is_an_error(tmp_path, process_clock):
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(RuntimeError, match="status 3"):
+        process_clock.watch(process, tmp_path / "log.jsonl", warm_up=1.0, seconds=1.0)
+
+
+def test_lines_of_joeynmt(process_clock):
+    line = "2026-11-21 12:00:00,000 - INFO - joeynmt.training - Epoch   1, Step:       10, Batch Loss:     7.9,"
+    assert process_clock.joey_line(line + " Batch Acc: 0.02, Tokens per Sec:     1034, Lr: 0.0003") == {"rate": 1034.0}
+    assert process_clock.joey_line("something else") is None
+
+
+@pytest.mark.slow
+def test_every_contestant_trains_and_the_table_is_whole(tmp_path):
+    small = "--pairs 600 --d-model 32 --d-ff 64 --heads 2 --layers 1 --vocab-size 400 --batch-tokens 512"
+    times = "--rounds 1 --warm-up 0.3 --seconds 0.5 --threads 1"
+    command = [sys.executable, str(SCRIPTS / "benchmark_training.py"), *small.split(), *times.split()]
+    done = subprocess.run(
+        [*command, "--folder", str(tmp_path), "--variant=--no-fused-loss"], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert {len(row) for row in rows} == {len(rows[0])}
+    values = {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[1:]}
+    assert len(values) == 7
+    assert values["Marian, Seq2SeqTrainer"]["times Marian"] == "1.00"
+    for row in values.values():
+        assert float(row["target tokens/s"].replace(",", "")) > 0
+        assert float(row["padding"].rstrip("%")) < 60

@@ -1,0 +1,446 @@
+"""Runs that are killed, told to stop, or find the disk full: they end as undisturbed ones.
+
+Most runs here are forked from the test's own process, which has imported everything and has no threads of its own:
+starting Python anew for each would take most of the time. The slow tests start the real command.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from vaswani_transformer import UserError, train
+from vaswani_transformer.checkpoints import read_checkpoint, read_checkpoints
+from vaswani_transformer.cli import main
+from vaswani_transformer.recipe import Recipe
+from vaswani_transformer.synthetic import generate_corpus, write_corpus
+
+STEPS, EVERY = 12, 2
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    import datasets
+
+    folder = tmp_path_factory.mktemp("cache")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+    patch.setenv("HF_DATASETS_CACHE", str(folder))
+    patch.setenv("OMP_NUM_THREADS", "1")
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    write_corpus(generate_corpus(200, 20, 20), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe(cache, text):
+    """Five steps an epoch, dropout, and lines of the log that fall between checkpoints."""
+    return Recipe(
+        data_dir=str(text), train_source="train.en", train_target="train.de",
+        validation_source="validation.en", validation_target="validation.de",
+        vocab_size=400, d_model=16, d_ff=32, num_heads=2, encoder_layers=1, decoder_layers=1, dropout=0.1,
+        tokens_per_batch=600, tokens_per_device=300, max_length=60, max_steps=STEPS, warmup_steps=3,
+        evaluate_every=EVERY, log_every=3, validation_bleu=0, average_checkpoints=3, keep_checkpoints=2,
+        keep_weights="average", precision="fp32",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(recipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(dataclasses.replace(recipe, output=str(folder)), progress=False)
+    return folder
+
+
+def options(recipe, output) -> list[str]:
+    """The command line of a recipe."""
+    path = Path(recipe.data_dir) / f"recipe-{abs(hash(str(recipe)))}.yaml"
+    path.write_text(yaml.safe_dump(dataclasses.asdict(recipe)))
+    return ["train", str(path), "--output", str(output), "--quiet"]
+
+
+def fork(work) -> int:
+    """Start `work` in a copy of this process; returns its id."""
+    child = os.fork()
+    if child:
+        return child
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads have stayed behind
+    status = 70
+    try:
+        status = work()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status or 0)
+
+
+def wait(child: int) -> int:
+    """The exit status of a child, as a negative signal if one ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def run_command(words, error_file, before=None) -> int:
+    """`vaswani` with these words in a forked process, standard error in a file; returns its exit status."""
+
+    def work():
+        file = os.open(error_file, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        sys.stderr = sys.stdout = os.fdopen(2, "w", closefd=False)
+        if before is not None:
+            before()
+        status = main(words)
+        sys.stderr.flush()
+        return status
+
+    return wait(fork(work))
+
+
+def entries(folder) -> list[dict]:
+    """The training log without what depends on the clock."""
+    clocks = {"seconds", "target_tokens_per_second", "source_tokens_per_second"}
+    kept = []
+    for line in (folder / "training_log.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        kept.append(
+            {
+                key: value
+                for key, value in entry.items()
+                if key not in clocks and not key.endswith(("_runtime", "_per_second", "_preparation_time"))
+            }
+        )
+    return kept
+
+
+def check_same_end(folder, undisturbed):
+    """Bit-identical weights and optimizer, the same log, state and files; nothing left over."""
+    assert (folder / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
+    log = entries(folder)
+    assert log == entries(undisturbed)
+    assert [entry["step"] for entry in log if "loss" in entry] == list(range(3, STEPS + 1, 3))
+    assert [entry["step"] for entry in log if "eval_loss" in entry] == list(range(EVERY, STEPS + 1, EVERY))
+    seconds = [json.loads(line)["seconds"] for line in (folder / "training_log.jsonl").read_text().splitlines()]
+    assert seconds == sorted(seconds)
+    ends = [one / "checkpoints" / f"checkpoint-{STEPS}" for one in (folder, undisturbed)]
+    assert all(read_checkpoint(end) is not None for end in ends)
+    ours, theirs = (load_file(end / "model.safetensors") for end in ends)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    ours, theirs = (torch.load(end / "optimizer.pt") for end in ends)
+    for index, state in theirs["state"].items():
+        assert all(torch.equal(ours["state"][index][name], value) for name, value in state.items())
+    ours, theirs = (torch.load(end / "rng_state.pth", weights_only=False) for end in ends)
+    assert torch.equal(ours["cpu"], theirs["cpu"]) and ours["python"] == theirs["python"]
+    assert (ours["numpy"][1] == theirs["numpy"][1]).all()
+    ours, theirs = (json.loads((end / "trainer_state.json").read_text()) for end in ends)
+    for name in ("best_metric", "best_global_step", "global_step", "epoch", "total_flos"):
+        assert ours[name] == theirs[name], name
+    best = folder / "checkpoints" / f"checkpoint-{ours['best_global_step']}"
+    assert ours["best_model_checkpoint"] == str(best) and read_checkpoint(best) is not None
+    names = {one: {str(path.relative_to(one)) for path in one.rglob("*")} for one in (folder, undisturbed)}
+    assert names[folder] == names[undisturbed]
+    assert not [name for name in names[folder] if ".writing" in name or ".removing" in name]
+
+
+class DieAtFile:
+    """Kills its process right before the n-th time that it opens, renames, makes or removes something in a folder.
+
+    These are the moments that tell whether files are written and removed in a safe order.
+    """
+
+    EVENTS = frozenset({"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"})
+
+    def __init__(self, folder, count):
+        self.folder, self.left = str(folder), count
+        sys.addaudithook(self.hear)  # stays until the process ends: only for forked ones
+
+    def hear(self, event, arguments):
+        if event in self.EVENTS and self.folder in str(arguments[0]):
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in_training(recipe, count) -> int:
+    """A forked training that dies before its `count`-th file; returns its exit status."""
+
+    def work():
+        DieAtFile(recipe.output, count)
+        train(recipe, progress=False)
+
+    return wait(fork(work))
+
+
+def test_killed_again_and_again_between_two_file_operations(recipe, undisturbed, tmp_path):
+    """The same run dies again and again, at start-up, within checkpoints, between them, and at the end."""
+    recipe = dataclasses.replace(recipe, output=str(tmp_path / "run"))
+    dice, kills, resumed_from = random.Random(4), 0, set()
+    while kills < 10:
+        resumed_from |= {max(steps_in(tmp_path / "run"), default=0)}
+        status = die_in_training(recipe, dice.choice([dice.randint(1, 20), *(dice.randint(60, 180) for _ in range(3))]))
+        if status == 0:
+            break  # so soon, with fewer kills: what matters is below
+        assert status == -signal.SIGKILL
+        kills += 1
+    if not (tmp_path / "run" / "model.safetensors").exists():
+        assert die_in_training(recipe, -1) == 0
+    assert kills >= 5 and len(resumed_from) >= 4, (kills, resumed_from)
+    check_same_end(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.slow
+def test_killed_at_every_few_file_operations(recipe, undisturbed, tmp_path):
+    """A fresh run each time, killed a little later than the one before, and resumed once."""
+    count, step = 1, 23
+    while True:
+        one = dataclasses.replace(recipe, output=str(tmp_path / f"run-{count}"))
+        status = die_in_training(one, count)
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        if not (Path(one.output) / "model.safetensors").exists():
+            assert die_in_training(one, -1) == 0
+        check_same_end(Path(one.output), undisturbed)
+        shutil.rmtree(one.output)
+        count += step
+    assert count > 10 * step
+
+
+@pytest.mark.slow
+def test_a_new_run_over_a_finished_one_may_die_too(recipe, undisturbed, tmp_path):
+    """With `overwrite`, and another recipe: the end is that of the new one, whenever the old one was half removed."""
+    other = dataclasses.replace(recipe, max_steps=4, seed=5, output=str(tmp_path / "run"))
+    assert train(other, progress=False).steps == 4
+    recipe = dataclasses.replace(recipe, output=str(tmp_path / "run"), overwrite=True)
+    for count in (2, 5, 9, 12, 20):
+        assert die_in_training(recipe, count) == -signal.SIGKILL
+    assert die_in_training(recipe, -1) == 0
+    check_same_end(tmp_path / "run", undisturbed)
+
+
+def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_later(recipe, undisturbed, tmp_path):
+    """Files may grow to so many bytes, and the system refuses the rest: weights fail, then the optimizer's state."""
+    words = options(recipe, tmp_path / "run")
+    checkpoint = undisturbed / "checkpoints" / f"checkpoint-{STEPS}"
+    sizes = [(checkpoint / name).stat().st_size for name in ("model.safetensors", "optimizer.pt")]
+    assert sizes[0] < sizes[1]
+    stop = [*words, "--max-steps", "4"]
+    half = dataclasses.replace(recipe, max_steps=4)
+    assert run_command(stop, tmp_path / "err", lambda: _leave_before_the_end()) == 130, half
+    for limit, name in ((sizes[0] - 1000, "model"), (sizes[1] - 1000, "optimizer")):
+        status = run_command(words, tmp_path / "err", lambda limit=limit: _limit_files(limit))
+        said = [line for line in (tmp_path / "err").read_text().splitlines() if line.startswith("error: ")]
+        assert status == 1 and len(said) == 1, (name, (tmp_path / "err").read_text())
+        assert "checkpoint of step 6 could not be written" in said[0] and "free some space" in said[0]
+        assert said[0].endswith("then the same command goes on from step 4")
+        assert "Traceback" not in (tmp_path / "err").read_text()
+        assert [one.step for one in read_checkpoints(tmp_path / "run" / "checkpoints")] == [2, 4]
+        assert not list((tmp_path / "run").rglob(".writing*"))
+    assert run_command(words, tmp_path / "err") == 0
+    check_same_end(tmp_path / "run", undisturbed)
+
+
+def _limit_files(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def _leave_before_the_end() -> None:
+    from vaswani_transformer import training
+
+    def leave(*_):
+        raise KeyboardInterrupt
+
+    training.TrainingRun._choose_weights = leave
+
+
+def _find_space_at_the_start() -> None:
+    """As if someone else had filled the disk later."""
+    from vaswani_transformer import training
+
+    training.check_space = lambda *_: None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to mount a file system")
+def test_a_file_system_that_is_full(recipe, undisturbed, tmp_path):
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    files = (undisturbed / "checkpoints" / f"checkpoint-{STEPS}").iterdir()
+    one = sum(4096 * math.ceil(path.stat().st_size / 4096) for path in files)
+    size = 8 * one
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(mounted)]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        words = options(recipe, mounted / "run")
+        (mounted / "ballast").write_bytes(b"x" * (5 * one + one // 2))
+        status = run_command(words, tmp_path / "err", _find_space_at_the_start)
+        shown = (tmp_path / "err").read_text()
+        assert status == 1 and shown.startswith("error: ") and shown.count("\n") == 1 and "Traceback" not in shown, (
+            shown
+        )
+        assert "then the same command goes on from step" in shown
+        assert not list(mounted.rglob(".writing*")) and read_checkpoints(mounted / "run" / "checkpoints")
+        (mounted / "ballast").unlink()
+        assert run_command(words, tmp_path / "err") == 0, (tmp_path / "err").read_text()
+        check_same_end(mounted / "run", undisturbed)
+    finally:
+        subprocess.run(["umount", str(mounted)], check=True)
+
+
+def interrupted(recipe, folder):
+    """A run that has trained to its end and was killed before it chose its weights."""
+    one = dataclasses.replace(recipe, output=str(folder))
+
+    def work():
+        _leave_before_the_end()
+        train(one, progress=False)
+
+    wait(fork(work))
+    assert read_checkpoints(folder / "checkpoints") and not (folder / "model.safetensors").exists()
+    return one
+
+
+def test_checkpoints_that_were_half_copied_are_not_used(recipe, undisturbed, tmp_path):
+    one = interrupted(recipe, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints" / f"checkpoint-{STEPS}"
+    os.truncate(folder / "optimizer.pt", 1000)
+    assert read_checkpoint(folder) is None
+    assert [checkpoint.step for checkpoint in read_checkpoints(folder.parent)][-1] == STEPS - EVERY
+    assert train(one, progress=False).steps == STEPS  # goes on from the one before
+    check_same_end(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.parametrize("damage", ["no manifest and no state", "a file is missing", "a torn manifest", "another step"])
+def test_what_a_whole_checkpoint_is(undisturbed, tmp_path, damage):
+    folder = tmp_path / f"checkpoint-{STEPS}"
+    shutil.copytree(undisturbed / "checkpoints" / f"checkpoint-{STEPS}", folder)
+    assert read_checkpoint(folder).reasons == {"validation", "end"} and read_checkpoint(folder).world_size == 1
+    (folder / "notes.txt").write_text("one's own")
+    assert read_checkpoint(folder) is not None
+    if damage == "no manifest and no state":
+        (folder / "checkpoint.json").unlink()
+        assert read_checkpoint(folder).reasons == frozenset()  # as earlier versions wrote them
+        (folder / "trainer_state.json").write_text('{"torn')
+    elif damage == "a file is missing":
+        (folder / "rng_state.pth").unlink()
+    elif damage == "a torn manifest":
+        os.truncate(folder / "checkpoint.json", 30)
+    else:
+        folder = folder.rename(tmp_path / f"checkpoint-{STEPS + 1}")
+    assert read_checkpoint(folder) is None
+
+
+def test_another_tokenizer_or_other_data_is_refused_by_content(recipe, undisturbed, text, tmp_path):
+    shutil.copytree(text, tmp_path / "text")
+    tokenizer = tmp_path / "tokenizer"
+    shutil.copytree(undisturbed / "checkpoints" / "tokenizer", tokenizer)
+    recipe = dataclasses.replace(recipe, data_dir=str(tmp_path / "text"), tokenizer=str(tokenizer))
+    one = interrupted(recipe, tmp_path / "run")
+    before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "run").rglob("*") if path.is_file())
+
+    def refused(said):
+        with pytest.raises(UserError, match=said):
+            train(one, progress=False)
+        after = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "run").rglob("*") if path.is_file())
+        assert after == before
+
+    for name, said in (("train.en", "the training data changed"), ("validation.de", "the validation data changed")):
+        path = tmp_path / "text" / name
+        original = path.read_text()
+        lines = original.splitlines()
+        lines[7], lines[8] = lines[8], lines[7]
+        path.write_text("\n".join(lines) + "\n")
+        refused(said)
+        path.write_text(original)  # the same content at another time
+    made = json.loads((tokenizer / "tokenizer.json").read_text())
+    merges = made["model"]["merges"]
+    merges[-1], merges[-2] = merges[-2], merges[-1]
+    (tokenizer / "tokenizer.json").write_text(json.dumps(made))
+    refused("the tokenizer")
+    shutil.rmtree(tokenizer)
+    shutil.copytree(undisturbed / "checkpoints" / "tokenizer", tokenizer)
+    assert train(one, progress=False).steps == STEPS
+
+
+def start(recipe, folder, *more) -> subprocess.Popen:
+    """The real command."""
+    words = [sys.executable, "-m", "vaswani_transformer", *options(recipe, folder), *more]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def steps_in(folder) -> set[int]:
+    """Steps of the whole checkpoints of a run."""
+    return {checkpoint.step for checkpoint in read_checkpoints(folder / "checkpoints")}
+
+
+def wait_for(condition, process, seconds=60.0):
+    """Poll until a condition holds or the process has ended."""
+    until = time.monotonic() + seconds
+    while not condition() and process.poll() is None:
+        assert time.monotonic() < until, "waited too long"
+        time.sleep(0.0005)
+
+
+@pytest.mark.slow
+def test_the_real_command_killed_ten_times_at_random_moments(recipe, tmp_path):
+    """Half of the kills come while a checkpoint is being written, the others at any time of training."""
+    recipe = dataclasses.replace(recipe, max_steps=240, evaluate_every=10, log_every=7)
+    train(dataclasses.replace(recipe, output=str(tmp_path / "undisturbed")), progress=False)
+    folder, dice, within = tmp_path / "run", random.Random(1), 0
+    for kill in range(10):
+        already = steps_in(folder)
+        process = start(recipe, folder)
+        wait_for(lambda already=already: steps_in(folder) - already, process)
+        if kill % 2:
+            wait_for(lambda: any((folder / "checkpoints").glob(".writing-checkpoint-*")), process)
+        time.sleep(dice.uniform(0, 0.02 if kill % 2 else 0.5))
+        process.kill()
+        out = process.communicate()[0]
+        assert process.returncode == -signal.SIGKILL, out
+        within += bool(list((folder / "checkpoints").glob(".*ing-*")))
+    process = start(recipe, folder)
+    out = process.communicate()[0]
+    assert process.returncode == 0 and "resuming from step" in out, out
+    assert within, "no kill came within a checkpoint"
+    same_end = (folder / "model.safetensors").read_bytes() == (tmp_path / "undisturbed/model.safetensors").read_bytes()
+    assert same_end and entries(folder) == entries(tmp_path / "undisturbed")
+    assert [entry["step"] for entry in entries(folder) if "loss" in entry] == list(range(7, 241, 7))
+
+
+@pytest.mark.slow
+def test_the_real_command_leaves_with_a_checkpoint_on_sigterm(recipe, tmp_path):
+    recipe = dataclasses.replace(recipe, max_steps=100, evaluate_every=50, log_every=7)
+    train(dataclasses.replace(recipe, output=str(tmp_path / "undisturbed")), progress=False)
+    folder = tmp_path / "run"
+    process = start(recipe, folder)
+    wait_for(lambda: (folder / "training_log.jsonl").is_file() and len(entries(folder)) > 0, process)
+    process.send_signal(signal.SIGTERM)
+    out = process.communicate()[0]
+    assert process.returncode == 128 + signal.SIGTERM and "run the same command again" in out
+    [checkpoint] = read_checkpoints(folder / "checkpoints")
+    assert checkpoint.reasons == {"stop"} and checkpoint.step not in (50, 100)
+    out = start(recipe, folder).communicate()[0]
+    assert f"resuming from step {checkpoint.step}" in out
+    assert (folder / "model.safetensors").read_bytes() == (tmp_path / "undisturbed/model.safetensors").read_bytes()
+    assert entries(folder) == entries(tmp_path / "undisturbed")

@@ -1,0 +1,620 @@
+"""`vaswani prepare`: it writes what training makes of the text itself, however it is made or interrupted."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from safetensors.torch import load_file
+
+from vaswani_transformer import preparation, train, train_tokenizer
+from vaswani_transformer.cli import main
+from vaswani_transformer.data import tokenize_pairs
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.preparation import prepare
+from vaswani_transformer.prepared import PreparedPairs, check_recipe_matches, open_prepared, verify_prepared
+from vaswani_transformer.recipe import Recipe
+from vaswani_transformer.recipe_data import data_sources, load_training_pairs
+from vaswani_transformer.shards import ShardWriter, Workers
+from vaswani_transformer.synthetic import generate_corpus, write_corpus
+from vaswani_transformer.tokenization import load_tokenizer
+
+CHUNK = 40
+SIZES = {"vocab_size": 400, "d_model": 16, "d_ff": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Keep the user's cache untouched."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+        patch.setattr(preparation, "CHUNK", CHUNK)
+        yield
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Three shards of 70 pairs, some of which every filter drops, and 20 pairs to validate on."""
+    folder = tmp_path_factory.mktemp("text")
+    write_corpus(generate_corpus(210, 20, 20), folder)
+    for side in ("en", "de"):
+        lines = (folder / f"train.{side}").read_text(encoding="utf-8").splitlines()[:210]
+        lines[3] = "" if side == "en" else lines[3]
+        lines[50] = "a b c d " * 40
+        lines[90] = "one two three four five six seven eight nine ten" if side == "en" else "x"
+        lines[200] = " \t"
+        for number in range(3):
+            part = "\n".join(lines[70 * number : 70 * number + 70]) + "\n"
+            (folder / f"part.{number}.{side}").write_text(part, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    lines = [line for path in sorted(text.glob("part.*")) for line in path.read_text(encoding="utf-8").splitlines()]
+    train_tokenizer(lines, vocab_size=400).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def recipe(text, tokenizer_folder):
+    return Recipe(
+        data_dir=str(text), train_source="part.*.en", train_target="part.*.de", validation_size=15, seed=3,
+        tokenizer=str(tokenizer_folder), max_length=60, tokens_per_batch=600, tokens_per_device=600, **SIZES,
+    )  # fmt: skip
+
+
+def with_validation(recipe):
+    return dataclasses.replace(recipe, validation_source="validation.en", validation_target="validation.de")
+
+
+def make(recipe, folder, **options):
+    return prepare(recipe, folder, **{"workers": 1, "progress": False, **options})
+
+
+def digests(folder):
+    """SHA-256 of every file of a prepared folder."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def error_of(function, *arguments, **options):
+    with pytest.raises(UserError) as caught:
+        function(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# What is written
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+@pytest.mark.parametrize("trained", [True, False])
+def test_prepared_pairs_equal_those_of_training_from_text_pair_by_pair(recipe, tmp_path, held_out, trained):
+    recipe = recipe if held_out else with_validation(recipe)
+    recipe = dataclasses.replace(recipe, tokenizer=None) if trained else recipe
+    manifest = make(recipe, tmp_path / "p")
+    prepared = open_prepared(tmp_path / "p")
+    text = load_training_pairs(recipe)
+    if trained:
+        lines = (side for pair in zip(text[0]["source"], text[0]["target"], strict=True) for side in pair)
+        assert prepared.tokenizer.get_vocab() == train_tokenizer(lines, vocab_size=400).get_vocab()
+    limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
+    for part, pairs in (("train", text[0]), ("validation", text[1])):
+        expected, counts = tokenize_pairs(pairs, prepared.tokenizer, **limits)
+        assert prepared.counts(part) == counts
+        mapped: PreparedPairs = getattr(prepared, part)
+        assert len(mapped) == len(expected) == manifest["parts"][part]["pairs"]
+        for row, wanted in zip(mapped.__getitems__(range(len(mapped))), expected, strict=True):
+            assert row["input_ids"].tolist() == wanted["input_ids"] and row["labels"].tolist() == wanted["labels"]
+        columns = expected.with_format("numpy")
+        for side, lengths in zip(("source", "target"), mapped.lengths, strict=True):
+            assert lengths.tolist() == columns[f"{side}_length"][:].tolist()
+            assert manifest["parts"][part][f"{side}_tokens"] == lengths.sum()
+        assert mapped.as_dataset()[:] == expected[:]
+    assert prepared.counts("train").too_long and prepared.counts("train").ratio and prepared.counts("train").empty == 2
+
+
+def test_a_vocabulary_and_lengths_beyond_16_bits_have_room(recipe, text, tmp_path):
+    recipe = dataclasses.replace(recipe, max_length=70_000, max_length_ratio=0)
+    long = tmp_path / "long"
+    long.mkdir()
+    for side in ("en", "de"):
+        (long / f"part.0.{side}").write_text("a\n" + "Q " * 34_000 + "\n" + "b\n" * 30, encoding="utf-8")
+    manifest = make(dataclasses.replace(recipe, data_dir=str(long), validation_size=1), tmp_path / "p")
+    prepared = open_prepared(tmp_path / "p")
+    assert manifest["length_type"] == "int32" and prepared.train.lengths.max() > 2**16
+    state = json.loads((Path(recipe.tokenizer) / "tokenizer.json").read_text(encoding="utf-8"))
+    writer = ShardWriter(tmp_path, json.dumps(state), False, 2, 60, 3.0, "int32", "uint16")
+    ids = pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), pa.array([70_000, 2], pa.int32()))
+    writer._store("train", 0, [ids, ids], np.array([[2], [2]], np.uint16))
+    assert pa.ipc.open_file(str(tmp_path / "train-00000.arrow")).get_batch(0)["labels"].to_pylist() == [[70_000, 2]]
+
+
+def test_training_on_prepared_pairs_and_on_text_gives_the_same_weights(recipe, tmp_path):
+    recipe = dataclasses.replace(
+        recipe, max_steps=4, warmup_steps=2, evaluate_every=2, log_every=1, validation_bleu=0, average_checkpoints=0
+    )
+    make(recipe, tmp_path / "p")
+    from_text = train(dataclasses.replace(recipe, output=str(tmp_path / "a")), progress=False)
+    again = dataclasses.replace(recipe, output=str(tmp_path / "b"), prepared=str(tmp_path / "p"))
+    mapped = train(dataclasses.replace(again, data_dir=None, train_source=None, train_target=None), progress=False)
+    one, other = (load_file(result.folder / "model.safetensors") for result in (from_text, mapped))
+    assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
+
+
+def test_a_run_goes_on_with_the_same_prepared_pairs_elsewhere_and_with_no_others(recipe, tmp_path):
+    recipe = dataclasses.replace(
+        recipe, max_steps=2, warmup_steps=2, evaluate_every=2, validation_bleu=0, average_checkpoints=0
+    )
+    make(recipe, tmp_path / "p")
+    recipe = dataclasses.replace(recipe, prepared=str(tmp_path / "p"), output=str(tmp_path / "run"))
+    result = train(recipe, progress=False)
+    (result.folder / "model.safetensors").unlink()  # as if it had been interrupted
+    (tmp_path / "p").rename(tmp_path / "moved")
+    recipe = dataclasses.replace(recipe, prepared=str(tmp_path / "moved"), max_steps=4)
+    make(dataclasses.replace(recipe, train_source="part.[01].en", train_target="part.[01].de"), tmp_path / "other")
+    others = dataclasses.replace(recipe, prepared=str(tmp_path / "other"))
+    assert "train_source is" in error_of(train, others, progress=False)
+    lengths = np.load(tmp_path / "other" / "train.lengths.npy")
+    assert lengths.shape[1] < open_prepared(tmp_path / "moved").train.lengths.shape[1]
+    manifest = tmp_path / "other" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("part.[01]", "part.*"))
+    assert "training data" in error_of(train, others, progress=False)
+    assert train(recipe, progress=False).steps == 4
+
+
+def test_any_number_of_workers_gives_the_same_files(recipe, tmp_path):
+    for workers in (1, 3):
+        make(recipe, tmp_path / str(workers), workers=workers)
+    assert digests(tmp_path / "1") == digests(tmp_path / "3")
+    assert len(list((tmp_path / "1").glob("train-*.arrow"))) == 6 == -(-210 // CHUNK)
+
+
+def test_memory_of_preparation_does_not_grow_with_the_text(recipe, tmp_path):
+    """Of this process; chunks come and go."""
+    peaks = []
+    for times in (5, 40):
+        folder = tmp_path / str(times)
+        folder.mkdir()
+        for side in ("en", "de"):
+            (folder / f"part.0.{side}").write_text("a short line of text\n" * 40 * times, encoding="utf-8")
+        tracemalloc.start()
+        make(dataclasses.replace(recipe, data_dir=str(folder)), folder / "p")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 100_000, "35 more chunks took memory"
+
+
+# Interruptions
+
+
+def prepare_in_a_child(recipe, folder, seconds=None):
+    """Prepare in a forked process, killed after so many seconds; whether it was."""
+    child = os.fork()
+    if child == 0:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads have stayed behind
+        status = 1
+        try:
+            make(recipe, folder)
+            status = 0
+        finally:
+            os._exit(status)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or status == 0
+    return os.WIFSIGNALED(status)
+
+
+def test_a_preparation_killed_at_random_moments_ends_with_the_same_files(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "CHUNK", 2)
+    whole, folder, chance, amidst = tmp_path / "whole", tmp_path / "killed", random.Random(1), 0
+    begin = time.monotonic()
+    prepare_in_a_child(recipe, whole)
+    seconds = time.monotonic() - begin
+    for _ in range(8):
+        killed = prepare_in_a_child(recipe, folder, chance.uniform(0.3, 1) * seconds / 2)
+        amidst += killed and any(folder.glob("train-*.arrow")) and not (folder / "manifest.json").exists()
+    prepare_in_a_child(recipe, folder)
+    assert amidst >= 2, "too few were killed with some shards made to say anything"
+    assert digests(folder) == digests(whole)
+
+
+def test_whole_shards_are_not_made_again(recipe, tmp_path, monkeypatch):
+    written, store = [], ShardWriter._store
+
+    def stop_after_three(self, part, number, *rest):
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        written.append((part, number))
+        return store(self, part, number, *rest)
+
+    monkeypatch.setattr(ShardWriter, "_store", stop_after_three)
+    with pytest.raises(KeyboardInterrupt):
+        make(recipe, tmp_path / "p")
+    assert "not finished: run the same `vaswani prepare` command again" in error_of(open_prepared, tmp_path / "p")
+    (tmp_path / "p" / "train-00001.arrow").write_bytes(b"cut off")
+    monkeypatch.setattr(ShardWriter, "_store", lambda self, *rest: written.append(rest[:2]) or store(self, *rest))
+    make(recipe, tmp_path / "p")
+    numbers = [number for part, number in written if part == "train"]
+    assert numbers == [0, 1, 2, 1, 3, 4, 5]
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "p").rglob("*.arrow")}
+    make(recipe, tmp_path / "p")
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "p").rglob("*.arrow")}
+    make(recipe, tmp_path / "p", overwrite=True)
+    assert before != {path: path.stat().st_mtime_ns for path in (tmp_path / "p").rglob("*.arrow")}
+
+
+def test_a_worker_that_is_killed_is_told(recipe, tmp_path):
+    backend = load_tokenizer(recipe.tokenizer).backend_tokenizer.to_str()
+    workers = Workers(ShardWriter(tmp_path, backend, False, 2, 60, 3.0, "uint16", "uint16"), 2)
+
+    def jobs():
+        yield "train", 0, (["a"], ["b"])
+        os.kill(workers.processes[0][0].pid, signal.SIGKILL)
+        yield "train", 1, (["a"] * 9, ["b"] * 9)
+
+    try:
+        assert "was killed (out of memory?): run the same command again" in error_of(list, workers.run(jobs()))
+    finally:
+        workers.close()
+
+
+def test_a_disk_that_fills_leaves_whole_shards_and_nothing_else(recipe, tmp_path):
+    """Files above a size cannot be written in the child, as on a full disk."""
+    make(recipe, tmp_path / "whole")
+    folder = tmp_path / "p"
+    limit = max(path.stat().st_size for path in (tmp_path / "whole").glob("train-*.arrow")) - 1
+    child = os.fork()
+    if child == 0:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        status = 1
+        try:
+            preparation.Preparation(recipe, folder, 1, False).claim(False)
+            preparation.Preparation(recipe, folder, 1, False)._tokenizer()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            make(recipe, folder)
+        except OSError:
+            status = 77
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 77
+    assert not list(folder.glob("*.tmp")) and not (folder / "manifest.json").exists()
+    make(recipe, folder)
+    assert digests(folder) == digests(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_the_command_killed_with_its_workers_at_random_moments_ends_with_the_same_files(text, tmp_path):
+    """The real command and chunks, 200,000 pairs, `kill -9` of the reading process; takes about a minute."""
+    for side in ("en", "de"):
+        lines = (text / f"part.0.{side}").read_text(encoding="utf-8")
+        (tmp_path / f"a.{side}").write_text(lines * 2900, encoding="utf-8")
+    recipe = "train_source: a.en\ntrain_target: a.de\nvocab_size: 400\ntokenizer: tokenizer\nmax_length: 60\n"
+    (tmp_path / "r.yaml").write_text(recipe, encoding="utf-8")
+    train_tokenizer((text / "part.0.en").read_text(encoding="utf-8").splitlines(), vocab_size=400).save_pretrained(
+        tmp_path / "tokenizer"
+    )
+
+    def start(folder, workers):
+        command = [sys.executable, "-m", "vaswani_transformer", "prepare", "r.yaml", "--output", folder]
+        return subprocess.Popen([*command, "--workers", str(workers)], cwd=tmp_path, stderr=subprocess.PIPE)
+
+    assert start("whole", 1).wait() == 0
+    chance, killed = random.Random(0), 0
+    for _ in range(3):
+        process = start("killed", 3)
+        shards = len(list((tmp_path / "killed").glob("train-*.arrow")))
+        while process.poll() is None and len(list((tmp_path / "killed").glob("train-*.arrow"))) <= shards:
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 0.5))
+        process.kill()
+        killed += process.wait() == -signal.SIGKILL
+    assert killed >= 2
+    assert start("killed", 3).wait() == 0
+    assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
+
+
+# What is refused while preparing
+
+
+def test_a_folder_of_other_settings_or_other_text_is_refused(recipe, text, tmp_path):
+    make(recipe, tmp_path / "p")
+    for changes, name in (({"max_length": 50}, "max_length"), ({"seed": 4}, "seed"), ({"validation_size": 9}, "size")):
+        message = error_of(make, dataclasses.replace(recipe, **changes), tmp_path / "p")
+        assert name in message and "--overwrite" in message
+    copy = tmp_path / "text"
+    copy.mkdir()
+    for path in text.glob("part.*"):
+        (copy / path.name).write_bytes(path.read_bytes())
+    moved = dataclasses.replace(recipe, data_dir=str(copy))
+    make(moved, tmp_path / "q")
+    with (copy / "part.1.en").open("a") as file:
+        file.write("more\n")
+    with (copy / "part.1.de").open("a") as file:
+        file.write("mehr\n")
+    assert f"{copy / 'part.1.de'} is not as it was" in error_of(make, moved, tmp_path / "q")
+    make(moved, tmp_path / "q", overwrite=True)
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(recipe, tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert "is not empty and holds no preparation" in error_of(make, recipe, tmp_path)
+    assert "is a file" in error_of(make, recipe, tmp_path / "thesis.txt")
+    with pytest.raises(UserError, match="is not empty"):
+        make(recipe, tmp_path, overwrite=True)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_two_processes_do_not_prepare_one_folder(recipe, tmp_path):
+    with preparation._locked(tmp_path / "p"):
+        assert "another process is preparing" in error_of(make, recipe, tmp_path / "p")
+    make(recipe, tmp_path / "p")
+
+
+def test_nothing_left_and_nonsense_are_refused(recipe, tmp_path):
+    assert "no train pair is left after filtering (195 read" in error_of(
+        make, dataclasses.replace(recipe, max_length=2), tmp_path / "p"
+    )
+    assert "workers is 0" in error_of(make, recipe, tmp_path / "q", workers=0)
+    assert "cannot hold validation_size 210" in error_of(
+        make, dataclasses.replace(recipe, validation_size=210), tmp_path / "r"
+    )
+    assert "no training data" in error_of(make, Recipe(), tmp_path / "s")
+
+
+# What is refused while reading
+
+
+def damage_missing(folder):
+    (folder / "train-00002.arrow").unlink()
+    return "train-00002.arrow is missing"
+
+
+def damage_truncated(folder):
+    path = folder / "train-00003.arrow"
+    path.write_bytes(path.read_bytes()[:-10])
+    return "train-00003.arrow has "
+
+
+def replace_shard(folder, table):
+    """Put another table in place of a shard, of the size that the manifest says."""
+    with pa.ipc.new_file(str(folder / "train-00001.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    size = (folder / "train-00001.arrow").stat().st_size
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["parts"]["train"]["shards"][1]["bytes"] = size
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def damage_schema(folder):
+    ids = pa.array([[1, 2]], pa.list_(pa.int64()))
+    replace_shard(folder, pa.table({"input_ids": ids, "labels": ids}))
+    return "train-00001.arrow has the columns input_ids: list<item: int64>"
+
+
+def damage_column(folder):
+    ids = pa.array([[1, 2]], pa.list_(pa.uint16()))
+    replace_shard(folder, pa.table({"input_ids": ids, "targets": ids}))
+    return "train-00001.arrow has the columns"
+
+
+def damage_rows(folder):
+    ids = pa.array([[1, 2]], pa.list_(pa.uint16()))
+    replace_shard(folder, pa.table({"input_ids": ids, "labels": ids}))
+    return "train-00001.arrow has 1 rows, not "
+
+
+def damage_content(folder):
+    path = folder / "train-00000.arrow"
+    path.write_bytes(bytes(path.stat().st_size))
+    return "train-00000.arrow is not an Arrow file"
+
+
+def damage_index(folder):
+    lengths = np.load(folder / "train.lengths.npy")
+    np.save(folder / "train.lengths.npy", lengths[:, 1:])
+    return "train.lengths.npy has "
+
+
+def damage_index_type(folder):
+    lengths = np.load(folder / "train.lengths.npy")
+    np.save(folder / "train.lengths.npy", lengths.view(np.int16))
+    return "train.lengths.npy holds int16"
+
+
+def damage_manifest(folder):
+    path = folder / "manifest.json"
+    path.write_text(path.read_text(encoding="utf-8")[:-40], encoding="utf-8")
+    return "manifest.json is not a manifest"
+
+
+def damage_version(folder):
+    path = folder / "manifest.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('"version": 1', '"version": 7', 1), encoding="utf-8")
+    return "has format version 7"
+
+
+def damage_no_manifest(folder):
+    (folder / "manifest.json").unlink()
+    return "holds no manifest.json"
+
+
+def damage_tokenizer(folder):
+    train_tokenizer(["another text", "andere"], vocab_size=300).save_pretrained(folder / "tokenizer")
+    return "tokenizer is not the tokenizer that the pairs were prepared with"
+
+
+def damage_no_tokenizer(folder):
+    (folder / "tokenizer" / "tokenizer.json").unlink()
+    return "tokenizer.json missing"
+
+
+DAMAGES = [value for name, value in sorted(globals().items()) if name.startswith("damage_")]
+
+
+@pytest.fixture(scope="module")
+def prepared_once(text, tokenizer_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prepared") / "p"
+    recipe = Recipe(
+        data_dir=str(text), train_source="part.*.en", train_target="part.*.de", validation_size=15, seed=3,
+        tokenizer=str(tokenizer_folder), max_length=60, **SIZES,
+    )  # fmt: skip
+    make(recipe, folder)
+    return folder
+
+
+@pytest.fixture
+def prepared_copy(prepared_once, tmp_path):
+    import shutil
+
+    return Path(shutil.copytree(prepared_once, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_damage_is_refused_before_training_and_named(prepared_copy, damage):
+    open_prepared(prepared_copy)
+    expected = damage(prepared_copy)
+    assert f"{expected}" in error_of(open_prepared, prepared_copy)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    assert "does not exist: make it with `vaswani prepare`" in error_of(open_prepared, tmp_path / "nowhere")
+
+
+def change_bytes(path, values, old, new):
+    """Replace one number of an Arrow column, found by the bytes of the whole column, in the file."""
+    content = path.read_bytes()
+    assert content.count(values.tobytes()) == 1
+    place = content.index(values.tobytes()) + values.itemsize * old
+    path.write_bytes(content[:place] + np.array(new, values.dtype).tobytes() + content[place + values.itemsize :])
+
+
+def test_a_row_that_has_changed_is_named_when_it_is_read_and_by_the_check(prepared_copy):
+    pairs = open_prepared(prepared_copy).train
+    offsets = pairs._open(1)[0]
+    change_bytes(prepared_copy / "train-00001.arrow", offsets, 8, offsets[8] + 1)
+    damaged = open_prepared(prepared_copy).train
+    start = pairs.facts["shards"][0]["rows"]
+    damaged.__getitems__(list(range(start)))
+    for row in (7, 8):  # where row 7 ends, row 8 begins
+        assert f"train-00001.arrow, row {row}: " in error_of(damaged.__getitems__, [start + row])
+    assert "train-00001.arrow, row 7: the content has changed" in error_of(verify_prepared, prepared_copy)
+
+
+def test_the_check_finds_changed_tokens_and_names_the_row_of_one_outside_the_vocabulary(prepared_copy):
+    verify_prepared(prepared_copy)
+    values = open_prepared(prepared_copy).train._open(2)[3]
+    offsets = open_prepared(prepared_copy).train._open(2)[2]
+    change_bytes(prepared_copy / "train-00002.arrow", values, int(offsets[5]) + 1, values[offsets[5] + 1] ^ 1)
+    assert "train-00002.arrow: the content has changed" in error_of(verify_prepared, prepared_copy)
+    values = open_prepared(prepared_copy).train._open(2)[3]
+    change_bytes(prepared_copy / "train-00002.arrow", values, int(offsets[5]), 65_000)
+    assert "train-00002.arrow, row 5: the content has changed" in error_of(verify_prepared, prepared_copy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"max_length": 50}, ["max_length is 50, prepared with 60"]),
+        ({"max_length_ratio": 2.0}, ["max_length_ratio is 2.0, prepared with 3.0"]),
+        ({"train_source": "part.*.de", "train_target": "part.*.en"}, ["train_source is", "train_target is"]),
+        ({"validation_size": 14}, ["validation_size is 14"]),
+        ({"source_column": "en"}, ["source_column is 'en', prepared with 'source'"]),
+    ],
+)
+def test_a_recipe_that_would_make_other_pairs_is_refused(recipe, prepared_once, changes, names):
+    prepared = open_prepared(prepared_once)
+    check_recipe_matches(prepared, recipe)
+    message = error_of(check_recipe_matches, prepared, dataclasses.replace(recipe, **changes))
+    assert all(name in message for name in names) and str(prepared_once) in message
+
+
+def test_a_recipe_may_leave_out_the_data_have_it_elsewhere_and_another_seed(recipe, prepared_once):
+    prepared = open_prepared(prepared_once)
+    without = {"train_source": None, "train_target": None, "tokenizer": None, "vocab_size": 37_000}
+    for changes in (without, {"data_dir": "/somewhere/else"}, {"seed": 9}):
+        check_recipe_matches(prepared, dataclasses.replace(recipe, **changes))
+
+
+def test_another_tokenizer_is_refused(recipe, prepared_once, tmp_path):
+    train_tokenizer(["another text"], vocab_size=300).save_pretrained(tmp_path / "t")
+    prepared = open_prepared(prepared_once)
+    message = error_of(check_recipe_matches, prepared, dataclasses.replace(recipe, tokenizer=str(tmp_path / "t")))
+    assert f"tokenizer {tmp_path / 't'} is not the one" in message
+
+
+def test_another_size_of_vocabulary_than_was_trained_is_refused(recipe, tmp_path):
+    recipe = dataclasses.replace(recipe, tokenizer=None)
+    make(recipe, tmp_path / "p")
+    message = error_of(check_recipe_matches, open_prepared(tmp_path / "p"), dataclasses.replace(recipe, vocab_size=500))
+    assert "vocab_size is 500, prepared with 400" in message
+
+
+# The command
+
+
+def test_the_command_prepares_checks_and_trains(text, tmp_path, capsys):
+    recipe = tmp_path / "r.yaml"
+    lines = [f"data_dir: {text}", "train_source: part.*.en", "train_target: part.*.de", "validation_size: 15"]
+    lines += [f"{name}: {value}" for name, value in SIZES.items()]
+    lines += ["max_steps: 2", "evaluate_every: 2", "validation_bleu: 0", "max_length: 60", "average_checkpoints: 0"]
+    recipe.write_text("\n".join(lines), encoding="utf-8")
+    folder = str(tmp_path / "p")
+    assert main(["prepare", str(recipe), "--output", folder, "--workers", "1"]) == 0
+    assert "training: 195 pairs read, 19" in capsys.readouterr().out
+    assert main(["prepare", folder, "--check"]) == 0
+    assert "all as they were written" in capsys.readouterr().out
+    train_it = ["train", str(recipe), "--prepared", folder, "--output", str(tmp_path / "m"), "--quiet"]
+    assert main([*train_it, "--max-length", "50"]) == 2
+    assert "max_length is 50, prepared with 60" in capsys.readouterr().err
+    assert not (tmp_path / "m" / "model.safetensors").exists()
+    assert main(train_it) == 0
+    assert (tmp_path / "m" / "model.safetensors").exists()
+    (tmp_path / "p" / "train-00001.arrow").unlink()
+    assert main([*train_it, "--overwrite"]) == 2
+    error = capsys.readouterr().err
+    assert f"error: {tmp_path / 'p' / 'train-00001.arrow'} is missing" in error and "Traceback" not in error
+    assert main(["prepare", str(recipe)]) == 2
+    assert "give --output FOLDER" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_how_to_go_on(recipe, text, tmp_path, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ShardWriter, "_store", interrupt)
+    (tmp_path / "r.yaml").write_text(
+        f"data_dir: {text}\ntrain_source: part.*.en\ntrain_target: part.*.de\nvalidation_size: 15\nvocab_size: 400\n",
+        encoding="utf-8",
+    )
+    command = ["prepare", str(tmp_path / "r.yaml"), "--output", str(tmp_path / "p"), "--workers", "1"]
+    monkeypatch.setattr(sys, "argv", ["vaswani", *command])
+    assert main(command) == 130
+    assert "run the same command again" in capsys.readouterr().out
+
+
+def test_data_sources_of_a_recipe(recipe, text):
+    train_source, validation = data_sources(recipe)
+    assert [tuple(path.name for path in shard) for shard in train_source.shards] == [
+        (f"part.{number}.en", f"part.{number}.de") for number in range(3)
+    ]
+    assert validation is None
+    assert data_sources(with_validation(recipe))[1].files() == [text / "validation.en", text / "validation.de"]

@@ -1,0 +1,324 @@
+"""The same training for any number of processes: batches, losses, weights, rates, resuming with another number.
+
+This file is a script too: it forks the processes, so that what they import is imported once.
+"""
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_trainer import (
+    assert_same_training,
+    evaluation_pairs,
+    exact_loss,
+    first_batches,
+    make_model,
+    make_pairs,
+    make_trainer,
+)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+
+from vaswani_transformer import VaswaniForConditionalGeneration
+from vaswani_transformer.batching import PairCollator
+from vaswani_transformer.schedule import noam_learning_rate
+from vaswani_transformer.trainer import VaswaniTrainer
+
+TOKENS, STEPS, PAIRS = 512, 30, 211  # an odd number of pairs; four batches an epoch or so, the last ones small
+SGD = {"optim": "sgd", "learning_rate_scale": 1.0, "warmup_steps": 4}  # parameters that move as gradients say
+ADAM = {"learning_rate_scale": 0.05, "warmup_steps": 10}  # with the paper's epsilon
+# name: processes, parts that one process would take the batch in, settings
+FAST = {"2x4": (2, 4, ADAM), "3": (3, 1, SGD)}
+SLOW = {"2": (2, 1, SGD), "3x4": (3, 4, SGD), "4-adam": (4, 1, ADAM), "8": (8, 1, SGD), "8-adam": (8, 1, ADAM)}
+RUNS = FAST | SLOW
+EITHER = [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+
+
+def settings(parts, more):
+    return {"tokens_per_batch": TOKENS, "tokens_per_device": TOKENS // parts, "max_steps": STEPS, **more}
+
+
+def record(trainer):
+    history = trainer.state.log_history
+    return {
+        "batches": trainer.batches,
+        "accumulation": trainer.args.gradient_accumulation_steps,
+        "losses": [entry["loss"] for entry in history if "loss" in entry],
+        "rates": [entry["learning_rate"] for entry in history if "loss" in entry],
+        "norms": [float(entry["grad_norm"]) for entry in history if "loss" in entry],
+        "tokens": trainer.recording.step_tokens,
+        "epoch": trainer.state.epoch,
+    }
+
+
+def train_and_save(folder, name, rank, trainer, **options):
+    trainer.train(**options)
+    (folder / f"{name}-{rank}.json").write_text(json.dumps(record(trainer)))
+    if rank == 0:
+        save_file({key: tensor.clone() for key, tensor in trainer.model.state_dict().items()}, folder / f"{name}.st")
+
+
+def as_one(rank, folder, name, world_size, parts, more):
+    """One of several processes: trains, and validates."""
+    train_and_save(folder, name, rank, make_trainer(folder / name, make_pairs(PAIRS), **settings(parts, more)))
+    if name == "3":
+        options = {"eval_dataset": evaluation_pairs().select_columns(["input_ids", "labels"])}
+        options["compute_metrics"] = lambda prediction: {"rows": len(prediction.predictions)}
+        for generate in (False, True):
+            trainer = make_trainer(folder / name, trainer_options=options, predict_with_generate=generate)
+            result = json.dumps(trainer.evaluate())
+            (folder / f"evaluation-{generate}-{rank}.json").write_text(result)
+
+
+def stop_at_5(rank, folder, name, world_size, parts, more):
+    model = make_model(more.pop("dropout", 0.0))
+    trainer = make_trainer(folder / name, make_pairs(PAIRS), model, stop_at=5, **settings(parts, more))
+    train_and_save(folder, name, rank, trainer)
+
+
+def resume(rank, folder, name, world_size, parts, more):
+    start = more.pop("start")
+    more = {**more, "max_steps": 12}
+    trainer = make_trainer(folder / name, make_pairs(PAIRS), make_model(seed=9), **settings(parts, more))
+    train_and_save(folder, name, rank, trainer, resume_from_checkpoint=str(folder / start / "checkpoint-5"))
+
+
+def dropout_seeds(rank, folder, name, world_size, parts, more):
+    """The number that dropout's draws began with; on each process another one."""
+    trainer = make_trainer(folder / name, make_pairs(PAIRS), make_model(0.5), **settings(1, {**SGD, "max_steps": 2}))
+    train_and_save(folder, name, rank, trainer)
+    (folder / f"{name}-{rank}.json").write_text(json.dumps(torch.initial_seed()))
+
+
+def sharded(rank, folder, name, world_size, parts, more):
+    """The model under FSDP2: loss and gradients of half a batch on each process, saved, and changed and put back."""
+    torch.distributed.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (world_size,))
+    model, whole = make_model(), make_model()
+    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    pairs = [{key: pair[key] for key in ("input_ids", "labels")} for pair in make_pairs(8)]
+    tokens = sum(len(pair["labels"]) for pair in pairs)
+    losses = []
+    for one, batch in ((model, pairs[4 * rank : 4 * rank + 4]), (whole, pairs)):
+        batch = PairCollator(1)(batch)
+        loss = cross_entropy(one(**batch).logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum") / tokens
+        (loss * (world_size if one is model else 1)).backward()  # FSDP averages over processes
+        losses.append(loss.detach())
+    torch.distributed.all_reduce(losses[0])
+    assert float(losses[0]) == pytest.approx(float(losses[1]), rel=1e-5)
+    expected = dict(whole.named_parameters())
+    gradients = {key: parameter.grad.full_tensor() for key, parameter in model.named_parameters()}
+    for key, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[key].grad, rtol=1e-4, atol=1e-6)
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if rank == 0:
+        model.save_pretrained(folder / name, state_dict=state)
+    other = {key: tensor.clone() for key, tensor in make_model(seed=8).state_dict().items()}
+    VaswaniTrainer.put_weights(SimpleNamespace(is_fsdp_enabled=True, model=model), other)
+    for key, parameter in model.named_parameters():
+        assert torch.equal(parameter.full_tensor(), other[key]), key
+
+
+def forked(rank, world_size, port, work, arguments):
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    work(rank, *arguments)
+    torch.distributed.destroy_process_group()
+
+
+def fork(work, folder, name, world_size, parts, more):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    arguments = (world_size, port, work, (folder, name, world_size, parts, more))
+    torch.multiprocessing.start_processes(forked, arguments, world_size, start_method="fork")
+
+
+def run_all(folder, runs):
+    for name, (world_size, parts, more) in runs.items():
+        fork(as_one, folder, name, world_size, parts, dict(more))
+    if runs is SLOW:
+        return
+    fork(sharded, folder, "sharded", 2, 1, {})
+    fork(dropout_seeds, folder, "seeds", 2, 1, {})
+    fork(stop_at_5, folder, "start", 2, 1, dict(SGD))
+    for number in (2, 4):
+        fork(resume, folder, f"resumed-by-{number}", number, 1, {**SGD, "start": "start"})
+
+
+def run_as_script(folder, which):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(folder / "cache")}
+    command = [sys.executable, __file__, str(folder), which]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What the runs of the fast tests leave."""
+    return run_as_script(tmp_path_factory.mktemp("fast"), "fast")
+
+
+@pytest.fixture(scope="module")
+def slow_folder(tmp_path_factory):
+    """What the others leave."""
+    return run_as_script(tmp_path_factory.mktemp("slow"), "slow")
+
+
+@pytest.fixture
+def run(request):
+    """A run's name, and the reports of all its processes."""
+    name = request.param
+    folder = request.getfixturevalue("folder" if name in FAST else "slow_folder")
+    return name, folder, reports(folder, name, RUNS[name][0])
+
+
+def reports(folder, name, world_size):
+    return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(world_size)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The same in this process, the batch as a whole."""
+    found = {}
+    for name, more in (("sgd", SGD), ("adam", ADAM)):
+        trainer = make_trainer(tmp_path_factory.mktemp(name), make_pairs(PAIRS), **settings(1, more))
+        trainer.train()
+        weights = {key: tensor.clone() for key, tensor in trainer.model.state_dict().items()}
+        found[name] = record(trainer), weights
+    return found
+
+
+def pairs_of_steps(batches, accumulation):
+    """The targets of each optimizer step, without padding, in some fixed order."""
+    steps = [batches[start : start + accumulation] for start in range(0, len(batches), accumulation)]
+    return [sorted([label for label in row if label >= 0] for part in step for row in part) for step in steps]
+
+
+def together(found):
+    """The targets of each optimizer step over all processes."""
+    dealt = [pairs_of_steps(report["batches"], report["accumulation"]) for report in found]
+    return [sorted(pair for part in step for pair in part) for step in zip(*dealt, strict=True)]
+
+
+@pytest.mark.parametrize("run", EITHER, indirect=True)
+def test_as_one_process_does(run, alone):
+    name, folder, found = run
+    world_size, parts, more = RUNS[name]
+    one, weights = alone["adam" if more is ADAM else "sgd"]
+    for report in found:
+        assert report["accumulation"] == math.ceil(parts / world_size)
+        assert len(report["batches"]) == STEPS * report["accumulation"]  # none waits for another
+        assert report["losses"] == pytest.approx(one["losses"], rel=1e-5)
+        assert report["tokens"] == [list(tokens) for tokens in one["tokens"]]
+        rates = [
+            noam_learning_rate(step, 16, more["warmup_steps"], more["learning_rate_scale"]) for step in range(1, 31)
+        ]
+        assert report["rates"] == pytest.approx(rates, rel=1e-12)
+    assert together(found) == pairs_of_steps(one["batches"], 1)
+    others, start = load_file(folder / f"{name}.st"), make_model().state_dict()
+    for key, weight in weights.items():
+        assert (weight - others[key]).norm() <= 1e-4 * (weight - start[key]).norm(), key
+
+
+@pytest.mark.parametrize("run", EITHER, indirect=True)
+def test_every_pair_once_an_epoch(run):
+    found = run[2]
+    steps = round(STEPS / found[0]["epoch"])
+    assert 3 <= steps <= 8 and 3 * steps <= STEPS
+    dealt = together(found)
+    expected = sorted(make_pairs(PAIRS)["labels"])
+    for epoch in range(3):
+        assert sorted(pair for step in dealt[epoch * steps : (epoch + 1) * steps] for pair in step) == expected
+
+
+@pytest.mark.parametrize("run", ["3", pytest.param("8", marks=pytest.mark.slow)], indirect=True)
+def test_a_process_with_fewer_tokens_weighs_no_more(run, tmp_path):
+    """Loss and length of the first gradient are those of the mean over all tokens, pair by pair in one process."""
+    found = run[2]
+    tokens = [sum(label >= 0 for row in report["batches"][0] for label in row) for report in found]
+    assert max(tokens) > 1.3 * min(tokens), tokens
+    [first] = first_batches(make_trainer(tmp_path, make_pairs(PAIRS), **settings(1, SGD)), 1)
+    pairs = make_pairs(PAIRS).select(first)
+    assert sorted(pairs["labels"]) == together(found)[0]
+    model = make_model()
+    total = 0.0
+    for pair in pairs:
+        labels = torch.tensor([pair["labels"]])
+        logits = model(input_ids=torch.tensor([pair["input_ids"]]), labels=labels).logits
+        loss = cross_entropy(logits[0], labels[0], label_smoothing=0.1, reduction="sum") / sum(tokens)
+        loss.backward()
+        total += loss.item()
+    assert found[0]["losses"][0] == pytest.approx(total, rel=1e-5)
+    squares = sum(float((parameter.grad**2).sum()) for parameter in model.parameters())
+    assert found[0]["norms"][0] == pytest.approx(math.sqrt(squares), rel=1e-4)
+
+
+def test_resumed_by_another_number_of_processes(folder, alone, tmp_path, caplog):
+    """Two processes until step 5, inside the second epoch; from there two, one, and four."""
+    straight = make_trainer(tmp_path / "straight", make_pairs(PAIRS), **settings(1, {**SGD, "max_steps": 12}))
+    straight.train()
+    weights = {key: tensor.clone() for key, tensor in straight.model.state_dict().items()}
+    resumed = make_trainer(
+        tmp_path / "one", make_pairs(PAIRS), make_model(seed=9), **settings(1, {**SGD, "max_steps": 12})
+    )
+    with caplog.at_level("INFO", logger="vaswani_transformer"):
+        resumed.train(resume_from_checkpoint=str(folder / "start" / "checkpoint-5"))
+    assert [line for line in caplog.messages if "of 2 processes, now there are 1" in line and "dropout" in line]
+    steps = pairs_of_steps(straight.batches, 1)
+    assert pairs_of_steps(resumed.batches, 1) == steps[5:]
+    assert_same_training(weights, {key: tensor.clone() for key, tensor in resumed.model.state_dict().items()}, 1e-4)
+    for number in (2, 4):
+        found = reports(folder, f"resumed-by-{number}", number)
+        assert together(found) == steps[5:]
+        for report in found:
+            assert report["tokens"] == [list(tokens) for tokens in straight.recording.step_tokens[5:]]
+        assert_same_training(weights, load_file(folder / f"resumed-by-{number}.st"), 1e-4)
+
+
+def test_processes_drop_different_units(folder):
+    one, other = reports(folder, "seeds", 2)
+    assert one != other
+
+
+def test_a_sharded_model_is_saved_as_any_other(folder, tmp_path):
+    """FSDP2 renames its class: the code beside the weights is ours nevertheless, and none of torch's."""
+    whole = make_model()
+    whole.save_pretrained(tmp_path)
+    assert sorted(path.name for path in (folder / "sharded").iterdir()) == sorted(p.name for p in tmp_path.iterdir())
+    for name in ("config.json", "modeling_vaswani.py"):
+        assert (folder / "sharded" / name).read_text() == (tmp_path / name).read_text()
+    loaded = VaswaniForConditionalGeneration.from_pretrained(folder / "sharded").state_dict()
+    assert all(torch.equal(loaded[key], tensor) for key, tensor in whole.state_dict().items())
+
+
+@pytest.mark.parametrize("generate", [False, True])
+def test_three_processes_validate_exactly(folder, generate):
+    """Eleven pairs on three processes: the shards are not of one size, and no pair may count twice."""
+    expected = exact_loss(make_model(), evaluation_pairs())
+    for rank in range(3):
+        result = json.loads((folder / f"evaluation-{generate}-{rank}.json").read_text())
+        assert result["eval_loss"] == pytest.approx(expected, rel=1e-5)
+        assert result["eval_perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+        if generate:
+            assert result["eval_rows"] == 11
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run_all(Path(sys.argv[1]), FAST if sys.argv[2] == "fast" else SLOW)

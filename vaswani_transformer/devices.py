@@ -1,0 +1,114 @@
+"""What devices can multiply at most: published figures, the paper's, and a measurement of this machine."""
+
+import re
+import time
+from dataclasses import dataclass
+
+import torch
+
+from .errors import UserError
+
+HERE = "here"  # the name of this machine
+DEFAULT_UTILISATION = 0.35
+# Where the default comes from, for whoever reads a plan.
+UTILISATION_SOURCE = (
+    "the paper's step times make it 29% (base) and 39% (big) of a P100's 9.5; NVIDIA's own code, big, fp16, with its",
+    "tokens/s taken as target tokens: 34% on one V100 (32,942) and one A100 (82,059), 28% on eight A100 (551,599)",
+)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One kind of device; peaks of dense matrix products in TFLOPS, 0 where it does not compute in that precision.
+
+    Args:
+        fp32: in float32 without TF32, which this package does not switch on.
+        fp16: in fp16 with float32 sums.
+        bf16: in bf16 with float32 sums.
+        source: where the figures are from.
+    """
+
+    fp32: float
+    fp16: float = 0.0
+    bf16: float = 0.0
+    source: str = "published dense peak"
+
+    def peak(self, precision: str, name: str) -> tuple[str, float]:
+        """The precision that training takes on it, and the peak in FLOP/s.
+
+        Raises:
+            UserError: for a precision that it does not compute in.
+        """
+        chosen = ("bf16" if self.bf16 else "fp32") if precision == "auto" else precision
+        teraflops = getattr(self, chosen)
+        if not teraflops:
+            known = [kind for kind in ("bf16", "fp16", "fp32") if getattr(self, kind)]
+            raise UserError(f"precision is {precision!r}, which a {name} does not compute in: use {', '.join(known)}")
+        return chosen, teraflops * 1e12
+
+
+_PAPER = "sustained, as the paper reckons (footnote 5)"
+# Footnote 5 of the paper for the first four, the makers' data sheets for the others; SXM boards where there are many.
+DEVICES = {
+    "k80": Device(2.8, source=_PAPER),
+    "k40": Device(3.7, source=_PAPER),
+    "m40": Device(6.0, source=_PAPER),
+    "p100": Device(9.5, source=_PAPER),
+    "v100": Device(15.7, 125.0),
+    "t4": Device(8.1, 65.0),
+    "a10": Device(31.2, 125.0, 125.0),
+    "a100": Device(19.5, 312.0, 312.0),
+    "l4": Device(30.3, 121.0, 121.0),
+    "l40s": Device(91.6, 362.0, 362.0),
+    "h100": Device(67.0, 989.0, 989.0),
+    "h100pcie": Device(51.0, 756.0, 756.0),
+    "h200": Device(67.0, 989.0, 989.0),
+    "rtx3090": Device(35.6, 71.0, 71.0),
+    "rtx4090": Device(82.6, 165.2, 165.2),
+}
+
+
+def parse_device(text: str) -> tuple[str, int | None]:
+    """A name of `DEVICES`, or `HERE`, and a number or None, from texts such as `"p100 x8"`, `"8x A100"`, `"RTX 4090"`.
+
+    Raises:
+        UserError: for an unknown device, with the known names.
+    """
+    words = text.lower().replace("×", "x")
+    match = re.fullmatch(r"(?:(\d+)\s*x\s+)?(\S.*?)(?:\s*(?<=[\d\s])x\s*(\d+))?", words.strip())
+    name = re.sub(r"[\s_-]|nvidia|geforce|tesla", "", match[2]) if match else ""
+    counts = [int(count) for count in (match[1], match[3]) if count] if match else []
+    if (name not in DEVICES and name != HERE) or len(counts) > 1 or 0 in counts:
+        known = ", ".join(DEVICES)
+        raise UserError(f"--device {text!r} is not known: give one of {known} or {HERE}, several as in 'p100 x8'")
+    return name, counts[0] if counts else None
+
+
+def measure_device(precision: str, seconds: float = 1.0) -> Device:
+    """This machine's rate of multiplying matrices in a precision, as a device of that one precision.
+
+    Args:
+        precision: `"fp32"`, `"fp16"` or `"bf16"`.
+        seconds: how long to multiply.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    device = torch.device("cpu") if accelerator is None else accelerator
+    size = 1024 if device.type == "cpu" else 8192
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    left @ right  # the first product sets things up
+    rates, begin = [], time.perf_counter()
+    while time.perf_counter() < begin + seconds or len(rates) < 3:
+        _wait(device)
+        start = time.perf_counter()
+        for _ in range(4):
+            left @ right
+        _wait(device)
+        rates.append(4 * 2 * size**3 / (time.perf_counter() - start))
+    peak = sorted(rates)[int(0.9 * len(rates))] / 1e12  # near the best: other programs only ever slow it down
+    return Device(**{"fp32": 0.0, precision: peak}, source=f"measured on this {device.type}")
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize()

@@ -1,0 +1,89 @@
+"""Files and folders that are there whole or not at all, after a crash or a power cut too."""
+
+import os
+import shutil
+from pathlib import Path
+
+WRITING, REMOVING = ".writing-", ".removing-"  # before the names of what is not finished
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def unfinished(path: Path) -> Path:
+    """The name, in the same folder, that something has until it is whole."""
+    return path.with_name(WRITING + path.name)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that at any moment holds the earlier text or all of the new one.
+
+    Raises:
+        OSError: if it cannot be written; the earlier file is then still there, and nothing else.
+    """
+    new = unfinished(path)
+    try:
+        with new.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def publish(folder: Path, final: Path) -> None:
+    """Give a finished folder its final name, in place of what may lie there; its files are on the disk before."""
+    for path in folder.rglob("*"):
+        sync(path)
+    sync(folder)
+    remove(final)
+    folder.rename(final)
+    sync(final.parent)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, if it is there; a removal that is cut off leaves nothing under its name."""
+    doomed = folder.with_name(REMOVING + folder.name)
+    shutil.rmtree(doomed, ignore_errors=True)
+    try:
+        folder.rename(doomed)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def place_files(folder: Path, final: Path, last: str) -> None:
+    """Move the files of a folder into another, each in place of one of its name, and remove the empty folder.
+
+    Args:
+        folder: what to move; on the same disk.
+        final: where to.
+        last: name of the file whose being there means that all are.
+    """
+    pending = unfinished(final / last)
+    for path in folder.iterdir():
+        sync(path)
+        path.replace(pending if path.name == last else final / path.name)
+    folder.rmdir()
+    sync(final)
+    pending.replace(final / last)
+    sync(final)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what writing and removing left in a folder when they were cut off."""
+    for prefix in (WRITING, REMOVING):
+        for path in folder.glob(f"{prefix}*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)

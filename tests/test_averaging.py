@@ -408,6 +408,8 @@ def test_the_command(run, tmp_path, capsys):
         (["RUN", "--last", "2", "--by", "bleu", "--output", "OUT"], "--by is for --best"),
         (["RUN/checkpoints/checkpoint-20", "--output", "OUT"], "two or more"),
         (["RUN", "RUN", "--last", "2", "--output", "OUT"], "within one training"),
+        (["RUN/checkpoints/checkpoint-20", "RUN/./checkpoints/checkpoint-20", "--output", "OUT"], "given twice"),
+        (["RUN/nowhere", "--output", "OUT"], "there is no folder"),
         (["RUN/checkpoints/checkpoint-20", "RUN/checkpoints/checkpoint-30", "--output", "RUN"], "--overwrite"),
         (["RUN", "--last", "2"], "--output"),
     ],

@@ -217,7 +217,13 @@ def test_missing_column(recipe, tmp_path, fails, cache):
     (tmp_path / "data.csv").write_text("english,german\na,b\n")
     own = tmp_path / "own.yaml"
     own.write_text(
-        yaml.safe_dump({name: value for name, value in TINY.items() if not name.startswith(("train_", "validation_s", "validation_t"))})
+        yaml.safe_dump(
+            {
+                name: value
+                for name, value in TINY.items()
+                if not name.startswith(("train_", "validation_s", "validation_t"))
+            }
+        )
     )
     line = fails("train", own, "--train-data", tmp_path / "data.csv", "--source-column", "englisch", "--target-column",
                  "german", "--output", tmp_path / "out")  # fmt: skip

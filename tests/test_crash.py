@@ -429,14 +429,19 @@ def test_the_real_command_killed_ten_times_at_random_moments(recipe, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_real_command_leaves_with_a_checkpoint_on_sigterm(recipe, tmp_path):
-    recipe = dataclasses.replace(recipe, max_steps=100, evaluate_every=50, log_every=7)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_real_command_leaves_with_a_checkpoint_on_sigterm(recipe, tmp_path, workers):
+    """Processes that make batches get the signal too, as from a cluster; they go when the trainer does."""
+    recipe = dataclasses.replace(recipe, max_steps=100, evaluate_every=50, log_every=7, data_workers=workers)
     train(dataclasses.replace(recipe, output=str(tmp_path / "undisturbed")), progress=False)
     folder = tmp_path / "run"
     process = start(recipe, folder)
     wait_for(lambda: (folder / "training_log.jsonl").is_file() and len(entries(folder)) > 0, process)
-    process.send_signal(signal.SIGTERM)
-    out = process.communicate()[0]
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) >= workers
+    for pid in (*map(int, children), process.pid):
+        os.kill(pid, signal.SIGTERM)
+    out = process.communicate(timeout=60)[0]
     assert process.returncode == 128 + signal.SIGTERM and "run the same command again" in out
     [checkpoint] = read_checkpoints(folder / "checkpoints")
     assert checkpoint.reasons == {"stop"} and checkpoint.step not in (50, 100)

@@ -468,6 +468,42 @@ def test_shards_that_do_not_pair_match_or_agree_are_refused(tmp_path):
     assert "several formats" in error_of(load_pairs, data=tmp_path / "x.*")
 
 
+def test_shards_without_a_partner_are_refused_and_others_paired_in_order(tmp_path):
+    """As many on both sides, so that in order what follows the gap would be paired wrongly."""
+    arguments = write_shards(tmp_path, "txt", PARTS)
+    (tmp_path / "part.0.de.gz").unlink()
+    (tmp_path / "part.2.en.gz").unlink()
+    assert f"{tmp_path / 'part.1.en.gz'}" not in error_of(load_pairs, **arguments)
+    assert f"{tmp_path / 'part.0.en.gz'} has no partner among" in error_of(load_pairs, **arguments)
+    for side, names in (("en", ("a", "b")), ("de", ("x", "y"))):
+        for name in names:
+            write(tmp_path / f"{name}.{side}", f"{name}\n")
+    assert rows(load_pairs(source=tmp_path / "*.en", target=tmp_path / "*.de")) == [("a", "x"), ("b", "y")]
+
+
+def test_a_folder_of_several_formats_is_refused(tmp_path):
+    in_memory(PAIRS).to_parquet(tmp_path / "a.parquet")
+    in_memory(PAIRS).to_json(tmp_path / "b.jsonl")
+    source = PairSource(data=tmp_path)
+    for message in (error_of(source.load), error_of(list, source.stream())):
+        assert "several formats" in message and "a.parquet" in message and "b.jsonl" in message
+    (tmp_path / "b.jsonl").rename(tmp_path / ".b.jsonl")
+    assert rows(source.load()) == list(source.stream()) == PAIRS
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.csv"])
+def test_a_folder_is_read_as_its_files_are(tmp_path, name):
+    separator = "," if "csv" in name else "\t"
+    lines = [("source", "target"), ("null", "NA"), ("b c", "d")]
+    lines += [] if "csv" in name else [('"never closed', "x"), ("y", 'z"'), ('" e', 'f "g" h')]
+    (tmp_path / "folder").mkdir()
+    write(tmp_path / "folder" / name, "".join(separator.join(line) + "\n" for line in lines))
+    [one, *_] = sources = PairSource(data=tmp_path / "folder" / name), PairSource(data=tmp_path / "folder")
+    for source in sources:
+        assert rows(source.load()) == list(source.stream()) == lines[1:], source
+    assert one.kind != sources[1].kind
+
+
 def test_a_damaged_shard_is_named_with_its_line_or_row(tmp_path):
     def both(part, arguments):
         messages = [error_of(load_pairs, **arguments), error_of(list, PairSource(**arguments).stream())]
@@ -486,6 +522,10 @@ def test_a_damaged_shard_is_named_with_its_line_or_row(tmp_path):
     content = (tmp_path / "part.2.parquet").read_bytes()
     (tmp_path / "part.1.parquet").write_bytes(content[:-20])
     both(f"{tmp_path / 'part.1.parquet'} could not be loaded", arguments)
+    pq.write_table(
+        pa.table({"en": pa.array([], pa.string()), "de": pa.array([], pa.string())}), tmp_path / "part.1.parquet"
+    )
+    both(f"{tmp_path / 'part.1.parquet'}: empty, no rows", arguments)
     (tmp_path / "part.1.parquet").write_bytes(content)
     arguments = write_shards(tmp_path, "tsv", PARTS)
     write(tmp_path / "part.2.tsv", "four\tvier\nfive\n")

@@ -188,11 +188,15 @@ def test_trains_as_with_whole_logits(tmp_path, monkeypatch, unfused, tokens_per_
     assert len(calls) == 6 * 64 // tokens_per_device
 
 
-def test_somebody_who_listens_to_the_projection_hears_logits(tmp_path, unfused):
+@pytest.mark.parametrize("whole", [False, True])
+def test_somebody_who_listens_hears_logits(tmp_path, unfused, whole):
     heard = []
 
     def listen(model):
-        model.lm_head.register_forward_hook(lambda module, inputs, output: heard.append(output.shape))
+        if whole:
+            model.register_forward_hook(lambda module, inputs, output: heard.append(output.logits.shape))
+        else:
+            model.lm_head.register_forward_hook(lambda module, inputs, output: heard.append(output.shape))
 
     assert_same(train(tmp_path, wrap=listen), unfused)
     assert all(shape[-1] == 30 for shape in heard)

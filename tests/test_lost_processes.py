@@ -398,6 +398,35 @@ def test_a_process_that_fails_says_so_alone(start, tmp_path, error):
         assert said(processes).count("Traceback") == 1
 
 
+FULL_DISK = """
+import os, sys
+from vaswani_transformer import trainer
+from vaswani_transformer.cli import main
+save, number = trainer.VaswaniTrainer.{method}, [0]
+def failing(self, *arguments, **options):
+    number[0] += 1
+    if number[0] == 2 and os.environ["RANK"] == "{rank}":
+        raise OSError(28, "No space left on device")
+    return save(self, *arguments, **options)
+trainer.VaswaniTrainer.{method} = failing
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "rank"), [("save_model", 0), ("_save_rng_state", 1), ("_seal_checkpoint", 0)])
+def test_a_disk_that_is_full_for_one_process(start, tmp_path, method, rank):
+    """All agree that there is no checkpoint; none is left in a sum that the other one has skipped."""
+    program = (sys.executable, "-c", FULL_DISK.format(method=method, rank=rank))
+    processes = start.by_hand(2, *ENDLESS, program=program)
+    assert [process.wait(timeout=60) for process, _ in processes] == [1, 1], said(processes)
+    [line] = errors(processes)
+    assert "checkpoint of step 40 could not be written" in line and "No space left" in line, said(processes)
+    assert line.endswith("goes on from step 20") and "Traceback" not in said(processes)
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["checkpoint-20", "contents.json", "tokenizer"]
+
+
 @pytest.mark.slow
 def test_a_cluster_stops_all_with_one_checkpoint(start, train_alone, tmp_path):
     """SIGTERM to the launcher and to both processes, which get it twice then."""

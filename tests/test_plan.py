@@ -326,7 +326,9 @@ def test_ways_to_name_a_device(text, parsed):
     assert parse_device(text) == parsed
 
 
-@pytest.mark.parametrize("text", ["p1000", "", "x8", "8", "p100 x0", "2x a100 x3", "a100 x-1", "p100 p100", "\n"])
+@pytest.mark.parametrize(
+    "text", ["p1000", "", "x8", "8", "p100 x0", "2x a100 x3", "a100 x-1", "p100 p100", "\n", "a100 x" + "9" * 5000]
+)
 def test_unknown_devices(text):
     with pytest.raises(UserError, match=r"is not known: give one of k80, .*h200.* or here") as caught:
         parse_device(text)

@@ -357,9 +357,54 @@ def test_a_folder_with_something_else_in_it_is_left_alone(recipe, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     assert "is not empty and holds no preparation" in error_of(make, recipe, tmp_path)
     assert "is a file" in error_of(make, recipe, tmp_path / "thesis.txt")
+    (tmp_path / "tokenizer").mkdir()
+    theirs = {
+        tmp_path / name for name in ("thesis.txt", "tokenizer/vocab.txt", "manifest.json", "a.lengths.npy", "a.tmp")
+    }
+    for path in theirs:
+        path.write_text("mine")
     with pytest.raises(UserError, match="is not empty"):
         make(recipe, tmp_path, overwrite=True)
-    assert (tmp_path / "thesis.txt").read_text() == "mine"
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == theirs
+
+
+def test_a_start_over_that_is_cut_off_can_be_done_again(recipe, tmp_path, monkeypatch):
+    make(recipe, tmp_path / "p")
+    whole = digests(tmp_path / "p")
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation.shutil, "rmtree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            make(recipe, tmp_path / "p", overwrite=True)
+    assert "is not finished" in error_of(open_prepared, tmp_path / "p")
+    make(recipe, tmp_path / "p", overwrite=True)
+    assert digests(tmp_path / "p") == whole
+
+
+def test_a_mistake_before_anything_is_made_can_be_mended(recipe, tmp_path):
+    for mistake in ({"validation_size": 0}, {"validation_size": 210}, {"tokenizer": str(tmp_path)}):
+        error_of(make, dataclasses.replace(recipe, **mistake), tmp_path / "p")
+    make(recipe, tmp_path / "p")
+
+
+def test_a_finished_folder_with_a_lost_shard_is_not_called_finished(recipe, tmp_path):
+    make(recipe, tmp_path / "p")
+    (tmp_path / "p" / "train-00001.arrow").unlink()
+    assert "train-00001.arrow is missing" in error_of(make, recipe, tmp_path / "p")
+
+
+def test_workers_do_not_run_the_program_that_prepares(text, tmp_path):
+    """A script of one's own needs no `if __name__ == "__main__"`."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"open({str(tmp_path / 'runs')!r}, 'a').write('x')\n"
+        "from vaswani_transformer.preparation import prepare\n"
+        "from vaswani_transformer.recipe import Recipe\n"
+        f"prepare(Recipe(train_source={str(text / 'train.en')!r}, train_target={str(text / 'train.de')!r},\n"
+        f"    validation_size=5, vocab_size=400), {str(tmp_path / 'p')!r}, workers=2)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "runs").read_text() == "x"
 
 
 def test_two_processes_do_not_prepare_one_folder(recipe, tmp_path):
@@ -493,6 +538,39 @@ def test_damage_is_refused_before_training_and_named(prepared_copy, damage):
     open_prepared(prepared_copy)
     expected = damage(prepared_copy)
     assert f"{expected}" in error_of(open_prepared, prepared_copy)
+
+
+def keys_within(value, place=()):
+    """Where the entries of nested dicts and lists are."""
+    for key in value if isinstance(value, dict) else range(len(value)):
+        yield (*place, key)
+        if isinstance(value[key], (dict, list)):
+            yield from keys_within(value[key], (*place, key))
+
+
+@pytest.mark.parametrize("wrong", [None, "x", [1]], ids=["left out", "text", "list"])
+def test_a_manifest_edited_by_hand_is_refused_or_harmless(recipe, prepared_copy, wrong):
+    path = prepared_copy / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    refused = set()
+    for *way, last in keys_within(manifest):
+        edited = json.loads(json.dumps(manifest))
+        inner = edited
+        for key in way:
+            inner = inner[key]
+        if wrong is None:
+            del inner[last]
+        else:
+            inner[last] = wrong
+        path.write_text(json.dumps(edited), encoding="utf-8")
+        try:
+            prepared = verify_prepared(prepared_copy)
+            check_recipe_matches(prepared, recipe)
+            assert prepared.counts("train") and len(prepared.train)
+        except UserError as error:
+            assert "\n" not in str(error)
+            refused.add(last)
+    assert {"format", "version", "tokenizer", "parts", "shards", "rows", "bytes", "sha256", "token_type"} <= refused
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):

@@ -1,7 +1,9 @@
 """What `import vaswani_transformer` promises."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,12 @@ import vaswani_transformer
 @pytest.mark.parametrize("name", vaswani_transformer.__all__)
 def test_public_names_exist_and_are_documented(name):
     assert getattr(vaswani_transformer, name).__doc__
+
+
+def test_the_documentation_lists_every_public_name():
+    page = (Path(__file__).resolve().parents[1] / "docs" / "usage.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`(\w+)`", page[page.index("## Python") :]))
+    assert set(vaswani_transformer.__all__) <= listed
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -314,6 +314,14 @@ def test_every_pair_is_trained_on_once_an_epoch(tmp_path):
     assert trainer.state.epoch == 2
 
 
+def test_checkpoints_of_an_earlier_training_go_before_new_ones(tmp_path):
+    """The same script run again into the same folder, with fewer steps."""
+    for steps, expected in ((6, {"checkpoint-4", "checkpoint-6"}), (3, {"checkpoint-2", "checkpoint-3"})):
+        settings = {"save_strategy": "steps", "save_steps": steps // 3, "save_total_limit": 2}
+        make_trainer(tmp_path, max_steps=steps, **settings).train()
+        assert {path.name for path in tmp_path.glob("checkpoint-*")} == expected
+
+
 def test_rate_of_the_paper(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=6, warmup_steps=4, learning_rate_scale=0.5, learning_rate=9.0)
     trainer.train()

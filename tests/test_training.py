@@ -196,6 +196,58 @@ def test_early_stopping_counts_over_a_resume(recipe, monkeypatch):
     assert train(interrupted, progress=False).steps == straight.steps
 
 
+def stop_after(step, recipe, monkeypatch):
+    """Train until a signal that comes so that this is the last step."""
+    make = training.TrainingRun._make_trainer
+
+    def make_with_signal(self, *arguments):
+        trainer = make(self, *arguments)
+        trainer.add_callback(_Signal(step - 1, signal.SIGTERM))  # seen one step later
+        return trainer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.TrainingRun, "_make_trainer", make_with_signal)
+        with pytest.raises(TrainingStopped) as stopped:
+            train(recipe, progress=False)
+    assert stopped.value.step == step
+
+
+def without_clocks(result) -> list[dict]:
+    clocks = ("seconds", "_runtime", "_per_second", "_preparation_time")
+    return [{key: value for key, value in entry.items() if not key.endswith(clocks)} for entry in log_of(result)]
+
+
+def test_stops_do_not_push_out_what_is_averaged(recipe, monkeypatch):
+    """Also where the best checkpoint is an early one that lies apart."""
+    recipe = dataclasses.replace(recipe, max_steps=10, keep_weights="average", learning_rate_scale=200.0)
+    straight = train(recipe, progress=False)
+    recipe = dataclasses.replace(recipe, output=recipe.output + "2")
+    for step in (5, 7, 9):
+        stop_after(step, recipe, monkeypatch)
+    stopped = train(recipe, progress=False)
+    assert straight.averaged == stopped.averaged == 3
+    assert equal(weights_of(straight.folder), weights_of(stopped.folder))
+    kept = [sorted(path.name for path in (one.folder / "checkpoints").iterdir()) for one in (straight, stopped)]
+    assert kept[0] == kept[1]
+
+
+def test_workers_change_nothing_and_a_resume_is_exact_with_them(recipe, monkeypatch):
+    """Over the end of an epoch, with validations: what starts workers must not draw from dropout's generator."""
+    recipe = dataclasses.replace(recipe, max_steps=20, evaluate_every=4, dropout=0.3)
+    straight = train(recipe, progress=False)
+    recipe = dataclasses.replace(recipe, data_workers=1, output=recipe.output + "2")
+    stop_after(5, recipe, monkeypatch)
+    stopped = train(recipe, progress=False)
+    assert equal(weights_of(straight.folder), weights_of(stopped.folder))
+    assert without_clocks(straight) == without_clocks(stopped)
+
+
+def test_a_resumed_run_logs_as_often_as_it_is_told_now(recipe, monkeypatch):
+    stop_after(3, dataclasses.replace(recipe, log_every=100), monkeypatch)
+    entries = log_of(train(recipe, progress=False))
+    assert [entry["step"] for entry in entries if "loss" in entry] == list(range(4, STEPS + 1))
+
+
 class _Minutes(TrainerCallback):
     """A clock by which each step takes a minute; goes before those who look at it."""
 
@@ -323,7 +375,7 @@ def test_kinds_of_checkpoints_do_not_push_each_other_out(why, limit, timed_limit
     gone = {one.step for one in surplus(marked(why), limit, timed_limit, best)}
     assert max(why) not in gone and best not in gone
     timed = sorted(step for step in why if "time" in why[step])
-    others = sorted(step for step in why if why[step] != {"time"})
+    others = sorted(step for step in why if why[step] not in ({"time"}, {"stop"}))
     if timed_limit is not None:
         assert not gone & set(timed[-timed_limit:])
         assert {step for step in timed[:-timed_limit] if why[step] == {"time"}} - {max(why), best} <= gone

@@ -204,6 +204,22 @@ def test_a_checkpoint_is_never_written_after_such_a_loss(recipe, monkeypatch):
     assert [path.name for path in complete_checkpoints(Path(recipe.output) / "checkpoints")] == ["checkpoint-3"]
 
 
+def test_weights_that_a_gradient_ruined_reach_no_checkpoint(recipe, monkeypatch):
+    """The loss of the step is finite, the gradient is not, and a checkpoint follows before there is another loss."""
+    step = training.VaswaniTrainer.training_step
+
+    def poisoned(self, model, *arguments, **options):
+        loss = step(self, model, *arguments, **options)
+        if self.state.global_step == 5:
+            model.lm_head.weight.grad[3, 2] = float("nan")
+        return loss
+
+    monkeypatch.setattr(training.VaswaniTrainer, "training_step", poisoned)
+    with pytest.raises(NonFiniteLossError, match="weights are not finite after step 6, though all losses were"):
+        train(recipe, progress=False)
+    assert checkpoint_names(recipe) == ["checkpoint-3"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [

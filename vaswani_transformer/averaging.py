@@ -30,6 +30,8 @@ class WeightFiles:
             try:
                 file = safe_open(path, framework="pt")
             except FileNotFoundError as error:
+                if path.exists():  # safetensors says the same of a file that it may not read
+                    raise UserError(f"{path} cannot be read: check access") from error
                 raise UserError(f"{self.folder} is not a whole checkpoint: it has no {name}") from error
             except (OSError, SafetensorError) as error:
                 raise UserError(f"{path} is damaged ({' '.join(str(error).split())[:200]}): leave it out") from error

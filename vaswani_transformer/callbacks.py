@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -191,13 +191,47 @@ def read_training_log(path: str | Path) -> list[dict]:
     return entries
 
 
-def on_any_process(args, flag: bool) -> bool:
-    """Whether the flag is up on any process, the same answer on all: else one would stop while others wait for it."""
+def on_any_process(args, *flags: bool) -> list[bool]:
+    """Whether each flag is up on any process, the same on all: else one would stop while others wait for it."""
     if args.world_size == 1:
-        return flag
-    raised = torch.tensor(int(flag), device=args.device)
+        return list(flags)
+    raised = torch.tensor([int(flag) for flag in flags], device=args.device)
     torch.distributed.all_reduce(raised, torch.distributed.ReduceOp.MAX)
-    return bool(raised)
+    return [bool(flag) for flag in raised.tolist()]
+
+
+class AgreedCallback(TrainerCallback):
+    """Does something at the end of a step, on all processes at once, when one of them wants to.
+
+    Several of them share one message between the processes a step, once `agree_together` has seen them.
+    """
+
+    def __init__(self):
+        self.group, self.agreed = [self], False
+
+    def wants(self) -> bool:
+        """Whether this process wants to."""
+        raise NotImplementedError
+
+    def act(self, control) -> None:
+        """Do it."""
+        raise NotImplementedError
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """The first of the group asks for all of it."""
+        if self.group[0] is self:
+            for one, answer in zip(self.group, on_any_process(args, *(one.wants() for one in self.group)), strict=True):
+                one.agreed = answer
+        if self.agreed:
+            self.act(control)
+        return control
+
+
+def agree_together(callbacks: Sequence[TrainerCallback]) -> None:
+    """Let all `AgreedCallback` among a trainer's callbacks, in their order, ask with one message."""
+    group = [callback for callback in callbacks if isinstance(callback, AgreedCallback)]
+    for callback in group:
+        callback.group = group
 
 
 class ResumableEarlyStoppingCallback(EarlyStoppingCallback):
@@ -211,7 +245,7 @@ class ResumableEarlyStoppingCallback(EarlyStoppingCallback):
             self.early_stopping_patience_counter = stored["attributes"]["early_stopping_patience_counter"]
 
 
-class TimeLimitCallback(TrainerCallback):
+class TimeLimitCallback(AgreedCallback):
     """Ends training with a validation and a checkpoint once it has taken so long.
 
     Args:
@@ -220,16 +254,19 @@ class TimeLimitCallback(TrainerCallback):
     """
 
     def __init__(self, log: TrainingLogCallback, minutes: float):
+        super().__init__()
         self.log, self.minutes = log, minutes
 
-    def on_step_end(self, args, state, control, **kwargs):
-        """Ask for a validation, a checkpoint and the end when the time is up."""
-        if on_any_process(args, self.log.seconds() >= 60 * self.minutes):
-            control.should_evaluate = control.should_save = control.should_training_stop = True
-        return control
+    def wants(self) -> bool:
+        """When the time is up."""
+        return self.log.seconds() >= 60 * self.minutes
+
+    def act(self, control) -> None:
+        """Ask for a validation, a checkpoint and the end."""
+        control.should_evaluate = control.should_save = control.should_training_stop = True
 
 
-class TimedCheckpointCallback(TrainerCallback):
+class TimedCheckpointCallback(AgreedCallback):
     """Asks for a checkpoint every so many minutes of training, at the same step on all processes (Section 6.1: 10).
 
     Args:
@@ -238,6 +275,7 @@ class TimedCheckpointCallback(TrainerCallback):
     """
 
     def __init__(self, log: TrainingLogCallback, minutes: float):
+        super().__init__()
         self.log, self.seconds = log, 60 * minutes
         self.save_reason: str | None = None
 
@@ -249,22 +287,25 @@ class TimedCheckpointCallback(TrainerCallback):
         """Set the clock."""
         self._next = self._passed() + self.seconds
 
-    def on_step_end(self, args, state, control, **kwargs):
-        """Ask for a checkpoint when it is due."""
-        if on_any_process(args, self.log.seconds() >= self._next):
-            control.should_save, self.save_reason = True, TIME
-            self._next = max(self._next, self._passed()) + self.seconds  # the first of the processes' clocks counts
-        return control
+    def wants(self) -> bool:
+        """When a checkpoint is due."""
+        return self.log.seconds() >= self._next
+
+    def act(self, control) -> None:
+        """Ask for it."""
+        control.should_save, self.save_reason = True, TIME
+        self._next = max(self._next, self._passed()) + self.seconds  # the first of the processes' clocks counts
 
     def on_save(self, args, state, control, **kwargs):
         """What is written next has other reasons."""
         self.save_reason = None
 
 
-class StopSignalCallback(TrainerCallback):
+class StopSignalCallback(AgreedCallback):
     """Ctrl-C or SIGTERM during training: finish the step, write a checkpoint, stop. A second Ctrl-C stops at once."""
 
     def __init__(self):
+        super().__init__()
         self.received: int | None = None
         self._previous = {}
 
@@ -290,12 +331,14 @@ class StopSignalCallback(TrainerCallback):
             except ValueError:  # not in the main thread: the program around us handles signals
                 return
 
-    def on_step_end(self, args, state, control, **kwargs):
-        """Ask for a checkpoint and the end if a signal came."""
-        if on_any_process(args, self.received is not None):
-            self.received = self.received or signal.SIGTERM
-            control.should_save = control.should_training_stop = True
-        return control
+    def wants(self) -> bool:
+        """When a signal came."""
+        return self.received is not None
+
+    def act(self, control) -> None:
+        """Ask for a checkpoint and the end."""
+        self.received = self.received or signal.SIGTERM
+        control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args, state, control, **kwargs):
         """Give the signals back."""

@@ -132,16 +132,19 @@ def surplus(
     """What may be removed: those of validations and those of the clock are counted apart.
 
     Args:
-        checkpoints: by step; the last is always kept, to resume from.
-        limit: how many that the clock did not ask for alone, the best one included; None: all.
+        checkpoints: oldest first; the last is always kept, to resume from.
+        limit: how many that neither the clock nor a signal asked for alone, the best one included; None: all. What a
+            signal had written is of no use once there is a later one, and must not push out what is averaged.
         timed_limit: how many that the clock asked for; None: all.
         best_step: step of the best one, which is always kept.
     """
     keep = {one.step for one in checkpoints[-1:]} | {best_step}
     timed = [one.step for one in checkpoints if one.timed]
     keep |= set(timed if timed_limit is None else timed[len(timed) - min(timed_limit, len(timed)) :])
-    others = [one.step for one in checkpoints if one.reasons != {TIME}]
-    room = len(others) if limit is None else limit - (best_step in others)
+    if limit is None:
+        keep |= {one.step for one in checkpoints if one.reasons != {TIME}}
+    others = [one.step for one in checkpoints if not one.reasons or one.reasons - {TIME, STOP}]
+    room = 0 if limit is None else limit - (best_step in others)
     for step in reversed([step for step in others if step != best_step]):
         if room > 0:
             keep.add(step)

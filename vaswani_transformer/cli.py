@@ -81,12 +81,11 @@ def _explain(error: Exception) -> str | None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, 1 (the machine failed), 2 (a mistake in what was given) or 130."""
-    parser = make_parser()
-    arguments, unknown = parser.parse_known_args(argv)
-    if unknown:
-        arguments.parser.refuse_unknown(unknown)
-    _quiet_libraries()
-    try:
+    try:  # what is imported from here on takes seconds, in which Ctrl-C may come
+        arguments, unknown = make_parser().parse_known_args(argv)
+        if unknown:
+            arguments.parser.refuse_unknown(unknown)
+        _quiet_libraries()
         status = arguments.run(arguments)
         sys.stdout.flush()  # here, so that a reader of our output who has gone is noticed below
         return status

@@ -52,8 +52,11 @@ def _average(arguments: argparse.Namespace) -> int:
             raise UserError(
                 "--last and --best choose within one training: give its output folder, that holds checkpoints/"
             )
-        if len(folders) == 1:
+        if len(folders) == 1 and first.is_dir():
             raise UserError(f"{first} is one folder and no training with checkpoints/: give two or more checkpoints")
+        paths = [folder.resolve() for folder in folders]
+        if twice := [folder for folder, path in zip(folders, paths, strict=True) if paths.count(path) > 1]:
+            raise UserError(f"{twice[0]} is given twice: give each checkpoint once")
         chosen = folders
     elif arguments.best is not None:
         by = arguments.by or "loss"

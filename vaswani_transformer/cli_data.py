@@ -69,7 +69,7 @@ def add_prepare(commands) -> None:
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
-    from .data import FilterCounts
+    from .filtering import FilterCounts
     from .preparation import prepare
     from .prepared import verify_prepared
     from .recipe import Recipe, load_recipe

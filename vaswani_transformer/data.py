@@ -1,4 +1,4 @@
-"""Parallel text: one source for every format, loaded or streamed, and tokenisation with length filters."""
+"""Parallel text: one source for every format, loaded or streamed, and its tokenisation."""
 
 import csv
 import difflib
@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .errors import UserError
+from .filtering import KEPT, FilterCounts, check_limits, count_status, pair_status
 
 _CACHE_VERSION = 1  # part of every cache key: raise it when the meaning of the cached rows changes
 _DEFAULT_COLUMNS = ("source", "target")
@@ -32,27 +33,8 @@ _TOKEN_FEATURES = datasets.Features(
     | dict.fromkeys(("source_length", "target_length"), datasets.Value("int32"))
     | {"status": datasets.Value("int8")}
 )
-KEPT, EMPTY, TOO_LONG, RATIO = range(4)  # what `pair_status` says of a pair
 _STREAM_ROWS = 1000  # rows of a table that are in memory at once
-
-
-@dataclass(frozen=True)
-class FilterCounts:
-    """Pairs read, kept, and dropped for each reason; a dropped pair counts once, under the first reason that fits."""
-
-    read: int
-    kept: int
-    empty: int  # a side is empty or blank
-    too_long: int  # a side has more than max_length tokens
-    ratio: int  # a side has more than max_length_ratio times the tokens of the other
-    max_length: int  # tokens, </s> included
-    max_length_ratio: float | None  # of token counts without </s>; None or 0: no limit
-
-    def __str__(self) -> str:
-        limits = f"{self.too_long:,} longer than {self.max_length:,} tokens"
-        if self.max_length_ratio:
-            limits += f", {self.ratio:,} with a length ratio above {self.max_length_ratio}"
-        return f"{self.read:,} pairs read, {self.kept:,} kept; dropped: {self.empty:,} empty, {limits}"
+_NO_ROWS = "{}: empty, no rows; give a dataset or split with at least one pair"
 
 
 @dataclass(frozen=True)
@@ -96,6 +78,8 @@ class PairSource:
         if len({len(side) for side in sides}) > 1:
             counts = [f"{name} matches {len(side)} files" for name, side in zip((source, target), sides, strict=True)]
             raise UserError(f"{' and '.join(counts)}; every file of sources needs one of targets")
+        if len(sides) == 2:
+            _check_partners(source, target, sides)
         shards = tuple(zip(*sides, strict=True))
         kind = self._find_kind(shards)
         if kind not in ("saved", "folder", "hub") and (config is not None or "[" in split):
@@ -108,7 +92,7 @@ class PairSource:
         if self.data is None:
             return "text"
         path = shards[0][0]
-        kinds = {Path(path.name.lower().removesuffix(".gz")).suffix: path for (path,) in shards}
+        kinds = {_suffix(path): path for (path,) in shards}
         if len(kinds) > 1:
             first, second = list(kinds.values())[:2]
             raise UserError(f"{self.data} matches files of several formats ({first}, {second}); name those of one")
@@ -153,7 +137,9 @@ class PairSource:
             return _select_pairs(self._load_saved(), self.columns, where)
         if self.kind in ("folder", "hub"):
             name, where = self._dataset_name()
-            dataset = _attempt(where, datasets.load_dataset, name, self.config, split=self.split)
+            dataset = _attempt(
+                where, datasets.load_dataset, name, self.config, split=self.split, **self._format_options()
+            )
             return _select_pairs(dataset, self.columns, where)
         files = self.files()
         if self.kind == ".parquet":
@@ -187,7 +173,7 @@ class PairSource:
                 row += len(table)
                 is_empty = is_empty and not len(table)
         if is_empty:
-            raise UserError(f"{where}: empty, no rows; give a dataset or split with at least one pair")
+            raise UserError(_NO_ROWS.format(where))
 
     def count(self) -> int:
         """Number of pairs; reads all of them where no file says it."""
@@ -206,6 +192,29 @@ class PairSource:
             return str(self.data), f"Hub dataset {str(self.data)!r} (there is no such file or folder here)"
         return str(self.shards[0][0]), str(self.shards[0][0])
 
+    def _format_options(self) -> dict[str, Any]:
+        """What `datasets` has to be told to read a folder's files as they are read one by one.
+
+        Raises:
+            UserError: for files of several formats, of which it would take those of one without a word.
+        """
+        folder, card = self.shards[0][0], self.shards[0][0] / "README.md"
+        if self.kind != "folder" or (card.is_file() and "\nconfigs:" in card.read_text("utf-8", "replace")):
+            return {}
+        try:
+            found = datasets.data_files.DataFilesDict.from_patterns(
+                datasets.data_files.get_data_patterns(str(folder)), base_path=str(folder)
+            )
+        except OSError:  # none; loading says so
+            return {}
+        kinds = {_suffix(Path(file)).removesuffix("l"): file for files in found.values() for file in files}
+        kinds = {suffix: file for suffix, file in kinds.items() if suffix in (*_READERS, ".parquet")}
+        if len(kinds) > 1:
+            first, second = sorted(kinds.values())[:2]
+            raise UserError(f"{folder} holds files of several formats ({first}, {second}); name those of one")
+        options = {".csv": {}, ".tsv": {"quoting": csv.QUOTE_NONE}}.get(next(iter(kinds), ""))
+        return {} if options is None else {"keep_default_na": False, **options}
+
     def _load_saved(self) -> datasets.Dataset:
         path = self.shards[0][0]
         dataset = _attempt(str(path), datasets.load_from_disk, str(path))
@@ -221,7 +230,8 @@ class PairSource:
         if parts is None:
             raise UserError(f"split {self.split!r} cannot be streamed: give a split, or rows of one as train[:1000]")
         split, start, stop = parts.groups()
-        dataset = _attempt(where, datasets.load_dataset, name, self.config, split=split, streaming=True)
+        options = {"split": split, "streaming": True, **self._format_options()}
+        dataset = _attempt(where, datasets.load_dataset, name, self.config, **options)
         dataset = dataset.skip(int(start)) if start else dataset
         return dataset.take(max(0, int(stop) - int(start or 0))) if stop else dataset
 
@@ -233,6 +243,8 @@ class PairSource:
                 wanted = set(file.schema_arrow.names) & {*self.columns, "translation"}
                 complete = wanted >= set(self.columns) or "translation" in wanted
                 batches = file.iter_batches(_STREAM_ROWS, columns=sorted(wanted) if complete else None)
+                if not file.metadata.num_rows:
+                    raise UserError(_NO_ROWS.format(path))
                 yield str(path), (pa.Table.from_batches([batch]) for batch in batches)
             return
         dataset = self._load_saved() if self.kind == "saved" else self._streamed()
@@ -253,6 +265,29 @@ def find_shards(name: str | Path) -> list[Path]:
     if not found:
         raise UserError(f"no file matches {path}; check folder and pattern")
     return found
+
+
+def _suffix(path: Path) -> str:
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def _check_partners(source: str | Path, target: str | Path, sides: list[list[Path]]) -> None:
+    """Refuse shards of which some have no partner: paired in order, what follows would be paired wrongly.
+
+    Where the patterns' signs stand for other names on each side altogether, the order has to do.
+    """
+    names = []
+    for pattern, files in zip((source, target), sides, strict=True):
+        rule = re.escape(Path(pattern).name)
+        for sign, group in ((r"\*", "(.*)"), (r"\?", "(.)")):
+            rule = rule.replace(sign, group)
+        matches = [re.fullmatch(rule, path.name) for path in files]
+        names.append([match.groups() if match else None for match in matches])
+    if len(sides[0]) > 1 and None not in chain(*names) and set(names[0]) & set(names[1]):
+        for here, there, files, pattern in ((*names, sides[0], target), (*names[::-1], sides[1], source)):
+            alone = [path for path, name in zip(files, here, strict=True) if name not in there]
+            if alone:
+                raise UserError(f"{alone[0]} has no partner among the files of {pattern}; bring it, or leave both out")
 
 
 def load_pairs(
@@ -288,42 +323,6 @@ def held_out_rows(number: int, size: int, seed: int) -> np.ndarray:
             " validation_size"
         )
     return np.sort(np.random.default_rng(seed).choice(number, size, replace=False, shuffle=False))
-
-
-def check_limits(max_length: int, max_length_ratio: float | None) -> None:
-    """Refuse limits that no pair can keep.
-
-    Raises:
-        UserError: for a length below 2 or a ratio below 1.
-    """
-    if max_length < 2 or (max_length_ratio and not max_length_ratio >= 1):  # "not >=" catches NaN as well
-        raise UserError(f"{max_length=}, {max_length_ratio=}: lengths start at 2 (with </s>), ratios at 1; raise it")
-
-
-def pair_status(
-    texts: Iterable[Iterable[str]], lengths: np.ndarray, max_length: int, max_length_ratio: float | None
-) -> np.ndarray:
-    """What happens to pairs: `KEPT`, or the first reason that fits of `EMPTY`, `TOO_LONG` and `RATIO`.
-
-    Args:
-        texts: sources and targets.
-        lengths: `(2, pairs)`, tokens of each with `</s>`.
-        max_length: see `tokenize_pairs`.
-        max_length_ratio: see `tokenize_pairs`.
-
-    Returns:
-        int8 `(pairs,)`.
-    """
-    blank = np.array([not (source.strip() and target.strip()) for source, target in zip(*texts, strict=True)], bool)
-    shorter, longer = np.sort(lengths - 1, axis=0)
-    too_unequal = longer / np.maximum(shorter, 1) > (max_length_ratio or np.inf)
-    conditions = [blank | (shorter == 0), longer >= max_length, too_unequal]
-    return np.select(conditions, [EMPTY, TOO_LONG, RATIO], KEPT).astype(np.int8)
-
-
-def count_status(status: np.ndarray) -> list[int]:
-    """How many pairs have each status, `KEPT` first."""
-    return [int(np.count_nonzero(status == code)) for code in range(4)]
 
 
 def tokenize_pairs(
@@ -536,6 +535,8 @@ def _pairs_of(table: pa.Table, columns: tuple[str, str], where: str, first_row: 
 
 
 def _load_parquet(path: str, columns: tuple[str, str]) -> datasets.Dataset:
+    if not _attempt(path, pq.read_metadata, path).num_rows:
+        raise UserError(_NO_ROWS.format(path))
     options = {"data_files": glob.escape(path), "split": "train"}  # brackets would be read as a pattern
     return _select_pairs(_attempt(path, datasets.load_dataset, "parquet", **options), columns, path)
 
@@ -572,7 +573,7 @@ def _select_pairs(dataset: datasets.Dataset, columns: tuple[str, str], where: st
             row = values.is_null().index(True).as_py() + 1
             raise UserError(f"{where}: column {column!r} is null, not a string, in row {row}; fill or remove the row")
     if not len(dataset):
-        raise UserError(f"{where}: empty, no rows; give a dataset or split with at least one pair")
+        raise UserError(_NO_ROWS.format(where))
     dataset = dataset.select_columns(list(columns)).rename_columns(dict(zip(columns, _DEFAULT_COLUMNS, strict=True)))
     return dataset if dataset.features == _PAIR_FEATURES else dataset.cast(_PAIR_FEATURES)
 

@@ -75,7 +75,7 @@ def parse_device(text: str) -> tuple[str, int | None]:
         UserError: for an unknown device, with the known names.
     """
     words = text.lower().replace("×", "x")
-    match = re.fullmatch(r"(?:(\d+)\s*x\s+)?(\S.*?)(?:\s*(?<=[\d\s])x\s*(\d+))?", words.strip())
+    match = re.fullmatch(r"(?:(\d{1,6})\s*x\s+)?(\S.*?)(?:\s*(?<=[\d\s])x\s*(\d{1,6}))?", words.strip())
     name = re.sub(r"[\s_-]|nvidia|geforce|tesla", "", match[2]) if match else ""
     counts = [int(count) for count in (match[1], match[3]) if count] if match else []
     if (name not in DEVICES and name != HERE) or len(counts) > 1 or 0 in counts:

@@ -66,8 +66,15 @@ def is_read_at_once(loss: torch.Tensor) -> bool:
     return loss.is_cpu
 
 
+def _is_finite(weight: torch.Tensor) -> bool:
+    """Whether a weight is finite, of a sharded one the part that lies here: asking all would wait for the others."""
+    here = weight.detach()
+    here = here.to_local() if hasattr(here, "to_local") else here
+    return here.numel() == 0 or bool(torch.linalg.vector_norm(here, float("inf")).isfinite())
+
+
 class NonFiniteLossError(UserError):
-    """The training loss is no longer a number; the batch that it came from was saved."""
+    """The training loss, or a weight, is no longer a number; the batch of such a loss was saved."""
 
 
 class FiniteLossGuard:
@@ -102,6 +109,17 @@ class FiniteLossGuard:
             self._read(keep=0)
         return self._count
 
+    def count_broken_weights(self) -> int:
+        """How many of the weights that are trained are not finite, each matrix counted once.
+
+        A gradient may be infinite where the loss is not, and no loss has seen what it did to the weights.
+        """
+        return len(self._broken_weights())
+
+    def _broken_weights(self) -> list[str]:
+        parameters = self.trainer.model.named_parameters()
+        return [name for name, weight in parameters if weight.requires_grad and not _is_finite(weight)]
+
     def _read(self, keep: int) -> None:
         while len(self._unread) > keep:
             loss, finite, answered, inputs = self._unread.pop(0)
@@ -124,28 +142,33 @@ class FiniteLossGuard:
             if tokenizer is not None:
                 pair |= {side: tokenizer.decode(pair[f"{side}_ids"]) for side in ("source", "target")}
             pairs.append(pair)
-        broken = [name for name, value in trainer.model.named_parameters() if not torch.isfinite(value).all()]
         record = {
             "loss": str(loss),
             "steps_done": trainer.state.global_step,
             "learning_rate": trainer.optimizer.param_groups[0]["lr"] if trainer.optimizer is not None else None,
-            "parameters_not_finite": broken,
+            "parameters_not_finite": self._broken_weights(),
             "pairs": pairs,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return path
 
-    def refuse(self, count: int) -> None:
-        """End training if `count` losses, over all processes, were not finite.
+    def refuse(self, losses: int, weights: int = 0) -> None:
+        """End training if so many losses or weights, over all processes, are not finite.
 
         Raises:
             NonFiniteLossError: saying where the batch is and what to change.
         """
-        if count == 0:
+        if not losses and not weights:
             return
-        where = f"its batch is in {self._saved}" if self._saved is not None else "another process has saved its batch"
+        step, folder = self.trainer.state.global_step, self.trainer.args.output_dir
+        if self._saved is not None:
+            what = f"the loss is not finite around step {step + 1}: its batch is in {self._saved}"
+        elif losses:
+            what = f"the loss is not finite around step {step + 1}: another process has saved its batch in {folder}"
+        else:
+            what = f"the weights are not finite after step {step}, though all losses were: a gradient was not"
         raise NonFiniteLossError(
-            f"the loss is not finite around step {self.trainer.state.global_step + 1}: {where}; checkpoints before it"
-            " are whole. Lower learning_rate_scale, raise warmup_steps or clip with max_gradient_norm, and start again"
+            f"{what}; checkpoints before it are whole. Lower learning_rate_scale, raise warmup_steps or clip with"
+            " max_gradient_norm, and start again"
         )

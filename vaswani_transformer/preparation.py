@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from .data import EMPTY, KEPT, RATIO, TOO_LONG, check_limits, held_out_rows
+from .data import held_out_rows
 from .errors import UserError
 from .files import publish, remove_leftovers, sync, unfinished, write_text
+from .filtering import EMPTY, KEPT, RATIO, TOO_LONG, check_limits
 from .prepared import (
     DATA_FIELDS,
     FORMAT,
@@ -30,6 +31,7 @@ from .prepared import (
     UNFINISHED,
     VALIDATION,
     VERSION,
+    open_prepared,
     read_manifest,
 )
 from .provenance import file_sha256
@@ -73,8 +75,6 @@ class Preparation:
             UserError: for a folder that holds something else, or pairs of other settings.
         """
         settings, folder = self.settings(), self.folder
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"output {folder} is a file: give a folder")
         folder.mkdir(parents=True, exist_ok=True)
         if overwrite:
             _remove_prepared(folder)
@@ -85,18 +85,18 @@ class Preparation:
             given = settings["tokenizer"]
             if given is not None and given != manifest["tokenizer"]["sha256"]:
                 raise UserError(f"{folder} was prepared with another tokenizer: {_OTHER}")
+            open_prepared(folder)
             self._clean()
             return manifest
-        path = folder / UNFINISHED
+        path, earlier = folder / UNFINISHED, {}
         if path.exists():
             try:
-                earlier = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
+                earlier = dict(json.loads(path.read_text(encoding="utf-8")))
+            except (ValueError, TypeError) as error:
                 raise UserError(f"{path} is not ours ({error}): {_OTHER}") from error
+        if (folder / TOKENIZER).exists():
             _check_same(folder, settings, earlier)
-        elif any(not name.name.startswith(".") for name in folder.iterdir()):
-            raise UserError(f"{folder} is not empty and holds no preparation: give another --output")
-        else:
+        elif {**earlier, **settings} != earlier:  # nothing is made yet: a mistake in what was given may be mended
             write_text(path, _as_json(settings))
         for path in folder.glob(f"*{TEMPORARY}"):
             path.unlink()
@@ -190,7 +190,8 @@ class Preparation:
         """Facts of the shards of all chunks, in order; those that are there are not made again."""
         shards: dict[int, dict] = {}
         is_shown = None if self.progress else True  # None: on a terminal
-        bar = tqdm(desc=f"preparing {part} pairs", unit=" pairs", unit_scale=True, disable=is_shown)
+        counted = self.pairs - len(self.held_out) if part == TRAIN and self.validation is None else None
+        bar = tqdm(desc=f"preparing {part} pairs", total=counted, unit=" pairs", unit_scale=True, disable=is_shown)
         sizes: dict[int, int] = {}
 
         def jobs() -> Iterator[tuple]:
@@ -275,6 +276,7 @@ def _chunks(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[list[str], list[
 
 def _check_same(folder: Path, settings: dict, earlier: dict) -> None:
     """Refuse to go on in a folder that was begun with other settings or from other files."""
+    earlier = {"recipe": {}, "files": {}, "tokenizer": None} | earlier
     if [earlier.get(name) for name in ("format", "version")] != [FORMAT, VERSION]:
         raise UserError(f"{folder} was prepared by another version: {_OTHER}")
     fields = settings["recipe"] | earlier["recipe"]
@@ -290,14 +292,26 @@ def _check_same(folder: Path, settings: dict, earlier: dict) -> None:
         raise UserError(f"{changed[0]} is not as it was when the preparation of {folder} began: {_OTHER}")
 
 
+def _check_ours(folder: Path) -> None:
+    """Refuse a folder with something else in it: nothing there is touched, with `overwrite` neither."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"output {folder} is a file: give a folder")
+    names = {path.name for path in folder.iterdir()}
+    is_ours = UNFINISHED in names or {MANIFEST, f"{TRAIN}.lengths.npy"} <= names
+    if not is_ours and any(not name.startswith(".") for name in names):
+        raise UserError(f"{folder} is not empty and holds no preparation: give another --output")
+
+
 def _remove_prepared(folder: Path) -> None:
-    """Remove what a preparation has made, the manifest first, and nothing else."""
-    (folder / MANIFEST).unlink(missing_ok=True)
-    for pattern in ("*-?????.arrow", "*-?????.part", "*.lengths.npy", f"*{TEMPORARY}", UNFINISHED):
+    """Remove what a preparation has made and nothing else; cut off, it leaves an unfinished preparation."""
+    if (folder / MANIFEST).exists():
+        (folder / MANIFEST).replace(folder / UNFINISHED)
+    for pattern in ("*-?????.arrow", "*-?????.part", "*.lengths.npy", f"*{TEMPORARY}"):
         for path in folder.glob(pattern):
             path.unlink()
     shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
     remove_leftovers(folder)
+    (folder / UNFINISHED).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -326,7 +340,7 @@ def prepare(
 ) -> dict:
     """Tokenise and filter a recipe's data into a folder that training maps into memory; goes on after an interruption.
 
-    Text is read as a stream, also from the Hub, and at most `workers` + 1 chunks of `CHUNK` pairs are in memory.
+    Text is read as a stream, also from the Hub, and at most `workers` + 2 chunks of `CHUNK` pairs are in memory.
     Without validation data some pairs are held out, the same ones as in training without preparation.
 
     Args:
@@ -345,8 +359,8 @@ def prepare(
     if workers is not None and workers < 1:
         raise UserError(f"workers is {workers}: it must be 1 or more")
     folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"output {folder} is a file: give a folder")
+    if folder.exists():
+        _check_ours(folder)
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     preparation = Preparation(recipe, folder, workers or processors, progress)
     with _locked(folder):

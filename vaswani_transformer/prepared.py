@@ -17,8 +17,8 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
-from .data import FilterCounts
-from .errors import UserError
+from .errors import UserError, one_line
+from .filtering import FilterCounts
 from .provenance import file_sha256
 from .recipe import Recipe
 from .tokenization import load_tokenizer, tokenizer_sha256
@@ -240,13 +240,32 @@ def read_manifest(folder: str | Path) -> dict:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']!r}")
+        if manifest.get("version") == VERSION:
+            _check_fields(manifest)
     except FileNotFoundError as error:
         raise UserError(f"{folder} holds no {MANIFEST}: give a folder made by `vaswani prepare`") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a manifest of prepared pairs ({error}): prepare the folder again") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is not a manifest of prepared pairs ({one_line(error)}): {_AGAIN}") from error
     if manifest.get("version") != VERSION:
         raise UserError(f"{path} has format version {manifest.get('version')}, not {VERSION}: prepare the folder again")
     return manifest
+
+
+def _check_fields(manifest: dict) -> None:
+    """Look at everything that is read of a manifest; one edited by hand may lack it."""
+    shard_schema(manifest["token_type"]), np.dtype(manifest["length_type"])
+    missing = {*LIMIT_FIELDS, *TOKENIZER_FIELDS} - manifest["recipe"].keys()
+    for part in (TRAIN, VALIDATION):
+        facts = manifest["parts"][part]
+        str(FilterCounts(**facts["counts"]))
+        for file in (facts["index"], *facts["shards"]):
+            missing |= {"file", "bytes", "sha256"} - file.keys()
+            if not isinstance(file["bytes"], int) or Path(file["file"]).name != file["file"]:
+                raise ValueError(f"{file['file']!r} of {file['bytes']!r} bytes")
+        if sum(shard["rows"] for shard in facts["shards"]) != facts["pairs"]:
+            raise ValueError(f"rows of the {part} shards are not its pairs")
+    if not isinstance(manifest["tokenizer"]["sha256"], str) or missing:
+        raise ValueError(f"without {', '.join(sorted(missing)) or 'the tokenizer'}")
 
 
 def open_prepared(folder: str | Path) -> PreparedData:

@@ -7,6 +7,8 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import sys
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -16,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from .data import KEPT, pair_status
 from .errors import UserError
 from .files import sync
+from .filtering import KEPT, pair_status
 from .prepared import shard_schema
 
 TEMPORARY = ".tmp"  # after the name of a file that is not whole yet
@@ -157,7 +159,16 @@ class Workers:
         # Not fork: the tokenizer's and other libraries' threads do not survive it.
         self.context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if "forkserver" in methods:
+            from multiprocessing import forkserver, resource_tracker  # not on Windows
+
             self.context.set_forkserver_preload([__name__])
+            # Ctrl-C reaches all processes of a terminal, and the server would show where it was.
+            resource_tracker.ensure_running()  # before, since it lifts the block itself
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                forkserver.ensure_running()
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         self.processes, self.idle, self.busy = [], [], {}
 
     def run(self, jobs: Iterator[tuple]) -> Iterator[tuple[tuple, dict]]:
@@ -177,7 +188,13 @@ class Workers:
     def _start(self) -> None:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=_work, args=(theirs, self.writer), daemon=True)
-        process.start()
+        # Otherwise a script without `if __name__ == "__main__"` would be run once more by each worker.
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            process.start()
+        finally:
+            sys.modules["__main__"] = main
         theirs.close()  # so that its death ends the pipe
         self.processes.append((process, ours))
         self.idle.append(ours)

@@ -2,8 +2,10 @@
 
 import logging
 import math
+import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +15,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import torch
-from accelerate.utils import DistributedType, send_to_device
+from accelerate.utils import DistributedType, gather_object, send_to_device
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
@@ -92,6 +94,7 @@ class _EpochCallback(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         if args.world_size > 1:
             torch.manual_seed(args.seed + args.process_index)  # or all would drop the same units
+        state.compute_steps(args, state.max_steps)  # a state from a checkpoint has the intervals of then
         self.trainer._restore_progress()
         self.trainer._meter.start()
 
@@ -101,7 +104,17 @@ class _EpochCallback(TrainerCallback):
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal
+    """In a process that makes batches: Ctrl-C reaches all of a terminal, and clusters send SIGTERM to all of a job."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # on Linux
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with_the_trainer, daemon=True).start()
+
+
+def _end_with_the_trainer() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 class VaswaniTrainer(Seq2SeqTrainer):
@@ -200,7 +213,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         projection = model.lm_head
         # Where the matrix is spread over devices, or somebody listens to the projection, it has to be called as it is.
         whole = self.accelerator.distributed_type in WHOLE_ON_EACH_DEVICE and self.get_tp_size() == 1
-        hooks = projection._forward_hooks or projection._forward_pre_hooks
+        hooks = projection._forward_hooks or projection._forward_pre_hooks or model._forward_hooks
         return whole and type(projection) is torch.nn.Linear and projection.bias is None and not hooks
 
     @cached_property
@@ -234,9 +247,21 @@ class VaswaniTrainer(Seq2SeqTrainer):
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=4 if self.args.dataloader_num_workers else None,
             worker_init_fn=_leave_signals_to_the_trainer,
+            generator=self._own_draws(),
             pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
         )
         return self.accelerator.prepare_data_loader(loader, device_placement=False)
+
+    def _get_dataloader(self, *args, **kwargs) -> DataLoader:
+        """As in `Trainer`, for validation; the same of signals and draws as in training."""
+        loader = super()._get_dataloader(*args, **kwargs)
+        base = getattr(loader, "base_dataloader", loader)
+        base.generator, base.worker_init_fn = self._own_draws(), _leave_signals_to_the_trainer
+        return loader
+
+    def _own_draws(self) -> torch.Generator:
+        """What a loader draws from, each time it starts workers: out of dropout's generator a resume would miss it."""
+        return torch.Generator().manual_seed(self.args.seed + self.args.process_index)
 
     def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
         """As in `Trainer`; notes whether the loss is a number."""
@@ -270,15 +295,16 @@ class VaswaniTrainer(Seq2SeqTrainer):
         return moved, num_items
 
     def check_losses(self) -> None:
-        """Look at all losses so far, on all processes; called before anything is written that they may have ruined.
+        """Look at all losses so far and at the weights, on all processes, before anything is written.
 
         Raises:
-            NonFiniteLossError: on all processes, if a loss was not finite on one of them.
+            NonFiniteLossError: on all processes, if a loss or a weight was not finite on one of them.
         """
-        count = torch.tensor(self._finite_losses.count(wait=True), device=self.args.device)
+        counts = [self._finite_losses.count(wait=True), self._finite_losses.count_broken_weights()]
+        counts = torch.tensor(counts, device=self.args.device)
         if self.args.world_size > 1:
-            count = self.accelerator.reduce(count, "sum")
-        self._finite_losses.refuse(int(count))
+            counts = self.accelerator.reduce(counts, "sum")
+        self._finite_losses.refuse(*counts.tolist())
 
     def _evaluate(self, *args, **kwargs):
         metrics = super()._evaluate(*args, **kwargs)
@@ -293,13 +319,15 @@ class VaswaniTrainer(Seq2SeqTrainer):
             NonFiniteLossError: as `check_losses`.
         """
         self.check_losses()
+        self._note_progress()
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
         folder = Path(self._get_output_dir(trial=trial))
         final = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         writing = unfinished(final)
         self._together(lambda: self._make_folder(writing), final, writing, on_main_process=True)
-        self._together(lambda: self._write_checkpoint(writing), final, writing)
+        for write in self._parts_of_checkpoint(str(writing)):
+            self._together(write, final, writing)
         best = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
         if best == final or best.is_dir():
             self.state.best_model_checkpoint = str(best)
@@ -310,9 +338,11 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def remove_surplus(self, folder: Path) -> None:
         """Remove the checkpoints in `folder` that are more than the settings keep."""
-        if self.args.should_save and self.args.save_total_limit is not None:
-            limits = self.args.save_total_limit, self.args.timed_save_total_limit
-            for checkpoint in surplus(read_checkpoints(folder), *limits, self.state.best_global_step):
+        limits = self.args.save_total_limit, self.args.timed_save_total_limit
+        if self.args.should_save and any(limit is not None for limit in limits):
+            now = self.state.global_step  # what has more steps is of an earlier training in this folder
+            found = sorted(read_checkpoints(folder), key=lambda one: (one.step <= now, one.step))
+            for checkpoint in surplus(found, *limits, self.state.best_global_step):
                 remove(checkpoint.path)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -348,26 +378,32 @@ class VaswaniTrainer(Seq2SeqTrainer):
                 shutil.rmtree(writing, ignore_errors=True)
                 raise
             failure = error
-        if not on_any_process(self.args, failure is not None):
+        if not any(on_any_process(self.args, failure is not None)):
             return
         if self.args.should_save:
             shutil.rmtree(writing, ignore_errors=True)
-        reason = "another process could not write" if failure is None else getattr(failure, "strerror", None) or failure
+        reasons = [None if failure is None else str(getattr(failure, "strerror", None) or failure)]
+        if self.args.world_size > 1:
+            reasons = gather_object(reasons)  # any of them may be the one that tells
+        reason = next(reason for reason in reasons if reason is not None)
         last = last_complete_checkpoint(final.parent)
         resumed = f"goes on from step {step_of(last):,}" if last is not None else "starts again"
         raise CheckpointError(
             f"the checkpoint of step {self.state.global_step:,} could not be written to {final.parent}"
-            f" ({' '.join(str(reason).split())[:200]}): free some space, then the same command {resumed}"
+            f" ({' '.join(reason.split())[:200]}): free some space, then the same command {resumed}"
         ) from failure
 
-    def _write_checkpoint(self, writing: Path) -> None:
-        """All files but the trainer's state and the manifest; each process writes its own random state."""
-        self.save_model(str(writing), _internal_call=True)
+    def _parts_of_checkpoint(self, writing: str) -> list[Callable]:
+        """What writes all files but the trainer's state and the manifest; each process has its own random state.
+
+        Sharded models are gathered in the first two. Only what follows that may fail on one process alone, or the
+        others would wait for it in the next sum.
+        """
+        parts = [lambda: self.save_model(writing, _internal_call=True)]
         if not self.args.save_only_model:
-            self._save_optimizer_and_scheduler(str(writing))
-            self._save_scaler(str(writing))
-            self._save_rng_state(str(writing))
-        self._note_progress()
+            parts.append(lambda: self._save_optimizer_and_scheduler(writing))
+            parts.append(lambda: (self._save_scaler(writing), self._save_rng_state(writing)))
+        return parts
 
     def _seal_checkpoint(self, writing: Path, final: Path) -> None:
         """Write trainer state and manifest, and give the checkpoint its name."""

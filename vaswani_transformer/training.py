@@ -26,6 +26,7 @@ from .callbacks import (
     TimeLimitCallback,
     TrainingLogCallback,
     TrainingProgressCallback,
+    agree_together,
 )
 from .checkpoints import step_of
 from .configuration_vaswani import VaswaniConfig
@@ -374,6 +375,7 @@ class TrainingRun:
         finally:
             self.stopper.restore()
         if self.stopper.received is not None and trainer.state.global_step < trainer.state.max_steps:
+            trainer.accelerator.wait_for_everyone()  # who leaves while another still removes files would alarm it
             raise TrainingStopped(trainer.state.global_step, self.stopper.received)
 
     def _has_ended(self, state: TrainerState) -> bool:
@@ -423,6 +425,7 @@ class TrainingRun:
             callbacks.append(TimedCheckpointCallback(self.log, recipe.checkpoint_minutes))
         if recipe.early_stopping:
             callbacks.append(ResumableEarlyStoppingCallback(recipe.early_stopping))
+        agree_together(callbacks)
         for callback in callbacks:
             trainer.add_callback(callback)
         return trainer

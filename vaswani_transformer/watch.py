@@ -188,6 +188,7 @@ class ProcessWatch:
         with contextlib.suppress(RuntimeError):
             while self.rank == 0 and not self.by_launcher and time.monotonic() < until:
                 if all(self._voice.add(f"beat/{other}", 0) >= _FINISHED for other in self._others):
+                    time.sleep(0.5)  # they ask here who speaks, right after
                     return
                 time.sleep(0.2)
 

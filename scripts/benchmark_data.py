@@ -4,7 +4,7 @@
 
 Text is generated: words of a Zipf distribution over 20,000 made-up words, as many in a sentence as in Multi30k English
 (log-normal, mean 12.2, standard deviation 4.1), targets 0.97 times as long with a spread of 15%, in gzipped shards.
-Both commands run as they are, in processes of their own. Memory is sampled five times a second over all processes of a
+Both commands run as they are, in processes of their own. Memory is sampled all the time over all processes of a
 command: what they hold themselves (anonymous), and pages of the mapped data, which the kernel may drop. The difference
 of two rows is what a pair costs: the index holds 4 bytes a pair on disk, ordering an epoch takes 8 and keeps 4.
 
@@ -13,6 +13,7 @@ A million pairs take 3 minutes on 2 cores, most of it for preparing them.
 
 import argparse
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -123,7 +124,7 @@ def run(command: list[str], folder: Path, marks: dict[str, str]) -> dict[str, fl
     is_done = threading.Event()
 
     def sample() -> None:
-        while not is_done.wait(0.2):
+        while not is_done.wait(0.02):
             for index, value in enumerate(memory_of(process.pid, folder)):
                 peaks[index] = max(peaks[index], value)
 
@@ -135,6 +136,7 @@ def run(command: list[str], folder: Path, marks: dict[str, str]) -> dict[str, fl
         for name, beginning in marks.items():
             if line.startswith(beginning) and name not in result:
                 result[name] = time.monotonic() - begin
+                result[f"{name} anonymous"] = peaks[0]
     status = process.wait()
     is_done.set()
     sampler.join()
@@ -152,13 +154,41 @@ def measure(pairs: int, workers: int, folder: Path) -> dict[str, float]:
     preparation = run(command, folder, {})
     manifest = json.loads((folder / "prepared" / "manifest.json").read_text(encoding="utf-8"))
     part = manifest["parts"]["train"]
-    marks = {"start": "batches:", "first step": "step 1 of"}
-    command = ["train", "recipe.yaml", "--prepared", "prepared", "--output", "model"]
-    training = run(command, folder, marks)
+    training = start_training(folder, "prepared")
     size = sum(shard["bytes"] for shard in part["shards"])
     result = {f"prepare {name}": value for name, value in preparation.items()}
     result |= {f"train {name}": value for name, value in training.items()}
     return result | {"index bytes": part["index"]["bytes"] / part["pairs"], "shard bytes": size / part["pairs"]}
+
+
+def start_training(folder: Path, prepared: str) -> dict[str, float]:
+    """A few steps on a prepared folder."""
+    marks = {"start": "batches:", "first step": "step 1 of"}
+    return run(["train", "recipe.yaml", "--prepared", prepared, "--output", f"model-{prepared}"], folder, marks)
+
+
+def enlarge(folder: Path, times: int) -> int:
+    """Make `folder/enlarged`, in which each shard of `folder/prepared` is linked so many times; returns its pairs.
+
+    Of such a folder only training can be measured, but without waiting for hours until it is prepared.
+    """
+    prepared, enlarged = folder / "prepared", folder / "enlarged"
+    shutil.copytree(prepared, enlarged, ignore=shutil.ignore_patterns("train*"))
+    manifest = json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))
+    part = manifest["parts"]["train"]
+    shards = []
+    for shard in part["shards"] * times:
+        shards.append(shard | {"file": f"train-{len(shards):05d}.arrow"})
+        os.link(prepared / shard["file"], enlarged / shards[-1]["file"])
+    part["shards"] = shards
+    for facts, names in ((part, ("pairs", "source_tokens", "target_tokens")),
+                         (part["counts"], ("read", "kept", "empty", "too_long", "ratio"))):  # fmt: skip
+        facts |= {name: times * facts[name] for name in names}
+    index = enlarged / part["index"]["file"]
+    np.save(index, np.tile(np.load(prepared / part["index"]["file"]), (1, times)))
+    part["index"] |= {"bytes": index.stat().st_size, "sha256": hashlib.sha256(index.read_bytes()).hexdigest()}
+    (enlarged / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    return part["pairs"]
 
 
 def main() -> None:
@@ -166,6 +196,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, nargs="+", default=[1_000_000, 5_000_000], metavar="N")
     parser.add_argument("--workers", type=int, default=2, metavar="N")
+    parser.add_argument(
+        "--enlarged",
+        type=int,
+        default=36_000_000,
+        metavar="N",
+        help="start training on about so many pairs too, the last preparation's shards linked many times; 0: no",
+    )
     parser.add_argument("--folder", type=Path, help="where to work; a temporary folder if none, removed at the end")
     arguments = parser.parse_args()
     if not Path("/proc/self/smaps_rollup").exists():
@@ -175,7 +212,7 @@ def main() -> None:
         "peak memory, MB": "prepare anonymous",
         "train: start, s": "train start",
         "first step, s": "train first step",
-        "train: peak memory, MB": "train anonymous",
+        "peak memory to it, MB": "train first step anonymous",
         "pages of the data, MB": "train mapped",
         "index, B a pair": "index bytes",
         "shards, B a pair": "shard bytes",
@@ -187,6 +224,12 @@ def main() -> None:
             result = measure(pairs, arguments.workers, folder)
             shown = [f"{result[key]:,.{1 if unit.endswith(('s', 'pair')) else 0}f}" for unit, key in columns.items()]
             print(f"| {pairs:,} | {' | '.join(shown)} |", flush=True)
+            if pairs == arguments.pairs[-1] and arguments.enlarged:
+                number = enlarge(folder, max(1, arguments.enlarged // pairs))
+                training = start_training(folder, "enlarged")
+                result = dict.fromkeys(columns.values()) | {f"train {key}": value for key, value in training.items()}
+                shown = [f"{result[key]:,.1f}" if result[key] is not None else "" for key in columns.values()]
+                print(f"| {number:,} | {' | '.join(shown)} |", flush=True)
             shutil.rmtree(folder)
 
 

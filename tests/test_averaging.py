@@ -361,7 +361,7 @@ def run(tmp_path):
 def test_last_checkpoints_of_a_run(run):
     assert run.steps(last_checkpoints(run.folder, 3)) == [20, 30, 40]  # 27 was written for a signal
     assert run.steps(last_checkpoints(run.folder / "checkpoints", 1)) == [40]
-    with pytest.raises(UserError, match=r"holds 3 checkpoints \(steps 20, 30, 40\) and 4 were asked for"):
+    with pytest.raises(UserError, match=r"holds 3 checkpoints \(steps 20, 30, 40\), fewer than 4"):
         last_checkpoints(run.folder, 4)
 
 
@@ -402,7 +402,7 @@ def test_the_command(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["RUN", "--output", "OUT"], "holds 3 checkpoints (steps 20, 30, 40) and 5 were asked for"),
+        (["RUN", "--output", "OUT"], "holds 3 checkpoints (steps 20, 30, 40), fewer than 5"),
         (["RUN", "--last", "0", "--output", "OUT"], "give 1 or more"),
         (["RUN", "--last", "2", "--best", "2", "--output", "OUT"], "not allowed with"),
         (["RUN", "--last", "2", "--by", "bleu", "--output", "OUT"], "--by is for --best"),

@@ -70,7 +70,7 @@ def _average(arguments: argparse.Namespace) -> int:
         names = f"steps {', '.join(f'{step_of(path):,}' for path in chosen)}"
     else:
         names = ", ".join(map(str, chosen))
-    print(f"averaged {len(chosen)} checkpoints: {names}")
+    print(f"averaged {len(chosen)} checkpoint{'s' if len(chosen) > 1 else ''}: {names}")
     print(f"model: {output}")
     print(f"evaluate it with: {command_name()} evaluate {output} --source FILE --reference FILE")
     return 0

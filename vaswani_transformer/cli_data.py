@@ -84,7 +84,8 @@ def _prepare(arguments: argparse.Namespace) -> int:
         raise UserError("no folder to prepare the data in: give --output FOLDER")
     names = {field.name for field in dataclasses.fields(Recipe)} - {"output", "overwrite"}
     overrides = {name: value for name, value in vars(arguments).items() if name in names}
-    recipe = load_recipe(arguments.recipe, overrides)
+    no_limit = dict.fromkeys(("tokens_per_batch", "tokens_per_device"), 10**9)  # batches are made in training
+    recipe = load_recipe(arguments.recipe, overrides | no_limit)
     try:
         manifest = prepare(
             recipe, arguments.output, arguments.workers, progress=not arguments.quiet, overwrite=arguments.overwrite

@@ -75,6 +75,10 @@ class PreparedPairs:
         if self.lengths.shape != (2, len(self)) or self.lengths.dtype != manifest["length_type"]:
             what = f"{self.lengths.dtype} numbers of shape {self.lengths.shape}"
             raise UserError(f"{index} holds {what}, not {manifest['length_type']} of {(2, len(self))}: {_AGAIN}")
+        tokens = [int(side.sum(dtype=np.int64)) for side in self.lengths]  # read in full by every training anyway
+        wanted = [self.facts["source_tokens"], self.facts["target_tokens"]]
+        if tokens != wanted:
+            raise UserError(f"{index} counts {tokens} source and target tokens, not {wanted} as written: {_AGAIN}")
 
     def __reduce__(self):
         return PreparedPairs, self._arguments  # a worker process maps the files again instead of getting a copy
@@ -258,6 +262,7 @@ def _check_fields(manifest: dict) -> None:
     for part in (TRAIN, VALIDATION):
         facts = manifest["parts"][part]
         str(FilterCounts(**facts["counts"]))
+        missing |= {"source_tokens", "target_tokens"} - facts.keys()
         for file in (facts["index"], *facts["shards"]):
             missing |= {"file", "bytes", "sha256"} - file.keys()
             if not isinstance(file["bytes"], int) or Path(file["file"]).name != file["file"]:

@@ -642,8 +642,8 @@ def trained(tmp_path_factory) -> Path:
         data_dir=str(path), train_source="train.en", train_target="train.de",
         validation_source="validation.en", validation_target="validation.de", output=str(path / "model"),
         vocab_size=600, d_model=64, d_ff=256, num_heads=4, encoder_layers=2, decoder_layers=2, dropout=0.0,
-        tokens_per_batch=2000, tokens_per_device=2000, max_length=100, max_steps=300, warmup_steps=100,
-        evaluate_every=300, validation_bleu=0, average_checkpoints=0, keep_checkpoints=1, num_beams=1,
+        tokens_per_batch=2000, tokens_per_device=2000, max_length=100, max_steps=450, warmup_steps=100,
+        evaluate_every=450, validation_bleu=0, average_checkpoints=0, keep_checkpoints=1, num_beams=1,
     )  # fmt: skip
     return vt.train(recipe, progress=False).folder
 

@@ -173,9 +173,7 @@ def last_checkpoints(run: str | Path, count: int) -> list[Path]:
     if len(chosen) < count:
         kind = "timed checkpoints and the last" if timed else "checkpoints"
         steps = ", ".join(f"{one.step:,}" for one in chosen)
-        raise UserError(
-            f"{run} holds {len(chosen)} {kind} (steps {steps}), fewer than {count}: give a lower --last"
-        )
+        raise UserError(f"{run} holds {len(chosen)} {kind} (steps {steps}), fewer than {count}: give a lower --last")
     return [one.path for one in chosen]
 
 

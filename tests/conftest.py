@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani_transformer.recipe import Recipe
 
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
@@ -65,3 +66,15 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"needs the project's shared data, which is not at {SHARED_DATA}")
     return SHARED_DATA
+
+
+def tiny_recipe(text: Path, output: Path, **changes) -> Recipe:
+    """A recipe of seconds for the corpus that `write_corpus` has put into `text`."""
+    settings = {
+        "data_dir": str(text), "output": str(output), "train_source": "train.en", "train_target": "train.de",
+        "validation_source": "validation.en", "validation_target": "validation.de", "validation_bleu": 0,
+        "vocab_size": 400, "d_model": 16, "d_ff": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1,
+        "tokens_per_batch": 600, "tokens_per_device": 600, "max_length": 60, "warmup_steps": 3, "log_every": 1,
+        "keep_checkpoints": 3,
+    }  # fmt: skip
+    return Recipe(**{**settings, **changes})

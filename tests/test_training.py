@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import tiny_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -16,7 +17,7 @@ from transformers.trainer_callback import TrainerCallback, TrainerState
 
 from vaswani_transformer import UserError, average_checkpoints, callbacks, model_card, train, training
 from vaswani_transformer.checkpoints import Checkpoint, complete_checkpoints, read_checkpoints, step_of, surplus
-from vaswani_transformer.recipe import Recipe, check_recipe
+from vaswani_transformer.recipe import check_recipe
 from vaswani_transformer.run_folder import checkpoints_at_most
 from vaswani_transformer.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.training import TrainingStopped, choose_precision
@@ -47,13 +48,7 @@ def recipe(tmp_path, text):
 
 
 def make_recipe(text, output):
-    return Recipe(
-        data_dir=str(text), train_source="train.en", train_target="train.de",
-        validation_source="validation.en", validation_target="validation.de", output=str(output),
-        vocab_size=400, d_model=16, d_ff=32, num_heads=2, encoder_layers=1, decoder_layers=1,
-        tokens_per_batch=600, tokens_per_device=600, max_length=60, max_steps=STEPS, warmup_steps=3,
-        evaluate_every=2, log_every=1, validation_bleu=0, average_checkpoints=3, keep_checkpoints=3,
-    )  # fmt: skip
+    return tiny_recipe(text, output, max_steps=STEPS, evaluate_every=2, average_checkpoints=3)
 
 
 @pytest.fixture(scope="module")

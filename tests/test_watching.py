@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import tiny_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,6 @@ from vaswani_transformer.batching import IGNORE_INDEX
 from vaswani_transformer.callbacks import LearningCurveCallback, TrainingProgressCallback, duration
 from vaswani_transformer.data import load_pairs
 from vaswani_transformer.meters import NonFiniteLossError, ThroughputMeter
-from vaswani_transformer.recipe import Recipe
 from vaswani_transformer.run_folder import complete_checkpoints
 from vaswani_transformer.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.tokenization import load_tokenizer
@@ -46,13 +46,9 @@ def text(tmp_path_factory):
 
 @pytest.fixture
 def recipe(tmp_path, text):
-    return Recipe(
-        data_dir=str(text), train_source="train.en", train_target="train.de",
-        validation_source="validation.en", validation_target="validation.de", output=str(tmp_path / "run"),
-        vocab_size=400, d_model=16, d_ff=32, num_heads=2, encoder_layers=1, decoder_layers=1,
-        tokens_per_batch=600, tokens_per_device=300, max_length=60, max_steps=STEPS, warmup_steps=3,
-        evaluate_every=3, log_every=1, validation_bleu=0, average_checkpoints=0, keep_checkpoints=3,
-    )  # fmt: skip
+    return tiny_recipe(
+        text, tmp_path / "run", tokens_per_device=300, max_steps=STEPS, evaluate_every=3, average_checkpoints=0
+    )
 
 
 def checkpoint_names(recipe):

@@ -11,10 +11,10 @@ MODULES = sorted(PACKAGE.glob("*.py"))
 # Each module may import modules of earlier lines only.
 LAYERS = [
     ["errors", "configuration_vaswani", "pipeline_vaswani", "generation_vaswani", "memory", "synthetic_lexicon"],
-    ["files", "filtering"],
+    ["files", "filtering", "agreement"],
     ["layers_vaswani", "checkpoint_vaswani", "provenance", "earlier_card", "flops", "devices", "checkpoints", "watch"],
     ["modeling_vaswani", "batching", "loss", "schedule", "averaging", "metrics", "tokenization", "data", "synthetic"],
-    ["callbacks", "recipe", "attention_maps", "meters"],
+    ["callbacks", "recipe", "attention_maps", "meters", "checkpointing"],
     ["recipe_data", "prepared", "plots", "trainer", "translation", "run_folder", "pipelines"],
     ["final_weights", "averaged_model"],
     ["training", "shards", "model_card", "conversion"],

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from vaswani_transformer import VaswaniForConditionalGeneration
+from vaswani_transformer import VaswaniForConditionalGeneration, agreement
 from vaswani_transformer.batching import PairCollator
 from vaswani_transformer.schedule import noam_learning_rate
 from vaswani_transformer.trainer import VaswaniTrainer
@@ -131,6 +132,22 @@ def sharded(rank, folder, name, world_size, parts, more):
         assert torch.equal(parameter.full_tensor(), other[key]), key
 
 
+def beside_another_backend(rank, folder, name, world_size, parts, more):
+    """Sums where the default group is of a backend whose messages go through devices."""
+    torch.distributed.init_process_group("gloo")
+    reduced = []
+    all_reduce = torch.distributed.all_reduce
+    with (
+        patch.object(torch.distributed, "get_backend", lambda *_: "nccl"),
+        patch.object(torch.distributed, "all_reduce", lambda *a, group: reduced.append(group) or all_reduce(*a, group)),
+    ):
+        arguments = SimpleNamespace(world_size=world_size)
+        assert agreement.over_processes(arguments, [rank + 1, 2**40 + rank]) == [3, 2**41 + 1]
+        assert agreement.on_any_process(arguments, rank == 1, False) == [True, False]
+    assert reduced[0] is reduced[1] and reduced[0] is not torch.distributed.group.WORLD
+    assert "gloo" in torch.distributed.get_backend(reduced[0])
+
+
 def forked(rank, world_size, port, work, arguments):
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size),
@@ -154,6 +171,7 @@ def run_all(folder, runs):
     if runs is SLOW:
         return
     fork(sharded, folder, "sharded", 2, 1, {})
+    fork(beside_another_backend, folder, "backend", 2, 1, {})
     fork(dropout_seeds, folder, "seeds", 2, 1, {})
     fork(stop_at_5, folder, "start", 2, 1, dict(SGD))
     for number in (2, 4):

@@ -5,14 +5,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from tqdm.auto import tqdm
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from .agreement import AgreedCallback
 from .checkpoints import STOP, TIME
 from .files import sync, write_text
 
@@ -189,49 +189,6 @@ def read_training_log(path: str | Path) -> list[dict]:
         except json.JSONDecodeError:
             break
     return entries
-
-
-def on_any_process(args, *flags: bool) -> list[bool]:
-    """Whether each flag is up on any process, the same on all: else one would stop while others wait for it."""
-    if args.world_size == 1:
-        return list(flags)
-    raised = torch.tensor([int(flag) for flag in flags], device=args.device)
-    torch.distributed.all_reduce(raised, torch.distributed.ReduceOp.MAX)
-    return [bool(flag) for flag in raised.tolist()]
-
-
-class AgreedCallback(TrainerCallback):
-    """Does something at the end of a step, on all processes at once, when one of them wants to.
-
-    Several of them share one message between the processes a step, once `agree_together` has seen them.
-    """
-
-    def __init__(self):
-        self.group, self.agreed = [self], False
-
-    def wants(self) -> bool:
-        """Whether this process wants to."""
-        raise NotImplementedError
-
-    def act(self, control) -> None:
-        """Do it."""
-        raise NotImplementedError
-
-    def on_step_end(self, args, state, control, **kwargs):
-        """The first of the group asks for all of it."""
-        if self.group[0] is self:
-            for one, answer in zip(self.group, on_any_process(args, *(one.wants() for one in self.group)), strict=True):
-                one.agreed = answer
-        if self.agreed:
-            self.act(control)
-        return control
-
-
-def agree_together(callbacks: Sequence[TrainerCallback]) -> None:
-    """Let all `AgreedCallback` among a trainer's callbacks, in their order, ask with one message."""
-    group = [callback for callback in callbacks if isinstance(callback, AgreedCallback)]
-    for callback in group:
-        callback.group = group
 
 
 class ResumableEarlyStoppingCallback(EarlyStoppingCallback):

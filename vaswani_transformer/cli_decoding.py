@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import os
 import shutil
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from .command_line import add_command
 from .errors import UserError
+from .files import written_whole
 
 
 def _add_generation_options(parser: argparse.ArgumentParser) -> None:
@@ -173,19 +173,15 @@ def _written_at_the_end(path: Path):
         return
     if target.exists():
         target.open("r+").close()  # one that is protected is reported now
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        file = temporary.open("x", encoding="utf-8")
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(path)) from error
-    try:
+    with written_whole(target) as new:
+        try:
+            file = new.open("w", encoding="utf-8")
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, str(path)) from error
         with file:
             yield file
         if target.exists():
-            shutil.copymode(target, temporary)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+            shutil.copymode(target, new)
 
 
 def _how_obtained(arguments: argparse.Namespace, translator) -> dict:

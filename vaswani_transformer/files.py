@@ -1,7 +1,9 @@
 """Files and folders that are there whole or not at all, after a crash or a power cut too."""
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 WRITING, REMOVING = ".writing-", ".removing-"  # before the names of what is not finished
@@ -21,23 +23,31 @@ def unfinished(path: Path) -> Path:
     return path.with_name(WRITING + path.name)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file that at any moment holds the earlier text or all of the new one.
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Name to write a file under; it gets its own, in place of an earlier file, once all of it is on the disk.
 
     Raises:
         OSError: if it cannot be written; the earlier file is then still there, and nothing else.
     """
-    new = unfinished(path)
+    new = unfinished(path.with_name(f"{path.name}.{os.getpid()}"))
     try:
-        with new.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        yield new
+        sync(new)
         new.replace(path)
-    except BaseException:
+    finally:
         new.unlink(missing_ok=True)
-        raise
     sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that at any moment holds the earlier text or all of the new one.
+
+    Raises:
+        OSError: as `written_whole`.
+    """
+    with written_whole(path) as new:
+        new.write_text(text, encoding="utf-8")
 
 
 def publish(folder: Path, final: Path) -> None:

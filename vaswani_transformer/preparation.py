@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from .data import held_out_rows
 from .errors import UserError
-from .files import publish, remove_leftovers, sync, unfinished, write_text
+from .files import publish, remove_leftovers, unfinished, write_text, written_whole
 from .filtering import EMPTY, KEPT, RATIO, TOO_LONG, check_limits
 from .prepared import (
     DATA_FIELDS,
@@ -37,7 +37,7 @@ from .prepared import (
 from .provenance import file_sha256
 from .recipe import Recipe
 from .recipe_data import data_sources, new_tokenizer
-from .shards import TEMPORARY, ShardWriter, Workers
+from .shards import ShardWriter, Workers
 from .tokenization import load_tokenizer, tokenizer_sha256
 
 CHUNK = 50_000  # pairs that are read for one shard
@@ -98,8 +98,6 @@ class Preparation:
             _check_same(folder, settings, earlier)
         elif {**earlier, **settings} != earlier:  # nothing is made yet: a mistake in what was given may be mended
             write_text(path, _as_json(settings))
-        for path in folder.glob(f"*{TEMPORARY}"):
-            path.unlink()
         remove_leftovers(folder)
         return None
 
@@ -224,38 +222,37 @@ class Preparation:
         """Write the index of a part from what its shards left; returns its entry in the manifest."""
         pairs = sum(facts["rows"] for facts in shards)
         status = np.zeros(4, np.int64)
-        path = self.folder / f"{part}.lengths.npy"
-        temporary = path.with_name(path.name + TEMPORARY)
         tokens = np.zeros(2, np.int64)
-        if pairs:
-            index = np.lib.format.open_memmap(temporary, "w+", self.writer.length_type, (2, pairs))
-            start = 0
-        for number in range(len(shards)):
-            lengths = self.writer.lengths(part, number)
-            is_kept = lengths[0] > 0
-            status[KEPT] += is_kept.sum()
-            for code in (EMPTY, TOO_LONG, RATIO):
-                status[code] += np.count_nonzero(lengths[1, ~is_kept] == code)
+        path = self.folder / f"{part}.lengths.npy"
+        with written_whole(path) as new:
             if pairs:
-                kept = lengths[:, is_kept]
-                index[:, start : start + kept.shape[1]] = kept
-                start += kept.shape[1]
-                tokens += kept.sum(axis=1, dtype=np.int64)
-        read, dropped = int(status.sum()), status.tolist()
-        if not pairs:
-            what = f"{read:,} read, {status[EMPTY]:,} empty, {status[TOO_LONG]:,} too long, {status[RATIO]:,} unequal"
-            raise UserError(f"no {part} pair is left after filtering ({what}); check the files or raise the limits")
-        index.flush()
-        del index
-        sync(temporary)
-        temporary.replace(path)
-        counts = {"read": read, "kept": pairs, "empty": dropped[EMPTY], "too_long": dropped[TOO_LONG]}
-        counts |= {"ratio": dropped[RATIO], "max_length": self.recipe.max_length}
+                index = np.lib.format.open_memmap(new, "w+", self.writer.length_type, (2, pairs))
+            start = 0
+            for number in range(len(shards)):
+                lengths = self.writer.lengths(part, number)
+                is_kept = lengths[0] > 0
+                status[KEPT] += is_kept.sum()
+                for code in (EMPTY, TOO_LONG, RATIO):
+                    status[code] += np.count_nonzero(lengths[1, ~is_kept] == code)
+                if pairs:
+                    kept = lengths[:, is_kept]
+                    index[:, start : start + kept.shape[1]] = kept
+                    start += kept.shape[1]
+                    tokens += kept.sum(axis=1, dtype=np.int64)
+            dropped = {"empty": int(status[EMPTY]), "too_long": int(status[TOO_LONG]), "ratio": int(status[RATIO])}
+            read = int(status.sum())
+            if not pairs:
+                what = "{read:,} read, {empty:,} empty, {too_long:,} too long, {ratio:,} unequal"
+                what = what.format(read=read, **dropped)
+                raise UserError(f"no {part} pair is left after filtering ({what}); check the files or raise the limits")
+            index.flush()
+            del index
+        limits = {"max_length": self.recipe.max_length, "max_length_ratio": self.recipe.max_length_ratio}
         return {
             "pairs": pairs,
             "source_tokens": int(tokens[0]),
             "target_tokens": int(tokens[1]),
-            "counts": {**counts, "max_length_ratio": self.recipe.max_length_ratio},
+            "counts": {"read": read, "kept": pairs} | dropped | limits,
             "index": {"file": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)},
             "shards": shards,
         }
@@ -306,7 +303,7 @@ def _remove_prepared(folder: Path) -> None:
     """Remove what a preparation has made and nothing else; cut off, it leaves an unfinished preparation."""
     if (folder / MANIFEST).exists():
         (folder / MANIFEST).replace(folder / UNFINISHED)
-    for pattern in ("*-?????.arrow", "*-?????.part", "*.lengths.npy", f"*{TEMPORARY}"):
+    for pattern in ("*-?????.arrow", "*-?????.part", "*.lengths.npy"):
         for path in folder.glob(pattern):
             path.unlink()
     shutil.rmtree(folder / TOKENIZER, ignore_errors=True)

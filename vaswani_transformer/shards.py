@@ -19,11 +19,10 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from .errors import UserError
-from .files import sync
+from .files import written_whole
 from .filtering import KEPT, pair_status
 from .prepared import shard_schema
 
-TEMPORARY = ".tmp"  # after the name of a file that is not whole yet
 _ENCODED_TOGETHER = 1000  # pairs whose encodings, which are large, are in memory at once
 
 
@@ -96,8 +95,10 @@ class ShardWriter:
         path = shard_path(self.folder, part, number)
         digest = hashlib.sha256(content).hexdigest()
         facts = {"file": path.name, "rows": len(columns[0]), "bytes": content.size, "sha256": digest}
-        _write_whole(path, content)
-        _write_whole(path.with_suffix(".part"), json.dumps(facts).encode() + b"\n" + lengths.tobytes())
+        with written_whole(path) as new, new.open("wb") as file:
+            file.write(content)
+        with written_whole(path.with_suffix(".part")) as new:
+            new.write_bytes(json.dumps(facts).encode() + b"\n" + lengths.tobytes())
         return facts
 
     def finished(self, part: str, number: int) -> dict | None:
@@ -118,20 +119,6 @@ class ShardWriter:
 def shard_path(folder: Path, part: str, number: int) -> Path:
     """Where the shard of a chunk lies."""
     return folder / f"{part}-{number:05d}.arrow"
-
-
-def _write_whole(path: Path, content) -> None:
-    """Write a file so that under its name there is all of it or nothing, also after a loss of power."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync(path.parent)
 
 
 def _work(connection: multiprocessing.connection.Connection, writer: ShardWriter) -> None:

@@ -17,6 +17,7 @@ from transformers.integrations import TensorBoardCallback, get_reporting_integra
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
+from .agreement import agree_together
 from .averaging import WEIGHTS
 from .callbacks import (
     LearningCurveCallback,
@@ -26,7 +27,6 @@ from .callbacks import (
     TimeLimitCallback,
     TrainingLogCallback,
     TrainingProgressCallback,
-    agree_together,
 )
 from .checkpoints import step_of
 from .configuration_vaswani import VaswaniConfig

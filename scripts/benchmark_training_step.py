@@ -17,9 +17,10 @@ from statistics import median
 from unittest import mock
 
 import torch
+from model_sizes import SIZES, add_whole_numbers, vaswani_config
 from transformers.trainer_pt_utils import LabelSmoother
 
-from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, layers_vaswani, modeling_vaswani
+from vaswani_transformer import VaswaniForConditionalGeneration, layers_vaswani, modeling_vaswani
 from vaswani_transformer.loss import label_smoothed_cross_entropy
 from vaswani_transformer.memory import keep_freed_memory
 
@@ -54,16 +55,7 @@ VARIANTS = {
 def measure(options: argparse.Namespace) -> dict[str, float]:
     """Median seconds of a training step for each variant."""
     torch.manual_seed(0)
-    config = VaswaniConfig(
-        vocab_size=options.vocab_size,
-        d_model=options.d_model,
-        d_ff=options.d_ff,
-        num_heads=options.heads,
-        encoder_layers=options.layers,
-        decoder_layers=options.layers,
-        dropout=0.3,
-    )
-    model = VaswaniForConditionalGeneration(config).train()
+    model = VaswaniForConditionalGeneration(vaswani_config(options, dropout=0.3)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0, fused=True)
     shape = (options.sentences, options.length)
     source, labels = (torch.randint(4, options.vocab_size, shape) for _ in range(2))
@@ -103,11 +95,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     """Measure with and without the allocator's settings and print a table of ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in {
-        "vocab_size": 8000, "d_model": 256, "d_ff": 512, "heads": 4, "layers": 3,
-        "sentences": 256, "length": 15, "rounds": 7,
-    }.items():  # fmt: skip
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    add_whole_numbers(parser, **SIZES, sentences=256, length=15, rounds=7)
     parser.add_argument("--plain-allocator", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.plain_allocator:

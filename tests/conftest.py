@@ -1,5 +1,6 @@
-"""Shared by all tests: small models with seeded weights, and where the project's shared data lies."""
+"""Shared by all tests: small models with seeded weights, a recipe of seconds with its text, the shared data."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani_transformer.recipe import Recipe
+from vaswani_transformer.synthetic import generate_corpus, write_corpus
 
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
@@ -68,13 +70,36 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
-def tiny_recipe(text: Path, output: Path, **changes) -> Recipe:
+TINY_SIZES = {"vocab_size": 400, "d_model": 16, "d_ff": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+TINY_RECIPE = {
+    "train_source": "train.en", "train_target": "train.de",
+    "validation_source": "validation.en", "validation_target": "validation.de", "validation_bleu": 0,
+    "tokens_per_batch": 600, "tokens_per_device": 600, "max_length": 60, "warmup_steps": 3, "log_every": 1,
+    "keep_checkpoints": 3, **TINY_SIZES,
+}  # fmt: skip
+
+
+def tiny_recipe(text: Path, output: Path | None = None, **changes) -> Recipe:
     """A recipe of seconds for the corpus that `write_corpus` has put into `text`."""
-    settings = {
-        "data_dir": str(text), "output": str(output), "train_source": "train.en", "train_target": "train.de",
-        "validation_source": "validation.en", "validation_target": "validation.de", "validation_bleu": 0,
-        "vocab_size": 400, "d_model": 16, "d_ff": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1,
-        "tokens_per_batch": 600, "tokens_per_device": 600, "max_length": 60, "warmup_steps": 3, "log_every": 1,
-        "keep_checkpoints": 3,
-    }  # fmt: skip
-    return Recipe(**{**settings, **changes})
+    folders = {"data_dir": str(text), "output": None if output is None else str(output)}
+    return Recipe(**{**TINY_RECIPE, **folders, **changes})
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Iterator[Path]:
+    """A cache of a module's own for `datasets`, also in subprocesses: the user's stays untouched."""
+    import datasets
+
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+        patch.setenv("HF_DATASETS_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    """A generated corpus: train.en, train.de and so on."""
+    folder = tmp_path_factory.mktemp("text")
+    write_corpus(generate_corpus(200, 20, 20), folder)
+    return folder

@@ -21,47 +21,30 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from conftest import tiny_recipe
 from safetensors.torch import load_file
 
 from vaswani_transformer import UserError, train
 from vaswani_transformer.checkpoints import read_checkpoint, read_checkpoints
 from vaswani_transformer.cli import main
-from vaswani_transformer.recipe import Recipe
-from vaswani_transformer.synthetic import generate_corpus, write_corpus
 
 STEPS, EVERY = 12, 2
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    import datasets
-
-    folder = tmp_path_factory.mktemp("cache")
-    patch = pytest.MonkeyPatch()
-    patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
-    patch.setenv("HF_DATASETS_CACHE", str(folder))
-    patch.setenv("OMP_NUM_THREADS", "1")
-    yield
-    patch.undo()
+def one_thread():
+    """In subprocesses too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    write_corpus(generate_corpus(200, 20, 20), folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def recipe(cache, text):
+def recipe(cache, one_thread, text):
     """Five steps an epoch, dropout, and lines of the log that fall between checkpoints."""
-    return Recipe(
-        data_dir=str(text), train_source="train.en", train_target="train.de",
-        validation_source="validation.en", validation_target="validation.de",
-        vocab_size=400, d_model=16, d_ff=32, num_heads=2, encoder_layers=1, decoder_layers=1, dropout=0.1,
-        tokens_per_batch=600, tokens_per_device=300, max_length=60, max_steps=STEPS, warmup_steps=3,
-        evaluate_every=EVERY, log_every=3, validation_bleu=0, average_checkpoints=3, keep_checkpoints=2,
-        keep_weights="average", precision="fp32",
+    return tiny_recipe(
+        text, dropout=0.1, tokens_per_device=300, max_steps=STEPS, evaluate_every=EVERY, log_every=3,
+        average_checkpoints=3, keep_checkpoints=2, keep_weights="average", precision="fp32",
     )  # fmt: skip
 
 

@@ -19,27 +19,12 @@ from vaswani_transformer import UserError, average_checkpoints, callbacks, model
 from vaswani_transformer.checkpoints import Checkpoint, complete_checkpoints, read_checkpoints, step_of, surplus
 from vaswani_transformer.recipe import check_recipe
 from vaswani_transformer.run_folder import checkpoints_at_most
-from vaswani_transformer.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.training import TrainingStopped, choose_precision
 
 STEPS = 8
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    import datasets
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-    yield
-    patch.undo()
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    write_corpus(generate_corpus(200, 20, 20), folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture

@@ -21,27 +21,11 @@ from vaswani_transformer.callbacks import LearningCurveCallback, TrainingProgres
 from vaswani_transformer.data import load_pairs
 from vaswani_transformer.meters import NonFiniteLossError, ThroughputMeter
 from vaswani_transformer.run_folder import complete_checkpoints
-from vaswani_transformer.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.tokenization import load_tokenizer
 
 STEPS = 6
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    import datasets
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-    yield
-    patch.undo()
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    write_corpus(generate_corpus(200, 20, 20), folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture

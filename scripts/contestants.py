@@ -1,0 +1,244 @@
+"""The trainings that benchmark_training.py compares, on the files that training_pairs.py has prepared.
+
+Marian and the bare loop are functions, each to be called in a process of its own; `vaswani train` and JoeyNMT are
+commands.
+"""
+
+import argparse
+import json
+import random
+import sys
+from pathlib import Path
+
+import torch
+from training_pairs import token_batches
+
+# Name, and the options of `train_marian`, `train_bare` or `vaswani train`.
+OURS, MARIAN, BARE, JOEY = "vaswani train", "Marian, Seq2SeqTrainer", "torch.nn.Transformer, bare loop", "JoeyNMT"
+CONTESTANTS = {
+    OURS: {},
+    f"{OURS}, float32": {"precision": "fp32"},
+    MARIAN: {"bf16": False},
+    f"{MARIAN}, bf16=True": {"bf16": True},
+    BARE: {"keep": False},
+    f"{BARE}, freed memory kept": {"keep": True},
+    JOEY: {},
+}
+LOG = "log.jsonl"
+
+
+class Log:
+    """Appends tokens and positions of both sides of a step to the log that the clock outside reads."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / LOG
+
+    def step(self, source_tokens: int, target_tokens: int, positions: int) -> None:
+        """One line."""
+        padding = 1 - (source_tokens + target_tokens) / positions
+        entry = {"source_tokens": source_tokens, "target_tokens": target_tokens, "padding": padding}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def marian_model(options: argparse.Namespace, tokenizer):
+    """Marian of our sizes."""
+    from transformers import MarianConfig, MarianMTModel
+
+    torch.manual_seed(options.seed)
+    config = MarianConfig(
+        vocab_size=len(tokenizer),
+        decoder_vocab_size=len(tokenizer),
+        d_model=options.d_model,
+        encoder_layers=options.layers,
+        decoder_layers=options.layers,
+        encoder_ffn_dim=options.d_ff,
+        decoder_ffn_dim=options.d_ff,
+        encoder_attention_heads=options.heads,
+        decoder_attention_heads=options.heads,
+        dropout=options.dropout,
+        activation_function="relu",
+        scale_embedding=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        forced_eos_token_id=None,
+        decoder_start_token_id=tokenizer.pad_token_id,
+    )
+    return MarianMTModel(config)
+
+
+def train_marian(options: argparse.Namespace, folder: Path, bf16: bool) -> None:
+    """Marian through the stock Trainer."""
+    import datasets
+    from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
+
+    from vaswani_transformer.tokenization import load_tokenizer
+
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    pairs = datasets.load_from_disk(folder / "pairs")
+    sentences = round(len(pairs) / len(token_batches(options, pairs)))
+    model = marian_model(options, tokenizer)
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(folder / "output"),
+        per_device_train_batch_size=sentences,
+        train_sampling_strategy="group_by_length",
+        label_smoothing_factor=0.1,
+        learning_rate=3e-4,
+        warmup_steps=1000,
+        num_train_epochs=1000,
+        save_strategy="no",
+        report_to="none",
+        bf16=bf16,
+        use_cpu=options.device == "cpu",
+        seed=options.seed,
+    )
+    collate, counts, log = DataCollatorForSeq2Seq(tokenizer, model=model), [], Log(folder)
+
+    def count_and_collate(rows):
+        batch = collate(rows)
+        tokens = int(batch["attention_mask"].sum()), int((batch["labels"] != -100).sum())
+        counts.append((*tokens, batch["input_ids"].numel() + batch["labels"].numel()))
+        return batch
+
+    class LogSteps(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if options.device == "cuda":
+                torch.cuda.synchronize()
+            log.step(*counts[state.global_step - 1])
+
+    pairs = pairs.select_columns(["input_ids", "labels"])
+    trainer = Seq2SeqTrainer(model, arguments, count_and_collate, pairs, callbacks=[LogSteps()])
+    trainer.train()
+
+
+class BareTransformer(torch.nn.Module):
+    """torch.nn.Transformer with one matrix for embeddings and projection, and sinusoids."""
+
+    def __init__(self, options: argparse.Namespace, vocab_size: int, pad: int):
+        super().__init__()
+        from vaswani_transformer.layers_vaswani import sinusoidal_positions
+
+        self.pad, self.scale = pad, options.d_model**0.5
+        self.embedding = torch.nn.Embedding(vocab_size, options.d_model, padding_idx=pad)
+        torch.nn.init.normal_(self.embedding.weight, std=options.d_model**-0.5)
+        table = sinusoidal_positions(torch.arange(512), options.d_model).float()
+        self.register_buffer("positions", table)
+        self.dropout = torch.nn.Dropout(options.dropout)
+        sizes = (options.d_model, options.heads, options.layers, options.layers, options.d_ff, options.dropout)
+        self.transformer = torch.nn.Transformer(*sizes, batch_first=True)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """`(batch_size, length)` ids to `(batch_size, length, d_model)`."""
+        return self.dropout(self.embedding(ids) * self.scale + self.positions[: ids.shape[1]])
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Logits `(batch_size, target_length, vocab_size)`."""
+        padding = source == self.pad
+        causal = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool, device=target.device).triu(1)
+        hidden = self.transformer(
+            self.embed(source),
+            self.embed(target),
+            tgt_mask=causal,
+            tgt_is_causal=True,
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
+        )
+        return torch.nn.functional.linear(hidden, self.embedding.weight)
+
+
+def train_bare(options: argparse.Namespace, folder: Path, keep: bool) -> None:
+    """torch.nn.Transformer in a loop without anything around it."""
+    import datasets
+
+    from vaswani_transformer.batching import PairCollator
+    from vaswani_transformer.memory import keep_freed_memory
+    from vaswani_transformer.modeling_vaswani import shift_right
+    from vaswani_transformer.tokenization import load_tokenizer
+
+    if keep:
+        keep_freed_memory()
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    pairs = datasets.load_from_disk(folder / "pairs")
+    collate, cuda = PairCollator(tokenizer.pad_token_id), options.device == "cuda"
+    batches = []
+    for indices in token_batches(options, pairs):
+        batch = collate([pairs[index] for index in indices])
+        target = shift_right(batch["labels"], tokenizer.pad_token_id, tokenizer.bos_token_id)
+        tokens = int(batch["attention_mask"].sum()), int((batch["labels"] != -100).sum())
+        tensors = [tensor.pin_memory() if cuda else tensor for tensor in (batch["input_ids"], target, batch["labels"])]
+        batches.append((*tensors, (*tokens, batch["input_ids"].numel() + target.numel())))
+    torch.manual_seed(options.seed)
+    model = BareTransformer(options, len(tokenizer), tokenizer.pad_token_id).to(options.device).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    log = Log(folder)
+    while True:
+        random.shuffle(batches)
+        for *tensors, counts in batches:
+            source, target, labels = (tensor.to(options.device, non_blocking=True) for tensor in tensors)
+            with torch.autocast(options.device, torch.bfloat16):
+                logits = model(source, target)
+                loss = torch.nn.functional.cross_entropy(
+                    logits.flatten(0, 1), labels.flatten(), ignore_index=-100, label_smoothing=0.1
+                )
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if cuda:
+                torch.cuda.synchronize()
+            log.step(*counts)
+
+
+def joey_command(options: argparse.Namespace, folder: Path) -> list[str]:
+    """Write JoeyNMT's configuration and return the command that trains with it."""
+    sizes = {
+        "type": "transformer", "num_layers": options.layers, "num_heads": options.heads, "hidden_size": options.d_model,
+        "ff_size": options.d_ff, "dropout": options.dropout, "layer_norm": "post",
+        "embeddings": {"embedding_dim": options.d_model, "scale": True, "dropout": options.dropout},
+    }  # fmt: skip
+    side = {"max_length": 100, "level": "word", "voc_file": str(folder / "pieces.txt"), "lowercase": False}
+    configuration = {
+        "name": "benchmark",
+        "joeynmt_version": "2.3.0",
+        "model_dir": str(folder / "joey"),
+        "use_cuda": options.device == "cuda",
+        "fp16": False,
+        "data": {
+            "train": str(folder / "pieces"), "dev": str(folder / "pieces_dev"), "dataset_type": "plain",
+            "src": {"lang": "en", **side}, "trg": {"lang": "de", **side},
+        },
+        "training": {
+            "optimizer": "adamw", "adam_betas": [0.9, 0.98], "learning_rate": 3e-4, "normalization": "tokens",
+            "loss": "crossentropy", "label_smoothing": 0.1, "batch_size": options.batch_tokens, "batch_type": "token",
+            "scheduling": "warmupinversesquareroot", "learning_rate_warmup": 1000, "epochs": 1000,
+            "validation_freq": 10**6, "logging_freq": 1, "overwrite": True, "keep_best_ckpts": 1, "num_workers": 0,
+            "early_stopping_metric": "loss", "random_seed": options.seed + 1, "shuffle": True,
+        },
+        "testing": {"batch_size": 64, "batch_type": "sentence", "eval_metrics": []},
+        "model": {
+            "initializer": "xavier_uniform", "embed_initializer": "xavier_uniform", "tied_embeddings": True,
+            "tied_softmax": True, "encoder": sizes, "decoder": sizes,
+        },
+    }  # fmt: skip
+    for language in ("en", "de"):
+        lines = (folder / f"pieces.{language}").read_text("utf-8").splitlines(keepends=True)
+        (folder / f"pieces_dev.{language}").write_text("".join(lines[:100]), "utf-8")
+    (folder / "joey.json").write_text(json.dumps(configuration), "utf-8")  # JSON is YAML too
+    return [options.joey, "-m", "joeynmt", "train", str(folder / "joey.json"), "--skip-test"]
+
+
+def our_command(options: argparse.Namespace, folder: Path, more: list[str]) -> list[str]:
+    """`vaswani train` on the prepared files, never validating."""
+    fields = {
+        "train_source": folder / "train.en", "train_target": folder / "train.de", "tokenizer": folder / "tokenizer",
+        "validation_source": folder / "val.en", "validation_target": folder / "val.de", "validation_bleu": 0,
+        "best_by": "loss",
+        "output": folder / "output", "max_length": 100, "d_model": options.d_model, "d_ff": options.d_ff,
+        "num_heads": options.heads, "encoder_layers": options.layers, "decoder_layers": options.layers,
+        "dropout": options.dropout, "tokens_per_batch": options.batch_tokens,
+        "tokens_per_device": options.batch_tokens, "max_steps": 10**7, "evaluate_every": 10**7, "log_every": 1,
+        "seed": options.seed, "average_checkpoints": 0, "vocab_size": options.vocab_size,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "vaswani_transformer", "train", "small", "--quiet"]
+    for name, value in fields.items():
+        command += ["--" + name.replace("_", "-"), str(value)]
+    return [*command, *more]

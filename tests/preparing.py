@@ -1,0 +1,70 @@
+"""Preparations of a small text, for the tests of making prepared pairs and of reading them."""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import pytest
+from conftest import TINY_SIZES
+
+from vaswani_transformer import train_tokenizer
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.preparation import prepare
+from vaswani_transformer.recipe import Recipe
+from vaswani_transformer.synthetic import generate_corpus, write_corpus
+
+CHUNK = 40  # pairs of a shard
+
+
+def write_shards(folder: Path) -> Path:
+    """Three shards of 70 pairs, some of which every filter drops, and 20 pairs to validate on."""
+    write_corpus(generate_corpus(210, 20, 20), folder)
+    for side in ("en", "de"):
+        lines = (folder / f"train.{side}").read_text(encoding="utf-8").splitlines()[:210]
+        lines[3] = "" if side == "en" else lines[3]
+        lines[50] = "a b c d " * 40
+        lines[90] = "one two three four five six seven eight nine ten" if side == "en" else "x"
+        lines[200] = " \t"
+        for number in range(3):
+            part = "\n".join(lines[70 * number : 70 * number + 70]) + "\n"
+            (folder / f"part.{number}.{side}").write_text(part, encoding="utf-8")
+    return folder
+
+
+def new_tokenizer(text: Path, folder: Path) -> Path:
+    """A tokenizer of these shards."""
+    lines = [line for path in sorted(text.glob("part.*")) for line in path.read_text(encoding="utf-8").splitlines()]
+    train_tokenizer(lines, vocab_size=400).save_pretrained(folder)
+    return folder
+
+
+def new_recipe(text: Path, tokenizer: Path) -> Recipe:
+    """A recipe of these shards, which holds out 15 pairs."""
+    return Recipe(
+        data_dir=str(text), train_source="part.*.en", train_target="part.*.de", validation_size=15, seed=3,
+        tokenizer=str(tokenizer), max_length=60, tokens_per_batch=600, tokens_per_device=600, **TINY_SIZES,
+    )  # fmt: skip
+
+
+def with_validation(recipe: Recipe) -> Recipe:
+    """The same with a validation set of its own."""
+    return dataclasses.replace(recipe, validation_source="validation.en", validation_target="validation.de")
+
+
+def make(recipe: Recipe, folder: Path, **options) -> dict:
+    """`prepare` in this process, silently; returns the manifest."""
+    return prepare(recipe, folder, **{"workers": 1, "progress": False, **options})
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a prepared folder."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def error_of(function, *arguments, **options) -> str:
+    """The one line of the error that a call must raise."""
+    with pytest.raises(UserError) as caught:
+        function(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

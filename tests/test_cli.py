@@ -14,53 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from conftest import TINY_RECIPE
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vaswani_transformer.cli import main
-from vaswani_transformer.synthetic import generate_corpus, write_corpus
 
 ROOT = Path(__file__).resolve().parents[1]
-TINY = {
-    "vocab_size": 400,
-    "d_model": 16,
-    "d_ff": 32,
-    "num_heads": 2,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "tokens_per_batch": 600,
-    "tokens_per_device": 600,
-    "max_length": 60,
-    "max_steps": 6,
-    "warmup_steps": 3,
-    "evaluate_every": 3,
-    "log_every": 1,
-    "validation_bleu": 10,
-    "average_checkpoints": 2,
-    "train_source": "train.en",
-    "train_target": "train.de",
-    "validation_source": "validation.en",
-    "validation_target": "validation.de",
-}
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A cache of our own for `datasets`, also in subprocesses."""
-    import datasets
-
-    patch = pytest.MonkeyPatch()
-    folder = tmp_path_factory.mktemp("cache")
-    patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
-    patch.setenv("HF_DATASETS_CACHE", str(folder))
-    yield folder
-    patch.undo()
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    write_corpus(generate_corpus(200, 20, 20), folder)
-    return folder
+TINY = TINY_RECIPE | {"max_steps": 6, "evaluate_every": 3, "validation_bleu": 10, "average_checkpoints": 2}
 
 
 @pytest.fixture(scope="module")
@@ -367,6 +327,66 @@ def test_overwriting_replaces_model_and_tokenizer(recipe, model, tmp_path, cache
     options = ["--overwrite", "--quiet", "--vocab-size", "350", "--max-steps", "2"]
     assert main(["train", str(recipe), "--output", str(folder), *options]) == 0
     assert AutoModelForSeq2SeqLM.from_pretrained(folder).config.vocab_size == 350
+
+
+def test_after_overwriting_tensorboard_shows_the_new_run_alone(recipe, tmp_path, cache):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train = ["train", str(recipe), "--output", str(tmp_path / "run"), "--quiet", "--report-to", "tensorboard"]
+    assert main([*train, "--max-steps", "5"]) == 0
+    folder = tmp_path / "run" / "tensorboard"
+    earlier = set(folder.iterdir())
+    assert earlier
+    (folder / "notes.txt").write_text("mine\n")
+    (folder / "other").mkdir()
+    (folder / "other" / "events.out.tfevents.1.mine").touch()
+    assert main([*train, "--max-steps", "2", "--overwrite"]) == 0
+    assert not earlier & set(folder.iterdir())
+    accumulator = events.EventAccumulator(str(folder))
+    accumulator.Reload()
+    assert [event.step for event in accumulator.Scalars("train/loss")] == [1, 2]
+    assert (folder / "notes.txt").is_file() and (folder / "other" / "events.out.tfevents.1.mine").is_file()
+
+
+def test_tensorboard_events_of_another_program_stay(recipe, tmp_path, cache):
+    folder = tmp_path / "run"
+    (folder / "tensorboard").mkdir(parents=True)
+    (folder / "tensorboard" / "events.out.tfevents.1.mine").touch()
+    assert main(["train", str(recipe), "--output", str(folder), "--quiet", "--max-steps", "1"]) == 0
+    assert (folder / "tensorboard" / "events.out.tfevents.1.mine").is_file()
+
+
+def test_a_resumed_run_keeps_its_tensorboard_events(recipe, tmp_path, cache):
+    pytest.importorskip("tensorboard")
+    train = ["train", str(recipe), "--output", str(tmp_path / "run"), "--quiet", "--report-to", "tensorboard"]
+    assert main([*train, "--max-steps", "3"]) == 0
+    (tmp_path / "run" / "model.safetensors").unlink()  # as if cut off before the end
+    earlier = set((tmp_path / "run" / "tensorboard").iterdir())
+    assert main([*train, "--max-steps", "4"]) == 0
+    assert earlier <= set((tmp_path / "run" / "tensorboard").iterdir())
+
+
+def test_the_home_folder_in_a_recipe_file(text, tmp_path, monkeypatch, capsys, cache):
+    """Training, its plan and preparing find the same files, and nothing is made in a folder called ~."""
+    home, here = tmp_path / "home", tmp_path / "here"
+    shutil.copytree(text, home / "text")
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(home))
+    settings = TINY | {"max_steps": 1, "evaluate_every": 1, "data_dir": "~/text", "output": "~/run"}
+    (here / "a.yaml").write_text(yaml.safe_dump(settings))
+    files = {name: f"~/text/{TINY[name]}" for name in TINY if name.endswith(("_source", "_target"))}
+    (here / "b.yaml").write_text(yaml.safe_dump(settings | files | {"data_dir": None, "output": "~/other"}))
+    for name, output in (("a.yaml", "run"), ("b.yaml", "other")):
+        assert main(["train", name, "--dry-run"]) == 0
+        plan = capsys.readouterr().out
+        assert "200 pairs read" in plan and "is not here" not in plan
+        assert main(["train", name, "--quiet"]) == 0
+        assert (home / output / "model.safetensors").is_file()
+    prepare = ["prepare", "a.yaml", "--output", str(home / "prepared"), "--workers", "1", "--quiet"]
+    assert main([*prepare, "--tokenizer=~/run"]) == 0
+    assert main(["train", "a.yaml", "--quiet", "--prepared", "~/prepared", "--output=~/third"]) == 0
+    assert (home / "third" / "model.safetensors").is_file()
+    assert sorted(path.name for path in here.iterdir()) == ["a.yaml", "b.yaml"]
 
 
 def test_checkpoints_of_another_program_are_left_alone(recipe, tmp_path, fails, cache):

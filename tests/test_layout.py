@@ -11,7 +11,7 @@ MODULES = sorted(PACKAGE.glob("*.py"))
 # Each module may import modules of earlier lines only.
 LAYERS = [
     ["errors", "configuration_vaswani", "pipeline_vaswani", "generation_vaswani", "memory", "synthetic_lexicon"],
-    ["files", "filtering", "agreement"],
+    ["files", "text_files", "filtering", "agreement", "starting"],
     ["layers_vaswani", "checkpoint_vaswani", "provenance", "earlier_card", "flops", "devices", "checkpoints", "watch"],
     ["modeling_vaswani", "batching", "loss", "schedule", "averaging", "metrics", "tokenization", "data", "synthetic"],
     ["callbacks", "recipe", "attention_maps", "meters", "checkpointing"],

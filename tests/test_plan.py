@@ -6,6 +6,8 @@ import socket
 import time
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import tiny_config
@@ -264,6 +266,18 @@ def test_missing_files_are_said_and_the_rest_is_planned(corpus, tmp_path, capsys
     text = capsys.readouterr().out
     assert "train.de is not here, and training would stop at that" in text
     assert "how many epochs that is nobody knows" in text
+
+
+def test_data_too_large_to_read_is_looked_at_and_found_as_training_finds_it(corpus, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("vaswani_transformer.plan.LARGEST_READ", 1)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    names = ["--train-source=~/tra*.en", "--train-target=~/tra*.de"]
+    assert main(["train", "small", *corpus, *names, "--dry-run"]) == 0
+    assert "are not read for a plan" in capsys.readouterr().out
+    pq.write_table(pa.table({"source": ["a"], "goal": ["b"]}), tmp_path / "a.parquet")
+    data = ["--train-source=none", "--train-target=none", "--train-data=~/a.parquet"]
+    assert main(["train", "small", *corpus, *data, "--dry-run"]) == 2
+    assert f"{tmp_path / 'a.parquet'}: there is no column 'target'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

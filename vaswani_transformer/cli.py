@@ -2,11 +2,13 @@
 
 import argparse
 import errno
+import importlib
 import logging
 import os
 import sys
 import warnings
 
+from . import starting
 from .cli_averaging import add_average
 from .cli_data import add_lists, add_prepare, add_tokenizer
 from .cli_decoding import add_evaluate, add_translate
@@ -23,6 +25,16 @@ from .command_line import (
 )
 from .errors import UserError
 
+# What commands import that takes seconds: a KeyboardInterrupt in the midst of it may get lost, so it comes before.
+_IMPORTS = {
+    "average": ("averaged_model",),
+    "demo": ("demo", "training"),
+    "evaluate": ("data", "metrics", "translation"),
+    "prepare": ("preparation",),
+    "push": ("publishing",),
+    "train": ("plan", "training"),
+    "translate": ("translation",),
+}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the system's numbers for no more room
 
 
@@ -81,16 +93,20 @@ def _explain(error: Exception) -> str | None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, 1 (the machine failed), 2 (a mistake in what was given) or 130."""
-    try:  # what is imported from here on takes seconds, in which Ctrl-C may come
+    try:
         arguments, unknown = make_parser().parse_known_args(argv)
         if unknown:
             arguments.parser.refuse_unknown(unknown)
         _quiet_libraries()
+        for name in _IMPORTS.get(arguments.parser.prog.split()[-1], ()):
+            importlib.import_module(f".{name}", __package__)
+        starting.end()  # from here on Ctrl-C is the command's own
         status = arguments.run(arguments)
         sys.stdout.flush()  # here, so that a reader of our output who has gone is noticed below
         return status
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        if is_main_process():
+            print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -104,6 +120,8 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
         return status
+    finally:
+        starting.close()
 
 
 if __name__ == "__main__":

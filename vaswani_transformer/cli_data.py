@@ -73,6 +73,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
     from .preparation import prepare
     from .prepared import verify_prepared
     from .recipe import Recipe, load_recipe
+    from .recipe_data import expand_home
 
     if arguments.check:
         prepared = verify_prepared(arguments.recipe)
@@ -86,6 +87,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
     overrides = {name: value for name, value in vars(arguments).items() if name in names}
     no_limit = dict.fromkeys(("tokens_per_batch", "tokens_per_device"), 10**9)  # batches are made in training
     recipe = load_recipe(arguments.recipe, overrides | no_limit)
+    expand_home(recipe)
     try:
         manifest = prepare(
             recipe, arguments.output, arguments.workers, progress=not arguments.quiet, overwrite=arguments.overwrite

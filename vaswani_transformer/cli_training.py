@@ -58,11 +58,13 @@ def _print_plan(recipe, arguments: argparse.Namespace) -> int:
 
 def _train(arguments: argparse.Namespace) -> int:
     from .recipe import Recipe, load_recipe
+    from .recipe_data import expand_home
     from .training import TrainingStopped, train
 
     names = {field.name for field in dataclasses.fields(Recipe)}
     overrides = {name: value for name, value in vars(arguments).items() if name in names}
     recipe = load_recipe(arguments.recipe, overrides)
+    expand_home(recipe)
     if arguments.dry_run:
         return _print_plan(recipe, arguments)
     for option in ("device", "utilisation"):

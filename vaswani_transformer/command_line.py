@@ -11,7 +11,9 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+from .starting import EXIT_INTERRUPTED as EXIT_INTERRUPTED
+
+EXIT_FAILURE, EXIT_USAGE = 1, 2
 SPEAKING_SECONDS = 2.0  # for the one of several processes that says what happened: a launcher ends all when one ends
 
 

@@ -1,18 +1,13 @@
 """Parallel text: one source for every format, loaded or streamed, and its tokenisation."""
 
-import csv
-import difflib
 import glob
-import gzip
 import hashlib
 import json
 import re
 import textwrap
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +19,19 @@ import pyarrow.parquet as pq
 
 from .errors import UserError
 from .filtering import KEPT, FilterCounts, check_limits, count_status, pair_status
+from .text_files import DEFAULT_COLUMNS, READERS, column_position, file_errors, home_path, read_pairs
+from .text_files import decode_lines as decode_lines
+from .text_files import read_lines as read_lines
 
 _CACHE_VERSION = 1  # part of every cache key: raise it when the meaning of the cached rows changes
-_DEFAULT_COLUMNS = ("source", "target")
-_PAIR_FEATURES = datasets.Features(dict.fromkeys(_DEFAULT_COLUMNS, datasets.Value("string")))
+_PAIR_FEATURES = datasets.Features(dict.fromkeys(DEFAULT_COLUMNS, datasets.Value("string")))
 _TOKEN_FEATURES = datasets.Features(
     dict.fromkeys(("input_ids", "labels"), datasets.List(datasets.Value("int32")))
     | dict.fromkeys(("source_length", "target_length"), datasets.Value("int32"))
     | {"status": datasets.Value("int8")}
 )
 _STREAM_ROWS = 1000  # rows of a table that are in memory at once
+_FORMATS = {*READERS, ".parquet"} - {"text"}
 _NO_ROWS = "{}: empty, no rows; give a dataset or split with at least one pair"
 
 
@@ -48,9 +46,9 @@ class PairSource:
             strings.
         target: the translations, line for line.
         data: a ``.tsv``, ``.csv`` or ``.json(l)`` file (JSON lines), plain or ``.gz``, a ``.parquet`` file, a pattern
-            of such files, a folder (from ``save_to_disk``, or of data files) or a dataset on the Hub. TSV has no
-            quoting, and its first row is a header only if it holds both column names; otherwise the fields are source
-            and target. CSV has both.
+            of such files, a folder (from ``save_to_disk``, or of data files, which are read as if named one by one) or
+            a dataset on the Hub. TSV has no quoting, and its first row is a header only if it holds both column names;
+            otherwise the fields are source and target. CSV has both.
         config: configuration of the Hub dataset or folder, such as ``"de-en"``.
         split: split of the Hub dataset or folder, also a slice such as ``"train[:1000]"``. A file has only one split.
         source_column: column with the source text, or its key within a ``translation`` column, such as ``"en"``.
@@ -96,7 +94,7 @@ class PairSource:
         if len(kinds) > 1:
             first, second = list(kinds.values())[:2]
             raise UserError(f"{self.data} matches files of several formats ({first}, {second}); name those of one")
-        with _file_errors(path):
+        with file_errors(path):
             is_folder, exists = path.is_dir(), path.exists()
         if is_folder:
             is_saved = (path / "state.json").exists() or (path / "dataset_dict.json").exists()
@@ -104,7 +102,7 @@ class PairSource:
         # On the Hub a name is "dataset" or "owner/dataset"; anything else that is not here is a missing file.
         name, kind = str(self.data), next(iter(kinds))
         is_path = Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
-        return kind if exists or is_path or kind in (*_READERS, ".parquet", ".txt") else "hub"
+        return kind if exists or is_path or kind in (*_FORMATS, ".txt") else "hub"
 
     @property
     def columns(self) -> tuple[str, str]:
@@ -123,11 +121,34 @@ class PairSource:
             return sorted(path for path in self.shards[0][0].rglob("*") if path.is_file())
         files = [path for shard in self.shards for path in shard]
         for path in files:
-            with _file_errors(path), path.open("rb"):
+            with file_errors(path), path.open("rb"):
                 pass
-        if self.kind not in (*_READERS, ".parquet"):
+        if self.kind not in ("text", *_FORMATS):
             what = files[0]
             raise UserError(f"{what}: not .tsv, .csv, .json(l) or .parquet; text files are given as source and target")
+        return files
+
+    def check(self) -> None:
+        """Refuse what shows without reading the text; of a dataset on the Hub nothing is looked at.
+
+        Raises:
+            UserError: for a file that is missing, and a Parquet file or saved dataset that is cut off, empty or has not
+                both columns of text, naming file and column.
+        """
+        if self.kind == "saved":
+            _check_schema(self._load_saved().data.schema, self.columns, str(self.shards[0][0]))
+        elif self.kind == "folder":
+            self._folder_files()
+        elif self.kind != "hub":
+            self._checked(self.kind, self.files())
+
+    def _checked(self, kind: str, files: list[Path]) -> list[Path]:
+        """These files, once the footers of all of them, where they have one, were found right."""
+        for path in files if kind == ".parquet" else ():
+            metadata = _attempt(str(path), pq.read_metadata, path)
+            if not metadata.num_rows:
+                raise UserError(_NO_ROWS.format(path))
+            _check_schema(_attempt(str(path), metadata.schema.to_arrow_schema), self.columns, str(path))
         return files
 
     def load(self) -> datasets.Dataset:
@@ -135,23 +156,41 @@ class PairSource:
         where = str(self.shards[0][0])
         if self.kind == "saved":
             return _select_pairs(self._load_saved(), self.columns, where)
+        if self.kind == "folder" and (found := self._folder_files()):
+            return self._load_splits(*found)
         if self.kind in ("folder", "hub"):
             name, where = self._dataset_name()
-            dataset = _attempt(
-                where, datasets.load_dataset, name, self.config, split=self.split, **self._format_options()
-            )
+            dataset = _attempt(where, datasets.load_dataset, name, self.config, split=self.split)
             return _select_pairs(dataset, self.columns, where)
-        files = self.files()
-        if self.kind == ".parquet":
-            # One by one, so that what is wrong is said of the shard and its row.
-            parts = [_load_parquet(str(path), self.columns) for path in files]
+        self._checked(self.kind, self.files())
+        return self._load_files(self.kind, self.shards)
+
+    def _load_files(self, kind: str, shards: Iterable[tuple[Path, ...]]) -> datasets.Dataset:
+        """Pairs of files that are read one by one, so that what is wrong is said of the file and its line or row."""
+        if kind == ".parquet":
+            parts = [_load_parquet(str(path), self.columns) for (path,) in shards]
             return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
         # Hashed for the name of the cache; tuples, because `datasets` takes a list for shards.
-        stamps = tuple((path.stat().st_size, path.stat().st_mtime_ns) for path in files)
-        names = tuple(tuple(map(str, shard)) for shard in self.shards)
-        key = {"kind": self.kind, "files": names, "columns": self.columns, "stamps": stamps, "version": _CACHE_VERSION}
+        stats = [path.stat() for shard in shards for path in shard]
+        stamps = tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
+        names = tuple(tuple(map(str, shard)) for shard in shards)
+        key = {"kind": kind, "files": names, "columns": self.columns, "stamps": stamps, "version": _CACHE_VERSION}
         what = " and ".join(names[0]) + (" and the other shards" if len(names) > 1 else "")
         return _attempt(what, datasets.Dataset.from_generator, _generate, features=_PAIR_FEATURES, gen_kwargs=key)
+
+    def _load_splits(self, kind: str, splits: dict[str, list[Path]]) -> datasets.Dataset:
+        """What `split` asks for of a folder's files."""
+        where = str(self.shards[0][0])
+        loaded = {split: self._load_files(kind, [(path,) for path in files]) for split, files in splits.items()}
+        if self.split in loaded:
+            return loaded[self.split]
+        instruction = _attempt(where, datasets.ReadInstruction.from_spec, self.split)
+        wanted = _attempt(where, instruction.to_absolute, {split: len(part) for split, part in loaded.items()})
+        wanted = [part for part in wanted if part.from_ < part.to]
+        parts = [loaded[part.splitname].select(range(part.from_, part.to)) for part in wanted]
+        if not parts:
+            raise UserError(_NO_ROWS.format(where))
+        return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
 
     def stream(self) -> Iterator[tuple[str, str]]:
         """Pairs one after the other, in order; nothing is cached and little is in memory.
@@ -159,28 +198,51 @@ class PairSource:
         A slice of a split that is streamed (folder, Hub) is counted in rows, ``"train[:1000]"``.
 
         Raises:
-            UserError: as `load_pairs`, when the place of the mistake is reached.
+            UserError: as `load_pairs`; for what `check` finds at once, else when the place of the mistake is reached.
         """
-        if self.kind not in ("saved", "folder", "hub", ".parquet"):
-            self.files()
-            yield from _read_pairs(self.kind, [tuple(map(str, shard)) for shard in self.shards], self.columns)
-            return
+        if self.kind == "folder" and (found := self._folder_files()):
+            split, start, stop = self._rows_of_split()
+            pairs = islice(self._stream_files(found[0], found[1].get(split, [])), start, stop)
+        elif self.kind in ("saved", "folder", "hub"):
+            dataset = self._load_saved() if self.kind == "saved" else self._streamed()
+            tables = iter(dataset.with_format("arrow").iter(batch_size=_STREAM_ROWS))
+            pairs = self._pairs_of_tables(self._dataset_name()[1], tables)
+        else:
+            files = self._checked(self.kind, self.files())
+            pairs = self._stream_files(self.kind, files)
         is_empty = True
-        for where, tables in self._tables():
-            row = 1
-            for table in _attempt_each(where, tables):
-                yield from _pairs_of(table, self.columns, where, row)
-                row += len(table)
-                is_empty = is_empty and not len(table)
+        for pair in pairs:
+            is_empty = False
+            yield pair
         if is_empty:
-            raise UserError(_NO_ROWS.format(where))
+            raise UserError(_NO_ROWS.format(self._dataset_name()[1]))
+
+    def _stream_files(self, kind: str, files: list[Path]) -> Iterator[tuple[str, str]]:
+        if kind != ".parquet":
+            shards = self.shards if kind == "text" else [(path,) for path in files]
+            yield from read_pairs(kind, [tuple(map(str, shard)) for shard in shards], self.columns)
+            return
+        for path in files:
+            file = _attempt(str(path), pq.ParquetFile, path, pre_buffer=False)
+            is_flat = set(self.columns) <= set(file.schema_arrow.names)
+            batches = file.iter_batches(_STREAM_ROWS, columns=list(self.columns) if is_flat else ["translation"])
+            tables = (pa.Table.from_batches([batch]) for batch in batches)
+            yield from self._pairs_of_tables(str(path), tables)
+
+    def _pairs_of_tables(self, where: str, tables: Iterator[pa.Table]) -> Iterator[tuple[str, str]]:
+        row = 1
+        for table in _attempt_each(where, tables):
+            yield from _pairs_of(table, self.columns, where, row)
+            row += len(table)
 
     def count(self) -> int:
         """Number of pairs; reads all of them where no file says it."""
         if self.kind == "saved":
             return len(self._load_saved())
-        if self.kind == ".parquet":
-            return sum(_attempt(str(path), pq.read_metadata, path).num_rows for path in self.files())
+        found = self._folder_files() if self.kind == "folder" else None
+        kind, splits = found or (self.kind, {self.split: self.files()})
+        if kind == ".parquet" and self.split in splits:
+            return sum(_attempt(str(path), pq.read_metadata, path).num_rows for path in splits[self.split])
         if self.kind == "hub" and "[" not in self.split:
             info = self._streamed().info.splits
             if info and self.split in info and info[self.split].num_examples:
@@ -192,28 +254,47 @@ class PairSource:
             return str(self.data), f"Hub dataset {str(self.data)!r} (there is no such file or folder here)"
         return str(self.shards[0][0]), str(self.shards[0][0])
 
-    def _format_options(self) -> dict[str, Any]:
-        """What `datasets` has to be told to read a folder's files as they are read one by one.
+    def _folder_files(self) -> tuple[str, dict[str, list[Path]]] | None:
+        """Kind of a folder's files and those of the splits that are asked for, which are read one by one, as if named.
+
+        None for what is left to `datasets`: a folder with a card that says how to read it, or with other formats.
 
         Raises:
-            UserError: for files of several formats, of which it would take those of one without a word.
+            UserError: for files of several formats, of which `datasets` would take those of one without a word, for a
+                split that is not there, and for Parquet files as `check`.
         """
         folder, card = self.shards[0][0], self.shards[0][0] / "README.md"
-        if self.kind != "folder" or (card.is_file() and "\nconfigs:" in card.read_text("utf-8", "replace")):
-            return {}
+        has_card = card.is_file() and "\nconfigs:" in card.read_text("utf-8", "replace")
+        if has_card or self.config is not None:
+            return None
         try:
             found = datasets.data_files.DataFilesDict.from_patterns(
                 datasets.data_files.get_data_patterns(str(folder)), base_path=str(folder)
             )
         except OSError:  # none; loading says so
-            return {}
-        kinds = {_suffix(Path(file)).removesuffix("l"): file for files in found.values() for file in files}
-        kinds = {suffix: file for suffix, file in kinds.items() if suffix in (*_READERS, ".parquet")}
+            return None
+        found = {str(split): [Path(file) for file in files] for split, files in found.items()}
+        data = {split: [path for path in files if _format_of(path)] for split, files in found.items()}
+        kinds = {_format_of(path).removesuffix("l"): path for files in data.values() for path in files}
         if len(kinds) > 1:
-            first, second = sorted(kinds.values())[:2]
+            first, second = sorted(map(str, kinds.values()))[:2]
             raise UserError(f"{folder} holds files of several formats ({first}, {second}); name those of one")
-        options = {".csv": {}, ".tsv": {"quoting": csv.QUOTE_NONE}}.get(next(iter(kinds), ""))
-        return {} if options is None else {"keep_default_na": False, **options}
+        names = [part.partition("[")[0].strip() for part in self.split.split("+")]
+        if not kinds:
+            return None
+        missing = [name for name in names if name not in data]
+        if missing:
+            raise UserError(f"{folder} has no split {missing[0]!r}; choose one of: {', '.join(data)}")
+        wanted = {name: data[name] for name in names}
+        files = [path for split in wanted.values() for path in split]
+        kind = _format_of(files[0]) if files else ".json"
+        other = next((path for path in files if _suffix(path) != kind), None)
+        if kind.startswith(".json") and (other or kind == ".json"):
+            return None  # a ".json" may hold one array, which `datasets` reads; so it does other compressions
+        if other:
+            raise UserError(f"{other} is neither {kind} nor {kind}.gz; unpack, rename or remove it")
+        self._checked(kind, files)
+        return kind, wanted
 
     def _load_saved(self) -> datasets.Dataset:
         path = self.shards[0][0]
@@ -224,31 +305,20 @@ class PairSource:
             raise UserError(f"{path} has no split {self.split!r}; choose one of: {', '.join(dataset)}")
         return dataset[self.split]
 
-    def _streamed(self) -> datasets.IterableDataset:
-        name, where = self._dataset_name()
-        parts = re.fullmatch(r"([^\[]*)(?:\[(\d*):(\d*)\])?", self.split)
+    def _rows_of_split(self) -> tuple[str, int, int | None]:
+        """The split's name, first row and the one after the last."""
+        parts = re.fullmatch(r"([^\[+]*)(?:\[(\d*):(\d*)\])?", self.split)
         if parts is None:
             raise UserError(f"split {self.split!r} cannot be streamed: give a split, or rows of one as train[:1000]")
         split, start, stop = parts.groups()
-        options = {"split": split, "streaming": True, **self._format_options()}
-        dataset = _attempt(where, datasets.load_dataset, name, self.config, **options)
-        dataset = dataset.skip(int(start)) if start else dataset
-        return dataset.take(max(0, int(stop) - int(start or 0))) if stop else dataset
+        return split.strip(), int(start or 0), int(stop) if stop else None
 
-    def _tables(self) -> Iterator[tuple[str, Iterator[pa.Table]]]:
-        """Where rows come from, and tables of them."""
-        if self.kind == ".parquet":
-            for path in self.files():
-                file = _attempt(str(path), pq.ParquetFile, path, pre_buffer=False)
-                wanted = set(file.schema_arrow.names) & {*self.columns, "translation"}
-                complete = wanted >= set(self.columns) or "translation" in wanted
-                batches = file.iter_batches(_STREAM_ROWS, columns=sorted(wanted) if complete else None)
-                if not file.metadata.num_rows:
-                    raise UserError(_NO_ROWS.format(path))
-                yield str(path), (pa.Table.from_batches([batch]) for batch in batches)
-            return
-        dataset = self._load_saved() if self.kind == "saved" else self._streamed()
-        yield self._dataset_name()[1], iter(dataset.with_format("arrow").iter(batch_size=_STREAM_ROWS))
+    def _streamed(self) -> datasets.IterableDataset:
+        name, where = self._dataset_name()
+        split, start, stop = self._rows_of_split()
+        dataset = _attempt(where, datasets.load_dataset, name, self.config, split=split, streaming=True)
+        dataset = dataset.skip(start) if start else dataset
+        return dataset if stop is None else dataset.take(max(0, stop - start))
 
 
 def find_shards(name: str | Path) -> list[Path]:
@@ -257,8 +327,8 @@ def find_shards(name: str | Path) -> list[Path]:
     Raises:
         UserError: for a pattern that no file matches.
     """
-    path = Path(name).expanduser().absolute()
-    with _file_errors(path):
+    path = home_path(name).absolute()
+    with file_errors(path):
         if path.exists() or not glob.has_magic(str(name)):
             return [path]
     found = sorted(match for match in map(Path, glob.glob(str(path))) if match.is_file())  # noqa: PTH207
@@ -269,6 +339,11 @@ def find_shards(name: str | Path) -> list[Path]:
 
 def _suffix(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def _format_of(path: Path) -> str:
+    """The format in a file's name, whatever follows; empty for none of ours."""
+    return next((suffix for suffix in reversed(Path(path.name.lower()).suffixes) if suffix in _FORMATS), "")
 
 
 def _check_partners(source: str | Path, target: str | Path, sides: list[list[Path]]) -> None:
@@ -372,7 +447,7 @@ def tokenize_pairs(
     # Not beside the input, where `map` would put it: a folder from save_to_disk may be read-only.
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "vaswani_transformer"
     folder.mkdir(parents=True, exist_ok=True)
-    columns = {"input_columns": list(_DEFAULT_COLUMNS), "remove_columns": pairs.column_names}
+    columns = {"input_columns": list(DEFAULT_COLUMNS), "remove_columns": pairs.column_names}
     cache = {"new_fingerprint": key, "cache_file_name": str(folder / f"{key}.arrow")}
     tokenized = pairs.map(tokenize, batched=True, features=_TOKEN_FEATURES, desc=description, **columns, **cache)
     status = tokenized.data.column("status").to_numpy()
@@ -396,137 +471,35 @@ def pair_lengths(tokenized: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
     return source, target
 
 
-@contextmanager
-def _file_errors(path: Path, lines_read: Callable[[], int] | None = None) -> Iterator[None]:
-    try:
-        yield
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        place = f", it ends after line {lines_read()}" if lines_read else ""
-        raise UserError(f"{path} is not a whole gzip file ({error}{place}); copy or compress it again") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}); check name and access") from error
-
-
-def read_lines(path: Path) -> Iterator[str]:
-    """Lines of a UTF-8 text file, plain or ``.gz``; only a line feed (with or without a carriage return) ends one.
-
-    Raises:
-        UserError: a file that cannot be read, is not whole, or is not UTF-8, with the number of the line.
-    """
-    number = 0
-    with _file_errors(path, lambda: number), path.open("rb") as raw:
-        lines = decode_lines(gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw, str(path))
-        for number, line in enumerate(lines, 1):  # noqa: B007
-            yield line
-
-
-def decode_lines(lines: Iterable[bytes], where: str) -> Iterator[str]:
-    """Lines of UTF-8 bytes as text, without their ends and without a byte order mark.
-
-    Raises:
-        UserError: for a line that is not UTF-8, with its number and with `where` it is from.
-    """
-    for number, line in enumerate(lines, 1):
-        try:
-            text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-        except UnicodeDecodeError as error:
-            place = f"{where}, line {number}, byte offset {error.start} of the line"
-            raise UserError(f"{place}: not valid UTF-8 ({error.reason}); convert it to UTF-8") from None
-        yield text.removeprefix("\ufeff") if number == 1 else text
-
-
-def _read_text(source: Path, target: Path, columns: tuple[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
-    sources, targets = read_lines(source), read_lines(target)
-    for number, pair in enumerate(zip_longest(sources, targets), 1):
-        if None in pair:
-            longer = number + sum(1 for _ in (targets if pair[0] is None else sources))
-            counts = [number - 1 if text is None else longer for text in pair]
-            what = f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}"
-            raise UserError(f"{what}; line n of one must be the translation of line n of the other")
-        yield "", dict(zip(columns, pair, strict=True))
-
-
-def _read_tsv(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
-    names: list[str] = []
-    for number, line in enumerate(read_lines(path), 1):
-        fields = line.split("\t")
-        if not names:
-            has_header = set(columns) <= set(fields)
-            names = fields if has_header or set(columns) != set(_DEFAULT_COLUMNS) else list(_DEFAULT_COLUMNS)
-            needed = max(_position(column, names, f"{path}, line 1") for column in columns) + 1
-            if has_header:
-                continue
-        if len(fields) < needed:
-            rule = f"{len(fields)} field(s) separated by tabs, but {needed} are needed"
-            raise UserError(f"{path}, line {number}: {rule}; give every line a source and a target")
-        yield "", dict(zip(names, fields, strict=False))
-
-
-def _read_csv(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
-    # strict: otherwise one quote that is never closed swallows the rest of the file without a word.
-    rows = csv.DictReader((line + "\n" for line in read_lines(path)), strict=True)
-    try:
-        for row in rows:
-            if None in row or None in row.values():  # an unquoted comma would cut a sentence short
-                raise csv.Error(f"not the {len(rows.fieldnames or ())} fields of the header")
-            yield f"{path}, line {rows.line_num}", row
-    except csv.Error as error:
-        hint = "quote text with commas or quotes, or use .tsv, which has no quoting"
-        raise UserError(f"{path}, line {rows.line_num}: not valid CSV ({error}); {hint}") from None
-
-
-def _read_json(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in enumerate(read_lines(path), 1):
-        if line.strip():
-            where = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ValueError(f"{type(row).__name__}, not an object")
-            except ValueError as error:
-                raise UserError(f"{where}: not JSON lines ({error}); write one object per line") from None
-            is_nested = isinstance(row.get("translation"), dict) and not set(columns) <= row.keys()
-            yield where, row["translation"] if is_nested else row
-
-
-_READERS = {"text": _read_text, ".tsv": _read_tsv, ".csv": _read_csv, ".jsonl": _read_json, ".json": _read_json}
-
-
-def _read_pairs(kind: str, shards: Iterable[tuple[str, ...]], columns: tuple[str, str]) -> Iterator[tuple[str, str]]:
-    """Pairs of files in our own formats; a file without any is refused."""
-    for files in shards:
-        is_empty = True
-        for where, row in _READERS[kind](*map(Path, files), columns):
-            pair = tuple(row[column] if column in row else _position(column, list(row), where) for column in columns)
-            for column, text in zip(columns, pair, strict=True):
-                if not isinstance(text, str):
-                    raise UserError(f"{where}: {column!r} holds {text!r:.40}, which is not a string; write it as text")
-            yield pair
-            is_empty = False
-        if is_empty:
-            raise UserError(f"{' and '.join(files)}: empty, no pair; give at least one pair")
-
-
 def _generate(
     kind: str, files: tuple[tuple[str, ...], ...], columns: tuple[str, str], **_key: Any
 ) -> Iterator[dict[str, str]]:
-    for pair in _read_pairs(kind, files, columns):
-        yield dict(zip(_DEFAULT_COLUMNS, pair, strict=True))
+    for pair in read_pairs(kind, files, columns):
+        yield dict(zip(DEFAULT_COLUMNS, pair, strict=True))
+
+
+def _check_schema(schema: pa.Schema, columns: tuple[str, str], where: str) -> None:
+    """Refuse columns that are missing, also within `translation`, or not text."""
+    fields = {field.name: field.type for field in schema}
+    nested = fields.get("translation")
+    if not set(columns) <= fields.keys() and nested is not None and pa.types.is_struct(nested):
+        fields = {field.name: field.type for field in nested}
+    for column in columns:
+        column_position(column, list(fields), where)
+        kind = fields[column]
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise UserError(f"{where}: column {column!r} is {kind}, not text; name or make a column of strings")
 
 
 def _pairs_of(table: pa.Table, columns: tuple[str, str], where: str, first_row: int) -> Iterator[tuple[str, str]]:
     """The pairs of a table whose first row has this number."""
-    if not set(columns) <= set(table.column_names) and "translation" in table.column_names:
+    _check_schema(table.schema, columns, where)
+    if not set(columns) <= set(table.column_names):
         nested = table.column("translation").combine_chunks()
-        if pa.types.is_struct(nested.type):
-            names = [nested.type.field(index).name for index in range(nested.type.num_fields)]
-            table = pa.table([pc.struct_field(nested, name) for name in names], names)
+        table = pa.table([pc.struct_field(nested, column) for column in columns], columns)
     sides = []
     for column in columns:
-        _position(column, table.column_names, where)
         values = table.column(column)
-        if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-            raise UserError(f"{where}: column {column!r} is {values.type}, not text; name or make a column of strings")
         if values.null_count:
             row = first_row + values.is_null().index(True).as_py()
             raise UserError(f"{where}: column {column!r} is null, not a string, in row {row}; fill or remove the row")
@@ -535,8 +508,6 @@ def _pairs_of(table: pa.Table, columns: tuple[str, str], where: str, first_row: 
 
 
 def _load_parquet(path: str, columns: tuple[str, str]) -> datasets.Dataset:
-    if not _attempt(path, pq.read_metadata, path).num_rows:
-        raise UserError(_NO_ROWS.format(path))
     options = {"data_files": glob.escape(path), "split": "train"}  # brackets would be read as a pattern
     return _select_pairs(_attempt(path, datasets.load_dataset, "parquet", **options), columns, path)
 
@@ -564,7 +535,7 @@ def _select_pairs(dataset: datasets.Dataset, columns: tuple[str, str], where: st
         dataset = dataset.select_columns(["translation"]).flatten()
         dataset = dataset.rename_columns({name: name.removeprefix("translation.") for name in dataset.column_names})
     for column in columns:
-        _position(column, dataset.column_names, where)
+        column_position(column, dataset.column_names, where)
         feature = dataset.features[column]
         if not isinstance(feature, datasets.Value) or feature.dtype not in ("string", "large_string"):
             raise UserError(f"{where}: column {column!r} is {feature}, not text; name or make a column of strings")
@@ -574,14 +545,5 @@ def _select_pairs(dataset: datasets.Dataset, columns: tuple[str, str], where: st
             raise UserError(f"{where}: column {column!r} is null, not a string, in row {row}; fill or remove the row")
     if not len(dataset):
         raise UserError(_NO_ROWS.format(where))
-    dataset = dataset.select_columns(list(columns)).rename_columns(dict(zip(columns, _DEFAULT_COLUMNS, strict=True)))
+    dataset = dataset.select_columns(list(columns)).rename_columns(dict(zip(columns, DEFAULT_COLUMNS, strict=True)))
     return dataset if dataset.features == _PAIR_FEATURES else dataset.cast(_PAIR_FEATURES)
-
-
-def _position(column: str, available: list[str], where: str) -> int:
-    if column in available:
-        return available.index(column)
-    near = difflib.get_close_matches(column, available, 1)
-    hint = f"did you mean {near[0]!r}?" if near else "name one of these"
-    there = textwrap.shorten(", ".join(available), 200, placeholder=" ...")
-    raise UserError(f"{where}: there is no column {column!r}; the columns are: {there}; {hint}")

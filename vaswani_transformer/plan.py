@@ -9,13 +9,15 @@ import torch
 
 from .batching import TokenBatchSampler
 from .configuration_vaswani import VaswaniConfig
-from .data import tokenize_pairs
+from .data import find_shards, tokenize_pairs
 from .devices import DEFAULT_UTILISATION, DEVICES, HERE, measure_device, parse_device
 from .errors import UserError
 from .flops import model_flops
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .prepared import check_recipe_matches, open_prepared
 from .recipe import Recipe
+from .recipe_data import data_path, data_sources
+from .text_files import home_path
 from .tokenization import load_tokenizer, train_tokenizer
 from .training import _tokenizer, choose_precision, load_training_pairs, new_model, reporters
 
@@ -227,13 +229,14 @@ def _local_files(recipe: Recipe) -> tuple[list[Path], list[str]]:
     names = [name for name in (*sides, data) if name is not None]
     if names and ((data is None) != all(sides) or any(sides) != all(sides)):
         load_training_pairs(recipe)  # says what is wrong before it reads anything
-    folder = Path(recipe.data_dir or "")
-    if recipe.data_dir is not None and not folder.is_dir():
+    if recipe.data_dir is not None and not home_path(recipe.data_dir).is_dir():
         load_training_pairs(recipe)
     files, missing = [], []
     for name in names:
-        path = (folder / name).absolute()
-        found = [path] if path.exists() else list(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+        try:
+            found = find_shards(data_path(recipe, name))
+        except UserError:  # of a pattern that no file matches
+            found = []
         found = [file for path in found for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
         files += found
         missing += [] if found else [name]
@@ -243,7 +246,10 @@ def _local_files(recipe: Recipe) -> tuple[list[Path], list[str]]:
 def _count(recipe: Recipe, config: VaswaniConfig, micro_batches: int) -> EpochFacts | None:
     """Read and tokenise training data that is here, as a training would; None where it is not, or is too much."""
     files, missing = _local_files(recipe)
-    if not files or missing or sum(file.stat().st_size for file in files) > LARGEST_READ:
+    if not files or missing:
+        return None
+    data_sources(recipe)  # looks at them, however large they are
+    if sum(file.stat().st_size for file in files) > LARGEST_READ:
         return None
     train, _ = load_training_pairs(recipe)
     tokenizer = _tokenizer(recipe, train, resumed=False)

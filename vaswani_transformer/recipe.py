@@ -132,7 +132,12 @@ class Recipe:
     max_extra_tokens: int = _option(50, "tokens an output may be longer than its source", DECODING)
 
     output: str | None = _option(None, "folder for the model; runs/NAME-OF-THE-RECIPE if none", OUTPUT)
-    overwrite: bool = _option(False, "replace a finished model in the output folder", OUTPUT)
+    overwrite: bool = _option(
+        False,
+        "start anew where another run has been: its model, checkpoints (with the batch of a non-finite loss), log and"
+        " TensorBoard events are removed from the output folder. An interrupted run of the same settings is resumed",
+        OUTPUT,
+    )
 
     def model_overrides(self) -> dict:
         """The configuration fields that this recipe sets over its preset."""

@@ -11,19 +11,32 @@ import numpy as np
 from .data import PairSource, held_out_rows
 from .errors import UserError
 from .recipe import Recipe
+from .text_files import home_path
 from .tokenization import train_tokenizer
 
 TOKENIZER_TEXTS = 2_000_000  # sentences a tokenizer is trained on at most; more change next to nothing
 
 
+def expand_home(recipe: Recipe) -> None:
+    """Replace a leading ``~`` in the folders of a recipe: in a file, and in ``--output=~/x``, the shell does not."""
+    for name in ("output", "prepared", "tokenizer", "data_dir"):
+        value = getattr(recipe, name)
+        if value is not None and value.startswith("~"):
+            setattr(recipe, name, str(home_path(value)))
+
+
+def data_path(recipe: Recipe, name: str) -> Path:
+    """Where a name of the recipe's data is: relative to `data_dir`, a leading ``~`` being the home folder."""
+    return home_path(recipe.data_dir or "") / home_path(name)
+
+
 def _source(recipe: Recipe, source: str | None, target: str | None, data: str | None, split: str) -> PairSource:
-    """One part of the recipe's data; paths start from `data_dir`, a name that is not there is the Hub's."""
-    folder = Path(recipe.data_dir or "")
-    is_here = data is not None and ((folder / data).exists() or any(sign in data for sign in "*?["))
+    """One part of the recipe's data; a name that is not there is the Hub's."""
+    is_here = data is not None and (data_path(recipe, data).exists() or any(sign in data for sign in "*?["))
     return PairSource(
-        source=folder / source if source is not None else None,
-        target=folder / target if target is not None else None,
-        data=folder / data if is_here else data,
+        source=data_path(recipe, source) if source is not None else None,
+        target=data_path(recipe, target) if target is not None else None,
+        data=data_path(recipe, data) if is_here else data,
         config=recipe.data_config,
         split=split,
         source_column=recipe.source_column,
@@ -35,9 +48,10 @@ def data_sources(recipe: Recipe) -> tuple[PairSource, PairSource | None]:
     """Where training and validation text is; without the latter some training pairs are to be held out.
 
     Raises:
-        UserError: for a recipe without training data, and as `PairSource`.
+        UserError: for a recipe without training data, as `PairSource`, and as its `check`, which is made of both parts
+            so that a mistake in the second is not found after hours with the first.
     """
-    if recipe.data_dir is not None and not Path(recipe.data_dir).is_dir():
+    if recipe.data_dir is not None and not home_path(recipe.data_dir).is_dir():
         raise UserError(f"data_dir {recipe.data_dir} is not a folder: give the one that holds the data files")
     if recipe.train_data is None and recipe.train_source is None and recipe.train_target is None:
         raise UserError("no training data: give --train-source and --train-target, or --train-data")
@@ -45,9 +59,12 @@ def data_sources(recipe: Recipe) -> tuple[PairSource, PairSource | None]:
     validation = recipe.validation_source, recipe.validation_target, recipe.validation_data
     if recipe.validation_split is not None and not any(validation):
         validation = None, None, recipe.train_data
-    if not any(validation):
-        return train, None
-    return train, _source(recipe, *validation, recipe.validation_split or "validation")
+    sources = [train]
+    if any(validation):
+        sources.append(_source(recipe, *validation, recipe.validation_split or "validation"))
+    for source in sources:
+        source.check()
+    return train, sources[1] if len(sources) > 1 else None
 
 
 def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Dataset]:

@@ -19,6 +19,7 @@ from .recipe import Recipe
 from .tokenization import tokenizer_sha256
 
 CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.jsonl", "learning_curve.png"
+TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"  # a folder, and the files in it that are TensorBoard's
 TOKENIZER = "tokenizer"  # within the checkpoints: what a resumed run goes on with
 CONTENTS = "contents.json"  # beside it: what tokenizer and data held when the run began
 SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are compared for all
@@ -163,6 +164,9 @@ def claim_output(recipe: Recipe, checkpoint: Path | None, tokenizer, now: dict[s
         remove(checkpoints)
         for name in (WEIGHTS, "config.json", LOG, CURVE):
             (folder / name).unlink(missing_ok=True)
+        if (folder / RECIPE).is_file():  # else they are another program's
+            for path in (folder / TENSORBOARD).glob(EVENTS):  # shown together, two runs would look like one
+                path.unlink()
     for place in (folder, checkpoints):
         remove_leftovers(place)
     write_text(folder / RECIPE, yaml.safe_dump(asdict(recipe), sort_keys=False, allow_unicode=True))

@@ -45,6 +45,7 @@ from .run_folder import (
     CHECKPOINTS,
     CURVE,
     LOG,
+    TENSORBOARD,
     TOKENIZER,
     check_contents,
     check_output,
@@ -61,7 +62,6 @@ from .watch import Alone, ProcessWatch, watch_processes
 logger = logging.getLogger(__name__)
 
 CURVE_SECONDS = 60.0  # between two pictures of the learning curve while training goes on
-TENSORBOARD = "tensorboard"  # folder of its events, in the output folder
 
 
 class TrainingStopped(Exception):

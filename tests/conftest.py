@@ -16,7 +16,14 @@ requires_shared_data = pytest.mark.skipif(
     not SHARED_DATA.is_dir(), reason=f"needs the project's shared data, which is not at {SHARED_DATA}"
 )
 
-torch.set_num_threads(1)  # matrices of a few dozen rows are slower on many cores
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread_of_torch() -> None:
+    """Matrices of a few dozen rows are slower on many cores; and a fork after work on several would wait for ever."""
+    torch.set_num_threads(1)  # in each module: other libraries set it too
 
 
 def tiny_config(**changes) -> VaswaniConfig:

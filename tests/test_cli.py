@@ -277,7 +277,12 @@ def test_sentence_longer_than_learned_positions(recipe, tmp_path, fails, cache, 
     assert main(["train", str(recipe), "--output", str(folder), *options]) == 0
     long = "a dog sees " * 600
     (tmp_path / "in").write_text(f"A dog.\n{long}\n")
-    assert "line 2" in fails("translate", folder, "--input", tmp_path / "in")
+    files = ["--input", tmp_path / "in", "--output", tmp_path / "out"]
+    assert "line 2" in fails("translate", folder, *files, "--long-lines", "refuse")
+    assert (tmp_path / "out").read_text().count("\n") == 1
+    arguments = ["translate", folder, *files, "--resume", "--long-lines", "split"]
+    assert main([str(argument) for argument in arguments]) == 0
+    assert (tmp_path / "out").read_text().count("\n") == 2
 
 
 def test_bad_lines_of_input_files(model, tmp_path, fails):

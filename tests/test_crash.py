@@ -68,6 +68,7 @@ def fork(work) -> int:
     if child:
         return child
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads have stayed behind
+    torch.set_num_threads(1)  # as have these
     status = 70
     try:
         status = work()

@@ -127,22 +127,39 @@ def peaked_model(seed: int) -> VaswaniForConditionalGeneration:
 
 
 @torch.no_grad()
-def every_output(model, input_ids: torch.Tensor, alpha: float) -> list[tuple[float, tuple[int, ...]]]:
-    """All outputs for one source with logP / ((5 + |Y|) / 6)^alpha, the best first.
+def every_output(
+    model, input_ids: torch.Tensor, alpha: float, limit: int = LIMIT, rule: str = "gnmt"
+) -> list[tuple[float, tuple[int, ...]]]:
+    """All outputs of at most `limit` tokens for one source with their scores, the best first.
 
-    transformers counts an output that is cut at the limit as finished, so they take part.
+    The score is logP / ((5 + |Y|) / 6)^alpha, or logP / |Y|^alpha for the rule "power". transformers counts an output
+    that is cut at the limit as finished, so they take part.
     """
-    prefixes = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * (LIMIT - 1))
+    prefixes = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * (limit - 1)).reshape(-1, limit - 1)
     inputs = torch.cat((torch.full((len(prefixes), 1), START), prefixes), dim=1)
     logits = model(input_ids.expand(len(inputs), -1), decoder_input_ids=inputs, use_cache=False).logits
     log_probs = dict(zip(map(tuple, prefixes.tolist()), logits.double().log_softmax(dim=-1).tolist(), strict=True))
 
     def score(output):
-        row = log_probs[(*output[: LIMIT - 1], *[0] * (LIMIT - 1 - len(output)))]  # later inputs change nothing
+        row = log_probs[(*output[: limit - 1], *[0] * (limit - 1 - len(output)))]  # later inputs change nothing
         total = sum(row[step][token] for step, token in enumerate(output))
-        return total / ((5 + len(output)) / 6) ** alpha
+        length = len(output)
+        return total / (length if rule == "power" else (5 + length) / 6) ** alpha
 
-    return exhaustive_search(score, VOCABULARY, END, LIMIT)
+    return exhaustive_search(score, VOCABULARY, END, limit)
+
+
+def memoryless_model(p_end: float, p_other: float) -> VaswaniForConditionalGeneration:
+    """Whatever came before, the next token is the end with `p_end` and token 5 with `p_other`."""
+    model = tiny_model(vocab_size=9, tie_word_embeddings=False)
+    probabilities = torch.full((9,), (1 - p_end - p_other) / 7)
+    probabilities[END], probabilities[5] = p_end, p_other
+    norm = model.model.decoder.layers[-1].final_layer_norm
+    with torch.no_grad():
+        norm.weight.zero_()
+        norm.bias[:9] = probabilities.log()
+        model.lm_head.weight.copy_(torch.eye(9, 24))
+    return model
 
 
 class TestBeamSearch:
@@ -238,14 +255,7 @@ class TestBeamSearch:
         # best score falls from length 1 to 4 and then rises above where it began: a search that judges running
         # hypotheses by the length that they have now stops too early.
         limit, p_end, p_other = 40, 0.50, 0.49
-        model = tiny_model(vocab_size=9, tie_word_embeddings=False)
-        probabilities = torch.full((9,), (1 - p_end - p_other) / 7)
-        probabilities[END], probabilities[5] = p_end, p_other
-        norm = model.model.decoder.layers[-1].final_layer_norm
-        with torch.no_grad():
-            norm.weight.zero_()
-            norm.bias[:9] = probabilities.log()
-            model.lm_head.weight.copy_(torch.eye(9, 24))
+        model = memoryless_model(p_end, p_other)
         scores = {
             length: ((length - 1) * math.log(p_other) + math.log(p_end)) / ((5 + length) / 6) ** alpha
             for length in range(1, limit + 1)
@@ -284,10 +294,6 @@ class TestLengthLimit:
     @pytest.mark.parametrize("source_length", [1, 4, 40])
     def test_is_fifty_more_than_the_source(self, source_length, num_beams):
         assert endless(tiny_model(), random_ids(1, source_length), num_beams=num_beams) == source_length + 50
-
-    def test_counts_the_longest_source_of_a_batch(self):
-        input_ids, attention_mask = padded_batch((9, 3))
-        assert endless(tiny_model(), input_ids, attention_mask=attention_mask) == 59
 
     def test_counts_the_source_of_encoder_outputs_and_of_embeddings(self):
         model = tiny_model()

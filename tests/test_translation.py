@@ -2,11 +2,14 @@
 
 import pytest
 import torch
-from conftest import tiny_model
+from conftest import random_ids, tiny_model
+from test_generation import END, EVERY_PREFIX, LIMIT, VOCABULARY, every_output, peaked_model
+from transformers import LogitsProcessorList
 
 from vaswani_transformer import PerplexityMetric, Translator, encoder_decoder_attention, score_pairs, train_tokenizer
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.synthetic import generate_corpus
+from vaswani_transformer.translation import ForcedPrefixes
 
 PAIRS = generate_corpus(100, 10, 10).train
 
@@ -59,6 +62,63 @@ def test_empty_lines_stay_empty_and_each_line_gives_one_line(model, tokenizer):
     out = list(Translator(model, tokenizer, num_beams=1, max_new_tokens=8).translate(lines))
     assert len(out) == 5 and out[0] == out[2] == out[3] == ""
     assert all("\n" not in line for line in out)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+@pytest.mark.parametrize("seed", [0, 3])
+def test_with_a_prefix_the_best_output_that_begins_with_it_is_found(seed, alpha):
+    """Of all outputs over six tokens; its score is of the whole output."""
+    model, ids = peaked_model(seed), random_ids(4, seed=seed, vocab_size=VOCABULARY)
+    prefixes = [[4], [5, 3], [], [3, 0, 4]]
+    found = model.generate(
+        ids.expand(len(prefixes), -1), num_beams=EVERY_PREFIX, max_new_tokens=LIMIT, length_penalty=alpha,
+        logits_processor=LogitsProcessorList([ForcedPrefixes(prefixes)]), return_dict_in_generate=True,
+        output_scores=True,
+    )  # fmt: skip
+    outputs = every_output(model, ids[None], alpha)
+    for prefix, row, score in zip(prefixes, found.sequences.tolist(), found.sequences_scores.tolist(), strict=True):
+        best, wanted = next(pair for pair in outputs if list(pair[1][: len(prefix)]) == prefix)
+        assert tuple(row[1 : len(wanted) + 1]) == wanted and score == pytest.approx(best, abs=1e-4)
+        assert set(row[len(wanted) + 1 :]) <= {END, model.config.pad_token_id}
+
+
+def test_the_nbest_list_is_that_of_generate_in_its_order(model, tokenizer):
+    sources = [source for source, _ in PAIRS[:12]]
+    options = {"num_beams": 4, "num_return_sequences": 3, "max_new_tokens": 12}
+    found = list(Translator(model, tokenizer, 60, **options).hypotheses(sources, window=5))
+    for source, hypotheses in zip(sources, found, strict=True):
+        rows = model.generate(**tokenizer(source, return_tensors="pt"), **options)
+        assert [one.text for one in hypotheses] == [
+            " ".join(text.splitlines()) for text in tokenizer.batch_decode(rows, skip_special_tokens=True)
+        ]
+        assert hypotheses[0].score is None
+
+
+def test_prefixes_are_part_of_what_is_translated(model, tokenizer):
+    translator = Translator(model, tokenizer, num_beams=2, max_new_tokens=20)
+    plain = list(translator.translate(["A dog.", "A cat."]))
+    given = list(translator.translate([("A dog.", ""), ("A cat.", "Eine Katze"), ("", "Ein")]))
+    assert given[0] == plain[0] and given[1].startswith("Eine Katze") and given[2] == ""
+
+
+def test_long_sources_are_refused_or_split(tokenizer):
+    model = tiny_model(vocab_size=len(tokenizer), position_encoding="learned", max_position_embeddings=16).eval()
+    sources = ["A dog.", "The dog sees a cat. The cat sees a dog. It is old.", "A cat."]
+    options = {"num_beams": 1, "max_new_tokens": 6}
+    refusing = Translator(model, tokenizer, **options).hypotheses(sources)
+    next(refusing)
+    with pytest.raises(UserError, match=r"line 2 has .* tokens and the model has learned 16 positions"):
+        next(refusing)
+    short = Translator(model, tokenizer, max_source_tokens=8, **options)
+    with pytest.raises(UserError, match=r"line 2 has .* tokens and at most 8 are taken"):
+        list(short.translate(sources))
+    splitting = Translator(model, tokenizer, split_long=True, scores=True, **options)
+    first, whole, last = (line[0] for line in splitting.hypotheses(sources))
+    parts = [line[0] for line in splitting.hypotheses(["The dog sees a cat.", "The cat sees a dog.", "It is old."])]
+    assert whole.text == " ".join(part.text for part in parts)
+    assert whole.tokens == sum(part.tokens for part in parts)
+    assert whole.log_probability == pytest.approx(sum(part.log_probability for part in parts), rel=1e-4)
+    assert [first.text, last.text] == list(splitting.translate([sources[0], sources[2]]))
 
 
 def test_attention_of_a_pair_sums_to_one_over_the_source(model, tokenizer):

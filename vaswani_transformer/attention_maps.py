@@ -1,7 +1,22 @@
 """Attention weights of a sentence pair, for pictures such as the paper's Figures 3 to 5."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
+
+
+@contextmanager
+def eager_attention(model) -> Iterator[None]:
+    """The model in evaluation mode, with the one implementation of attention that forms the weights."""
+    implementation, training = model.config._attn_implementation, model.training
+    model.eval().set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(implementation)
+        model.train(training)
 
 
 @torch.no_grad()
@@ -24,9 +39,7 @@ def encoder_decoder_attention(
         IndexError: for a layer that the decoder does not have.
     """
     inputs = tokenizer([source], return_tensors="pt").to(model.device)
-    implementation, training = model.config._attn_implementation, model.training
-    model.eval().set_attn_implementation("eager")  # the only one that forms the weights
-    try:
+    with eager_attention(model):
         if target is None:
             outputs = model.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
             target = tokenizer.decode(outputs[0], skip_special_tokens=True)
@@ -38,9 +51,6 @@ def encoder_decoder_attention(
             output_attentions=True,
             use_cache=False,
         )
-    finally:
-        model.set_attn_implementation(implementation)
-        model.train(training)
     weights = output.cross_attentions[layer][0].float().cpu().numpy()
     words = [[tokenizer.decode([token]).strip() for token in ids[0].tolist()] for ids in (inputs["input_ids"], labels)]
     return weights, *words

@@ -11,9 +11,12 @@ import warnings
 from . import starting
 from .cli_averaging import add_average
 from .cli_data import add_lists, add_prepare, add_tokenizer
-from .cli_decoding import add_evaluate, add_translate
+from .cli_evaluating import add_evaluate
+from .cli_exporting import add_export
+from .cli_scoring import add_score
 from .cli_sharing import add_convert, add_push
 from .cli_training import add_demo, add_train
+from .cli_translating import add_translate
 from .command_line import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
@@ -30,10 +33,12 @@ _IMPORTS = {
     "average": ("averaged_model",),
     "demo": ("demo", "training"),
     "evaluate": ("data", "metrics", "translation"),
+    "export": ("exporting",),
     "prepare": ("preparation",),
     "push": ("publishing",),
     "train": ("plan", "training"),
-    "translate": ("translation",),
+    "score": ("scoring",),
+    "translate": ("translating_files",),
 }
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the system's numbers for no more room
 
@@ -49,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"vaswani_transformer {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    work = (add_demo, add_train, add_translate, add_evaluate, add_average, add_push)
+    work = (add_demo, add_train, add_translate, add_score, add_evaluate, add_average, add_export, add_push)
     for add in (*work, add_prepare, add_tokenizer, add_convert, add_lists):
         add(commands)
     return parser
@@ -72,7 +77,7 @@ def _quiet_libraries() -> None:
             stream.reconfigure(encoding="utf-8")  # translations are not limited to the terminal's own encoding
 
 
-def _explain(error: Exception) -> str | None:
+def _explain(error: Exception, command: str) -> str | None:
     """One line for errors that come from the machine and not from a mistake in our code; None for others."""
     from .checkpoints import is_failed_write
 
@@ -84,6 +89,8 @@ def _explain(error: Exception) -> str | None:
         return f"{error.strerror or error}{where}{mend}"
     text = str(error)
     if is_out_of_memory(error):
+        if command in ("evaluate", "score", "translate"):
+            return "out of memory: give fewer --tokens-per-batch"
         return "out of memory: lower tokens_per_device; tokens_per_batch, and so the training, stays as it is"
     if is_failed_write(error):
         reason = text.splitlines()[0][:200]
@@ -112,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     except Exception as error:
-        message = _explain(error)
+        message = _explain(error, arguments.parser.prog.split()[-1])
         status = EXIT_USAGE if isinstance(error, UserError) else EXIT_FAILURE
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             leave_failed(error, message, status)

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from .checkpoint_vaswani import PICKLED_WEIGHTS
 from .configuration_vaswani import VaswaniConfig
 from .errors import UserError, one_line
+from .loading import read_config
 from .modeling_vaswani import VaswaniForConditionalGeneration
-from .translation import read_config
 
 WEIGHTS = "model.safetensors"
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -6,12 +6,14 @@ from pathlib import Path
 
 from .attention_maps import encoder_decoder_attention
 from .errors import UserError
+from .loading import load_model
 from .metrics import PerplexityMetric, TranslationMetric
 from .plots import plot_attention
 from .recipe import load_recipe
+from .scoring import score_pairs
 from .synthetic import generate_corpus, write_corpus
 from .training import train
-from .translation import Translator, load_model, score_pairs
+from .translation import Translator
 
 SHOWN = 6  # test sentences printed with their translations
 

@@ -16,6 +16,7 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vaswani import VaswaniConfig
+from .linear_vaswani import project
 
 
 def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
@@ -206,8 +207,8 @@ class VaswaniAttention(nn.Module):
             layers = cache.cross_attention_cache if is_cross_attention else cache.self_attention_cache
         else:
             layers = cache
-        key = self._split_heads(self.k_proj(states), self.d_k)
-        value = self._split_heads(self.v_proj(states), self.d_v)
+        key = self._split_heads(project(self.k_proj, states), self.d_k)
+        value = self._split_heads(project(self.v_proj, states), self.d_v)
         if layers is not None:
             key, value = layers.update(key, value, self.layer_idx)
             if is_cross_attention and isinstance(cache, EncoderDecoderCache):
@@ -235,7 +236,7 @@ class VaswaniAttention(nn.Module):
             the output, `(batch_size, query_length, d_model)`, and the weights,
             `(batch_size, num_heads, query_length, key_length)`, or `None` from implementations that form none.
         """
-        query = self._split_heads(self.q_proj(hidden_states), self.d_k)
+        query = self._split_heads(project(self.q_proj, hidden_states), self.d_k)
         is_cross_attention = key_value_states is not None
         states = key_value_states if is_cross_attention else hidden_states
         key, value = self._keys_and_values(states, past_key_values, is_cross_attention)
@@ -255,7 +256,7 @@ class VaswaniAttention(nn.Module):
             scaling=self.scaling,
             **kwargs,
         )
-        return self.out_proj(output.flatten(-2)), weights
+        return project(self.out_proj, output.flatten(-2)), weights
 
 
 class VaswaniLayer(GradientCheckpointingLayer):
@@ -275,9 +276,9 @@ class VaswaniLayer(GradientCheckpointingLayer):
 
     def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Equation 2, max(0, xW1 + b1)W2 + b2, of `(batch_size, length, d_model)`, with its residual."""
-        inner = nn.functional.relu(self.fc1(hidden_states))  # (batch_size, length, d_ff)
+        inner = nn.functional.relu(project(self.fc1, hidden_states))  # (batch_size, length, d_ff)
         inner = dropout(inner, p=self.activation_dropout, training=self.training)
-        return self.add_and_norm(self.final_layer_norm, hidden_states, self.fc2(inner))
+        return self.add_and_norm(self.final_layer_norm, hidden_states, project(self.fc2, inner))
 
 
 class VaswaniEncoderLayer(VaswaniLayer):

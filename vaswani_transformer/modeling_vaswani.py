@@ -28,7 +28,8 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .checkpoint_vaswani import VaswaniCheckpointMixin
 from .configuration_vaswani import VaswaniConfig
-from .generation_vaswani import MAX_EXTRA_TOKENS, VaswaniGenerationMixin
+from .decoding_vaswani import DecodingCache, takes_steps
+from .generation_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, VaswaniGenerationMixin
 from .layers_vaswani import (
     VaswaniAttention,
     VaswaniDecoderLayer,
@@ -37,6 +38,7 @@ from .layers_vaswani import (
     VaswaniSinusoidalPositions,
     dropout,
 )
+from .linear_vaswani import project
 
 IGNORE_INDEX = -100  # the label that torch, transformers and the Trainer leave out of a loss
 
@@ -407,6 +409,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             # Marked as made from the model's configuration, it would lose our own entry when it is loaded again.
             self.generation_config._from_model_config = False
             self.generation_config.max_extra_tokens = MAX_EXTRA_TOKENS
+            self.generation_config.length_normalization = LENGTH_NORMALIZATIONS[0]
 
     @can_return_tuple
     def forward(
@@ -448,6 +451,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         Raises:
             ValueError: for ids beyond the vocabulary, or when neither or both of ids and embeddings are given.
         """
+        if isinstance(past_key_values, DecodingCache):
+            return self._step(past_key_values, decoder_input_ids, encoder_outputs, attention_mask)
         if labels is not None:
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -464,7 +469,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.lm_head(outputs.last_hidden_state)
+        logits = project(self.lm_head, outputs.last_hidden_state)
         loss = None
         if labels is not None:
             labels = labels.to(logits.device)
@@ -489,6 +494,43 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
         )
+
+    def _step(
+        self,
+        cache: DecodingCache,
+        decoder_input_ids: torch.LongTensor,
+        encoder_outputs: tuple | BaseModelOutput,
+        attention_mask: torch.Tensor | None,
+    ) -> Seq2SeqLMOutput:
+        if not cache.has_source:
+            cache.look_at_source(encoder_outputs[0], attention_mask)
+        return Seq2SeqLMOutput(
+            logits=cache.logits(decoder_input_ids),
+            past_key_values=cache,
+            encoder_last_hidden_state=encoder_outputs[0],
+        )
+
+    def prepare_inputs_for_generation(self, input_ids, next_sequence_length=None, past_key_values=None, **kwargs):
+        """As in `GenerationMixin`; for a step of ours without what other caches and models need."""
+        if not isinstance(past_key_values, DecodingCache):
+            return super().prepare_inputs_for_generation(
+                input_ids, next_sequence_length=next_sequence_length, past_key_values=past_key_values, **kwargs
+            )
+        inputs = {name: kwargs.get(name) for name in ("encoder_outputs", "attention_mask")}
+        new = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
+        return {**inputs, "decoder_input_ids": new.to(self.device), "past_key_values": past_key_values}
+
+    def _prepare_cache_for_generation(
+        self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+    ):
+        own = model_kwargs.get("past_key_values") is None
+        if own and takes_steps(self, generation_config, generation_mode, model_kwargs):
+            beams, returned = generation_config.num_beams, generation_config.num_return_sequences
+            model_kwargs["past_key_values"] = DecodingCache(self, beams, max(beams, returned))
+        else:
+            super()._prepare_cache_for_generation(
+                generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+            )
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """`shift_right` with this model's special tokens; transformers' collator for label smoothing calls it."""

@@ -47,6 +47,15 @@ def weights_sha256(folder: str | Path) -> str | None:
     return hashlib.sha256("".join(map(file_sha256, paths)).encode()).hexdigest() if paths else None
 
 
+def model_sha256(folder: str | Path) -> str:
+    """One SHA-256 over all in a folder, exported or not, that outputs depend on: weights, configurations, tokenizer."""
+    names = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+    names += ["export.json", "model.bin", "shared_vocabulary.json"]  # what an export to CTranslate2 consists of
+    paths = [Path(folder) / name for name in names]
+    parts = [str(weights_sha256(folder)), *(file_sha256(path) if path.is_file() else "" for path in paths)]
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()
+
+
 def tensors_sha256(folder: str | Path) -> str | None:
     """One SHA-256 over names, types, shapes and bytes of a folder's tensors, into however many files they are split.
 

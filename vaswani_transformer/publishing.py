@@ -28,6 +28,7 @@ from huggingface_hub.utils import (
 
 from .earlier_card import carry_over, may_be_replaced
 from .errors import UserError
+from .loading import load_model
 from .model_card import (
     CardFacts,
     check_metadata,
@@ -35,7 +36,6 @@ from .model_card import (
     render_card,
 )
 from .provenance import is_weights_file, read_evaluation, tensors_sha256, weights_sha256
-from .translation import load_model
 
 logger = logging.getLogger(__name__)
 

@@ -45,6 +45,7 @@ class ProcessWatch:
         by_launcher: whether the launcher keeps the store, and not process 0.
         beat: seconds between two signs of life.
         lost: seconds without one until a process counts as lost.
+        resume: what somebody can do about a lost process.
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class ProcessWatch:
         by_launcher: bool,
         beat: float = BEAT_SECONDS,
         lost: float = LOST_SECONDS,
+        resume: str = RESUME,
     ):
         self.rank, self.world_size, self.by_launcher = rank, world_size, by_launcher
-        self.beat, self.limit = beat, lost
+        self.beat, self.limit, self.resume = beat, lost, resume
         self._store, self._voice = store, store.clone()
         self._others = [other for other in range(world_size) if other != rank]
         self._counts, self._hosts = {}, {}
@@ -127,9 +129,9 @@ class ProcessWatch:
         who = "the launcher" if self.by_launcher else f"process 0 of {self.world_size}"
         if self._broken_since is not None:
             broken = now - self._broken_since > min(seconds, CLOSED_SECONDS)
-            return f"{who} was lost: its connection is closed; {RESUME}" if broken else None
+            return f"{who} was lost: its connection is closed; {self.resume}" if broken else None
         if now - self._answered > seconds:
-            return f"{who} was lost: its connection does not answer; {RESUME}"
+            return f"{who} was lost: its connection does not answer; {self.resume}"
         if now - self._answered > 3 * self.beat:
             return None  # nothing is known about the others
         silent = [
@@ -142,7 +144,7 @@ class ProcessWatch:
         names = ", ".join(f"{other} ({self._hosts[other]})" if other in self._hosts else str(other) for other in silent)
         return (
             f"process {names} of {self.world_size} was lost: no sign of life for {now - self._seen[silent[0]]:.0f} s;"
-            f" {RESUME}"
+            f" {self.resume}"
         )
 
     def name_lost(self) -> str:
@@ -152,12 +154,12 @@ class ProcessWatch:
         limit, until = BROKEN_SECONDS, time.monotonic() + BROKEN_SECONDS + 3 * self.beat
         while time.monotonic() < until:
             if self._failed_since is not None:
-                return f"another process failed; {RESUME}"
+                return f"another process failed; {self.resume}"
             reason = self.lost(limit)
             if reason is not None:
                 return reason
             time.sleep(0.2)
-        return f"the connection between the {self.world_size} processes broke; {RESUME}"
+        return f"the connection between the {self.world_size} processes broke; {self.resume}"
 
     def speaks_first(self) -> bool:
         """Whether nobody has told an error so far; then it is this process' part."""
@@ -236,8 +238,11 @@ _number = 0
 
 
 @contextlib.contextmanager
-def watch_processes() -> Iterator[ProcessWatch | Alone]:
+def watch_processes(resume: str = RESUME) -> Iterator[ProcessWatch | Alone]:
     """Watch over the processes of torch's process group while the body runs.
+
+    Args:
+        resume: what somebody can do about a lost process.
 
     Raises:
         ProcessLostError: in place of an error that says no more than that a connection broke.
@@ -254,7 +259,11 @@ def watch_processes() -> Iterator[ProcessWatch | Alone]:
     # A launcher that starts the processes anew keeps its store.
     attempt = f"vaswani/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_number}"
     watch = _latest = ProcessWatch(
-        distributed.get_rank(), distributed.get_world_size(), distributed.PrefixStore(attempt, meeting), by_launcher
+        distributed.get_rank(),
+        distributed.get_world_size(),
+        distributed.PrefixStore(attempt, meeting),
+        by_launcher,
+        resume=resume,
     )
     watch.start()
     failed = True

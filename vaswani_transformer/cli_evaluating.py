@@ -1,92 +1,22 @@
-"""The commands that use a model: `vaswani translate` and `vaswani evaluate`."""
+"""The command that measures a model on a test set: `vaswani evaluate`."""
 
 import argparse
 import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from itertools import chain, islice
 from pathlib import Path
 
 from .command_line import add_command
+from .decoding_options import (
+    add_model_options,
+    add_search_options,
+    check_options,
+    generate_options,
+    load_for_decoding,
+)
 from .errors import UserError
 from .files import written_whole
-
-
-def _add_generation_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--beams", type=int, help="beam size; the model's own if not given")
-    parser.add_argument("--length-penalty", type=float, help="alpha of the length normalisation; the model's own")
-    parser.add_argument("--max-new-tokens", type=int, help="longest output in tokens; source length + 50")
-    parser.add_argument("--tokens-per-batch", type=int, default=2048, help="source tokens translated at once")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps, ...; auto: an accelerator if any")
-
-
-def add_translate(commands) -> None:
-    """Add `vaswani translate`."""
-    parser = add_command(commands, "translate", _translate, "translate sentences, a file or standard input")
-    parser.add_argument("model", metavar="MODEL", help="model folder")
-    parser.add_argument("sentences", metavar="SENTENCE", nargs="*", help="sentences; without any, standard input")
-    parser.add_argument("--input", metavar="FILE", help="translate the lines of this file (.gz works)")
-    parser.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
-    _add_generation_options(parser)
-
-
-def _lines(path: str | None) -> Iterator[str]:
-    """Lines of a file or of standard input, without their ends."""
-    from .data import decode_lines, read_lines
-
-    return read_lines(Path(path)) if path is not None else decode_lines(sys.stdin.buffer, "standard input")
-
-
-def _translator(arguments: argparse.Namespace):
-    from .translation import Translator, load_model
-
-    for name in ("beams", "max_new_tokens", "tokens_per_batch"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {value}: it must be 1 or more")
-    model, tokenizer = load_model(arguments.model, arguments.device)
-    return Translator(
-        model,
-        tokenizer,
-        arguments.tokens_per_batch,
-        num_beams=arguments.beams,
-        length_penalty=arguments.length_penalty,
-        max_new_tokens=arguments.max_new_tokens,
-    )
-
-
-def _translate(arguments: argparse.Namespace) -> int:
-    from tqdm.auto import tqdm
-
-    if arguments.sentences and arguments.input:
-        raise UserError("give sentences or --input, not both")
-    for number, sentence in enumerate(arguments.sentences, start=1):
-        if not sentence.isprintable() and any("\ud800" <= character <= "\udfff" for character in sentence):
-            raise UserError(f"sentence {number} is not valid UTF-8: convert it first")
-    files = [Path(name) for name in (arguments.input, arguments.output) if name]
-    if len(files) == 2 and all(file.exists() for file in files) and files[0].samefile(files[1]):
-        raise UserError(f"--input and --output are the same file, {files[0]}: give another --output")
-    translator = _translator(arguments)
-    interactive = not arguments.sentences and arguments.input is None and sys.stdin.isatty()
-    if interactive:
-        print("translating standard input, one sentence a line; Ctrl-D ends it", file=sys.stderr)
-    sentences = iter(arguments.sentences) if arguments.sentences else _lines(arguments.input)
-    first = list(islice(sentences, 1))  # a missing input is reported before an output is opened
-    total = len(arguments.sentences) or None
-    with contextlib.ExitStack() as stack:
-        output = sys.stdout
-        if arguments.output:
-            output = stack.enter_context(Path(arguments.output).open("w", encoding="utf-8"))
-        bar = stack.enter_context(
-            tqdm(total=total, desc="translating", unit="sentence", file=sys.stderr, disable=interactive or total == 1)
-        )
-        for translation in translator.translate(
-            chain(first, sentences), window=1 if interactive else 1000, progress=bar
-        ):
-            print(translation, file=output, flush=interactive)
-    return 0
 
 
 def add_evaluate(commands) -> None:
@@ -98,7 +28,8 @@ def add_evaluate(commands) -> None:
     parser.add_argument("--output", metavar="FILE", help="also write the translations here")
     parser.add_argument("--json", metavar="FILE", help="also write the scores here, and how they were obtained")
     parser.add_argument("--test-set", metavar="NAME", help="its name in the --json file (default: from the file names)")
-    _add_generation_options(parser)
+    add_search_options(parser)
+    add_model_options(parser, ensemble=False)
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
@@ -108,15 +39,18 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
     from .data import load_pairs
     from .metrics import PerplexityMetric, TranslationMetric
-    from .translation import score_pairs
+    from .scoring import score_pairs
+    from .translation import Translator
 
+    check_options(arguments)
     _refuse_equal_files(arguments)
     pairs = load_pairs(source=arguments.source, target=arguments.reference)
     sources, references = list(pairs["source"]), list(pairs["target"])
     filled = [pair for pair in zip(sources, references, strict=True) if all(side.strip() for side in pair)]
     if not filled:
         raise UserError(f"{arguments.source} and {arguments.reference} hold blank lines only: nothing to evaluate")
-    translator = _translator(arguments)
+    model, tokenizer = load_for_decoding(arguments)
+    translator = Translator(model, tokenizer, arguments.tokens_per_batch, **generate_options(arguments, model))
     # What was read is hashed before anything is written.
     how = _how_obtained(arguments, translator) if arguments.json else {}
     with contextlib.ExitStack() as stack:
@@ -192,6 +126,7 @@ def _how_obtained(arguments: argparse.Namespace, translator) -> dict:
         "--beams": arguments.beams,
         "--length-penalty": arguments.length_penalty,
         "--max-new-tokens": arguments.max_new_tokens,
+        "--precision": arguments.precision,
     }
     return evaluation_record(
         arguments.model, arguments.source, arguments.reference, generation, options, arguments.test_set

@@ -1,0 +1,202 @@
+"""How fast outputs are generated, side by side: ours, with each option, Marian of transformers, CTranslate2.
+
+    python scripts/benchmark_generation.py
+    python scripts/benchmark_generation.py --device cuda --batches 1 16 64 256 --vocab-size 37000
+
+All have random weights of one shape (base unless told otherwise); ours and CTranslate2's are the same ones. A batch of
+sources of equal length is given, and every output is forced to the same number of tokens, so that all do the same
+work. Contestants run in turn and in random order in one process, so that only the ratios of one run mean something;
+each figure is the median of the rounds, the first of which does not count. What an engine does once for a model
+(packing, quantising, exporting) does not count either.
+"""
+
+import argparse
+import copy
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+
+SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]  # their ids: 0 to 3
+
+
+def parse_options() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", choices=["base", "big"], default="base")
+    parser.add_argument("--vocab-size", type=int, default=10_000)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64], metavar="SENTENCES")
+    parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--source-length", type=int, default=24)
+    parser.add_argument("--target-length", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="of the contestants in the table")
+    return parser.parse_args()
+
+
+def vaswani_model(options: argparse.Namespace):
+    """Our model."""
+    from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
+
+    torch.manual_seed(0)
+    config = VaswaniConfig.from_preset(
+        options.preset, vocab_size=options.vocab_size, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        decoder_start_token_id=1,
+    )  # fmt: skip
+    return VaswaniForConditionalGeneration(config).eval()
+
+
+def marian_model(config):
+    """Marian of the same sizes."""
+    from transformers import MarianConfig, MarianMTModel
+
+    torch.manual_seed(0)
+    return MarianMTModel(
+        MarianConfig(
+            vocab_size=config.vocab_size, d_model=config.d_model, encoder_layers=config.encoder_layers,
+            decoder_layers=config.decoder_layers, encoder_attention_heads=config.num_heads,
+            decoder_attention_heads=config.num_heads, encoder_ffn_dim=config.d_ff, decoder_ffn_dim=config.d_ff,
+            activation_function="relu", scale_embedding=True, max_position_embeddings=512, pad_token_id=0,
+            bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, forced_eos_token_id=None,
+        )
+    ).eval()  # fmt: skip
+
+
+def by_generate(model, options: argparse.Namespace, **more) -> Callable:
+    """Tokens of transformers' `generate()`, to which `more` is given."""
+
+    def run(ids: torch.Tensor, beams: int) -> int:
+        length = options.target_length
+        ids = ids.to(model.device)
+        found = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), num_beams=beams, do_sample=False,
+            min_new_tokens=length, max_new_tokens=length, **more,
+        )  # fmt: skip
+        if model.device.type != "cpu":
+            torch.accelerator.synchronize()
+        return found[:, 1:].numel()
+
+    return run
+
+
+def by_ctranslate2(model, options: argparse.Namespace, folder: Path, quantization: str) -> Callable:
+    """Tokens of CTranslate2's `translate_batch` on our export of the model."""
+    import ctranslate2
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    from vaswani_transformer.export_ctranslate2 import write_ctranslate2
+
+    words = SPECIAL + [f"w{number}" for number in range(len(SPECIAL), options.vocab_size)]
+    names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+    saved, exported = folder / "model", folder / quantization
+    model.save_pretrained(saved)
+    tokenizer.save_pretrained(saved)
+    write_ctranslate2(saved, copy.deepcopy(model), tokenizer, exported, quantization)
+    translator = ctranslate2.Translator(
+        str(exported), device=options.device.partition(":")[0], compute_type=quantization, intra_threads=options.threads
+    )
+
+    def run(ids: torch.Tensor, beams: int) -> int:
+        length = options.target_length
+        found = translator.translate_batch(
+            [[words[number] for number in row] for row in ids.tolist()],
+            beam_size=beams, min_decoding_length=length, max_decoding_length=length, max_batch_size=0,
+        )  # fmt: skip
+        return sum(len(one.hypotheses[0]) for one in found)
+
+    return run
+
+
+def contestants(options: argparse.Namespace, folder: Path) -> dict[str, Callable]:
+    """Whoever takes part, by name; Marian first."""
+    from transformers import CompileConfig
+
+    from vaswani_transformer.inference import prepare_for_inference
+
+    on_cpu = options.device == "cpu"
+    model = vaswani_model(options)
+    makers = {
+        "Marian, float32": lambda: by_generate(marian_model(model.config).to(options.device), options),
+        "ours, float32": lambda: by_generate(vaswani_model(options).to(options.device), options),
+    }
+    compiled = CompileConfig(fullgraph=False)
+    compiled._compile_all_devices = True  # on a CPU transformers does not unless asked by this
+    makers["ours, float32, static cache, compiled"] = lambda: by_generate(
+        vaswani_model(options).to(options.device), options, cache_implementation="static", compile_config=compiled
+    )
+    if on_cpu:
+        for precision in ("float32", "bfloat16", "int8"):
+            makers[f"ours, prepared, {precision}"] = lambda precision=precision: by_generate(
+                prepare_for_inference(vaswani_model(options), precision), options
+            )
+    else:
+        for name, maker in (("Marian", lambda: marian_model(model.config)), ("ours", lambda: vaswani_model(options))):
+            makers[f"{name}, bfloat16"] = lambda maker=maker: by_generate(
+                maker().to(options.device, torch.bfloat16), options
+            )
+    try:
+        import ctranslate2  # noqa: F401
+
+        for quantization in ("float32", "int8") if on_cpu else ("float32", "float16", "int8_float16"):
+            makers[f"CTranslate2, {quantization}"] = lambda quantization=quantization: by_ctranslate2(
+                model, options, folder, quantization
+            )
+    except ImportError:
+        print("CTranslate2 is not installed: left out", file=sys.stderr)
+    unknown = set(options.only or ()) - set(makers)
+    if unknown:
+        sys.exit(f"error: no contestant {', '.join(sorted(unknown))}: choose of {', '.join(makers)}")
+    return {name: make() for name, make in makers.items() if not options.only or name in options.only}
+
+
+def main() -> None:
+    """Run all and print the table."""
+    options = parse_options()
+    torch.set_num_threads(options.threads)
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as folder:
+        runs = contestants(options, Path(folder))
+        settings = [(batch, beams) for batch in options.batches for beams in options.beams]
+        rates: dict[tuple[str, int, int], float] = {}
+        for batch, beams in settings:
+            ids = torch.randint(len(SPECIAL), options.vocab_size, (batch, options.source_length))
+            seconds = {name: [] for name in runs}
+            for turn in range(options.rounds + 1):
+                for name in random.sample(list(runs), len(runs)):
+                    started = time.perf_counter()
+                    tokens = runs[name](ids, beams)
+                    if turn:
+                        seconds[name].append(time.perf_counter() - started)
+                    if tokens != batch * options.target_length:
+                        sys.exit(f"error: {name} gave {tokens} tokens, not {batch * options.target_length}")
+            for name in runs:
+                rates[name, batch, beams] = batch * options.target_length / median(seconds[name])
+            print(f"batch {batch}, beam {beams} done", file=sys.stderr)
+    print_table(list(runs), settings, rates)
+
+
+def print_table(names: list[str], settings: list[tuple[int, int]], rates: dict) -> None:
+    """Target tokens a second, and in brackets the ratio to the first contestant."""
+    heads = [f"batch {batch}, beam {beams}" for batch, beams in settings]
+    print(f"| target tokens a second | {' | '.join(heads)} |")
+    print("|---|" + "---:|" * len(settings))
+    for name in names:
+        own, first = ([rates[who, batch, beams] for batch, beams in settings] for who in (name, names[0]))
+        cells = [f"{rate:,.0f} ({rate / base:.2f})" for rate, base in zip(own, first, strict=True)]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

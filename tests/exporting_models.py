@@ -1,0 +1,46 @@
+"""What the tests of exported models share: model folders of a small real vocabulary."""
+
+from pathlib import Path
+
+import torch
+from conftest import tiny_config, tiny_model
+
+from vaswani_transformer import PairCollator, VaswaniForConditionalGeneration, train_tokenizer
+from vaswani_transformer.synthetic import generate_corpus
+
+PAIRS = generate_corpus(400, 10, 10).train
+SOURCES = [source for source, _ in PAIRS[:12]] + ["A dog.", "Ünïcödé €."]
+
+
+def small_tokenizer():
+    """285 tokens: most words are several."""
+    return train_tokenizer((side for pair in PAIRS[:100] for side in pair), vocab_size=285)
+
+
+def save_model(folder: Path, tokenizer, max_extra_tokens: int = 5, **changes) -> Path:
+    """A model folder with random weights; distributions are peaked, so that greedy search hardly ever ties."""
+    model = tiny_model(**{"vocab_size": len(tokenizer), "max_position_embeddings": 100, "scale": 2.0, **changes})
+    return _save(model, folder, tokenizer, max_extra_tokens)
+
+
+def save_trained_model(folder: Path, tokenizer, steps: int = 80) -> Path:
+    """A model folder with weights that have learned a little: outputs end, and beams disagree about where."""
+    torch.manual_seed(0)
+    model = VaswaniForConditionalGeneration(
+        tiny_config(vocab_size=len(tokenizer), d_model=48, d_ff=96, d_k=12, max_position_embeddings=100)
+    ).train()
+    collator = PairCollator(model.config.pad_token_id)
+    examples = [{"input_ids": tokenizer(one)["input_ids"], "labels": tokenizer(two)["input_ids"]} for one, two in PAIRS]
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98))
+    for step in range(steps):
+        model(**collator(examples[step * 16 % len(examples) :][:16])).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return _save(model.eval(), folder, tokenizer, max_extra_tokens=20)
+
+
+def _save(model, folder: Path, tokenizer, max_extra_tokens: int) -> Path:
+    model.generation_config.update(num_beams=4, length_penalty=0.6, max_extra_tokens=max_extra_tokens)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,107 @@
+"""Word alignments against the attention they are read from; what a trained model's are worth: `test_demo.py`."""
+
+import pytest
+import torch
+from conftest import tiny_model
+
+from vaswani_transformer import Ensemble, UserError, align, encoder_decoder_attention, pharaoh, train_tokenizer
+
+TEXT = ["the old black dog sees an apple", "der alte schwarze Hund sieht einen Apfel", "naïve 中文 words"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXT, vocab_size=300)  # so small that most words are of several pieces
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    return tiny_model(seed=1, scale=2.0, vocab_size=len(tokenizer), decoder_layers=3)
+
+
+def words_of_tokens(tokenizer, text: str) -> list[int]:
+    """For each token the word it is a piece of, found by decoding ever longer beginnings; -1 for the end token."""
+    ids = tokenizer(text)["input_ids"]
+    words = []
+    for number in range(1, len(ids)):
+        # A space, and a character that is not whole yet, belong to the word that follows.
+        so_far = tokenizer.decode(ids[:number])
+        words.append(len(so_far.split()) - (so_far == so_far.rstrip() != ""))
+    return [*words, -1]
+
+
+@pytest.mark.parametrize("layer", [-1, 0, 1])
+def test_links_are_the_largest_sums_of_attention(model, tokenizer, layer):
+    source, target = TEXT[0], TEXT[1]
+    weights, _, _ = encoder_decoder_attention(model, tokenizer, source, target, layer=layer)
+    weights = weights.mean(axis=0)  # (target_length, source_length)
+    source_words, target_words = words_of_tokens(tokenizer, source), words_of_tokens(tokenizer, target)
+    assert len(source_words) == weights.shape[1] > len(source.split()) + 1
+    expected = []
+    for target_word in range(len(target.split())):
+        sums = [0.0] * len(source.split())
+        for row, word in enumerate(target_words):
+            for column, source_word in enumerate(source_words):
+                if word == target_word and source_word >= 0:
+                    sums[source_word] += float(weights[row, column])
+        expected.append((sums.index(max(sums)), target_word))
+    assert align(model, tokenizer, [source], [target], layer=layer) == [expected]
+
+
+def test_every_word_of_a_target_has_one_link_whatever_the_batch(model, tokenizer):
+    sources = [TEXT[0], TEXT[2], " an   old dog ", "apple"]
+    targets = [TEXT[1], TEXT[1], "中文", "der\tnaïve Hund"]
+    alone = [align(model, tokenizer, [source], [target])[0] for source, target in zip(sources, targets, strict=True)]
+    for links, source, target in zip(alone, sources, targets, strict=True):
+        assert [link[1] for link in links] == list(range(len(target.split())))
+        assert all(0 <= link[0] < len(source.split()) for link in links)
+    for tokens in (1, 40, 4096):
+        assert align(model, tokenizer, sources, targets, tokens_per_batch=tokens) == alone
+
+
+def test_blank_sides_have_no_links(model, tokenizer):
+    assert align(model, tokenizer, ["", "the dog", " "], ["der", "", "\t"]) == [[], [], []]
+    assert align(model, tokenizer, [], []) == []
+    mixed = align(model, tokenizer, ["", TEXT[0]], ["der", TEXT[1]])
+    assert mixed == [[], align(model, tokenizer, [TEXT[0]], [TEXT[1]])[0]]
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_leaves_the_model_as_it_was(tokenizer, implementation):
+    model = tiny_model(vocab_size=len(tokenizer), attn_implementation=implementation).train()
+    align(model, tokenizer, TEXT[:1], TEXT[1:2])
+    assert model.training and model.config._attn_implementation == implementation
+
+
+def test_of_an_ensemble_is_from_the_mean_of_its_members(model, tokenizer):
+    other = tiny_model(seed=2, scale=2.0, vocab_size=len(tokenizer), d_model=36)
+    pair = TEXT[0], TEXT[1]
+    assert align(Ensemble([model, model]), tokenizer, [pair[0]], [pair[1]]) == align(
+        model, tokenizer, [pair[0]], [pair[1]]
+    )
+    means = [encoder_decoder_attention(one, tokenizer, *pair)[0].mean(axis=0) for one in (model, other)]
+    words = [torch.tensor(words_of_tokens(tokenizer, text)) for text in pair]
+    together = torch.tensor(sum(means) / 2)
+    sums = torch.stack(
+        [
+            torch.stack([together[words[1] == row][:, words[0] == column].sum() for column in range(7)])
+            for row in range(7)
+        ]
+    )
+    expected = [(source, target) for target, source in enumerate(sums.argmax(dim=1).tolist())]
+    assert align(Ensemble([model, other]), tokenizer, [pair[0]], [pair[1]]) == [expected]
+
+
+def test_mistakes_are_one_line(model, tokenizer):
+    with pytest.raises(UserError, match=r"^2 sources and 1 targets: give as many of both$"):
+        align(model, tokenizer, ["a", "b"], ["a"])
+    short = tiny_model(vocab_size=len(tokenizer), position_encoding="learned", max_position_embeddings=8)
+    with pytest.raises(UserError, match=r"^line 3 has .* tokens and the model has learned 8 positions"):
+        align(short, tokenizer, ["a", "", TEXT[0]], ["a", "", "a"])
+    with pytest.raises(IndexError):
+        align(model, tokenizer, ["a"], ["a"], layer=3)
+
+
+def test_pharaoh_format():
+    assert pharaoh([(0, 0), (2, 1), (1, 2), (10, 3)]) == "0-0 1-2 2-1 10-3"
+    assert pharaoh([]) == ""

@@ -1,0 +1,263 @@
+"""Steps of the decoder in `generate()`: the same search as with the layers' own forward, whatever is asked of it."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from conftest import padded_batch, random_ids, tiny_model
+from torch import nn
+from transformers import DynamicCache, EncoderDecoderCache
+
+from vaswani_transformer import linear_vaswani, modeling_vaswani
+from vaswani_transformer.decoding_vaswani import DecodingCache
+from vaswani_transformer.linear_vaswani import Projection, has_onednn, project
+
+SOURCES = (7, 3, 9, 1)
+SEARCHES = {
+    "greedy": {},
+    "beams": {"num_beams": 4},
+    "n-best": {"num_beams": 5, "num_return_sequences": 3},
+    "one beam, three samples": {"do_sample": True, "num_return_sequences": 3},
+    "sampled beams": {"do_sample": True, "num_beams": 3},
+    "more room than at first": {"num_beams": 3, "min_new_tokens": 70, "max_new_tokens": 70},
+    "no length normalisation": {"num_beams": 4, "length_penalty": 0.0},
+    "prefix, greedy": {"decoder_input_ids": random_ids(4, 40, seed=4)},
+    "prefix": {"num_beams": 3, "decoder_input_ids": random_ids(4, 5, seed=3)},
+}
+MODELS = {
+    "plain": {},
+    "widths of heads": {"d_k": 5, "d_v": 11},
+    "untied, learned positions, biases": {
+        "tie_word_embeddings": False, "position_encoding": "learned", "attention_bias": True,
+        "max_position_embeddings": 80,
+    },
+    "beyond the table of sinusoids": {"max_position_embeddings": 8},
+}  # fmt: skip
+
+
+def search(model, steps=True, **options):
+    """A search with all its scores, by steps or by the layers' own forward."""
+    ids, mask = padded_batch(SOURCES)
+    torch.manual_seed(0)
+    options = {"input_ids": ids, "attention_mask": mask, "return_dict_in_generate": True, **options}
+    with patch.object(modeling_vaswani, "takes_steps", modeling_vaswani.takes_steps if steps else lambda *_: False):
+        return model.generate(**options, output_scores=True)
+
+
+@pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
+@pytest.mark.parametrize("sizes", MODELS.values(), ids=MODELS)
+def test_the_search_is_the_one_without_steps(sizes, options):
+    model = tiny_model(dtype=torch.float64, scale=2.0, **sizes)
+    one, other = search(model, **options), search(model, steps=False, **options)
+    assert isinstance(one.past_key_values, DecodingCache) and not isinstance(other.past_key_values, DecodingCache)
+    assert torch.equal(one.sequences, other.sequences)
+    for step, expected in zip(one.scores, other.scores, strict=True):
+        torch.testing.assert_close(step, expected, rtol=1e-5, atol=1e-5)  # transformers takes float32 of logits
+    if "num_beams" in options:
+        torch.testing.assert_close(one.sequences_scores, other.sequences_scores, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_in_float32_and_with_either_attention(attention):
+    model = tiny_model(scale=2.0, attn_implementation=attention)
+    one, other = search(model, num_beams=4), search(model, steps=False, num_beams=4)
+    assert isinstance(one.past_key_values, DecodingCache)
+    assert torch.equal(one.sequences, other.sequences)
+    torch.testing.assert_close(one.sequences_scores, other.sequences_scores, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+def test_of_many_sentences(options):
+    ids, mask = padded_batch(tuple(range(1, 21)), seed=5)
+    model = tiny_model(dtype=torch.float64, scale=2.0)
+    options = {**options, "input_ids": ids, "attention_mask": mask}
+    assert torch.equal(search(model, **options).sequences, search(model, steps=False, **options).sequences)
+
+
+def test_in_bfloat16_scores_are_near():
+    """Beams that lie close together may change places; the scores of the first tokens may not."""
+    model = tiny_model(scale=2.0).to(torch.bfloat16)
+    one, other = search(model, num_beams=4), search(model, steps=False, num_beams=4)
+    assert isinstance(one.past_key_values, DecodingCache)
+    torch.testing.assert_close(one.scores[0], other.scores[0], rtol=0, atol=0.15)
+
+
+def test_a_source_is_projected_once_a_sentence():
+    cache = search(tiny_model(), num_beams=4).past_key_values
+    attention = cache.steps[0].encoder_attn
+    assert attention.keys.shape[0] == attention.values.shape[0] == len(SOURCES)
+
+
+class Doubled(nn.Linear):
+    """Another class of linear layer, as adapters and quantised layers are."""
+
+    def forward(self, states):
+        return 2 * super().forward(states)
+
+
+def test_another_class_of_linear_layer_is_called():
+    model = tiny_model(scale=2.0)
+    plain = search(model, num_beams=3).sequences
+    for layer in model.model.decoder.layers:
+        for parent, name in ((layer, "fc2"), (layer.self_attn, "v_proj"), (layer.encoder_attn, "q_proj")):
+            old = getattr(parent, name)
+            new = Doubled(old.in_features, old.out_features, bias=old.bias is not None)
+            new.load_state_dict(old.state_dict())
+            setattr(parent, name, new)
+    one, other = search(model, num_beams=3), search(model, steps=False, num_beams=3)
+    assert isinstance(one.past_key_values, DecodingCache)
+    assert torch.equal(one.sequences, other.sequences)
+    assert one.sequences.shape != plain.shape or not torch.equal(one.sequences, plain)
+
+
+def hook(model):
+    model.model.decoder.layers[0].fc1.register_forward_hook(lambda *_: None)
+
+
+def hook_all(model):
+    model.handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+
+
+def replace_forward(model):
+    model.forward = model.forward
+
+
+def replace_layer(model):
+    class Layer(type(model.model.decoder.layers[0])):
+        pass
+
+    model.model.decoder.layers[0].__class__ = Layer
+
+
+def replace_attention(model):
+    class Attention(type(model.model.decoder.layers[0].self_attn)):
+        pass
+
+    model.model.decoder.layers[0].self_attn.__class__ = Attention
+
+
+OWN_FORWARD = {
+    "hook": (hook, {}),
+    "hook on all modules": (hook_all, {}),
+    "forward of the object": (replace_forward, {}),
+    "subclass of a layer": (replace_layer, {}),
+    "subclass of an attention": (replace_attention, {}),
+    "training": (lambda model: model.train(), {}),
+    "weights of attention": (lambda model: model.set_attn_implementation("eager"), {"output_attentions": True}),
+    "hidden states": (lambda model: None, {"output_hidden_states": True}),
+    "a cache of one's own": (
+        lambda model: None,
+        {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())},
+    ),
+    "static cache": (lambda model: None, {"cache_implementation": "static", "max_new_tokens": 5}),
+    "no cache": (lambda model: None, {"use_cache": False}),
+    "mask of a prefix": (
+        lambda model: None,
+        {
+            "decoder_input_ids": random_ids(4, 3),
+            "decoder_attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1], [0, 0, 1], [1, 1, 1]]),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "options"), OWN_FORWARD.values(), ids=OWN_FORWARD)
+def test_the_layers_own_forward_where_steps_would_miss_something(change, options):
+    model = tiny_model()
+    change(model)
+    try:
+        assert not isinstance(search(model, **options).past_key_values, DecodingCache)
+    finally:
+        if hasattr(model, "handle"):
+            model.handle.remove()
+
+
+def test_under_autocast_the_layers_own_forward():
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not isinstance(search(tiny_model()).past_key_values, DecodingCache)
+
+
+def test_weights_that_change_between_two_searches():
+    model = tiny_model(scale=2.0)
+    search(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(-1.3)
+    assert torch.equal(search(model).sequences, search(model, steps=False).sequences)
+    model.load_state_dict(tiny_model(seed=5, scale=2.0).state_dict(), assign=True)
+    model.tie_weights()
+    assert torch.equal(search(model).sequences, search(model, steps=False).sequences)
+
+
+def test_several_tokens_at_once_and_some_taken_back():
+    """As assisted decoding has it: a longer prefix, part of which is refused, and another one in its place."""
+    model, (ids, mask) = tiny_model(dtype=torch.float64), padded_batch(SOURCES)
+    first, second = random_ids(4, 6, seed=1), random_ids(4, 3, seed=2)
+    with torch.no_grad():
+        encoded = model.model.encoder(ids, mask)
+        cache = DecodingCache(model)
+        for number, tokens in enumerate((first, second)):
+            found = model(
+                encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=tokens, past_key_values=cache
+            ).logits
+            if number == 0:
+                cache.crop(0)
+                cache.crop(-2)
+        assert cache.get_seq_length() == 7
+        whole = torch.cat((first[:, :4], second), dim=1)
+        expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=whole).logits[:, -3:]
+        cache.crop(-2)
+        assert cache.get_seq_length() == 5
+        with pytest.raises(ValueError, match="must be negative"):
+            cache.crop(5)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_ids_beyond_the_vocabulary_are_refused():
+    with pytest.raises(ValueError, match="decoder_input_ids has token ids from 0 to 99"):
+        search(tiny_model(), decoder_input_ids=torch.tensor([[2, 99]] * 4))
+
+
+@pytest.mark.parametrize("has", [True, False], ids=["oneDNN", "torch.nn.Linear"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("shape", [(1, 24), (0, 24), (5, 24), (2, 3, 24), (2, 0, 24)], ids=str)
+def test_linear_layers_by_either_library(shape, bias, dtype, has):
+    torch.manual_seed(0)
+    module, states = nn.Linear(24, 40, bias=bias).to(dtype), torch.randn(shape).to(dtype)
+    rows, residual = states.flatten(0, -2), torch.randn(states.flatten(0, -2).shape[0], 40).to(dtype)
+    exact = nn.functional.linear(
+        states.double(), *(None if p is None else p.double() for p in (module.weight, module.bias))
+    )
+    tolerance = {"rtol": 0.02, "atol": 0.02} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    with torch.no_grad(), patch.object(linear_vaswani, "has_onednn", lambda _: has and has_onednn(dtype)):
+        projection = Projection(module)
+        assert projection.is_quick == (has and has_onednn(dtype))
+        results = {
+            project(module, states): exact,
+            project(module, states.transpose(0, -2).contiguous().transpose(0, -2)): exact,
+            projection(rows): exact.flatten(0, -2),
+            projection.relu(rows): exact.flatten(0, -2).relu(),
+            projection.plus(rows, residual): exact.flatten(0, -2) + residual,
+        }
+    for found, expected in results.items():
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), expected, **tolerance)
+
+
+def test_where_gradients_are_asked_for_torch_computes():
+    module, states = nn.Linear(3, 4), torch.randn(2, 3, requires_grad=True)
+    project(module, states).sum().backward()
+    assert states.grad is not None and module.weight.grad is not None
+
+
+def test_an_operator_that_computes_something_else_is_not_used():
+    has_onednn.cache_clear()
+    try:
+        with patch.object(linear_vaswani, "_plus", lambda states, residual, weight, bias: residual):
+            assert not has_onednn(torch.float32)
+        has_onednn.cache_clear()
+        with patch.object(linear_vaswani, "_pointwise", side_effect=AttributeError("gone")):
+            assert not has_onednn(torch.float32)
+    finally:
+        has_onednn.cache_clear()

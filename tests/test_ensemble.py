@@ -1,0 +1,242 @@
+"""Ensembles against the mean of the members' distributions, written out, and against every possible output."""
+
+import pytest
+import torch
+from conftest import padded_batch, random_ids, tiny_model
+from references import exhaustive_search
+from test_generation import END, START, VOCABULARY, peaked_model, without_padding
+from transformers.modeling_outputs import BaseModelOutput
+
+from vaswani_transformer import Ensemble, Translator, UserError, load_ensemble, score_pairs, train_tokenizer
+
+SENTENCES = ["ein kleiner Satz", "noch ein Satz", "Worte"]
+WITH_SCORES = {"output_scores": True, "return_dict_in_generate": True}
+
+
+def members(**changes):
+    """Two models of different sizes and one vocabulary."""
+    sizes = {"d_model": 36, "d_ff": 20, "encoder_layers": 1, "decoder_layers": 3, "d_k": 5, "d_v": 7}
+    return [tiny_model(seed=1, scale=1.5, **changes), tiny_model(seed=2, scale=1.5, **{**sizes, **changes})]
+
+
+@torch.no_grad()
+def common_log_probs(models, combine: str, source: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities `(rows, length, vocab_size)` of the next token by the definition, in double precision."""
+    sources = source.expand(len(targets), -1)
+    each = [
+        model(sources, decoder_input_ids=targets, use_cache=False).logits.double().softmax(dim=-1) for model in models
+    ]
+    if combine == "probabilities":
+        return (sum(each) / len(each)).log()
+    product = torch.stack(each).log().mean(dim=0).exp()
+    return (product / product.sum(dim=-1, keepdim=True)).log()
+
+
+class TestOneMember:
+    @pytest.mark.parametrize("combine", ["probabilities", "log_probabilities"])
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"num_beams": 1},
+            {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.6},
+            {"num_beams": 3, "length_normalization": "power", "max_new_tokens": 8},
+            {"num_beams": 1, "do_sample": True, "top_k": 5},
+            {"num_beams": 3, "use_cache": False, "max_extra_tokens": 4},
+            {"num_beams": 3, "cache_implementation": "static", "max_extra_tokens": 4},
+        ],
+    )
+    def test_is_the_model(self, options, combine):
+        model = tiny_model(scale=1.5, dtype=torch.float64)
+        input_ids, attention_mask = padded_batch((7, 4, 2))
+        results = []
+        for one in (model, Ensemble([model], combine)):
+            torch.manual_seed(0)
+            results.append(one.generate(input_ids, attention_mask=attention_mask, **options, **WITH_SCORES))
+        assert torch.equal(results[0].sequences, results[1].sequences)
+        if options["num_beams"] > 1:
+            torch.testing.assert_close(results[0].sequences_scores, results[1].sequences_scores)
+
+    def test_searches_as_the_members_settings_say(self):
+        model = tiny_model(scale=1.5)
+        model.generation_config.update(num_beams=4, length_penalty=2.0, max_extra_tokens=7)
+        input_ids, attention_mask = padded_batch((7, 4, 2))
+        ensemble = Ensemble([model])
+        expected = model.generate(input_ids, attention_mask=attention_mask)
+        assert torch.equal(ensemble.generate(input_ids, attention_mask=attention_mask), expected)
+        ensemble.generation_config.num_beams = 1
+        assert model.generation_config.num_beams == 4
+
+
+@pytest.mark.parametrize("combine", ["probabilities", "log_probabilities"])
+class TestSeveralMembers:
+    def test_logits_are_the_common_distribution(self, combine):
+        models, source = members(), random_ids(5)
+        targets = torch.cat((torch.full((3, 1), START), random_ids(3, 6, seed=1)), dim=1)
+        logits = Ensemble(models, combine)(source.expand(3, -1), decoder_input_ids=targets).logits
+        expected = common_log_probs(models, combine, source, targets)
+        torch.testing.assert_close(logits.double().log_softmax(dim=-1), expected, rtol=1e-5, atol=1e-5)
+
+    def test_greedy_takes_the_likeliest_of_the_common_distribution(self, combine):
+        models = members()
+        input_ids, attention_mask = padded_batch((6, 3))
+        outputs = Ensemble(models, combine).generate(input_ids, attention_mask=attention_mask, max_new_tokens=10)
+        for row, length in enumerate((6, 3)):
+            expected = [START]
+            while len(expected) < 11 and expected[-1] != END:
+                log_probs = common_log_probs(models, combine, input_ids[row, :length], torch.tensor([expected]))
+                expected.append(int(log_probs[0, -1].argmax()))
+            assert without_padding(outputs[row]) == expected
+
+    @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+    def test_beams_find_the_best_of_all_outputs(self, combine, alpha):
+        limit, models = 3, [peaked_model(0), peaked_model(3)]
+        source = random_ids(4, vocab_size=VOCABULARY)
+        prefixes = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * (limit - 1))
+        inputs = torch.cat((torch.full((len(prefixes), 1), START), prefixes), dim=1)
+        rows = common_log_probs(models, combine, source, inputs).tolist()
+        log_probs = dict(zip(map(tuple, prefixes.tolist()), rows, strict=True))
+
+        def score(output):
+            row = log_probs[(*output[: limit - 1], *[0] * (limit - 1 - len(output)))]
+            return sum(row[step][token] for step, token in enumerate(output)) / ((5 + len(output)) / 6) ** alpha
+
+        best = exhaustive_search(score, VOCABULARY, END, limit)[:4]
+        options = {"num_beams": 36, "num_return_sequences": 4, "length_penalty": alpha, "max_new_tokens": limit}
+        outputs = Ensemble(models, combine).generate(source[None], **options, **WITH_SCORES)
+        found = [tuple(without_padding(row[: limit + 1])[1:]) for row in outputs.sequences]
+        assert found == [output for _, output in best]
+        assert outputs.sequences_scores.tolist() == pytest.approx([score for score, _ in best], rel=1e-4)
+
+    def test_a_batch_equals_its_rows_alone_whatever_the_cache(self, combine):
+        ensemble = Ensemble(members(dtype=torch.float64), combine)
+        input_ids, attention_mask = padded_batch((7, 4, 2))
+        options = {"num_beams": 3, "length_penalty": 0.6, "max_extra_tokens": 5}
+        for cache in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
+            together = ensemble.generate(input_ids, attention_mask=attention_mask, **options, **cache)
+            for row, length in enumerate((7, 4, 2)):
+                alone = ensemble.generate(input_ids[row : row + 1, :length], **options)
+                assert torch.equal(together[row, : alone.shape[1]], alone[0])
+
+
+def test_the_two_ways_to_combine_differ():
+    models, source = members(), random_ids(4, 6)
+    outputs = [
+        Ensemble(models, combine).generate(source, num_beams=4) for combine in ("probabilities", "log_probabilities")
+    ]
+    assert not torch.equal(*(torch.nn.functional.pad(one, (0, 60))[:, :60] for one in outputs))
+
+
+def test_takes_encoder_outputs():
+    ensemble, source = Ensemble(members()), random_ids(2, 6)
+    states = ensemble.get_encoder()(source).last_hidden_state
+    assert states.shape == (2, 6, 24 + 36)
+    found = ensemble.generate(encoder_outputs=BaseModelOutput(last_hidden_state=states), num_beams=3)
+    assert torch.equal(found, ensemble.generate(source, num_beams=3))
+
+
+def test_members_of_different_precision_work_together():
+    models = members()
+    models[1] = models[1].bfloat16()
+    ensemble = Ensemble(models)
+    assert ensemble.generate(random_ids(2, 6), num_beams=2, max_new_tokens=5).shape[0] == 2
+    assert models[0].dtype == torch.float32 and models[1].dtype == torch.bfloat16
+
+
+def test_a_small_model_drafts_for_an_ensemble():
+    models = [tiny_model(seed=seed, position_encoding="learned", dtype=torch.float64) for seed in (1, 2)]
+    for model in models:  # what comes next depends on the place
+        with torch.no_grad():
+            model.model.decoder.embed_positions.weight.mul_(6)
+    ensemble, source = Ensemble(models), random_ids(1, 6)
+    options = {"num_beams": 1, "max_new_tokens": 24, "suppress_tokens": [END], "no_repeat_ngram_size": 1}
+    expected = ensemble.generate(source, **options)
+    for assistant in (tiny_model(seed=5), models[1], Ensemble(models)):
+        assistant.generation_config.assistant_confidence_threshold = 0.0
+        assert torch.equal(ensemble.generate(source, assistant_model=assistant, **options), expected)
+
+
+def test_outputs_end_where_the_positions_of_a_member_do():
+    models = [tiny_model(), tiny_model(seed=1, position_encoding="learned", max_position_embeddings=20)]
+    for order in (models, models[::-1]):
+        assert Ensemble(order).generate(random_ids(1, 4), suppress_tokens=[END]).shape[1] == 20
+
+
+def test_leaves_the_members_as_they_are():
+    models = members()
+    before = [{name: tensor.clone() for name, tensor in model.state_dict().items()} for model in models]
+    models[1].train()
+    ensemble = Ensemble(models)
+    assert not models[0].training and models[1].training
+    assert all(torch.equal(tensor, model.state_dict()[name]) for model, old in zip(models, before, strict=True)
+               for name, tensor in old.items())  # fmt: skip
+    ensemble.eval()
+    assert not models[1].training
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 30}, "member 2 of the ensemble has vocab_size 30 and the first has 29"),
+        ({"eos_token_id": 3}, "member 2 of the ensemble has eos_token_id 3 and the first has 2"),
+        ({"pad_token_id": 4}, "member 2 of the ensemble has pad_token_id 4 and the first has 1"),
+        ({"decoder_start_token_id": 2}, "member 2 of the ensemble has decoder_start_token_id 2 and the first has 0"),
+    ],
+)
+def test_other_vocabularies_are_refused_in_one_line(changes, message):
+    with pytest.raises(UserError) as caught:
+        Ensemble([tiny_model(), tiny_model(seed=1, **changes)])
+    assert str(caught.value) == f"{message}: members must share one vocabulary and its special tokens"
+
+
+def test_other_mistakes_are_refused_in_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"^an ensemble has no members: give one model or more$"):
+        Ensemble([])
+    with pytest.raises(UserError, match=r"^combine is 'votes': it must be one of probabilities, log_probabilities$"):
+        Ensemble([tiny_model()], "votes")
+    with pytest.raises(UserError, match="an ensemble is not saved"):
+        Ensemble([tiny_model()]).save_pretrained(tmp_path / "ensemble")
+    with pytest.raises(UserError, match="an ensemble takes input_ids"):
+        Ensemble([tiny_model()]).generate(inputs_embeds=torch.zeros(1, 4, 24))
+    assert not (tmp_path / "ensemble").exists()
+
+
+class TestFromFolders:
+    @pytest.fixture(scope="class")
+    def folders(self, tmp_path_factory):
+        root = tmp_path_factory.mktemp("members")
+        tokenizer, other = (train_tokenizer(text, vocab_size=270) for text in (SENTENCES, SENTENCES[:1]))
+        for number, one in enumerate((tokenizer, tokenizer, other)):
+            changes = {"d_model": 24 + 12 * number, "vocab_size": 270, "max_position_embeddings": 96}
+            tiny_model(seed=number, scale=1.5, **changes).save_pretrained(root / str(number))
+            one.save_pretrained(root / str(number))
+        return [root / str(number) for number in range(3)]
+
+    def test_translates_and_scores_as_its_definition_does(self, folders):
+        ensemble, tokenizer = load_ensemble(folders[:2], "cpu")
+        assert isinstance(ensemble, Ensemble) and len(ensemble.members) == 2 and not ensemble.training
+        options = {"num_beams": 2, "max_new_tokens": 12}
+        alone = [
+            tokenizer.decode(
+                ensemble.generate(**tokenizer([text], return_tensors="pt"), **options)[0], skip_special_tokens=True
+            )
+            for text in SENTENCES
+        ]
+        translated = list(Translator(ensemble, tokenizer, tokens_per_batch=64, **options).translate(SENTENCES))
+        assert translated == [" ".join(text.strip("\r\n").splitlines()) for text in alone]
+        losses, counts = score_pairs(ensemble, tokenizer, SENTENCES, SENTENCES[::-1])
+        for source, target, loss, count in zip(SENTENCES, SENTENCES[::-1], losses, counts, strict=True):
+            ids = tokenizer(target, return_tensors="pt")["input_ids"]
+            inputs = ensemble.prepare_decoder_input_ids_from_labels(ids)
+            source_ids = tokenizer(source, return_tensors="pt")["input_ids"][0]
+            log_probs = common_log_probs(ensemble.members, "probabilities", source_ids, inputs)
+            assert count == ids.shape[1]
+            assert loss == pytest.approx(-float(log_probs[0].gather(1, ids[0, :, None]).sum()), rel=1e-4)
+
+    def test_other_tokenizers_are_refused_in_one_line(self, folders):
+        with pytest.raises(UserError, match=r"^\S+/2 and \S+/0 have different tokenizers: members of an ensemble must"):
+            load_ensemble([folders[0], folders[2]], "cpu")
+
+    def test_of_one_folder_is_that_model(self, folders):
+        ensemble, tokenizer = load_ensemble(folders[:1], "cpu", combine="log_probabilities")
+        inputs = tokenizer(SENTENCES, return_tensors="pt", padding=True)
+        assert torch.equal(ensemble.generate(**inputs), ensemble.members[0].generate(**inputs))

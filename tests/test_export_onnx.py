@@ -1,0 +1,121 @@
+"""Models exported to ONNX, run by onnxruntime, beside the models themselves: logits at all shapes, greedy search."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import padded_batch
+from exporting_models import SOURCES, save_model, small_tokenizer
+
+from vaswani_transformer import Translator, export_model, load_model
+from vaswani_transformer.cli import main
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.exported import ExportFacts
+from vaswani_transformer.exporting import load_exported
+
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+from vaswani_transformer.export_onnx import cache_names, decode_in_parts, open_session
+
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "translate_onnx.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two decoder layers with values narrower than keys, so that no two tensors can be mistaken for each other."""
+    root = tmp_path_factory.mktemp("model")
+    return save_model(root / "model", small_tokenizer(), encoder_layers=1, d_k=7, d_v=6)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory, folder):
+    return export_model(folder, tmp_path_factory.mktemp("exported") / "onnx", "onnx").folder
+
+
+def largest_difference(model, exported, lengths, target_length, seed) -> float:
+    """Of logits, for a padded batch, the first half of the target at once and the rest token by token."""
+    ids, mask = padded_batch(lengths, seed=seed, vocab_size=285)
+    inputs = torch.randint(3, 285, (len(lengths), target_length), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        ours = model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits
+    facts = ExportFacts.read(exported, "onnx")
+    theirs = decode_in_parts(exported, ids.numpy(), mask.numpy(), inputs.numpy(), facts)
+    return float((ours - torch.from_numpy(theirs)).abs().max())
+
+
+@pytest.mark.parametrize("lengths", [(1,), (7,), (5, 9, 2), (4, 4, 4, 4), tuple(range(1, 34))], ids=str)
+def test_logits_at_every_shape(folder, exported, lengths):
+    model, _ = load_model(folder, "cpu")
+    for seed, target_length in enumerate((1, 2, 11)):
+        assert largest_difference(model, exported, lengths, target_length, seed) < 1e-4
+
+
+def test_the_graphs_say_what_they_take(exported):
+    encoder, decoder = (open_session(exported / name) for name in ("encoder.onnx", "decoder.onnx"))
+    given = {one.name: one.shape for one in decoder.get_inputs()}
+    assert given["input_ids"] == ["batch", "target"]
+    assert given["encoder_attention_mask"] == ["batch", "source"]
+    assert given["past_key_values.1.decoder.key"] == ["batch", 3, "past", 7]
+    assert given["past_key_values.1.encoder.value"] == ["batch", 3, "source", 6]
+    made = [one.name for one in encoder.get_outputs()]
+    assert made == ["last_hidden_state", *cache_names("present", "encoder", 2)]
+    # Sinusoids end with their table, by an error and not by anything made up.
+    with pytest.raises(Exception, match=r"out of data bounds|out of bounds"):
+        encoder.run(None, {"input_ids": np.full((1, 101), 5), "attention_mask": np.ones((1, 101), dtype=np.int64)})
+
+
+def test_the_script_translates_greedily_without_torch(folder, exported):
+    """The documented loop, in a process of its own, on blank lines and a text with a special token in it too."""
+    lines = [*SOURCES, "", "The </s> sign."]
+    model, tokenizer = load_model(folder, "cpu")
+    expected = list(Translator(model, tokenizer, num_beams=1).translate(lines))
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import translate_onnx\n"
+        "translator = translate_onnx.OnnxTranslator(sys.argv[2], threads=1)\n"
+        "for line in translator.translate(sys.stdin, batch_size=5): print(line)\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    command = [sys.executable, "-c", code, str(SCRIPT.parent), str(exported)]
+    text = "".join(line + "\n" for line in lines).encode()
+    done = subprocess.run(command, input=text, capture_output=True, timeout=120, check=True)
+    assert done.stdout.decode().split("\n")[:-1] == expected
+    assert len(set(expected)) > 3
+
+
+def test_what_an_onnx_export_is_not_for(exported, tmp_path, capsys):
+    with pytest.raises(UserError, match=r"exported to onnx, which this command does not run"):
+        load_exported(exported)
+    with pytest.raises(UserError, match="holds a model exported to onnx: export it with --format ctranslate2"):
+        ExportFacts.read(exported, "ctranslate2")
+    assert main(["translate", str(exported), "A dog."]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position_encoding": "learned", "attention_bias": True, "d_model": 25, "d_k": 4, "d_v": 9},
+        {"tie_word_embeddings": False, "num_heads": 1, "d_k": 24, "d_v": 24},
+        {"encoder_layers": 0, "decoder_layers": 1},
+        {"decoder_start_token_id": 2, "vocab_size": 300, "layer_norm_eps": 0.05},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_every_option(tmp_path, changes):
+    folder = save_model(tmp_path / "model", small_tokenizer(), **changes)
+    exported = export_model(folder, tmp_path / "exported", "onnx").folder
+    model, _ = load_model(folder, "cpu")
+    for lengths in ((1,), (5, 9, 2)):
+        assert largest_difference(model, exported, lengths, 9, seed=0) < 1e-4
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, folder, capsys):
+    assert main(["export", str(folder), "--format", "onnx", "--output", str(tmp_path / "exported")]) == 0
+    done = capsys.readouterr()
+    assert "logits differ from the model's by at most" in done.out
+    assert done.err.strip().splitlines() == [f"exporting {folder} to onnx"], "the exporter's remarks stay away"

@@ -1,0 +1,310 @@
+"""What users do with `generate()`: n-best lists, prefixes, sampling, constraints, drafts by a small model, streams."""
+
+import math
+import threading
+from itertools import pairwise
+
+import pytest
+import torch
+from conftest import padded_batch, random_ids, tiny_model
+from references import exhaustive_search
+from test_generation import END, PAD, START, VOCABULARY, every_output, greedy_by_hand, peaked_model, without_padding
+from transformers import LogitsProcessor, TextIteratorStreamer, TextStreamer
+
+from vaswani_transformer import train_tokenizer
+
+WITH_SCORES = {"output_scores": True, "return_dict_in_generate": True}
+
+
+@torch.no_grad()
+def log_probability(model, source: torch.Tensor, output: list[int], given: int = 1) -> float:
+    """log P of the tokens of `output` behind the first `given`, by one pass without a cache."""
+    target = torch.tensor([output])
+    log_probs = model(source[None], decoder_input_ids=target[:, :-1], use_cache=False).logits.log_softmax(dim=-1)
+    return float(log_probs[0].gather(1, target[0, 1:, None])[given - 1 :].sum())
+
+
+def gnmt(total: float, length: int, alpha: float) -> float:
+    return total / ((5 + length) / 6) ** alpha
+
+
+class TestNBest:
+    def test_lists_the_best_first_with_their_scores(self):
+        model = tiny_model(scale=1.5)
+        lengths = (6, 3)
+        input_ids, attention_mask = padded_batch(lengths)
+        options = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6, **WITH_SCORES}
+        outputs = model.generate(input_ids, attention_mask=attention_mask, **options)
+        scores = outputs.sequences_scores.view(2, 4)
+        assert (scores.diff(dim=1) <= 0).all()
+        for sentence, length in enumerate(lengths):
+            found = outputs.sequences[4 * sentence : 4 * sentence + 4]
+            assert len({tuple(row) for row in found.tolist()}) == 4
+            for row, score in zip(found, scores[sentence].tolist(), strict=True):
+                tokens = without_padding(row[: 1 + length + 50])
+                total = log_probability(model, input_ids[sentence, :length], tokens)
+                assert score == pytest.approx(gnmt(total, len(tokens) - 1, 0.6), rel=1e-4)
+
+
+class TestTargetPrefix:
+    @pytest.mark.parametrize("start", [[START], []])  # transformers puts the start token in front where it is missing
+    def test_greedy_goes_on_from_it(self, start):
+        model = tiny_model(scale=1.5)
+        source, prefix = random_ids(6), [7, 5, 9]
+        given = torch.tensor([[*start, *prefix]])
+        output = without_padding(model.generate(source[None], decoder_input_ids=given, max_new_tokens=8)[0])
+        expected = [START, *prefix]
+        while len(expected) < 12 and expected[-1] != END:
+            logits = model(source[None], decoder_input_ids=torch.tensor([expected]), use_cache=False).logits
+            expected.append(int(logits[0, -1].argmax()))
+        assert output == expected
+
+    def test_is_not_part_of_the_score(self):
+        model = tiny_model(scale=1.5)
+        source, prefix = random_ids(6), [START, 7, 5, 9]
+        options = {"num_beams": 4, "length_penalty": 0.6, "max_new_tokens": 8, **WITH_SCORES}
+        outputs = model.generate(source[None], decoder_input_ids=torch.tensor([prefix]), **options)
+        tokens = without_padding(outputs.sequences[0])
+        assert tokens[:4] == prefix
+        total = log_probability(model, source, tokens, given=4)
+        assert float(outputs.sequences_scores[0]) == pytest.approx(gnmt(total, len(tokens) - 4, 0.6), rel=1e-4)
+
+    def test_of_any_length_and_part_of_the_score_as_a_constraint(self):
+        model = tiny_model(scale=1.5, dtype=torch.float64)
+        prefixes, lengths = ([7, 5, 9], [], [8]), (6, 4, 2)
+        input_ids, attention_mask = padded_batch(lengths)
+
+        def allowed(sentence, tokens):
+            place = len(tokens) - 1
+            return [prefixes[sentence][place]] if place < len(prefixes[sentence]) else list(range(29))
+
+        options = {"num_beams": 4, "length_penalty": 0.6, **WITH_SCORES}
+        options["prefix_allowed_tokens_fn"] = allowed
+        outputs = model.generate(input_ids, attention_mask=attention_mask, **options)
+        for row, (prefix, length) in enumerate(zip(prefixes, lengths, strict=True)):
+            tokens = without_padding(outputs.sequences[row, : 1 + length + 50])
+            assert tokens[1 : 1 + len(prefix)] == prefix
+            total = log_probability(model, input_ids[row, :length], tokens)
+            expected = gnmt(total, len(tokens) - 1, 0.6)
+            assert float(outputs.sequences_scores[row]) == pytest.approx(expected, rel=1e-4)
+
+
+class TestSampling:
+    @pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 1e-6, "top_k": 0}, {"temperature": 1e-4, "top_k": 0}])
+    def test_of_the_likeliest_token_is_greedy(self, options):
+        model = tiny_model(scale=1.5)
+        source = random_ids(6)
+        expected = greedy_by_hand(model, source, max_new_tokens=10)
+        outputs = model.generate(source[None], do_sample=True, max_new_tokens=10, num_return_sequences=3, **options)
+        assert [without_padding(row) for row in outputs] == [expected] * 3
+
+    @pytest.mark.parametrize("options", [{"top_k": 4}, {"top_k": 0, "top_p": 0.6}, {"top_k": 0, "temperature": 0.4}])
+    def test_draws_from_the_distribution_that_was_asked_for(self, options):
+        model = tiny_model(scale=1.5)
+        source, number = random_ids(1, 6), 1500
+        with torch.no_grad():
+            logits = model(source, decoder_input_ids=torch.tensor([[START]])).logits[0, -1]
+        probabilities = (logits / options.get("temperature", 1.0)).softmax(dim=-1)
+        order = probabilities.argsort(descending=True)
+        kept = options["top_k"] or len(order)
+        if "top_p" in options:  # the fewest that reach it
+            kept = int((probabilities[order].cumsum(dim=0) < options["top_p"]).sum()) + 1
+        probabilities[order[kept:]] = 0
+        probabilities /= probabilities.sum()
+        torch.manual_seed(0)
+        drawn = model.generate(source, do_sample=True, max_new_tokens=1, num_return_sequences=number, **options)[:, 1]
+        shares = drawn.bincount(minlength=29) / number
+        assert ((shares - probabilities).abs() <= 5 * (probabilities * (1 - probabilities) / number).sqrt()).all()
+
+
+class TestConstraints:
+    @pytest.mark.parametrize(
+        ("options", "is_allowed"),
+        [
+            ({"suppress_tokens": [3]}, lambda output: 3 not in output),
+            ({"bad_words_ids": [[4, 5]]}, lambda output: (4, 5) not in pairwise(output)),
+            ({"forced_bos_token_id": 4}, lambda output: output[0] == 4),
+            ({"min_new_tokens": 3}, lambda output: END not in output[:2]),
+            ({"no_repeat_ngram_size": 1}, lambda output: len({START, *output}) == 1 + len(output)),
+            (
+                {"prefix_allowed_tokens_fn": lambda sentence, tokens: [END] if len(tokens) > 2 else [3, 5, END]},
+                lambda output: set(output[:2]) <= {3, 5, END} and set(output[2:]) <= {END},
+            ),
+        ],
+    )
+    def test_the_best_of_what_is_allowed_is_found(self, options, is_allowed):
+        limit = 3
+        for seed in (0, 1, 3):
+            model, source = peaked_model(seed), random_ids(4, seed=seed, vocab_size=VOCABULARY)
+            known = {output: score for score, output in every_output(model, source, 0.0, limit=limit)}
+
+            def score(output, known=known):
+                total = known[tuple(output)] if is_allowed(output) else -math.inf
+                if "forced_bos_token_id" in options:  # forced tokens cost nothing in transformers
+                    total -= log_probability(model, source, [START, output[0]])  # noqa: B023
+                return gnmt(total, len(output), 0.6)
+
+            best_score, best = exhaustive_search(score, VOCABULARY, END, limit)[0]
+            outputs = model.generate(
+                source[None], num_beams=36, length_penalty=0.6, max_new_tokens=limit, **options, **WITH_SCORES
+            )
+            assert tuple(without_padding(outputs.sequences[0, : limit + 1])[1:]) == best
+            assert float(outputs.sequences_scores[0]) == pytest.approx(best_score, rel=1e-4)
+
+    def test_by_a_processor_of_ones_own(self):
+        class OnlyEven(LogitsProcessor):
+            def __call__(self, input_ids, scores):
+                return scores.masked_fill(torch.arange(scores.shape[-1]) % 2 == 1, -torch.inf)
+
+        model = tiny_model(scale=1.5)
+        input_ids, attention_mask = padded_batch((6, 3))
+        options = {"attention_mask": attention_mask, "logits_processor": [OnlyEven()]}
+        for search in ({"num_beams": 1}, {"num_beams": 4}, {"do_sample": True}):
+            outputs = model.generate(input_ids, **options, **search)
+            assert all(token % 2 == 0 for row in outputs.tolist() for token in row if token != PAD)
+
+
+ASSISTANTS = {
+    "itself": None,
+    "smaller": {"seed": 5, "encoder_layers": 1, "decoder_layers": 1, "d_model": 12, "d_ff": 16},
+    "random": {"seed": 6},
+    "larger": {"seed": 7, "decoder_layers": 3, "d_k": 5},
+    "learned positions": {"seed": 8, "position_encoding": "learned", "max_position_embeddings": 80},
+}
+
+
+class TestAssistedDecoding:
+    """Speculative decoding: a small model drafts, the model itself decides."""
+
+    @pytest.fixture(scope="class")
+    def model(self):
+        model = tiny_model(seed=2, scale=1.5, dtype=torch.float64)
+        model.generation_config.update(num_beams=4, length_penalty=0.6)  # as `vaswani train` writes it
+        return model
+
+    def assistant(self, model, name):
+        changes = ASSISTANTS[name]
+        if changes is None:
+            return model
+        assistant = tiny_model(scale=1.5, dtype=torch.float64, **changes)
+        assistant.generation_config.update(num_beams=4, length_penalty=0.6)
+        return assistant
+
+    @pytest.mark.parametrize("name", ASSISTANTS)
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"max_new_tokens": 7},
+            {"suppress_tokens": [END], "max_extra_tokens": 9},
+            {"min_new_tokens": 12},
+            {"decoder_input_ids": torch.tensor([[START, 7, 5]])},
+            {"repetition_penalty": 1.5},
+        ],
+    )
+    def test_greedy_output_is_identical(self, model, name, options):
+        assistant = self.assistant(model, name)
+        for seed in range(1 if options else 3):
+            input_ids = random_ids(1, 3 + seed, seed=seed)
+            expected = model.generate(input_ids, num_beams=1, **options)
+            assert torch.equal(model.generate(input_ids, num_beams=1, assistant_model=assistant, **options), expected)
+
+    def test_padding_of_the_source_counts_for_nothing(self, model):
+        assistant = self.assistant(model, "smaller")
+        source = random_ids(1, 4)
+        padded = torch.nn.functional.pad(source, (0, 5), value=PAD)
+        options = {"num_beams": 1, "suppress_tokens": [END], "max_extra_tokens": 6}
+        expected = model.generate(source, **options)
+        assert expected.shape[1] == 1 + 10
+        for mask in (padded.ne(PAD).long(), None):
+            found = model.generate(padded, attention_mask=mask, assistant_model=assistant, **options)
+            assert torch.equal(found, expected)
+
+    def test_needs_fewer_passes_of_the_large_model(self):
+        source, passes = random_ids(1, 6), []
+        options = {"num_beams": 1, "suppress_tokens": [END], "max_new_tokens": 24, "no_repeat_ngram_size": 1}
+        model, twin = (tiny_model(position_encoding="learned", max_position_embeddings=80) for _ in range(2))
+        for one in (model, twin):  # what comes next depends on the place
+            with torch.no_grad():
+                one.model.decoder.embed_positions.weight.mul_(6)
+        model.model.decoder.register_forward_hook(lambda *args: passes.append(1))
+        output = model.generate(source, **options)
+        assert len(passes) == 24 == len(output.unique()) - 1
+        passes.clear()
+        twin.generation_config.update(num_assistant_tokens=5, assistant_confidence_threshold=0.0)
+        assert torch.equal(model.generate(source, assistant_model=twin, **options), output)
+        assert len(passes) == 4  # of a twin all five drafted tokens are right, and a sixth is the model's own
+
+    def test_samples(self, model):
+        assistant, source = self.assistant(model, "smaller"), random_ids(1, 6)
+        outputs = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            outputs.append(model.generate(source, num_beams=1, do_sample=True, assistant_model=assistant).tolist())
+        assert outputs[0] == outputs[1] != outputs[2]
+        assert all(len(row) <= 1 + 56 for rows in outputs for row in rows)
+
+    def test_draws_from_the_models_own_distribution(self, model):
+        """A bad draft changes the speed and not the distribution: the second token, whatever was drafted for it."""
+        assistant, source, number = self.assistant(model, "random"), random_ids(1, 6), 150
+        options = {"num_beams": 1, "do_sample": True, "top_k": 2, "max_new_tokens": 2, "assistant_model": assistant}
+        torch.manual_seed(0)
+        drawn = [tuple(model.generate(source, **options)[0, 1:].tolist()) for _ in range(number)]
+        for pair in set(drawn):
+            probability, prefix = 1.0, [START]
+            for token in pair[: pair.index(END) + 1] if END in pair else pair:
+                with torch.no_grad():
+                    logits = model(source, decoder_input_ids=torch.tensor([prefix])).logits[0, -1]
+                likeliest = logits.topk(2)
+                assert token in likeliest.indices
+                probability *= float(likeliest.values.softmax(dim=-1)[likeliest.indices == token])
+                prefix.append(token)
+            margin = 5 * (probability * (1 - probability) / number) ** 0.5
+            assert abs(drawn.count(pair) / number - probability) <= margin
+
+    def test_takes_one_sentence_at_a_time(self, model):
+        with pytest.raises(ValueError, match="only supported for batch_size = 1"):
+            model.generate(random_ids(2, 4), num_beams=1, assistant_model=self.assistant(model, "smaller"))
+
+    def test_drafts_from_the_source_need_no_assistant(self, model):
+        source = random_ids(1, 6)
+        expected = model.generate(source, num_beams=1)
+        assert torch.equal(model.generate(source, num_beams=1, prompt_lookup_num_tokens=3), expected)
+
+
+class TestStreamers:
+    @pytest.fixture(scope="class")
+    def tokenizer(self):
+        return train_tokenizer(["ein kleiner Satz", "noch ein Satz"], vocab_size=280)
+
+    @pytest.fixture(scope="class")
+    def model(self, tokenizer):
+        return tiny_model(vocab_size=len(tokenizer), scale=1.5)
+
+    def expected(self, model, tokenizer, inputs, **options):
+        output = model.generate(**inputs, num_beams=1, max_new_tokens=20, **options)[0]
+        return tokenizer.decode(output, skip_special_tokens=True)
+
+    def test_print_the_text_as_it_comes(self, model, tokenizer, capsys):
+        inputs = tokenizer(["ein Satz"], return_tensors="pt")
+        streamer = TextStreamer(tokenizer, skip_special_tokens=True)
+        model.generate(**inputs, num_beams=1, max_new_tokens=20, streamer=streamer)
+        assert capsys.readouterr().out == self.expected(model, tokenizer, inputs) + "\n"
+
+    @pytest.mark.parametrize("assisted", [False, True])
+    def test_hand_it_to_another_thread(self, model, tokenizer, assisted):
+        inputs = tokenizer(["ein Satz"], return_tensors="pt")
+        streamer = TextIteratorStreamer(tokenizer, skip_special_tokens=True, timeout=60)
+        options = {**inputs, "num_beams": 1, "max_new_tokens": 20, "streamer": streamer}
+        if assisted:
+            options["assistant_model"] = tiny_model(seed=3, vocab_size=len(tokenizer))
+        thread = threading.Thread(target=model.generate, kwargs=options)
+        thread.start()
+        text = "".join(streamer)
+        thread.join()
+        assert text == self.expected(model, tokenizer, inputs)
+
+    def test_are_not_for_beams(self, model, tokenizer):
+        inputs = tokenizer(["ein Satz"], return_tensors="pt")
+        with pytest.raises(ValueError, match="cannot be used with beam search"):
+            model.generate(**inputs, num_beams=4, streamer=TextStreamer(tokenizer))

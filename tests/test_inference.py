@@ -1,0 +1,116 @@
+"""Models made ready for inference on a CPU: the same translations in float32, near ones in fewer bits."""
+
+import copy
+from unittest.mock import patch
+
+import pytest
+import torch
+from conftest import padded_batch, tiny_model
+from model_folders import PAIRS, write_model
+from torch import nn
+
+from vaswani_transformer import Translator, inference, load_model
+from vaswani_transformer.cli import main
+from vaswani_transformer.decoding_vaswani import DecodingCache
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.inference import Int8Linear, PackedLinear, prepare_for_inference
+from vaswani_transformer.linear_vaswani import has_onednn
+
+needs_onednn = pytest.mark.skipif(not has_onednn(torch.float32), reason="this torch has no oneDNN operator")
+
+
+def search(model, **options):
+    ids, mask = padded_batch((7, 3, 9, 1))
+    options = {"input_ids": ids, "attention_mask": mask, "return_dict_in_generate": True, **options}
+    return model.generate(**options, output_scores=True)
+
+
+@needs_onednn
+@pytest.mark.parametrize("sizes", [{}, {"tie_word_embeddings": False, "attention_bias": True}], ids=["tied", "untied"])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 4}, {"num_beams": 3, "num_return_sequences": 2}], ids=str)
+def test_in_float32_the_search_is_the_same(options, sizes):
+    model = tiny_model(scale=2.0, **sizes)
+    expected = search(model, **options)
+    found = search(prepare_for_inference(model), **options)
+    assert isinstance(model.lm_head, PackedLinear) and isinstance(found.past_key_values, DecodingCache)
+    assert not [module for module in model.modules() if type(module) is nn.Linear]
+    assert torch.equal(found.sequences, expected.sequences)
+    if "num_beams" in options:
+        torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("bfloat16", 0.05), ("int8", 0.08)])
+def test_in_fewer_bits_the_first_distribution_is_near(precision, tolerance):
+    model = tiny_model()
+    expected = search(copy.deepcopy(model)).scores[0].softmax(-1)
+    found = search(prepare_for_inference(model, precision)).scores[0].softmax(-1)
+    assert 0 < (found - expected).abs().max() < tolerance
+
+
+def test_products_in_int8_err_as_8_bits_do():
+    """Inputs and weights are both rounded to about 1/127 of their largest: errors add up as those of a random walk."""
+    torch.manual_seed(0)
+    module, states = nn.Linear(512, 64), torch.randn(6, 512)
+    exact = module(states).detach()
+    quantized = Int8Linear(module)
+    for found, expected in ((quantized(states), exact), (quantized.relu(states), exact.relu())):
+        assert 1e-4 < (found - expected).norm() / expected.norm() < 0.03
+
+
+@pytest.mark.parametrize("kind", [pytest.param(PackedLinear, marks=needs_onednn), Int8Linear])
+def test_of_any_shape(kind):
+    module, states = nn.Linear(24, 40, bias=False), torch.randn(2, 3, 24)
+    with torch.no_grad():
+        found = kind(module)(states)
+    torch.testing.assert_close(found, module(states).detach(), rtol=0.1, atol=0.1)
+
+
+def test_without_the_operator_the_model_stays_as_it_is():
+    model = tiny_model()
+    with patch.object(inference, "has_onednn", lambda _: False):
+        assert type(prepare_for_inference(model, "bfloat16").lm_head) is nn.Linear
+    assert model.dtype == torch.bfloat16
+
+
+def test_it_cannot_be_saved(tmp_path):
+    with pytest.raises(UserError, match="save it before"):
+        prepare_for_inference(tiny_model(), "int8").save_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("precision", [None, "float32", "bfloat16", "int8"], ids=str)
+def test_commands_prepare_a_model_on_a_cpu(precision, tmp_path, capsys):
+    folder = write_model(tmp_path / "model")
+    sentences = [source for source, _ in PAIRS[:4]]
+    assert main(["translate", str(folder), *sentences, *(["--precision", precision] if precision else [])]) == 0
+    found = capsys.readouterr().out.splitlines()
+    model, tokenizer = load_model(folder, "cpu")
+    expected = list(Translator(model, tokenizer).translate(sentences))
+    assert len(found) == 4 and all(found)
+    if precision in (None, "float32"):
+        assert found == expected
+
+
+def test_an_ensemble_in_int8(tmp_path, capsys):
+    folders = [str(write_model(tmp_path / name, seed)) for seed, name in enumerate("ab")]
+    assert main(["translate", folders[0], "Ein Hund.", "--ensemble", folders[1], "--precision", "int8"]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+def twice():
+    return prepare_for_inference(tiny_model(), "int8")
+
+
+@pytest.mark.parametrize(
+    ("make", "precision", "message"),
+    [
+        (tiny_model, "int4", "precision is 'int4': it must be one of float32, bfloat16, int8"),
+        (lambda: tiny_model().train(), None, "call model.eval"),
+        (lambda: tiny_model().to("meta"), None, "the model is on meta"),
+        (twice, "float32", "load it again"),
+    ],
+    ids=["precision", "training", "device", "twice"],
+)
+def test_mistakes_are_told_in_one_line(make, precision, message):
+    with pytest.raises(UserError, match=message) as error:
+        prepare_for_inference(make(), precision)
+    assert "\n" not in str(error.value)

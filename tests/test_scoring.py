@@ -1,0 +1,147 @@
+"""`vaswani score` and what is under it, against the model called by hand and against the search's own scores."""
+
+import json
+import math
+
+import pytest
+import torch
+from conftest import tiny_model
+from model_folders import PAIRS, write_model
+
+from vaswani_transformer import PerplexityMetric, load_model, score_pairs, score_tokens
+from vaswani_transformer.cli import main
+from vaswani_transformer.ensemble import Ensemble
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.scoring import LengthRule, score_ids
+from vaswani_transformer.translation import Translator
+
+SOURCES, TARGETS = map(list, zip(*PAIRS[:30], strict=True))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    return load_model(folder, "cpu")
+
+
+@torch.no_grad()
+def by_hand(model, tokenizer, source, target):
+    """Log-probability of each token, one position at a time, from probabilities in double precision."""
+    ids, wanted = tokenizer(source, return_tensors="pt")["input_ids"], tokenizer(target)["input_ids"]
+    written, logs = [model.config.decoder_start_token_id], []
+    for token in wanted:
+        logits = model(input_ids=ids, decoder_input_ids=torch.tensor([written])).logits[0, -1].double()
+        logs.append(math.log(float(logits.softmax(dim=-1)[token])))
+        written.append(token)
+    return logs
+
+
+def test_tokens_score_as_by_hand_whatever_the_batches(loaded):
+    model, tokenizer = loaded
+    for tokens in (1, 90, 4096):
+        scores = score_tokens(model, tokenizer, SOURCES[:8], TARGETS[:8], tokens_per_batch=tokens)
+        for source, target, score in zip(SOURCES, TARGETS, scores, strict=False):
+            assert score.log_probabilities == pytest.approx(
+                by_hand(model, tokenizer, source, target), rel=1e-4, abs=1e-4
+            )
+            assert "".join(score.tokens) == f" {target}</s>"
+    losses, counts = score_pairs(model, tokenizer, SOURCES, TARGETS)
+    for score, loss, count in zip(score_tokens(model, tokenizer, SOURCES, TARGETS), losses, counts, strict=True):
+        assert score.log_probability == pytest.approx(-loss) and len(score.tokens) == count
+    assert score_tokens(model, tokenizer, [], []) == []
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("rule", ["gnmt", "power"])
+def test_a_searchs_own_output_scores_as_the_search_says(loaded, rule, alpha):
+    model, tokenizer = loaded
+    inputs = tokenizer(SOURCES[:5], return_tensors="pt", padding=True)
+    options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 12, "length_penalty": alpha}
+    if rule == "power":
+        options["length_normalization"] = rule
+    found = model.generate(**inputs, **options, return_dict_in_generate=True, output_scores=True)
+    options.pop("max_new_tokens")
+    translator = Translator(model, tokenizer, scores=True, max_new_tokens=12, **options)
+    ours = list(translator.hypotheses(SOURCES[:5]))
+    assert [one.score for line in ours for one in line] == pytest.approx(found.sequences_scores.tolist(), abs=1e-4)
+    formula = (lambda length: ((5 + length) / 6) ** alpha) if rule == "gnmt" else (lambda length: length**alpha)
+    for one in (one for line in ours for one in line):
+        assert one.score == pytest.approx(one.log_probability / formula(one.tokens))
+        assert LengthRule(alpha, rule).score(one.log_probability, one.tokens) == pytest.approx(one.score)
+
+
+def test_an_ensembles_score_is_of_its_mean_distribution(loaded, tmp_path):
+    model, tokenizer = loaded
+    other = tiny_model(seed=9, vocab_size=model.config.vocab_size, decoder_layers=1).eval()
+    [ids], [target] = tokenizer(SOURCES[:1])["input_ids"], tokenizer(TARGETS[:1])["input_ids"]
+    [logs] = score_ids(Ensemble([model, other]), [ids], [target])
+    members = [score_ids(one, [ids], [target])[0] for one in (model, other)]
+    for mean, *own in zip(logs, *members, strict=True):
+        assert math.exp(mean) == pytest.approx(sum(map(math.exp, own)) / 2, rel=1e-4)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Sources and targets, some with a blank side."""
+    lines = {"source": [*SOURCES, "", "A dog."], "target": [*TARGETS, "Ein Hund.", "  "]}
+    for name, side in lines.items():
+        (tmp_path / name).write_text("\n".join(side) + "\n")
+    return ["--source", str(tmp_path / "source"), "--target", str(tmp_path / "target")]
+
+
+def test_the_command_writes_scores_and_sums(folder, loaded, files, tmp_path, capsys):
+    expected = score_tokens(*loaded, SOURCES, TARGETS)
+    assert main(["score", str(folder), *files, "--window", "7", "--json", str(tmp_path / "sums.json")]) == 0
+    out, error = capsys.readouterr()
+    lines = out.split("\n")
+    assert len(lines) == 33 and lines[30:] == ["", "", ""]
+    for line, score in zip(lines, expected, strict=False):
+        ranked, log, tokens = line.split("\t")
+        assert float(log) == pytest.approx(score.log_probability, abs=1e-3) and int(tokens) == len(score.tokens)
+        assert float(ranked) == pytest.approx(float(log) / ((5 + int(tokens)) / 6) ** 0.6, abs=1e-5)
+    sums = json.loads((tmp_path / "sums.json").read_text())
+    losses, counts = score_pairs(*loaded, SOURCES, TARGETS)
+    assert (sums["pairs"], sums["tokens"]) == (30, sum(counts))
+    perplexity = PerplexityMetric().compute(predictions=losses, references=counts)["perplexity"]
+    assert sums["perplexity"] == pytest.approx(perplexity, rel=1e-5) and f"perplexity {perplexity:.3f} " in error
+    options = ["--tokens", "--format", "json", "--length-penalty", "0", "--output", str(tmp_path / "out")]
+    assert main(["score", str(folder), *files, *options, "--ensemble", str(folder)]) == 0
+    records = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert [record["line"] for record in records] == list(range(1, 33)) and records[30] == {"line": 31}
+    for record, score in zip(records, expected, strict=False):
+        assert "".join(token for token, _ in record["token_log_probabilities"]) == "".join(score.tokens)
+        logs = [log for _, log in record["token_log_probabilities"]]
+        assert logs == pytest.approx(score.log_probabilities, rel=1e-4, abs=1e-4)
+        assert record["score"] == pytest.approx(sum(logs))
+
+
+def test_mistakes(folder, files, tmp_path, capsys):
+    def fails(*arguments):
+        capsys.readouterr()
+        assert main([str(argument) for argument in arguments]) == 2
+        out, error = capsys.readouterr()
+        [line] = [line for line in error.splitlines() if line.startswith("error: ")]
+        return line, out
+
+    (tmp_path / "one").write_text("Ein Hund.\n")
+    line, _ = fails("score", folder, "--source", tmp_path / "source", "--target", tmp_path / "one")
+    assert "source has 32 lines and" in line and "one has 1;" in line
+    (tmp_path / "bad").write_bytes(b"Ein Hund.\n\xff\n")
+    assert "bad, line 2" in fails("score", folder, *files[:2], "--target", tmp_path / "bad")[0]
+    assert "nowhere" in fails("score", folder, *files[:2], "--target", tmp_path / "nowhere")[0]
+    assert "read or written already" in fails("score", folder, *files, "--output", tmp_path / "source")[0]
+    (tmp_path / "blank").write_text(" \n")
+    both = ["--source", tmp_path / "blank", "--target", tmp_path / "blank"]
+    assert "nothing to score" in fails("score", folder, *both)[0]
+    learned = write_model(tmp_path / "learned", position_encoding="learned", max_position_embeddings=40)
+    (tmp_path / "long").write_text("Ein Hund.\n" * 4 + "Ein Hund " * 30 + "\n")
+    (tmp_path / "short").write_text("A dog.\n" * 5)
+    both = ["--source", tmp_path / "short", "--target", tmp_path / "long", "--window", "2"]
+    line, out = fails("score", learned, *both)
+    assert "line 5" in line and out.count("\n") == 4  # what came before is written
+    with pytest.raises(UserError, match="line 2 has"):
+        score_tokens(*load_model(learned, "cpu"), ["A", "B"], ["Ein", "Zwei " * 40])

@@ -1,0 +1,340 @@
+"""Each sentence on its own: its limit (Section 6.1), and a result that no other sentence of its batch touches."""
+
+import threading
+
+import pytest
+import torch
+from conftest import padded_batch, random_ids, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_generation import END, PAD, START, VOCABULARY, every_output, peaked_model, without_padding
+from transformers import LogitsProcessor
+from transformers.modeling_outputs import BaseModelOutput
+
+LENGTHS = (7, 2, 4)
+SEARCHES = {
+    "greedy": {"num_beams": 1},
+    "beams": {"num_beams": 3, "length_penalty": 0.6},
+    "n-best": {"num_beams": 3, "length_penalty": 0.6, "num_return_sequences": 3},
+    "samples": {"num_beams": 1, "do_sample": True, "num_return_sequences": 2},
+    "power": {"num_beams": 3, "length_penalty": 0.6, "length_normalization": "power"},
+}
+
+
+def generated(outputs: torch.Tensor) -> list[int]:
+    """Tokens of each row behind the start token, padding left out."""
+    return [int((row[1:] != PAD).sum()) for row in outputs]
+
+
+class Endless(LogitsProcessor):
+    """Forbids the end, and padding, which would be counted for it."""
+
+    def __call__(self, input_ids, scores):
+        scores = scores.clone()
+        scores[:, [END, PAD]] = -torch.inf
+        return scores
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(vocab_size=9, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+class TestLimit:
+    def run(self, model, search, *args, **options):
+        options = {"logits_processor": [Endless()], "max_extra_tokens": 3, **SEARCHES[search], **options}
+        lengths = generated(model.generate(*args, **options))
+        copies = options.get("num_return_sequences", 1)
+        assert all(len(set(lengths[start : start + copies])) == 1 for start in range(0, len(lengths), copies))
+        return lengths[::copies]
+
+    def test_is_the_sentences_own_length_and_some(self, model, search):
+        input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
+        assert self.run(model, search, input_ids, attention_mask=attention_mask) == [10, 5, 7]
+
+    def test_is_the_same_without_a_mask(self, model, search):
+        assert self.run(model, search, padded_batch(LENGTHS, vocab_size=9)[0]) == [10, 5, 7]
+
+    def test_counts_from_encoder_outputs_and_embeddings(self, model, search):
+        input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
+        states = model.get_encoder()(input_ids, attention_mask=attention_mask).last_hidden_state
+        encoded = BaseModelOutput(last_hidden_state=states)
+        assert self.run(model, search, encoder_outputs=encoded, attention_mask=attention_mask) == [10, 5, 7]
+        embeddings = model.get_input_embeddings()(input_ids)
+        assert self.run(model, search, inputs_embeds=embeddings, attention_mask=attention_mask) == [10, 5, 7]
+        # Without a mask all of them are taken for the sentence.
+        encoded = BaseModelOutput(last_hidden_state=states.clone())
+        assert self.run(model, search, encoder_outputs=encoded) == [10, 10, 10]
+
+    def test_a_given_prefix_does_not_count(self, model, search):
+        input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
+        prefix = torch.tensor([[START, 5, 6]]).expand(3, -1)
+        lengths = self.run(model, search, input_ids, attention_mask=attention_mask, decoder_input_ids=prefix)
+        assert lengths == [12, 7, 9]
+
+    @pytest.mark.parametrize("given", [{"max_new_tokens": 6}, {"max_length": 7}])
+    def test_gives_way_to_what_the_user_says(self, model, search, given):
+        input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
+        assert self.run(model, search, input_ids, attention_mask=attention_mask, **given) == [6, 6, 6]
+
+    def test_ends_where_learned_positions_do(self, search):
+        model = tiny_model(vocab_size=9, position_encoding="learned", max_position_embeddings=9)
+        input_ids, attention_mask = padded_batch((7, 1, 4), vocab_size=9)
+        assert self.run(model, search, input_ids, attention_mask=attention_mask) == [8, 4, 7]
+
+    def test_holds_without_an_end_token(self, search):
+        model = tiny_model(vocab_size=9, eos_token_id=None)
+        model.generation_config.eos_token_id = None
+        input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
+        assert self.run(model, search, input_ids, attention_mask=attention_mask) == [10, 5, 7]
+
+    def test_forced_end_comes_at_each_sentences_own(self, search):
+        model = tiny_model(vocab_size=9, position_encoding="learned", max_position_embeddings=9)
+        input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
+        limits = (8, 5, 7)  # the first by the positions
+        outputs = model.generate(
+            input_ids,
+            attention_mask=attention_mask,
+            logits_processor=[EndlessUntil(limits)],
+            max_extra_tokens=3,
+            forced_eos_token_id=END,
+            **SEARCHES[search],
+        )
+        copies = SEARCHES[search].get("num_return_sequences", 1)
+        for row, output in enumerate(outputs.tolist()):
+            assert output.index(END) == limits[row // copies]
+
+
+class EndlessUntil(Endless):
+    """Forbids the end but as the last token of each sentence; users' processors come after `forced_eos_token_id`."""
+
+    def __init__(self, limits):
+        self.limits = torch.tensor(limits)
+
+    def __call__(self, input_ids, scores):
+        limits = self.limits.repeat_interleave(len(scores) // len(self.limits))
+        return torch.where((input_ids.shape[1] < limits)[:, None], super().__call__(input_ids, scores), scores)
+
+
+EXTRA = 3  # so few that outputs often reach their limit
+MODELS = {}
+
+
+def model_of(seed: int):
+    # Double precision, so that no rounding decides between hypotheses.
+    if seed not in MODELS:
+        MODELS[seed] = tiny_model(seed=seed, vocab_size=9, scale=1.4, dtype=torch.float64)
+    return MODELS[seed]
+
+
+def without_trailing_padding(row: torch.Tensor) -> list[int]:
+    tokens = row.tolist()
+    while tokens[-1] == PAD:
+        tokens.pop()
+    return tokens
+
+
+def search(model, input_ids, attention_mask, options):
+    """For each sentence its outputs without padding, and their scores where there are any."""
+    options = {"return_dict_in_generate": True, "output_scores": True, "max_extra_tokens": EXTRA, **options}
+    outputs = model.generate(input_ids, attention_mask=attention_mask, **options)
+    rows = [without_trailing_padding(row) for row in outputs.sequences]
+    scores = getattr(outputs, "sequences_scores", None)
+    scores = [None] * len(rows) if scores is None else scores.tolist()
+    copies = len(rows) // len(input_ids)
+    return [(rows[start : start + copies], scores[start : start + copies]) for start in range(0, len(rows), copies)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 3),
+    lengths=st.lists(st.integers(1, 8), min_size=2, max_size=5),
+    padding=st.integers(0, 4),
+    num_beams=st.sampled_from([1, 2, 4]),
+    alpha=st.sampled_from([-1.0, 0.0, 0.6, 2.0]),
+    returned=st.integers(1, 4),
+    early_stopping=st.sampled_from([False, True, "never"]),
+    rule=st.sampled_from(["gnmt", "power"]),
+    limit=st.sampled_from([{}, {"max_new_tokens": 6}]),
+)
+def test_a_sentence_gets_in_any_batch_what_it_gets_alone(
+    seed, lengths, padding, num_beams, alpha, returned, early_stopping, rule, limit
+):
+    model = model_of(seed)
+    options = {"num_beams": num_beams, **limit}
+    if num_beams > 1:
+        options |= {"length_penalty": alpha, "early_stopping": early_stopping, "length_normalization": rule}
+        options["num_return_sequences"] = min(returned, num_beams)
+    input_ids, attention_mask = padded_batch(tuple(lengths), seed=seed, vocab_size=9)
+    alone = [search(model, input_ids[row : row + 1, :length], None, options)[0] for row, length in enumerate(lengths)]
+    wider = torch.nn.functional.pad(input_ids, (0, padding), value=PAD)
+    mask = torch.nn.functional.pad(attention_mask, (0, padding))
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed)).tolist()
+    together = search(model, wider[order], mask[order], options)
+    for place, row in enumerate(order):
+        assert together[place][0] == alone[row][0]
+        if num_beams > 1:
+            assert together[place][1] == pytest.approx(alone[row][1], abs=1e-5)
+
+
+def test_the_batches_above_end_in_all_ways():
+    ends = set()
+    for seed in range(4):
+        input_ids, attention_mask = padded_batch((8, 3, 1, 5), seed=seed, vocab_size=9)
+        for outputs, _ in search(model_of(seed), input_ids, attention_mask, SEARCHES["n-best"]):
+            ends |= {output[-1] == END for output in outputs}
+    assert ends == {True, False}
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_a_source_without_a_mask_ends_where_its_padding_begins(num_beams):
+    model = model_of(0)
+    input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
+    options = {"num_beams": num_beams}
+    assert search(model, input_ids, None, options) == search(model, input_ids, attention_mask, options)
+
+
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("rule", ["gnmt", "power"])
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_unpruned_equals_exhaustive_search_within_each_sentences_limit(seed, rule, alpha):
+    model = peaked_model(seed)
+    lengths = (3, 1, 2)  # limits of 4, 2 and 3 tokens
+    input_ids, attention_mask = padded_batch(lengths, seed=seed, vocab_size=VOCABULARY)
+    outputs = model.generate(
+        input_ids,
+        attention_mask=attention_mask,
+        num_beams=150,
+        num_return_sequences=4,
+        length_penalty=alpha,
+        length_normalization=rule,
+        early_stopping="never",
+        max_extra_tokens=1,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    for row, length in enumerate(lengths):
+        best = every_output(model, input_ids[row, :length], alpha, limit=length + 1, rule=rule)[:4]
+        found = outputs.sequences[4 * row : 4 * row + 4]
+        assert (found[:, length + 2 :] == PAD).all()
+        found = [tuple(without_padding(output[: length + 2])[1:]) for output in found]
+        assert found == [output for _, output in best]
+        scores = outputs.sequences_scores[4 * row : 4 * row + 4].tolist()
+        assert scores == pytest.approx([score for score, _ in best], rel=1e-4)
+
+
+@pytest.mark.parametrize("returned", [1, 2, 3])
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 2.0])
+def test_ending_early_changes_no_result(alpha, returned, monkeypatch):
+    options = {"num_beams": 3, "length_penalty": alpha, "num_return_sequences": returned, "max_extra_tokens": 6}
+    for seed in range(4):
+        model = tiny_model(seed=seed, vocab_size=9, scale=1.6, dtype=torch.float64)
+        input_ids, attention_mask = padded_batch((7, 4, 2), seed=seed, vocab_size=9)
+        stopped = search(model, input_ids, attention_mask, options)
+        monkeypatch.setattr(
+            model, "_check_early_stop_heuristic", lambda **known: known["is_early_stop_heuristic_unsatisfied"]
+        )
+        full = search(model, input_ids, attention_mask, options)
+        assert [rows for rows, _ in stopped] == [rows for rows, _ in full]
+        for (_, one), (_, other) in zip(stopped, full, strict=True):
+            assert one == pytest.approx(other, abs=1e-6)
+
+
+def decoder_steps(model, **options) -> int:
+    steps = []
+    hook = model.model.decoder.register_forward_hook(lambda *args: steps.append(1))
+    model.generate(**options)
+    hook.remove()
+    return len(steps)
+
+
+def test_the_search_waits_for_what_is_returned_only():
+    def total(returned):
+        counts = []
+        for seed in range(6):
+            input_ids, attention_mask = padded_batch((6, 6), seed=seed, vocab_size=9)
+            model = tiny_model(seed=seed, vocab_size=9, scale=2.0)
+            options = {"num_beams": 4, "length_penalty": 0.6, "num_return_sequences": returned}
+            counts.append(decoder_steps(model, input_ids=input_ids, attention_mask=attention_mask, **options))
+        return sum(counts)
+
+    assert total(1) < total(4)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_a_batch_takes_no_more_steps_than_its_slowest_sentence(alpha, early_stopping):
+    steps = set()
+    for seed in range(4):
+        model = tiny_model(seed=seed, vocab_size=9, scale=1.6, dtype=torch.float64)
+        lengths = (9, 4, 1)
+        input_ids, attention_mask = padded_batch(lengths, seed=seed, vocab_size=9)
+        options = {"num_beams": 4, "length_penalty": alpha, "early_stopping": early_stopping, "max_extra_tokens": 12}
+        alone = [
+            decoder_steps(model, input_ids=input_ids[row : row + 1, :length], **options)
+            for row, length in enumerate(lengths)
+        ]
+        assert decoder_steps(model, input_ids=input_ids, attention_mask=attention_mask, **options) == max(alone)
+        steps.update(alone)
+    assert len(steps) > 3
+
+
+@pytest.mark.parametrize("rule", ["gnmt", "power"])
+def test_a_search_ends_where_nothing_may_follow(rule):
+    """Fewer outputs are possible than there are beams, so that the list never fills."""
+    options = {"num_beams": 4, "num_return_sequences": 4, "length_normalization": rule, "max_extra_tokens": 30}
+    options["prefix_allowed_tokens_fn"] = lambda sentence, prefix: [END] if len(prefix) > 1 else [3]
+    assert decoder_steps(model_of(0), input_ids=random_ids(1, 4, vocab_size=9), **options) == 2
+
+
+def test_a_sentence_that_is_done_keeps_its_list_while_others_go_on():
+    """With hardly any token allowed there are fewer outputs than beams, and empty places that junk could fill."""
+    model = model_of(1)
+    input_ids, attention_mask = padded_batch((2, 8), vocab_size=9)
+
+    def allowed(sentence, prefix, short=(0,)):
+        return [END] if sentence in short or len(prefix) > 2 else [3, 4, END]
+
+    options = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6}
+    together = search(model, input_ids, attention_mask, {**options, "prefix_allowed_tokens_fn": allowed})
+    alone = search(model, input_ids[:1, :2], None, {**options, "prefix_allowed_tokens_fn": allowed})
+    assert together[0][0][0] == alone[0][0][0] == [START, END]
+    assert together[0] == alone[0]
+    other = search(
+        model, input_ids[1:], None, {**options, "prefix_allowed_tokens_fn": lambda *args: allowed(*args, short=())}
+    )
+    assert together[1][0] == other[0][0]
+
+
+def test_calls_and_threads_know_nothing_of_each_other():
+    model = tiny_model(seed=1, scale=1.4)
+    input_ids, attention_mask = padded_batch((8, 3, 1, 5))
+    calls = [
+        {"num_beams": 4, "length_penalty": 0.6, "max_extra_tokens": 2},
+        {"num_beams": 4, "length_penalty": 2.0, "max_extra_tokens": 9, "num_return_sequences": 2},
+        {"num_beams": 3, "length_penalty": 1.0, "length_normalization": "power", "max_new_tokens": 7},
+        {"num_beams": 1, "max_extra_tokens": 5},
+    ]
+    model.generate(input_ids, attention_mask=attention_mask)
+    settings_before, attributes = model.generation_config.to_dict(), set(vars(model))
+    expected = [model.generate(input_ids, attention_mask=attention_mask, **call).tolist() for call in calls]
+    assert len({str(outputs) for outputs in expected}) == len(calls)
+    found = [[] for _ in calls]
+
+    def work(number):
+        for _ in range(6):
+            found[number].append(model.generate(input_ids, attention_mask=attention_mask, **calls[number]).tolist())
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[outputs] * 6 for outputs in expected]
+    assert model.generation_config.to_dict() == settings_before and set(vars(model)) == attributes
+
+
+def test_positions_of_a_batch_with_equal_lengths_are_unchanged():
+    outputs = model_of(0).generate(random_ids(3, 4, vocab_size=9), logits_processor=[Endless()], max_extra_tokens=2)
+    assert generated(outputs) == [6, 6, 6]

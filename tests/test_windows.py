@@ -1,0 +1,212 @@
+"""What files of any size are translated with: windows, reading ahead, long lines, outputs that go on."""
+
+import json
+import threading
+import time
+from itertools import count, islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.long_lines import split_line
+from vaswani_transformer.read_ahead import read_ahead
+from vaswani_transformer.resumable_output import ResumableOutput, notes_path
+from vaswani_transformer.survey import survey
+from vaswani_transformer.translating_files import Layout, with_prefixes
+from vaswani_transformer.translation import Hypothesis
+from vaswani_transformer.windows import in_windows
+
+# Windows.
+
+
+@given(st.lists(st.integers(), max_size=30), st.integers(1, 8), st.integers(0, 3))
+def test_windows_hold_every_line_once_from_where_they_start(lines, size, start):
+    windows = list(in_windows(lines, size, start))
+    assert [line for window in windows for line in window.lines] == lines[start * size :]
+    assert all(len(window.lines) == size for window in windows[:-1])
+    for window in windows:
+        assert lines[window.first - 1 : window.first - 1 + len(window.lines)] == window.lines
+        assert window.first == window.index * size + 1
+
+
+def test_an_error_comes_with_the_lines_before_it():
+    def lines():
+        yield from "abcde"
+        raise UserError("line 6 is bad")
+
+    *whole, last = in_windows(lines(), 2)
+    assert [window.lines for window in whole] == [["a", "b"], ["c", "d"]]
+    assert last.lines == ["e"] and str(last.error) == "line 6 is bad" and all(window.error is None for window in whole)
+
+
+# Reading ahead.
+
+
+def test_reading_ahead_changes_nothing_but_the_time():
+    made = []
+
+    def items():
+        for number in range(6):
+            made.append(number)
+            yield number
+
+    with read_ahead(items(), number=2) as ahead:
+        assert next(ahead) == 0
+        until = time.monotonic() + 5
+        while len(made) < 4 and time.monotonic() < until:  # two in the queue, one waits to get in
+            time.sleep(0.01)
+        assert made == [0, 1, 2, 3]
+        assert list(ahead) == [1, 2, 3, 4, 5]
+
+
+def test_an_error_of_the_thread_comes_where_its_item_was_wanted():
+    def items():
+        yield 1
+        raise KeyError("two")
+
+    with read_ahead(items()) as ahead:
+        assert next(ahead) == 1
+        with pytest.raises(KeyError, match="two"):
+            next(ahead)
+
+
+def test_reading_stops_with_the_body():
+    with pytest.raises(ZeroDivisionError), read_ahead(count()) as ahead:
+        assert list(islice(ahead, 3)) == [0, 1, 2]
+        raise ZeroDivisionError
+    until = time.monotonic() + 5
+    while any(thread.name == "read-ahead" for thread in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+# Long lines.
+
+
+def words(text: str) -> int:
+    """Tokens of a tokenizer for which every word is one, and every 5 letters beyond; `</s>` is one."""
+    return sum(1 + (len(word) - 1) // 5 for word in text.split()) + 1
+
+
+@given(
+    st.lists(
+        st.sampled_from(["a", "dog", "sees,", "him.", "Then", "running;", "it", "x" * 17, "Dr.", "No!"]), min_size=1
+    ),
+    st.integers(3, 9),
+)
+def test_pieces_fit_and_lose_nothing(parts, limit):
+    text = " ".join(parts)
+    pieces = split_line(text, limit, words)
+    assert all(words(piece) <= limit for piece in pieces)
+    assert "".join("".join(pieces).split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "expected"),
+    [
+        ("A dog runs. It is old.", 6, ["A dog runs.", "It is old."]),  # sentences stay alone though both would fit
+        ("A dog runs. No, it is old and so on.", 5, ["A dog runs.", "No,", "it is old and", "so on."]),
+        ("one two, three four, five", 5, ["one two, three four,", "five"]),
+        ("abcdefghijklmnopqrstuvwxyz", 3, ["abcdefghij", "klmnopqrst", "uvwxyz"]),
+        ("   ", 3, []),
+    ],
+)
+def test_where_lines_are_split(text, limit, expected):
+    assert split_line(text, limit, words) == expected
+
+
+# Outputs that go on.
+
+
+def test_an_output_goes_on_behind_its_last_whole_record(tmp_path):
+    path, settings = tmp_path / "out", {"--beams": 4}
+    output = ResumableOutput(path, settings, lines_per_record=2)
+    output.write("1 a\n1 b\n2 a\n2 b\n")
+    output.write("3 a\n3")  # killed in the midst
+    output.close()
+    output = ResumableOutput(path, settings, lines_per_record=2, resume=True)
+    assert output.done == 2 and path.read_text() == "1 a\n1 b\n2 a\n2 b\n"
+    output.write("3 a\n3 b\n")
+    output.finish()
+    output.close()
+    assert path.read_text() == "1 a\n1 b\n2 a\n2 b\n3 a\n3 b\n" and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_was_drawn_is_taken_over_and_what_was_given_has_to_be_the_same(tmp_path):
+    path = tmp_path / "out"
+    ResumableOutput(path, {"--beams": 4, "--seed": None}, drawn={"--seed": 17}).close()
+    again = ResumableOutput(path, {"--beams": 4, "--seed": None}, resume=True, drawn={"--seed": 99})
+    assert again.settings["--seed"] == 17
+    again.close()
+    with pytest.raises(UserError, match=r"--beams was 4 and is 5 now"):
+        ResumableOutput(path, {"--beams": 5, "--seed": None}, resume=True, drawn={"--seed": 99})
+    with pytest.raises(UserError, match=r"--top-k was not given and is 5 now"):
+        ResumableOutput(path, {"--beams": 4, "--seed": 17, "--top-k": 5}, resume=True)
+    with pytest.raises(UserError, match=r"is unfinished: give --resume"):
+        ResumableOutput(path, {"--beams": 4})
+
+
+def test_outputs_that_cannot_be_resumed(tmp_path):
+    path = tmp_path / "out"
+    path.write_text("of another program\n")
+    with pytest.raises(UserError, match=r"has no out.unfinished.json beside it"):
+        ResumableOutput(path, {}, resume=True)
+    assert path.read_text() == "of another program\n"
+    ResumableOutput(path, {}).close()  # without --resume it is replaced, as ever
+    notes_path(path).write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        ResumableOutput(path, {}, resume=True)
+
+
+def test_resuming_what_was_never_begun_begins(tmp_path):
+    path = tmp_path / "out"
+    for before in (None, b""):  # killed before the first byte of the notes
+        path.unlink(missing_ok=True)
+        notes_path(path).unlink(missing_ok=True)
+        if before is not None:
+            path.write_bytes(before)
+        output = ResumableOutput(path, {"a": 1}, resume=True)
+        assert output.done == 0 and json.loads(notes_path(path).read_text()) == {"a": 1}
+        output.close()
+
+
+# Files and formats.
+
+
+def test_a_survey_finds_what_is_wrong_at_once(tmp_path):
+    (tmp_path / "good").write_bytes(b"one\ntwo\r\nthree")
+    assert survey(tmp_path / "good").lines == 3
+    (tmp_path / "bad").write_bytes(b"one\n" * 7 + b"\xff\n" + b"one\n" * 7)
+    with pytest.raises(UserError, match="bad, line 8"):
+        survey(tmp_path / "bad")
+    with pytest.raises(UserError, match="nowhere"):
+        survey(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_prefixes_are_one_a_line(tmp_path, number):
+    (tmp_path / "prefixes").write_text("Ein\n\n")
+    assert list(with_prefixes(["A", "B"], tmp_path / "prefixes")) == [("A", "Ein"), ("B", "")]
+    with pytest.raises(UserError, match=r"2 lines|more lines than the input's 1"):
+        list(with_prefixes(["A"] * number, tmp_path / "prefixes"))
+
+
+def test_records():
+    two = [Hypothesis("ein\tHund", 3, -1.5, -1.25), Hypothesis("Hund", 2, -3.0, -2.5)]
+    assert Layout().record(7, two[:1]) == "ein\tHund\n"
+    assert Layout(scores=True).record(7, two[:1]) == "-1.250000\tein Hund\n"
+    numbered = Layout(numbered=True).record(7, two, ["0-0", "0-1"])
+    assert numbered == "7\t-1.250000\tein Hund\t0-0\n7\t-2.500000\tHund\t0-1\n"
+    record = Layout(json=True).record(7, two)
+    assert record.count("\n") == 1 and json.loads(record) == {
+        "line": 7,
+        "hypotheses": [
+            {"text": "ein\tHund", "tokens": 3, "score": -1.25, "log_probability": -1.5},
+            {"text": "Hund", "tokens": 2, "score": -2.5, "log_probability": -3.0},
+        ],
+    }
+    assert json.loads(Layout(json=True).record(1, [Hypothesis("x", 2)])) == {
+        "line": 1, "hypotheses": [{"text": "x", "tokens": 2}],
+    }  # fmt: skip

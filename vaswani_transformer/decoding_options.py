@@ -1,0 +1,155 @@
+"""Options of the commands that use a model, and the model and the search that they name."""
+
+import argparse
+import math
+from typing import Any
+
+from .errors import UserError
+from .exported import is_exported
+
+
+def add_model_options(parser: argparse.ArgumentParser, ensemble: bool = True) -> None:
+    """What the model is and how it computes."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps, ...; auto: an accelerator if any")
+    group.add_argument(
+        "--precision", metavar="TYPE", help="float32, bfloat16, float16, or int8 on a CPU; as the model was saved"
+    )
+    group.add_argument("--tokens-per-batch", metavar="N", type=int, default=2048, help="source tokens at once (2048)")
+    if ensemble:
+        group.add_argument(
+            "--ensemble", metavar="FOLDER", nargs="+", default=[], help="further models that decide together with MODEL"
+        )
+        group.add_argument(
+            "--combine",
+            metavar="HOW",
+            default="probabilities",
+            help="mean of the ensemble's probabilities (default) or log_probabilities",
+        )
+
+
+def add_search_options(parser: argparse.ArgumentParser) -> None:
+    """How translations are looked for."""
+    group = parser.add_argument_group("search")
+    group.add_argument("--beams", metavar="N", type=int, help="beam size; the model's own if not given")
+    group.add_argument(
+        "--length-penalty", metavar="X", type=float, help="alpha of the length normalisation; the model's own"
+    )
+    group.add_argument("--max-new-tokens", metavar="N", type=int, help="longest output in tokens; source length + 50")
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Random translations."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--sample", action="store_true", help="draw translations from the model instead of searching")
+    group.add_argument("--temperature", metavar="X", type=float, help="below 1 likelier ones, above 1 stranger ones")
+    group.add_argument("--top-k", metavar="N", type=int, help="only among the N likeliest tokens")
+    group.add_argument(
+        "--top-p", metavar="X", type=float, help="only among the likeliest tokens that make up X together"
+    )
+    group.add_argument("--seed", metavar="N", type=int, help="the same seed gives the same translations")
+
+
+# Option: least, most.
+_RANGES = {
+    "beams": (1, 10_000),
+    "nbest": (1, 10_000),
+    "max_new_tokens": (1, 10**6),
+    "tokens_per_batch": (1, 10**9),
+    "max_source_tokens": (2, 10**6),
+    "window": (1, 10**7),
+    "length_penalty": (-100, 100),
+    "temperature": (1e-6, 10**6),
+    "top_k": (1, 10**9),
+    "top_p": (1e-6, 1),
+    "seed": (0, 2**62),
+}
+
+
+def check_options(arguments: argparse.Namespace) -> None:
+    """Check all that can be checked without a model.
+
+    Raises:
+        UserError: naming the option, its value and the rule.
+    """
+    for name, (least, most) in _RANGES.items():
+        value = getattr(arguments, name, None)
+        if value is not None and not (math.isfinite(value) and least <= value <= most):
+            rule = "1 or more" if least == 1 and most > 1 else f"from {least:g} to {most:,}"
+            raise UserError(f"{_flag(name)} is {value}: it must be {rule}")
+    if not getattr(arguments, "sample", True):
+        for name in ("temperature", "top_k", "top_p", "seed"):
+            if getattr(arguments, name) is not None:
+                raise UserError(f"{_flag(name)} is for sampling: give --sample too, or leave it out")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """The model or the ensemble that the options name, ready for use, and its tokenizer.
+
+    On a CPU it is good for nothing else afterwards (`prepare_for_inference`).
+
+    Raises:
+        UserError: as `load_model` and `load_ensemble` say, and for int8 elsewhere than on a CPU.
+    """
+    from .loading import PRECISIONS, load_model
+
+    options = {"precision": arguments.precision}
+    folders = getattr(arguments, "ensemble", [])
+    if any(map(is_exported, [arguments.model, *folders])):
+        from .exporting import load_exported
+
+        for name in ("ensemble", "sample", "alignments", "prefix"):
+            if getattr(arguments, name, None):
+                raise UserError(f"{_flag(name)} is not possible with an exported model: give the model itself")
+        return load_exported(arguments.model, arguments.device, **options)
+    in_int8 = arguments.precision == "int8"
+    if not in_int8 and arguments.precision not in (None, *PRECISIONS):
+        known = ", ".join((*PRECISIONS, "int8"))
+        raise UserError(f"--precision is {arguments.precision!r}: it must be one of {known}")
+    if in_int8:
+        options = {}
+    if folders:
+        from .ensemble import load_ensemble
+
+        folders = [arguments.model, *folders]
+        model, tokenizer = load_ensemble(folders, arguments.device, arguments.combine, **options)
+    else:
+        model, tokenizer = load_model(arguments.model, arguments.device, **options)
+    if model.device.type == "cpu":
+        from .inference import prepare_for_inference
+
+        for member in getattr(model, "members", [model]):
+            prepare_for_inference(member, "int8" if in_int8 else None)
+    elif in_int8:
+        raise UserError(f"--precision int8 is for a CPU and the model is on {model.device}: give --device cpu")
+    return model, tokenizer
+
+
+def generate_options(arguments: argparse.Namespace, model: Any) -> dict[str, Any]:
+    """The options of `generate()` that were given; None where the model's own configuration counts.
+
+    Raises:
+        UserError: for more translations than the search has beams.
+    """
+    own = model.generation_config
+    beams = arguments.beams
+    options = {"length_penalty": arguments.length_penalty, "max_new_tokens": arguments.max_new_tokens}
+    if getattr(arguments, "sample", False):
+        beams = beams or 1
+        top_k = 0 if arguments.top_k is None and own.top_k is None else arguments.top_k  # the library's default is 50
+        options |= {"do_sample": True, "temperature": arguments.temperature, "top_k": top_k, "top_p": arguments.top_p}
+    options["num_beams"] = beams
+    nbest = getattr(arguments, "nbest", None)
+    options["num_return_sequences"] = nbest
+    if nbest is None and (own.num_return_sequences or 1) > 1:
+        options["num_return_sequences"] = 1  # one line out for one line in
+    if nbest is not None:
+        size = beams or own.num_beams or 1
+        drawn = size == 1 and (options.get("do_sample") or own.do_sample)
+        if nbest > size and not drawn:
+            raise UserError(f"--nbest is {nbest} and the beam size is {size}: give --beams {nbest} or more")
+    return options

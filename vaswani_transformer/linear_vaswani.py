@@ -1,0 +1,114 @@
+"""Linear layers where nothing is learned, at their quickest.
+
+On a CPU `torch.nn.Linear` computes float32 with MKL. oneDNN takes a third of the time where there are few rows, as in
+decoding, and on processors of another maker than MKL's half of it for any number of rows (docs/performance.md). It is
+part of torch, but public functions reach it only by converting inputs and outputs; the operator that torch.compile uses
+does without. It is private, so it is tried out before it is used, and `torch.nn.Linear` computes where it fails.
+
+This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
+"""
+
+from functools import cache
+
+import torch
+from torch import nn
+from torch.nn.functional import linear, relu
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def _pointwise(states, weight, bias, activation="none"):
+    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, activation, [], "")
+
+
+def _plus(states, residual, weight, bias):
+    return torch.ops.mkldnn._linear_pointwise.binary(states, residual, weight, bias, "add")
+
+
+@cache
+def has_onednn(dtype: torch.dtype) -> bool:
+    """Whether oneDNN's operator is in this torch and computes what it should in this type."""
+    if dtype not in _DTYPES or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    weight, states = torch.tensor([[1.0, -2.0], [0.5, 4.0], [-1.0, 1.0]]).to(dtype), torch.eye(2).to(dtype)
+    bias = torch.tensor([0.25, 0.5, -3.0]).to(dtype)
+    expected = linear(states, weight, bias)
+    try:
+        found = [
+            (_pointwise(states, weight, bias), expected),
+            (_pointwise(states, weight, None), linear(states, weight)),
+            (_pointwise(states, weight, bias, "relu"), relu(expected)),
+            (_plus(states, expected, weight, bias), expected + expected),
+        ]
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+        return False
+    return all(torch.equal(one, other) for one, other in found)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something beside the forward of its class runs when a module is called."""
+    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(own) or "forward" in vars(module) or module._compiled_call_impl is not None
+
+
+def _is_quick(module: nn.Module, states: torch.Tensor) -> bool:
+    """Whether oneDNN may compute in a module's place: all that others do with a model must go on to work."""
+    if torch.is_grad_enabled() or not states.is_cpu or type(module) is not nn.Linear:
+        return False
+    weight = module.weight
+    if type(weight) is not nn.Parameter or type(states) is not torch.Tensor or weight.dtype != states.dtype:
+        return False
+    if type(weight.data) is not torch.Tensor or not weight.is_cpu or has_hooks(module):
+        return False
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
+        return False
+    return has_onednn(states.dtype) and not nn.modules.module._has_any_global_hook()
+
+
+def project(module: nn.Module, states: torch.Tensor) -> torch.Tensor:
+    """`module(states)`.
+
+    Args:
+        module: a linear layer, of any class.
+        states: `(..., in_features)`.
+
+    Returns:
+        `(..., out_features)`.
+    """
+    if _is_quick(module, states):
+        return _pointwise(states, module.weight, module.bias)
+    return module(states)
+
+
+class Projection:
+    """A linear layer as a function of its input alone and together with what follows it; for one `generate()`.
+
+    Args:
+        module: a linear layer, of any class; another class than `torch.nn.Linear` is called, as are its methods `relu`
+            and `plus` where it has them.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+        weight = getattr(module, "weight", None)
+        self.is_quick = isinstance(weight, nn.Parameter) and _is_quick(module, weight.data)
+        self.weight, self.bias = (module.weight, module.bias) if self.is_quick else (None, None)
+        self._relu, self._plus = getattr(module, "relu", None), getattr(module, "plus", None)
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """`(rows, in_features)` to `(rows, out_features)`."""
+        return _pointwise(states, self.weight, self.bias) if self.is_quick else self.module(states)
+
+    def relu(self, states: torch.Tensor) -> torch.Tensor:
+        """The same, and max(0, x) of it."""
+        if self.is_quick:
+            return _pointwise(states, self.weight, self.bias, "relu")
+        return self._relu(states) if self._relu is not None else relu(self.module(states))
+
+    def plus(self, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The same, and `residual`, `(rows, out_features)`, added to it."""
+        if self.is_quick:
+            return _plus(states, residual, self.weight, self.bias)
+        return self._plus(states, residual) if self._plus is not None else residual + self.module(states)

@@ -1,0 +1,176 @@
+"""A saved model made ready for work: its folder checked, its weights read, its device and precision chosen."""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from .configuration_vaswani import VaswaniConfig
+from .errors import UserError, one_line
+from .generation_vaswani import LENGTH_NORMALIZATIONS
+from .modeling_vaswani import VaswaniForConditionalGeneration
+from .tokenization import check_tokenizer_matches, load_tokenizer
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """The device of this name; `"auto"` takes an accelerator if there is one, each of several processes its own.
+
+    Raises:
+        UserError: for a device that torch does not know or that is not there.
+    """
+    if name == "auto":
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        if accelerator is None:
+            return torch.device("cpu")
+        number = os.environ.get("LOCAL_RANK")  # set by accelerate launch and torchrun
+        return accelerator if number is None else torch.device(accelerator.type, int(number) % _number_of_devices())
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"cannot use device {name!r}: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _number_of_devices() -> int:
+    return max(1, torch.accelerator.device_count())
+
+
+#: What weights and activations may be computed in.
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    folder: str | Path, device: str = "auto", precision: str | None = None
+) -> tuple[VaswaniForConditionalGeneration, PreTrainedTokenizerBase]:
+    """A saved model in evaluation mode and its tokenizer, which must match.
+
+    Args:
+        folder: a folder that `vaswani train` or `save_pretrained` wrote.
+        device: where to put the model.
+        precision: what it computes in, a name of `PRECISIONS`; as it was saved if not given.
+
+    Raises:
+        UserError: for a folder that is missing, incomplete, damaged or not of this architecture, a tokenizer that does
+            not match the model, a device that is not there, or an unknown precision.
+    """
+    if precision is not None and precision not in PRECISIONS:
+        raise UserError(f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}")
+    path = Path(folder)
+    if not path.is_dir():
+        if path.exists():
+            raise UserError(f"{folder} is a file: give the folder of a model")
+        raise UserError(f"there is no model folder {folder}")
+    if not (path / "config.json").is_file():
+        hint = " (training there is not finished: run the same `vaswani train` again)" if is_unfinished(path) else ""
+        raise UserError(f"{folder} holds no model: it has no config.json{hint}")
+    progress = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        config = read_config(path)
+        check_generation_config(path, config)
+        model, report = VaswaniForConditionalGeneration.from_pretrained(
+            path, config=config, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{folder} holds no complete model: {one_line(error)}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if progress:
+            transformers_logging.enable_progress_bar()
+    if report["mismatched_keys"]:
+        name, held, wanted = sorted(report["mismatched_keys"])[0]
+        raise UserError(
+            f"{folder} does not fit its own config.json: {name} has the shape {tuple(held)} and config.json makes it"
+            f" {tuple(wanted)}; both files must come from the same model"
+        )
+    for kind in ("missing", "unexpected"):
+        if report[f"{kind}_keys"]:
+            raise UserError(
+                f"{folder} does not fit its own config.json: {kind} weights, such as"
+                f" {min(map(str, report[f'{kind}_keys']))}"
+            )
+    tokenizer = load_tokenizer(path)
+    check_tokenizer_matches(tokenizer, config)
+    return model.eval().to(device=choose_device(device), dtype=PRECISIONS.get(precision)), tokenizer
+
+
+def read_config(folder: Path) -> VaswaniConfig:
+    """The configuration in a folder; nothing else of the folder is read, and no code in it runs.
+
+    Raises:
+        UserError: for one of another architecture.
+        Exception: of any kind, for a file that cannot be read as a configuration.
+    """
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(values, dict):
+        raise UserError(f"{folder} has no usable config.json: it must hold one JSON object")
+    if (kind := values.get("model_type")) != VaswaniConfig.model_type:
+        raise UserError(f"{folder} holds a {kind!r} model: this command takes models of type 'vaswani'")
+    return VaswaniConfig.from_pretrained(folder)
+
+
+# Settings of `generation_config.json` and what they must be: type, least and largest value. Larger ones are mistakes
+# that would fill the memory.
+_GENERATION_RULES = {
+    "num_beams": (int, 1, 10_000),
+    "num_return_sequences": (int, 1, 10_000),
+    "max_extra_tokens": (int, 0, 10**6),
+    "max_new_tokens": (int, 1, 10**6),
+    "max_length": (int, 1, 10**6),
+    "min_length": (int, 0, 10**6),
+    "length_penalty": (float, -100, 100),
+    "temperature": (float, 1e-6, 10**6),
+    "repetition_penalty": (float, 1e-6, 10**6),
+}
+
+
+def check_generation_config(folder: Path, config: VaswaniConfig) -> None:
+    """Check the settings of `generation_config.json` that decide how long an output takes and what it looks like.
+
+    Raises:
+        UserError: naming the setting, its value and the rule, or for a file that is no JSON object.
+    """
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} is damaged ({one_line(error)}): copy it again, or delete it for the defaults"
+        ) from error
+    if not isinstance(settings, dict):
+        raise UserError(
+            f"{path} is damaged: it must hold one JSON object; copy it again, or delete it for the defaults"
+        )
+    for name, (kind, least, most) in _GENERATION_RULES.items():
+        value = settings.get(name)
+        number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+        if value is not None and not (number and least <= value <= most):
+            words = "a whole number" if kind is int else "a number"
+            raise UserError(f"{name} in {path} is {value!r}: it must be {words} from {least:g} to {most:,}")
+    rule = settings.get("length_normalization")
+    if rule is not None and rule not in LENGTH_NORMALIZATIONS:
+        raise UserError(
+            f"length_normalization in {path} is {rule!r}: it must be one of {', '.join(LENGTH_NORMALIZATIONS)}"
+        )
+    for name, value in settings.items():
+        if name.endswith("_token_id") and value is not None:
+            ids = value if isinstance(value, list) else [value]
+            if not all(type(token) is int and 0 <= token < config.vocab_size for token in ids):
+                raise UserError(
+                    f"{name} in {path} is {value!r}: it must be a token id, at least 0 and below {config.vocab_size}"
+                )
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a training run in this folder was interrupted before it wrote its model."""
+    return (folder / "checkpoints").is_dir() and not (folder / "model.safetensors").is_file()

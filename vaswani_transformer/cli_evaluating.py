@@ -14,6 +14,7 @@ from .decoding_options import (
     check_options,
     generate_options,
     load_for_decoding,
+    refuse_equal_files,
 )
 from .errors import UserError
 from .files import written_whole
@@ -43,7 +44,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from .translation import Translator
 
     check_options(arguments)
-    _refuse_equal_files(arguments)
+    refuse_equal_files(arguments, read=("source", "reference"), written=("output", "json"))
     pairs = load_pairs(source=arguments.source, target=arguments.reference)
     sources, references = list(pairs["source"]), list(pairs["target"])
     filled = [pair for pair in zip(sources, references, strict=True) if all(side.strip() for side in pair)]
@@ -77,24 +78,6 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     print(f"perplexity {scores['perplexity']:.3f} a target token, {scores['exact_match']:.1f}% of sentences exact")
     print(f"{len(sources):,} sentences translated in {seconds:.1f} s")
     return 0
-
-
-def _refuse_equal_files(arguments: argparse.Namespace) -> None:
-    """No file that is written may be one that is read, or be written twice; devices and pipes may."""
-
-    def equal(one: Path, other: Path) -> bool:
-        if one.exists() and other.exists():
-            return one.is_file() and one.samefile(other)
-        return one.resolve() == other.resolve()
-
-    given = {name: getattr(arguments, name) for name in ("source", "reference", "output", "json")}
-    names = [name for name, path in given.items() if path]
-    for written in ("output", "json"):
-        for other in names[: names.index(written)] if written in names else ():
-            if equal(Path(given[written]), Path(given[other])):
-                raise UserError(
-                    f"--{written} and --{other} are the same file, {given[written]}: give another --{written}"
-                )
 
 
 @contextlib.contextmanager

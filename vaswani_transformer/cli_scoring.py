@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .command_line import add_command
-from .decoding_options import add_model_options, check_options, load_for_decoding
+from .decoding_options import add_model_options, check_options, load_for_decoding, refuse_equal_files
 from .errors import UserError
 
 
@@ -57,6 +57,7 @@ def _score(arguments: argparse.Namespace) -> int:
     from .windows import WINDOW_LINES, in_windows
 
     check_options(arguments)
+    refuse_equal_files(arguments, read=("source", "target"), written=("output", "json"))
     total = _count_pairs(arguments)
     model, tokenizer = load_for_decoding(arguments)
     rule = LengthRule.of(model.generation_config, {"length_penalty": arguments.length_penalty})
@@ -87,11 +88,6 @@ def _count_pairs(arguments: argparse.Namespace) -> int | None:
     from .survey import survey
 
     paths = [Path(name) for name in (arguments.source, arguments.target)]
-    for option in ("output", "json"):
-        name = getattr(arguments, option)
-        others = paths if option == "output" or not arguments.output else [*paths, Path(arguments.output)]
-        if name and Path(name).is_file() and any(path.exists() and path.samefile(name) for path in others):
-            raise UserError(f"--{option} {name} is a file that is read or written already: give another --{option}")
     if not all(path.is_file() or not path.exists() for path in paths):
         return None
     counts = [survey(path).lines for path in paths]

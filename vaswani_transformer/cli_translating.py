@@ -19,6 +19,7 @@ from .decoding_options import (
     check_options,
     generate_options,
     load_for_decoding,
+    refuse_equal_files,
 )
 from .errors import UserError
 
@@ -80,22 +81,12 @@ def _check(arguments: argparse.Namespace) -> None:
                 raise UserError(f"{name} reads the input more than once: give --input FILE, a file on the disk")
     if arguments.prefix is not None and arguments.input is None:
         raise UserError("--prefix goes with the lines of a file: give --input")
-    _refuse_equal_files(arguments)
+    refuse_equal_files(arguments, read=("input", "prefix"), written=("output",))
 
 
 def _is_file(name: str | None) -> bool:
     """Whether this is a file on the disk, or could be one that is missing, and not a pipe or a device."""
     return name is not None and (Path(name).is_file() or not Path(name).exists())
-
-
-def _refuse_equal_files(arguments: argparse.Namespace) -> None:
-    if not _is_file(arguments.output):
-        return
-    output = Path(arguments.output)
-    for name in ("input", "prefix"):
-        given = getattr(arguments, name)
-        if given and output.exists() and Path(given).exists() and Path(given).samefile(output):
-            raise UserError(f"--{name} and --output are the same file, {output}: give another --output")
 
 
 def _translate_in_turns(arguments: argparse.Namespace, turns, watch) -> None:

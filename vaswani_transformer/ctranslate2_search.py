@@ -6,13 +6,13 @@ asked for all that it has met, with plain log-probabilities; they are ranked by 
 too early it is asked again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .batching import TokenBatchSampler
 from .errors import UserError
 from .scoring import LengthRule
+from .windows import batches_by_length
 
 _PATIENCE = 2.0
 _EXACT_PATIENCE = 4.0  # at first, where the result will be proven: more leave less to ask again
@@ -39,6 +39,7 @@ class Search:
     Args:
         engine: a `ctranslate2.Translator`.
         vocabulary: the model's tokens, by id.
+        ids: the same the other way round.
         end: id of the end token.
         beams: beam size; 1 is greedy search.
         rule: how scores are made.
@@ -49,6 +50,7 @@ class Search:
 
     engine: object
     vocabulary: Sequence[str]
+    ids: Mapping[str, int]
     end: int
     beams: int
     rule: LengthRule
@@ -73,14 +75,13 @@ class Search:
             number: outputs wanted of each, at most the beam size.
         """
         results: list[list[Found]] = [[] for _ in sources]
-        for batch in batches(sources, self.tokens_per_batch):
+        for batch in batches_by_length([len(source) for source in sources], self.tokens_per_batch):
             for index, found in self._run_batch(sources, limits, batch, number):
                 results[index] = sorted(found, key=lambda item: item.score, reverse=True)[:number]
         return results
 
     def _run_batch(self, sources, limits, batch: list[int], number: int) -> Iterator[tuple[int, list[Found]]]:
         """Ask until every source is settled; all of one call have one longest length."""
-        ids_of = {token: number for number, token in enumerate(self.vocabulary)}
         pending, cut = batch, max(limits[index] for index in batch)
         patience = self.patience or (_EXACT_PATIENCE if self.exact else _PATIENCE)
         while pending:
@@ -90,7 +91,7 @@ class Search:
             for index, output in zip(pending, outputs, strict=True):
                 found = []
                 for words, log_probability in zip(output.hypotheses, output.scores, strict=True):
-                    ids = [ids_of[word] for word in words]
+                    ids = [self.ids[word] for word in words]
                     found.append(Found(ids, log_probability, self.rule.score(log_probability, len(ids))))
                 if self._is_done(found, number, longest, limits[index], patience):
                     yield index, found
@@ -159,9 +160,3 @@ class Search:
             least = min(item.log_probability for item in found)
             possible = max(possible, self.rule.score(least, last if long_is_better else 1))
         return possible <= best[number - 1]
-
-
-def batches(rows: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
-    """Indices in batches of at most `tokens` tokens, padding counted, longest first; one too long comes alone."""
-    lengths = [len(row) for row in rows]
-    return list(TokenBatchSampler(lengths, lengths, max(tokens, max(lengths)), shuffle=False)) if lengths else []

@@ -8,13 +8,14 @@ import torch
 from transformers import GenerationConfig
 
 from .configuration_vaswani import VaswaniConfig
-from .ctranslate2_search import Found, Search, batches
+from .ctranslate2_search import Found, Search
 from .errors import UserError, one_line
 from .exported import ExportFacts, read_vocabulary
 from .generation_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, take_back_defaults
 from .scoring import LengthRule
 from .tokenization import load_tokenizer
 from .translation import Translator
+from .windows import batches_by_length
 
 # Settings of a generation configuration that are not followed here, and the values at which they do nothing.
 _NEUTRAL = {
@@ -86,6 +87,7 @@ class CTranslate2Model:
     ):
         self.facts = ExportFacts.read(folder, "ctranslate2")
         self.vocabulary = read_vocabulary(folder)
+        self._ids = {token: number for number, token in enumerate(self.vocabulary)}
         if len(self.vocabulary) != self.facts.vocab_size:
             raise UserError(f"{folder} has a vocabulary and an export.json of different models: export the model again")
         self.generation_config = read_generation_config(folder)
@@ -163,6 +165,7 @@ class CTranslate2Model:
         search = Search(
             engine=self.engine,
             vocabulary=self.vocabulary,
+            ids=self._ids,
             end=self.facts.eos_token_id,
             beams=beams,
             rule=rule,
@@ -195,8 +198,8 @@ class CTranslate2Model:
         """Log-probability of each token of each target; `scoring.score_ids` for a model of this kind."""
         end = self.facts.eos_token_id
         scores: list[list[float]] = [[] for _ in targets]
-        pairs = [max(pair, key=len) for pair in zip(sources, targets, strict=True)]
-        for batch in batches(pairs, tokens_per_batch):
+        lengths = [max(map(len, pair)) for pair in zip(sources, targets, strict=True)]
+        for batch in batches_by_length(lengths, tokens_per_batch):
             # CTranslate2 puts an end token itself.
             shorn = [targets[index][:-1] if targets[index][-1:] == [end] else targets[index] for index in batch]
             scored = self.engine.score_batch(

@@ -2,6 +2,8 @@
 
 import argparse
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from .errors import UserError
@@ -81,6 +83,36 @@ def check_options(arguments: argparse.Namespace) -> None:
         for name in ("temperature", "top_k", "top_p", "seed"):
             if getattr(arguments, name) is not None:
                 raise UserError(f"{_flag(name)} is for sampling: give --sample too, or leave it out")
+
+
+def refuse_equal_files(arguments: argparse.Namespace, read: Sequence[str], written: Sequence[str]) -> None:
+    """No file that is written may be one that is read, or be written twice; devices and pipes may.
+
+    Args:
+        arguments: of the command line.
+        read: names of the options whose files are read.
+        written: names of those whose files are written.
+
+    Raises:
+        UserError: naming both options and the file.
+    """
+
+    def equal(one: Path, other: Path) -> bool:
+        if one.exists() and other.exists():
+            return one.is_file() and one.samefile(other)
+        return one.resolve() == other.resolve()
+
+    files: dict[str, Path] = {}
+    for name in (*read, *written):
+        if not getattr(arguments, name):
+            continue
+        path = Path(getattr(arguments, name))
+        for other in files if name in written else ():
+            if equal(path, files[other]):
+                raise UserError(
+                    f"{_flag(name)} and {_flag(other)} are the same file, {path}: give another {_flag(name)}"
+                )
+        files[name] = path
 
 
 def _flag(name: str) -> str:

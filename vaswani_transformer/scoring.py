@@ -100,11 +100,16 @@ class PairScore:
         return rule.score(self.log_probability, len(self.tokens))
 
 
-def _checked_ids(model, tokenizer, sources: list[str], targets: list[str], first: int) -> tuple[list, list]:
+def _ids_and_scores(
+    model, tokenizer, sources: list[str], targets: list[str], tokens_per_batch: int
+) -> Iterator[tuple[list[int], list[float]]]:
+    """Of each pair the target's ids, and the log-probability of each."""
+    if not sources:
+        return iter(())
     sides = tokenizer(sources)["input_ids"], tokenizer(targets)["input_ids"]
-    for number, pair in enumerate(zip(*sides, strict=True), start=first):
+    for number, pair in enumerate(zip(*sides, strict=True), start=1):
         check_length(model.config, number, max(map(len, pair)))
-    return sides
+    return zip(sides[1], score_ids(model, *sides, tokens_per_batch), strict=True)
 
 
 def score_tokens(
@@ -125,12 +130,8 @@ def score_tokens(
     Raises:
         UserError: for a sentence that the model has no positions for, naming its line.
     """
-    if not sources:
-        return []
-    source_ids, target_ids = _checked_ids(model, tokenizer, sources, targets, 1)
-    scores = score_ids(model, source_ids, target_ids, tokens_per_batch)
-    as_text = TokenText(tokenizer)
-    return [PairScore(as_text(ids), row) for ids, row in zip(target_ids, scores, strict=True)]
+    as_text, scored = TokenText(tokenizer), _ids_and_scores(model, tokenizer, sources, targets, tokens_per_batch)
+    return [PairScore(as_text(ids), row) for ids, row in scored]
 
 
 _BROKEN = "\ufffd"  # what a tokenizer shows for a part of a letter
@@ -183,11 +184,8 @@ def score_pairs(
     Raises:
         UserError: for a sentence that the model has no positions for, naming its line.
     """
-    if not sources:
-        return [], []
-    source_ids, target_ids = _checked_ids(model, tokenizer, sources, targets, 1)
-    scores = score_ids(model, source_ids, target_ids, tokens_per_batch)
-    return [-math.fsum(row) for row in scores], [len(ids) for ids in target_ids]
+    scored = list(_ids_and_scores(model, tokenizer, sources, targets, tokens_per_batch))
+    return [-math.fsum(row) for _, row in scored], [len(ids) for ids, _ in scored]
 
 
 class PairScorer:

@@ -133,7 +133,8 @@ def test_mistakes(folder, files, tmp_path, capsys):
     (tmp_path / "bad").write_bytes(b"Ein Hund.\n\xff\n")
     assert "bad, line 2" in fails("score", folder, *files[:2], "--target", tmp_path / "bad")[0]
     assert "nowhere" in fails("score", folder, *files[:2], "--target", tmp_path / "nowhere")[0]
-    assert "--output and --source are the same file" in fails("score", folder, *files, "--output", tmp_path / "source")[0]
+    told = fails("score", folder, *files, "--output", tmp_path / "source")[0]
+    assert "--output and --source are the same file" in told
     (tmp_path / "blank").write_text(" \n")
     both = ["--source", tmp_path / "blank", "--target", tmp_path / "blank"]
     assert "nothing to score" in fails("score", folder, *both)[0]

@@ -122,8 +122,9 @@ def test_memory_of_preparation_does_not_grow_with_the_text(recipe, tmp_path):
 # Interruptions
 
 
-def prepare_in_a_child(recipe, folder, seconds=None):
-    """Prepare in a forked process, killed after so many seconds; whether it was."""
+def prepare_in_a_child(recipe, folder, shards=None, seconds=0.0):
+    """Prepare in a forked process, killed some time after so many more shards are there; whether it was."""
+    wanted = None if shards is None else len([*folder.glob("train-*.arrow")]) + shards
     child = os.fork()
     if child == 0:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads have stayed behind
@@ -133,7 +134,9 @@ def prepare_in_a_child(recipe, folder, seconds=None):
             status = 0
         finally:
             os._exit(status)
-    if seconds is not None:
+    if wanted is not None:
+        while len([*folder.glob("train-*.arrow")]) < wanted and not (folder / "manifest.json").exists():
+            time.sleep(0.001)
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
@@ -144,11 +147,9 @@ def prepare_in_a_child(recipe, folder, seconds=None):
 def test_a_preparation_killed_at_random_moments_ends_with_the_same_files(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(preparation, "CHUNK", 2)
     whole, folder, chance, amidst = tmp_path / "whole", tmp_path / "killed", random.Random(1), 0
-    begin = time.monotonic()
     prepare_in_a_child(recipe, whole)
-    seconds = time.monotonic() - begin
     for _ in range(8):
-        killed = prepare_in_a_child(recipe, folder, chance.uniform(0.3, 1) * seconds / 2)
+        killed = prepare_in_a_child(recipe, folder, chance.randint(1, 4), chance.uniform(0, 0.01))
         amidst += killed and any(folder.glob("train-*.arrow")) and not (folder / "manifest.json").exists()
     prepare_in_a_child(recipe, folder)
     assert amidst >= 2, "too few were killed with some shards made to say anything"

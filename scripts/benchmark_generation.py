@@ -5,13 +5,15 @@
 
 All have random weights of one shape (base unless told otherwise); ours and CTranslate2's are the same ones. A batch of
 sources of equal length is given, and every output is forced to the same number of tokens, so that all do the same
-work. Contestants run in turn and in random order in one process, so that only the ratios of one run mean something;
-each figure is the median of the rounds, the first of which does not count. What an engine does once for a model
-(packing, quantising, exporting) does not count either.
+work. Each contestant has a process of its own, so that none profits from what another changes in its process; they run
+in turn and in random order, so that only the ratios of one run mean something; each figure is the median of the rounds,
+the first of which does not count. What an engine does once for a model (packing, quantising, exporting) does not count
+either.
 """
 
 import argparse
 import copy
+import multiprocessing
 import random
 import sys
 import tempfile
@@ -117,15 +119,15 @@ def by_ctranslate2(model, options: argparse.Namespace, folder: Path, quantizatio
     return run
 
 
-def contestants(options: argparse.Namespace, folder: Path) -> dict[str, Callable]:
-    """Whoever takes part, by name; Marian first."""
+def contestants(options: argparse.Namespace, folder: Path) -> dict[str, Callable[[], Callable]]:
+    """Whoever takes part, by name; Marian first. Each value makes the function that is timed."""
     from transformers import CompileConfig
 
     from vaswani_transformer.inference import prepare_for_inference
 
     on_cpu = options.device == "cpu"
     model = vaswani_model(options)
-    makers = {
+    makers: dict[str, Callable[[], Callable]] = {
         "Marian, float32": lambda: by_generate(marian_model(model.config).to(options.device), options),
         "ours, float32": lambda: by_generate(vaswani_model(options).to(options.device), options),
     }
@@ -156,35 +158,59 @@ def contestants(options: argparse.Namespace, folder: Path) -> dict[str, Callable
     unknown = set(options.only or ()) - set(makers)
     if unknown:
         sys.exit(f"error: no contestant {', '.join(sorted(unknown))}: choose of {', '.join(makers)}")
-    return {name: make() for name, make in makers.items() if not options.only or name in options.only}
+    return {name: make for name, make in makers.items() if not options.only or name in options.only}
 
 
-def main() -> None:
-    """Run all and print the table."""
-    options = parse_options()
+def take_part(name: str, options: argparse.Namespace, connection) -> None:
+    """What a contestant's process does: for a batch and a number of beams that come in, the seconds go out."""
     torch.set_num_threads(options.threads)
     import transformers
 
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
-        runs = contestants(options, Path(folder))
-        settings = [(batch, beams) for batch in options.batches for beams in options.beams]
-        rates: dict[tuple[str, int, int], float] = {}
-        for batch, beams in settings:
-            ids = torch.randint(len(SPECIAL), options.vocab_size, (batch, options.source_length))
-            seconds = {name: [] for name in runs}
-            for turn in range(options.rounds + 1):
-                for name in random.sample(list(runs), len(runs)):
-                    started = time.perf_counter()
-                    tokens = runs[name](ids, beams)
-                    if turn:
-                        seconds[name].append(time.perf_counter() - started)
-                    if tokens != batch * options.target_length:
-                        sys.exit(f"error: {name} gave {tokens} tokens, not {batch * options.target_length}")
-            for name in runs:
-                rates[name, batch, beams] = batch * options.target_length / median(seconds[name])
-            print(f"batch {batch}, beam {beams} done", file=sys.stderr)
-    print_table(list(runs), settings, rates)
+        run = contestants(options, Path(folder))[name]()
+        connection.send(name)
+        for ids, beams in iter(connection.recv, None):
+            ids = torch.from_numpy(ids)
+            started = time.perf_counter()
+            tokens = run(ids, beams)
+            connection.send((time.perf_counter() - started, tokens))
+
+
+def main() -> None:
+    """Run all and print the table."""
+    options = parse_options()
+    names = list(contestants(options, Path()))
+    context = multiprocessing.get_context("spawn")  # a process that starts from nothing, with threads of its own
+    ends, processes = {}, []
+    for name in names:
+        ends[name], other = context.Pipe()
+        process = context.Process(target=take_part, args=(name, options, other), daemon=True)
+        process.start()
+        processes.append(process)
+        other.close()
+        ends[name].recv()
+        print(f"{name}: ready", file=sys.stderr)
+    settings = [(batch, beams) for batch in options.batches for beams in options.beams]
+    rates: dict[tuple[str, int, int], float] = {}
+    for batch, beams in settings:
+        ids = torch.randint(len(SPECIAL), options.vocab_size, (batch, options.source_length)).numpy()
+        seconds = {name: [] for name in names}
+        for turn in range(options.rounds + 1):
+            for name in random.sample(names, len(names)):
+                ends[name].send((ids, beams))
+                taken, tokens = ends[name].recv()
+                if turn:
+                    seconds[name].append(taken)
+                if tokens != batch * options.target_length:
+                    sys.exit(f"error: {name} gave {tokens} tokens, not {batch * options.target_length}")
+        for name in names:
+            rates[name, batch, beams] = batch * options.target_length / median(seconds[name])
+        print(f"batch {batch}, beam {beams} done", file=sys.stderr)
+    for name, process in zip(names, processes, strict=True):
+        ends[name].send(None)
+        process.join()
+    print_table(names, settings, rates)
 
 
 def print_table(names: list[str], settings: list[tuple[int, int]], rates: dict) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani_transformer.errors import UserError
 from vaswani_transformer.recipe import Recipe
 from vaswani_transformer.synthetic import generate_corpus, write_corpus
 
@@ -110,3 +111,11 @@ def text(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     write_corpus(generate_corpus(200, 20, 20), folder)
     return folder
+
+
+def error_of(function, *arguments, **options) -> str:
+    """The one line of the error that a call must raise."""
+    with pytest.raises(UserError) as caught:
+        function(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

@@ -1,4 +1,7 @@
-"""Preparations of a small text, for the tests of making prepared pairs and of reading them."""
+"""Preparations of a small text, for the tests of making prepared pairs and of reading them.
+
+A test file takes a fixture of these by its name: `text = preparing.text`.
+"""
 
 import dataclasses
 import hashlib
@@ -7,8 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import TINY_SIZES
 
-from vaswani_transformer import train_tokenizer
-from vaswani_transformer.errors import UserError
+from vaswani_transformer import preparation, train_tokenizer
 from vaswani_transformer.preparation import prepare
 from vaswani_transformer.recipe import Recipe
 from vaswani_transformer.synthetic import generate_corpus, write_corpus
@@ -62,9 +64,27 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def error_of(function, *arguments, **options) -> str:
-    """The one line of the error that a call must raise."""
-    with pytest.raises(UserError) as caught:
-        function(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+@pytest.fixture(scope="module", autouse=True)
+def small_chunks(cache):
+    """Shards of 40 pairs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "CHUNK", CHUNK)
+        yield
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """The folder of the text."""
+    return write_shards(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(text, tmp_path_factory):
+    """The folder of a tokenizer of this text."""
+    return new_tokenizer(text, tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def recipe(text, tokenizer_folder):
+    """A recipe of this text and this tokenizer."""
+    return new_recipe(text, tokenizer_folder)

@@ -17,7 +17,7 @@ import yaml
 from conftest import TINY_RECIPE
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from vaswani_transformer.cli import main
+from vaswani_transformer.cli import main, make_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = TINY_RECIPE | {"max_steps": 6, "evaluate_every": 3, "validation_bleu": 10, "average_checkpoints": 2}
@@ -214,7 +214,24 @@ def test_recipe_mistakes(content, expected, tmp_path, fails):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "sentences"),
+    [
+        (["MODEL", "A.", "- B"], ["A.", "- B"]),
+        (["MODEL", "--beams", "2", "A."], ["A."]),
+        (["--beams", "2", "MODEL", "A."], ["A."]),
+        (["MODEL", "A.", "--beams", "2", "- B", "C."], ["A.", "- B", "C."]),
+        (["MODEL", "A.", "--beams", "2", "--", "-B", "C."], ["A.", "-B", "C."]),
+        (["MODEL", "--beams", "2"], []),
+    ],
+)
+def test_sentences_may_stand_before_and_behind_options(words, sentences):
+    arguments, unknown = make_parser().parse_known_args(["translate", *words])
+    assert (arguments.model, arguments.sentences, unknown) == ("MODEL", sentences, [])
+
+
 def test_misspelt_option_and_recipe(fails):
+    assert "did you mean --beams" in fails("translate", "MODEL", "A.", "--beems", "2", "B.")
     assert "--warmup-steps" in fails("train", "demo", "--warmup-step", "3")
     assert "multi30k-en-de" in fails("train", "multi30k-de-en")
     assert "did you mean" not in fails("train", "zzzzzzzz")
@@ -408,7 +425,7 @@ def test_evaluate_refuses_what_it_cannot_evaluate_before_it_translates(model, te
     evaluate = ["evaluate", model, "--source", text / "test.en", "--reference"]
     assert "lines" in fails(*evaluate, tmp_path / "one")
     assert "blank" in fails("evaluate", model, "--source", tmp_path / "blank", "--reference", tmp_path / "blank")
-    assert "below" in fails(*evaluate, text / "test.de", "--json", tmp_path / "one" / "below", status=1)
+    assert "below" in fails(*evaluate, text / "test.de", "--json", tmp_path / "one" / "below")
     folder = tmp_path / "learned"
     options = ["--position-encoding", "learned", "--max-position-embeddings", "60", "--max-steps", "1", "--quiet"]
     assert main(["train", str(recipe), "--output", str(folder), *options]) == 0

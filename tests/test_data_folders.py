@@ -4,7 +4,8 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_data import GERMAN, PAIRS, error_of, in_memory, rows, write
+from conftest import error_of
+from pair_files import GERMAN, PAIRS, in_memory, rows, write
 
 from vaswani_transformer.data import PairSource, load_pairs
 from vaswani_transformer.errors import UserError

@@ -5,10 +5,12 @@ from unittest.mock import patch
 import pytest
 import torch
 from conftest import padded_batch, random_ids, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 
-from vaswani_transformer import linear_vaswani, modeling_vaswani
+from vaswani_transformer import decoding_vaswani, generation_vaswani, linear_vaswani, modeling_vaswani
 from vaswani_transformer.decoding_vaswani import DecodingCache
 from vaswani_transformer.linear_vaswani import Projection, has_onednn, project
 
@@ -55,6 +57,66 @@ def test_the_search_is_the_one_without_steps(sizes, options):
         torch.testing.assert_close(step, expected, rtol=1e-5, atol=1e-5)  # transformers takes float32 of logits
     if "num_beams" in options:
         torch.testing.assert_close(one.sequences_scores, other.sequences_scores, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["beams", "n-best", "sampled beams", "more room than at first", "prefix"])
+def test_dropping_what_no_beam_looks_at_changes_nothing(name):
+    model, dropped = tiny_model(dtype=torch.float64, scale=2.0), []
+    drop = DecodingCache._drop_unseen
+
+    def counted(cache):
+        before = cache.filled
+        drop(cache)
+        dropped.append(before - cache.filled)
+
+    with patch.object(decoding_vaswani, "_ROOM", 2), patch.object(DecodingCache, "_drop_unseen", counted):
+        one = search(model, **SEARCHES[name])
+    other = search(model, steps=False, **SEARCHES[name])
+    assert sum(dropped) > 0
+    assert torch.equal(one.sequences, other.sequences)
+    torch.testing.assert_close(one.sequences_scores, other.sequences_scores, rtol=1e-6, atol=1e-6)
+
+
+@torch.no_grad()
+def test_beams_that_go_on_from_one_share_its_past():
+    """Whatever the length, buffers hold that past once, and what has come since."""
+    model, beams = tiny_model(), 5
+    cache = DecodingCache(model, beams)
+    cache.look_at_source(torch.randn(2, 3, model.config.d_model), None)
+    for _ in range(300):
+        cache.step(torch.full((2 * beams, 1), 5))
+        cache.reorder_cache(torch.tensor([3] * beams + [beams + 1] * beams))
+    assert cache.length == 300 and cache.filled <= 300 + 100 * beams and cache.room < 300 * beams
+    cache._drop_unseen()
+    assert cache.filled == 300
+
+
+@torch.no_grad()
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 4), vocab_size=st.integers(512, 900), count=st.integers(1, 8), kinds=st.integers(1, 900),
+    hidden=st.sampled_from([0.0, 0.5, 0.999]), seed=st.integers(0, 2**31),
+)  # fmt: skip
+def test_the_best_tokens_are_among_the_candidates(rows, vocab_size, count, kinds, hidden, seed):
+    """With ties, and where most tokens are not allowed."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(0, kinds, (rows, vocab_size), generator=generator).float()
+    scores[torch.rand(rows, vocab_size, generator=generator) < hidden] = -torch.inf
+    tokens = generation_vaswani.candidates(scores, count)
+    assert all(len(set(row)) == len(row) for row in tokens.tolist())
+    assert torch.equal(scores.gather(1, tokens).topk(count).values, scores.topk(count).values)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_return_sequences": 3}, {"eos_token_id": [2, 77]}], ids=str)
+def test_a_large_vocabulary_is_searched_whole(options):
+    model = tiny_model(vocab_size=3000, scale=2.0)
+    with patch.object(generation_vaswani, "_BLOCK", 10**6):
+        expected = search(model, num_beams=3, **options)
+    with patch.object(generation_vaswani, "candidates", side_effect=generation_vaswani.candidates) as candidates:
+        found = search(model, num_beams=3, **options)
+    assert candidates.called and torch.equal(found.sequences, expected.sequences)
+    assert torch.equal(found.sequences_scores, expected.sequences_scores)
+    assert torch.equal(found.beam_indices, expected.beam_indices)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -136,7 +198,37 @@ def replace_attention(model):
     model.model.decoder.layers[0].self_attn.__class__ = Attention
 
 
+def replace_norm(model):
+    class Norm(nn.LayerNorm):
+        pass
+
+    model.model.decoder.layers[1].final_layer_norm.__class__ = Norm
+
+
+def replace_decoder(model):
+    class Decoder(type(model.model.decoder)):
+        pass
+
+    model.model.decoder.__class__ = Decoder
+
+
+def replace_model(model):
+    class Model(type(model.model)):
+        pass
+
+    model.model.__class__ = Model
+
+
+def replace_method(model):
+    layer = model.model.decoder.layers[0]
+    layer.feed_forward = layer.feed_forward
+
+
 OWN_FORWARD = {
+    "another kind of normalisation": (replace_norm, {}),
+    "subclass of the decoder": (replace_decoder, {}),
+    "subclass of the model inside": (replace_model, {}),
+    "method of the object": (replace_method, {}),
     "hook": (hook, {}),
     "hook on all modules": (hook_all, {}),
     "forward of the object": (replace_forward, {}),
@@ -170,6 +262,39 @@ def test_the_layers_own_forward_where_steps_would_miss_something(change, options
     finally:
         if hasattr(model, "handle"):
             model.handle.remove()
+
+
+@torch.no_grad()
+def test_steps_go_on_after_somebody_has_looked_into_the_layers():
+    model = tiny_model(attn_implementation="eager")
+    ids, _ = padded_batch(SOURCES)
+    seen = model(input_ids=ids, decoder_input_ids=ids, output_attentions=True, output_hidden_states=True)
+    assert seen.decoder_attentions and isinstance(search(model).past_key_values, DecodingCache)
+    asked = search(model, output_hidden_states=True)
+    assert asked.decoder_hidden_states and not isinstance(asked.past_key_values, DecodingCache)
+
+
+def test_with_gradients_the_layers_own_forward():
+    """As in learning from sampled outputs, which takes off the `no_grad` around `generate()`."""
+    model = tiny_model()
+    ids, mask = padded_batch(SOURCES)
+    options = {"max_new_tokens": 4, "return_dict_in_generate": True, "output_logits": True}
+    output = GenerationMixin.generate.__wrapped__(model, ids, attention_mask=mask, **options)
+    assert not isinstance(output.past_key_values, DecodingCache)
+    torch.stack(output.logits).sum().backward()
+    assert model.lm_head.weight.grad.abs().sum() > 0
+
+
+@torch.no_grad()
+def test_a_cache_of_generate_goes_on_in_the_whole_model_and_nowhere_else():
+    model = tiny_model(scale=2.0)
+    ids, mask = padded_batch(SOURCES)
+    found = search(model, min_new_tokens=3, max_new_tokens=3)
+    step = model(attention_mask=mask, decoder_input_ids=found.sequences[:, -1:], past_key_values=found.past_key_values)
+    whole = model(input_ids=ids, attention_mask=mask, decoder_input_ids=found.sequences)
+    torch.testing.assert_close(step.logits[:, -1], whole.logits[:, -1], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="give the decoder a DynamicCache"):
+        model.model(input_ids=ids, decoder_input_ids=ids, past_key_values=found.past_key_values)
 
 
 def test_under_autocast_the_layers_own_forward():
@@ -243,6 +368,16 @@ def test_linear_layers_by_either_library(shape, bias, dtype, has):
     for found, expected in results.items():
         assert found.dtype == dtype
         torch.testing.assert_close(found.double(), expected, **tolerance)
+
+
+@torch.no_grad()
+def test_derivatives_forward_are_torchs():
+    module, states, along = nn.Linear(8, 6), torch.randn(3, 8), torch.randn(3, 8)
+    _, found = torch.func.jvp(lambda x: project(module, x), (states,), (along,))
+    torch.testing.assert_close(found, along @ module.weight.T)
+    with torch.autograd.forward_ad.dual_level():
+        output = project(module, torch.autograd.forward_ad.make_dual(states, along))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(output).tangent, along @ module.weight.T)
 
 
 def test_where_gradients_are_asked_for_torch_computes():

@@ -1,7 +1,9 @@
 """Models exported to CTranslate2 and run by it, beside the models: log-probabilities, greedy and beam search."""
 
+import hashlib
 import importlib.util
 import json
+import shlex
 import shutil
 
 import pytest
@@ -94,10 +96,10 @@ def test_every_option(tmp_path, tokenizer, changes):
     assert_same_model(folder, export_model(folder, tmp_path / "exported").folder)
 
 
-@pytest.mark.parametrize("stack", ["encoder_layers", "decoder_layers"])
-def test_a_stack_without_layers_is_refused_by_name(tmp_path, tokenizer, stack):
-    folder = save_model(tmp_path / "model", tokenizer, **{stack: 0})
-    with pytest.raises(UserError, match=f"^{stack} is 0: .* cannot be exported"):
+@pytest.mark.parametrize(("name", "value"), [("encoder_layers", 0), ("decoder_layers", 0), ("attention_window", 3)])
+def test_what_it_does_not_have_is_refused_by_name(tmp_path, tokenizer, name, value):
+    folder = save_model(tmp_path / "model", tokenizer, **{name: value})
+    with pytest.raises(UserError, match=f"^{name} is {value}: .* cannot be exported"):
         export_model(folder, tmp_path / "exported")
     assert not list(tmp_path.glob("*exported*"))
 
@@ -331,8 +333,10 @@ def test_bad_exports_and_settings(tmp_path, folder, exported):
         CTranslate2Translator(folder)
     with pytest.raises(UserError, match="there is no folder"):
         CTranslate2Translator(tmp_path / "none")
-    with pytest.raises(UserError, match="CTranslate2 cannot load"):
+    with pytest.raises(UserError, match=r"^compute_type is 'nonsense': on cpu it must be one of default, auto"):
         CTranslate2Translator(exported, compute_type="nonsense")
+    with pytest.raises(UserError, match=r"^CTranslate2 cannot use device 'gpu': "):
+        CTranslate2Translator(exported, device="gpu")
     for options, message in (
         ({"num_beams": 0}, "num_beams|there can be"),
         ({"num_beams": 200}, "at most half of"),
@@ -371,6 +375,78 @@ def test_what_the_commands_cannot_do_with_an_exported_model(folder, exported, op
     value = [folder] if option == "--ensemble" else []
     line = fails("translate", exported, "A dog.", option, *value)
     assert line == f"error: {option} is not possible with an exported model: give the model itself"
+
+
+def test_exact_reaches_the_search_of_an_exported_model(tmp_path, trained, capsys, monkeypatch):
+    """With a search that stops at once and alpha 1.5 most lists are wrong, unless they are proven."""
+    monkeypatch.setattr("vaswani_transformer.ctranslate2_search._PATIENCE", 1.0)
+    (tmp_path / "source.en").write_text("\n".join(SOURCES) + "\n", encoding="utf-8")
+    options = ["--input", tmp_path / "source.en", "--length-penalty", "1.5", "--nbest", "2", "--device", "cpu"]
+    printed = []
+    for model, flags in ((trained[0], []), (trained[1], ["--exact"]), (trained[1], [])):
+        capsys.readouterr()
+        assert main([str(word) for word in ("translate", model, *options, *flags)]) == 0
+        rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+        printed.append(([(row[0], row[2]) for row in rows], [float(row[1]) for row in rows]))
+    assert printed[1][0] == printed[0][0] and printed[1][1] == pytest.approx(printed[0][1], abs=1e-4)
+    assert printed[2][0] != printed[0][0]
+
+
+def test_exact_and_precisions_that_are_refused(exported, fails):
+    line = fails("translate", exported, "A dog.", "--exact", "--beams", "1")
+    assert line == "error: --exact is for beam search and the beam size is 1: give more --beams, or leave it out"
+    line = fails("translate", exported, "A dog.", "--precision", "foo", "--device", "cpu")
+    assert line.startswith("error: --precision is 'foo': an exported model computes on cpu in one of default, auto, ")
+
+
+def test_the_record_of_an_exported_models_scores(tmp_path, exported, capsys):
+    """Of its own weights, so that they are not taken for the scores of the model."""
+    for name, side in (("a.en", 0), ("a.de", 1)):
+        (tmp_path / name).write_text("\n".join(pair[side] for pair in PAIRS[:3]) + "\n", encoding="utf-8")
+    files = ["--source", str(tmp_path / "a.en"), "--reference", str(tmp_path / "a.de"), "--json", str(tmp_path / "x")]
+    assert main(["evaluate", str(exported), *files, "--exact", "--device", "cpu"]) == 0
+    record = json.loads((tmp_path / "x").read_text())
+    assert record["weights_sha256"] == hashlib.sha256((exported / "model.bin").read_bytes()).hexdigest()
+    assert record["exported"] == {"format": "ctranslate2", "quantization": "float32"}
+    wanted = {"num_beams": 4, "length_penalty": 0.6, "max_extra_tokens": 5, "exact": True}
+    assert record["generation"].items() >= wanted.items()
+    assert record["command"] == "vaswani evaluate float32 --source a.en --reference a.de --exact"
+
+
+def test_weights_that_the_device_has_no_arithmetic_for_are_told_in_our_words(tmp_path, folder, caplog, capfd):
+    import ctranslate2
+
+    done = export_model(folder, tmp_path / "exported", quantization="int16")
+    if "int16" in ctranslate2.get_supported_compute_types("cpu"):
+        pytest.skip("this CPU has it")
+    model, _ = load_exported(done.folder, "cpu")
+    told = f"{done.folder} holds weights in int16, for which cpu has no fast arithmetic: computed in"
+    assert caplog.messages == [f"{told} {model.engine.compute_type}"]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_short_table_of_sinusoids_is_not_called_learned(tmp_path, folder, fails):
+    exported = export_model(folder, tmp_path / "exported", positions=12).folder
+    line = fails("translate", exported, "A dog. " * 20, "--long-lines", "refuse", "--device", "cpu")
+    assert "tokens and the model has 12 positions" in line
+
+
+@pytest.mark.parametrize("words", [["one"], ["a folder", "two"]])
+def test_what_export_says_can_be_typed(tmp_path, folder, capsys, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    output = "/".join(words)
+    assert main(["export", str(folder), "--output", output]) == 0
+    out = capsys.readouterr().out
+    assert f"exported: {output}, " in out
+    command = out.split("use it with: ")[1].splitlines()[0]
+    assert shlex.split(command)[-2:] == ["translate", output]
+
+
+def test_outputs_that_cannot_be(tmp_path, folder, fails):
+    (tmp_path / "file").touch()
+    assert fails("export", folder, "--output", "") == "error: output is empty: give a folder"
+    line = fails("export", folder, "--output", tmp_path / "file" / "x")
+    assert line == f"error: output {tmp_path}/file/x lies below {tmp_path}/file, which is a file: give another folder"
 
 
 def test_scores_of_files(tmp_path, folder, exported, capsys):

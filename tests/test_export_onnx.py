@@ -101,6 +101,7 @@ def test_what_an_onnx_export_is_not_for(exported, tmp_path, capsys):
         {"position_encoding": "learned", "attention_bias": True, "d_model": 25, "d_k": 4, "d_v": 9},
         {"tie_word_embeddings": False, "num_heads": 1, "d_k": 24, "d_v": 24},
         {"encoder_layers": 0, "decoder_layers": 1},
+        {"attention_window": 3},
         {"decoder_start_token_id": 2, "vocab_size": 300, "layer_norm_eps": 0.05},
     ],
     ids=lambda changes: "-".join(changes),

@@ -1,6 +1,7 @@
 """Models made ready for inference on a CPU: the same translations in float32, near ones in fewer bits."""
 
 import copy
+import pickle
 from unittest.mock import patch
 
 import pytest
@@ -39,6 +40,21 @@ def test_in_float32_the_search_is_the_same(options, sizes):
         torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, rtol=1e-5, atol=1e-5)
 
 
+@needs_onednn
+def test_queries_keys_and_values_in_one_product():
+    """Widths that differ, with biases; the separate layers are still there for everything but steps."""
+    options = {"num_beams": 2, "min_new_tokens": 6, "max_new_tokens": 6}
+    model = tiny_model(scale=2.0, d_k=5, d_v=11, attention_bias=True)
+    expected = search(model, **options)
+    prepare_for_inference(model)
+    attention = model.model.decoder.layers[0].self_attn
+    assert attention.qkv_proj.out_features == model.config.num_heads * (5 + 5 + 11)
+    found = search(model, **options)
+    assert torch.equal(found.sequences, expected.sequences)
+    whole = search(model, **options, use_cache=False)
+    assert torch.equal(whole.sequences, expected.sequences)
+
+
 @pytest.mark.parametrize(("precision", "tolerance"), [("bfloat16", 0.05), ("int8", 0.08)])
 def test_in_fewer_bits_the_first_distribution_is_near(precision, tolerance):
     model = tiny_model()
@@ -65,6 +81,21 @@ def test_of_any_shape(kind):
     torch.testing.assert_close(found, module(states).detach(), rtol=0.1, atol=0.1)
 
 
+def test_adapters_are_merged_first():
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    model = peft.get_peft_model(tiny_model(), peft.LoraConfig(target_modules=["q_proj"])).eval()
+    with pytest.raises(UserError, match="merge_and_unload"):
+        prepare_for_inference(model)
+    merged = prepare_for_inference(model.merge_and_unload())
+    assert search(merged).sequences.shape[0] == 4
+
+
+def test_steps_with_adapters_beside_the_normalisation():
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    model = peft.get_peft_model(tiny_model(), peft.LNTuningConfig(target_modules=["final_layer_norm"])).eval()
+    assert not isinstance(search(model).past_key_values, DecodingCache)
+
+
 def test_without_the_operator_the_model_stays_as_it_is():
     model = tiny_model()
     with patch.object(inference, "has_onednn", lambda _: False):
@@ -72,9 +103,23 @@ def test_without_the_operator_the_model_stays_as_it_is():
     assert model.dtype == torch.bfloat16
 
 
-def test_it_cannot_be_saved(tmp_path):
-    with pytest.raises(UserError, match="save it before"):
-        prepare_for_inference(tiny_model(), "int8").save_pretrained(tmp_path)
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=needs_onednn), "int8"])
+def test_it_can_do_nothing_else(precision, tmp_path):
+    model = prepare_for_inference(tiny_model(), precision)
+    with pytest.raises(UserError, match="cannot be saved"):
+        model.save_pretrained(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(UserError, match="cannot be copied or pickled"):
+            copied(model)
+    assert search(model.to("cpu").float()).sequences.shape[0] == 4
+
+
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=needs_onednn), "int8"])
+@pytest.mark.parametrize("where", [torch.bfloat16, torch.float64, "meta"], ids=str)
+def test_it_stays_where_it_is(where, precision):
+    with pytest.raises(UserError, match="cannot be moved or converted"):
+        prepare_for_inference(tiny_model(), precision).to(where)
 
 
 @pytest.mark.parametrize("precision", [None, "float32", "bfloat16", "int8"], ids=str)

@@ -13,10 +13,11 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
+import preparing
 import pyarrow as pa
 import pytest
-from conftest import TINY_SIZES
-from preparing import CHUNK, digests, error_of, make, new_recipe, new_tokenizer, with_validation, write_shards
+from conftest import TINY_SIZES, error_of
+from preparing import CHUNK, digests, make, with_validation
 
 from vaswani_transformer import preparation, train_tokenizer
 from vaswani_transformer.cli import main
@@ -28,27 +29,10 @@ from vaswani_transformer.recipe_data import data_sources, load_training_pairs
 from vaswani_transformer.shards import ShardWriter, Workers
 from vaswani_transformer.tokenization import load_tokenizer
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_chunks(cache):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "CHUNK", CHUNK)
-        yield
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_shards(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(text, tmp_path_factory):
-    return new_tokenizer(text, tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture
-def recipe(text, tokenizer_folder):
-    return new_recipe(text, tokenizer_folder)
+small_chunks = preparing.small_chunks
+text = preparing.text
+tokenizer_folder = preparing.tokenizer_folder
+recipe = preparing.recipe
 
 
 # What is written

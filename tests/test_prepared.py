@@ -6,36 +6,21 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import preparing
 import pyarrow as pa
 import pytest
-from preparing import CHUNK, error_of, make, new_recipe, new_tokenizer, write_shards
+from conftest import error_of
+from preparing import make, new_recipe
 from safetensors.torch import load_file
 
-from vaswani_transformer import preparation, train, train_tokenizer
+from vaswani_transformer import train, train_tokenizer
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.prepared import check_recipe_matches, open_prepared, verify_prepared
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_chunks(cache):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "CHUNK", CHUNK)
-        yield
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_shards(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(text, tmp_path_factory):
-    return new_tokenizer(text, tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture
-def recipe(text, tokenizer_folder):
-    return new_recipe(text, tokenizer_folder)
+small_chunks = preparing.small_chunks
+text = preparing.text
+tokenizer_folder = preparing.tokenizer_folder
+recipe = preparing.recipe
 
 
 @pytest.fixture(scope="module")

@@ -119,6 +119,12 @@ def test_the_command_writes_scores_and_sums(folder, loaded, files, tmp_path, cap
         assert record["score"] == pytest.approx(sum(logs))
 
 
+def test_sums_that_cannot_be_written_are_told_before_hours_of_work(folder, files, tmp_path, capsys):
+    assert main(["score", str(folder), *files, "--json", str(tmp_path / "nowhere" / "sums.json")]) == 2
+    out, error = capsys.readouterr()
+    assert not out and "nowhere" in error.splitlines()[-1]
+
+
 def test_mistakes(folder, files, tmp_path, capsys):
     def fails(*arguments):
         capsys.readouterr()
@@ -146,3 +152,6 @@ def test_mistakes(folder, files, tmp_path, capsys):
     assert "line 5" in line and out.count("\n") == 4  # what came before is written
     with pytest.raises(UserError, match="line 2 has"):
         score_tokens(*load_model(learned, "cpu"), ["A", "B"], ["Ein", "Zwei " * 40])
+    for score in (score_tokens, score_pairs):
+        with pytest.raises(UserError, match="0 sources and 1 targets: give as many"):
+            score(*load_model(learned, "cpu"), [], ["Ein"])

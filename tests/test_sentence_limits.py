@@ -338,3 +338,46 @@ def test_calls_and_threads_know_nothing_of_each_other():
 def test_positions_of_a_batch_with_equal_lengths_are_unchanged():
     outputs = model_of(0).generate(random_ids(3, 4, vocab_size=9), logits_processor=[Endless()], max_extra_tokens=2)
     assert generated(outputs) == [6, 6, 6]
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_a_padding_id_of_0_fills_what_was_cut(beams):
+    """transformers takes 0 for no padding token and fills with the end token, as if the model had ended."""
+    model = tiny_model(pad_token_id=0, bos_token_id=1)
+    ids = torch.tensor([[5, 2, 0, 0, 0, 0], [5, 6, 7, 8, 9, 2]])
+    options = {"num_beams": beams, "max_extra_tokens": 2, "suppress_tokens": [2]}
+    found = model.generate(ids, attention_mask=ids.ne(0).long(), **options)
+    assert found.shape[1] == 9 and not (found == 2).any()
+    assert (found[0, 5:] == 0).all() and (found[0, 1:5] != 0).any()
+
+
+@pytest.mark.parametrize("others", [0, 5])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_source_of_nothing_but_padding_gives_a_token(beams, others):
+    """Its limit is one, not none, and the others' are their own."""
+    ids, mask = padded_batch((3, 5))
+    mask[0] = 0
+    mask[1, others:] = 0
+    found = tiny_model().generate(
+        ids, attention_mask=mask, num_beams=beams, max_extra_tokens=0, logits_processor=[Endless()]
+    )
+    assert generated(found) == [1, max(others, 1)]
+
+
+@pytest.mark.parametrize("limit", [{"max_length": 30}, {"max_new_tokens": 29}, {}], ids=str)
+def test_learned_positions_end_where_their_table_does(limit):
+    model = tiny_model(position_encoding="learned", max_position_embeddings=12)
+    ids, mask = padded_batch((4, 7))
+    found = model.generate(ids, attention_mask=mask, logits_processor=[Endless()], **limit)
+    assert found.shape == (2, 12)
+
+
+def test_without_a_mask_an_end_token_that_is_the_padding_too_is_not_taken_for_padding():
+    model = tiny_model(scale=2.0, pad_token_id=END)
+    ids = random_ids(2, 6)
+    ids[:, -1] = ids[0, 2] = END
+    options = {"num_beams": 2, "return_dict_in_generate": True, "output_scores": True, "max_new_tokens": 5}
+    found = model.generate(ids, **options)
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    assert torch.equal(found.sequences, expected.sequences)
+    torch.testing.assert_close(found.sequences_scores, expected.sequences_scores)

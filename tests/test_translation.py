@@ -45,7 +45,7 @@ def test_scores_of_nothing(model, tokenizer):
 
 def test_a_target_without_positions_is_named(tokenizer):
     model = tiny_model(vocab_size=len(tokenizer), position_encoding="learned", max_position_embeddings=20).eval()
-    with pytest.raises(UserError, match=r"line 2 has .* tokens and the model has learned 20 positions"):
+    with pytest.raises(UserError, match=r"line 2 has .* tokens and the model has 20 positions"):
         score_pairs(model, tokenizer, ["One.", "Two."], ["Eins.", "Zwei " * 30])
 
 
@@ -107,7 +107,7 @@ def test_long_sources_are_refused_or_split(tokenizer):
     options = {"num_beams": 1, "max_new_tokens": 6}
     refusing = Translator(model, tokenizer, **options).hypotheses(sources)
     next(refusing)
-    with pytest.raises(UserError, match=r"line 2 has .* tokens and the model has learned 16 positions"):
+    with pytest.raises(UserError, match=r"line 2 has .* tokens and the model has 16 positions"):
         next(refusing)
     short = Translator(model, tokenizer, max_source_tokens=8, **options)
     with pytest.raises(UserError, match=r"line 2 has .* tokens and at most 8 are taken"):

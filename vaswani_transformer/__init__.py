@@ -33,10 +33,13 @@ VaswaniForConditionalGeneration.card_writer = _write_card
 
 # Imported when first asked for: whoever only loads a model does not wait for datasets, the Trainer and the metrics.
 _LAZY = {
+    "AttentionWeights": "attention_weights",
+    "BracketMetric": "bracket_scores",
     "CTranslate2Translator": "ctranslate2_translation",
     "Ensemble": "ensemble",
     "NoamSchedulerCallback": "schedule",
     "PairCollator": "batching",
+    "Parser": "parsing",
     "PerplexityMetric": "metrics",
     "Recipe": "recipe",
     "SummarizationPipeline": "pipeline_vaswani",
@@ -44,13 +47,16 @@ _LAZY = {
     "TokenBatchSampler": "batching",
     "TranslationMetric": "metrics",
     "TranslationPipeline": "pipeline_vaswani",
+    "Tree": "trees",
     "Translator": "translation",
     "VaswaniTrainer": "trainer",
     "VaswaniTrainingArguments": "trainer",
     "align": "alignments",
+    "attend": "attention_weights",
     "average_checkpoints": "averaging",
     "average_models": "averaged_model",
     "describe_plan": "plan_text",
+    "draw_attention": "attention_pictures",
     "encoder_decoder_attention": "attention_maps",
     "export_model": "exporting",
     "label_smoothed_cross_entropy": "loss",
@@ -59,7 +65,9 @@ _LAZY = {
     "load_pairs": "data",
     "load_recipe": "recipe",
     "load_tokenizer": "tokenization",
+    "load_trees": "parsing",
     "make_plan": "plan",
+    "name_heads": "attention_report",
     "noam_learning_rate": "schedule",
     "noam_scheduler": "schedule",
     "open_prepared": "prepared",
@@ -70,9 +78,11 @@ _LAZY = {
     "publish": "publishing",
     "score_pairs": "scoring",
     "score_tokens": "scoring",
+    "score_trees": "bracket_scores",
     "tokenize_pairs": "data",
     "train": "training",
     "train_tokenizer": "tokenization",
+    "write_attention_page": "attention_page",
 }
 
 __all__ = [

@@ -8,6 +8,7 @@ from pathlib import Path
 from .averaging import INDEX, WEIGHTS, open_all, write_average
 from .checkpoints import Checkpoint, read_checkpoints, to_average
 from .errors import UserError
+from .exported import refuse_exported
 from .files import place_files, publish, remove, sync, unfinished
 from .run_folder import CHECKPOINTS
 from .tokenization import load_tokenizer, tokenizer_sha256
@@ -92,6 +93,7 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
             raise UserError(
                 f"there is no folder {folder}: give checkpoints, or a training's folder with --last or --best"
             )
+        refuse_exported(folder)
         if output.exists() and output.samefile(folder):
             raise UserError(f"output {output} is one of the checkpoints: give another one")
     if output.exists() and not output.is_dir():

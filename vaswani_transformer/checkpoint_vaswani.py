@@ -76,6 +76,8 @@ class VaswaniCheckpointMixin:
                 return self.save_pretrained(save_directory, *args, **kwargs)
             finally:
                 self.__class__ = sharded
+        for module in self.modules():  # layers made for inference alone refuse, before a file is written
+            getattr(module, "refuse_saving", bool)()
         if getattr(self, "generation_config", None) is not None:
             self._take_back_defaults()
         if self._auto_class is not None and f"modeling_vaswani.{type(self).__name__}" in AUTO_MAP.values():

@@ -9,10 +9,13 @@ import sys
 import warnings
 
 from . import starting
+from .cli_attention import add_attention
 from .cli_averaging import add_average
 from .cli_data import add_lists, add_prepare, add_tokenizer
 from .cli_evaluating import add_evaluate
+from .cli_experiments import add_experiment
 from .cli_exporting import add_export
+from .cli_parsing import add_parse
 from .cli_scoring import add_score
 from .cli_sharing import add_convert, add_push
 from .cli_training import add_demo, add_train
@@ -30,10 +33,13 @@ from .errors import UserError
 
 # What commands import that takes seconds: a KeyboardInterrupt in the midst of it may get lost, so it comes before.
 _IMPORTS = {
+    "attention": ("attention_report",),
     "average": ("averaged_model",),
     "demo": ("demo", "training"),
-    "evaluate": ("data", "metrics", "translation"),
+    "experiment": ("experiment_cells", "parsing"),
+    "evaluate": ("metrics", "translation"),
     "export": ("exporting",),
+    "predict": ("parsing",),
     "prepare": ("preparation",),
     "push": ("publishing",),
     "train": ("plan", "training"),
@@ -55,7 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"vaswani_transformer {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     work = (add_demo, add_train, add_translate, add_score, add_evaluate, add_average, add_export, add_push)
-    for add in (*work, add_prepare, add_tokenizer, add_convert, add_lists):
+    for add in (*work, add_attention, add_parse, add_experiment, add_prepare, add_tokenizer, add_convert, add_lists):
         add(commands)
     return parser
 
@@ -89,7 +95,7 @@ def _explain(error: Exception, command: str) -> str | None:
         return f"{error.strerror or error}{where}{mend}"
     text = str(error)
     if is_out_of_memory(error):
-        if command in ("evaluate", "score", "translate"):
+        if command in ("evaluate", "predict", "score", "translate"):
             return "out of memory: give fewer --tokens-per-batch"
         return "out of memory: lower tokens_per_device; tokens_per_batch, and so the training, stays as it is"
     if is_failed_write(error):

@@ -1,6 +1,7 @@
 """The command that writes a model in another engine's format: `vaswani export`."""
 
 import argparse
+import shlex
 import sys
 
 from .command_line import add_command, command_name
@@ -48,8 +49,8 @@ def _export(arguments: argparse.Namespace) -> int:
         overwrite=arguments.overwrite,
     )
     what = "log-probabilities" if arguments.format == "ctranslate2" else "logits"
-    print(f"exported: {done.folder}, {done.bytes / 1e6:,.1f} MB, {done.positions:,} positions")
+    print(f"exported: {arguments.output}, {done.bytes / 1e6:,.1f} MB, {done.positions:,} positions")
     print(f"{what} differ from the model's by at most {done.difference:.2g} (3 sentences of random tokens)")
     if arguments.format == "ctranslate2":
-        print(f"use it with: {command_name()} translate {done.folder}")
+        print(f"use it with: {command_name()} translate {shlex.quote(arguments.output)}")
     return 0

@@ -1,22 +1,30 @@
 """The command that scores given translations: `vaswani score`."""
 
 import argparse
+import contextlib
 import json
 import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from .command_line import add_command
-from .decoding_options import add_model_options, check_options, load_for_decoding, refuse_equal_files
+from .decoding_options import (
+    add_model_options,
+    check_files,
+    check_options,
+    load_for_decoding,
+    written_at_the_end,
+)
 from .errors import UserError
 
 
 def add_score(commands) -> None:
     """Add `vaswani score`."""
     parser = add_command(commands, "score", _score, "log-probabilities of given translations, and their perplexity")
-    parser.add_argument("model", metavar="MODEL", help="model folder")
+    parser.add_argument("model", metavar="MODEL", help="model folder, or one exported to CTranslate2")
     parser.add_argument("--source", required=True, metavar="FILE", help="sources, one a line (.gz works)")
     parser.add_argument("--target", required=True, metavar="FILE", help="their translations, aligned")
     parser.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
@@ -26,7 +34,8 @@ def add_score(commands) -> None:
     parser.add_argument(
         "--length-penalty", metavar="X", type=float, help="alpha of the length normalisation; the model's own"
     )
-    parser.add_argument("--window", metavar="N", type=int, help="pairs that are sorted by length and written together")
+    how = "pairs that are sorted by length and written together (default: 2000)"
+    parser.add_argument("--window", metavar="N", type=int, help=how)
     add_model_options(parser)
 
 
@@ -57,30 +66,30 @@ def _score(arguments: argparse.Namespace) -> int:
     from .windows import WINDOW_LINES, in_windows
 
     check_options(arguments)
-    refuse_equal_files(arguments, read=("source", "target"), written=("output", "json"))
+    check_files(arguments, read=("source", "target"), written=("output", "json"))
     total = _count_pairs(arguments)
     model, tokenizer = load_for_decoding(arguments)
     rule = LengthRule.of(model.generation_config, {"length_penalty": arguments.length_penalty})
     scorer = PairScorer(model, tokenizer, arguments.tokens_per_batch)
     windows = in_windows(_pairs(arguments), arguments.window or WINDOW_LINES)
     sums = _Sums()
-    output = StreamOutput(sys.stdout if arguments.output is None else Path(arguments.output))
-    bar = tqdm(total=total, desc="scoring", unit="pair", file=sys.stderr, smoothing=0)
-    try:
-        with bar, read_ahead(map(scorer.prepare, windows)) as prepared:
-            done = 0
-            for scores in scorer.score_windows(prepared):
-                for score in scores:
-                    if score is not None:
-                        sums.add(score)
-                output.write(
-                    "".join(_line(done + place, score, rule, arguments) for place, score in enumerate(scores, 1))
-                )
-                done += len(scores)
-                bar.update(len(scores))
-    finally:
-        output.close()
-    return _report(sums, arguments.json)
+    with contextlib.ExitStack() as stack:
+        sums_file = stack.enter_context(written_at_the_end(Path(arguments.json))) if arguments.json else None
+        output = StreamOutput(sys.stdout if arguments.output is None else Path(arguments.output))
+        stack.callback(output.close)
+        bar = stack.enter_context(tqdm(total=total, desc="scoring", unit=" pairs", file=sys.stderr, smoothing=0))
+        prepared = stack.enter_context(read_ahead(map(scorer.prepare, windows)))
+        done = 0
+        for scores in scorer.score_windows(prepared):
+            for score in scores:
+                if score is not None:
+                    sums.add(score)
+            output.write("".join(_line(done + place, score, rule, arguments) for place, score in enumerate(scores, 1)))
+            done += len(scores)
+            bar.update(len(scores))
+        bar.close()
+        _report(sums, sums_file)
+    return 0
 
 
 def _count_pairs(arguments: argparse.Namespace) -> int | None:
@@ -122,15 +131,14 @@ def _line(number: int, score, rule, arguments: argparse.Namespace) -> str:
     return "\t".join(fields) + "\n"
 
 
-def _report(sums: _Sums, path: str | None) -> int:
+def _report(sums: _Sums, file: TextIO | None) -> None:
     if not sums.pairs:
         raise UserError("all pairs have a blank side: there is nothing to score")
     values = sums.as_json()
-    if path:
-        Path(path).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     print(
         f"perplexity {values['perplexity']:.3f} a target token: log-probability {sums.log_probability:,.2f} of"
         f" {sums.tokens:,} tokens in {sums.pairs:,} pairs",
         file=sys.stderr,
     )
-    return 0
+    if file is not None:
+        file.write(json.dumps(values, indent=2) + "\n")

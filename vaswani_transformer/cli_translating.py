@@ -16,11 +16,12 @@ from .decoding_options import (
     add_model_options,
     add_sampling_options,
     add_search_options,
+    check_files,
     check_options,
     generate_options,
     load_for_decoding,
-    refuse_equal_files,
 )
+from .ensemble import COMBINATIONS
 from .errors import UserError
 
 RESUME = "the same command with --resume goes on behind the last line that was written"
@@ -29,14 +30,17 @@ RESUME = "the same command with --resume goes on behind the last line that was w
 def add_translate(commands) -> None:
     """Add `vaswani translate`."""
     parser = add_command(commands, "translate", _translate, "translate sentences, a file or standard input")
-    parser.add_argument("model", metavar="MODEL", help="model folder")
-    parser.add_argument("sentences", metavar="SENTENCE", nargs="*", help="sentences; without any, standard input")
+    parser.add_argument("model", metavar="MODEL", help="model folder, or one exported to CTranslate2")
+    how = "sentences; without any, standard input"
+    parser.add_argument("sentences", metavar="SENTENCE", nargs="*", default=[], help=how)
+    parser.words = "sentences"
     files = parser.add_argument_group("files")
     files.add_argument("--input", metavar="FILE", help="translate the lines of this file (.gz works)")
     files.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
     files.add_argument("--resume", action="store_true", help="go on with an --output that was interrupted")
     files.add_argument("--prefix", metavar="FILE", help="for each line of --input how its translation has to begin")
-    files.add_argument("--window", metavar="N", type=int, help="lines that are sorted by length and written together")
+    how = "lines that are sorted by length and written together (default: 2000)"
+    files.add_argument("--window", metavar="N", type=int, help=how)
     layout = parser.add_argument_group("what is written")
     layout.add_argument("--nbest", metavar="N", type=int, help="N translations a line: line number, score, text")
     layout.add_argument("--scores", action="store_true", help="the score before each translation")
@@ -46,7 +50,7 @@ def add_translate(commands) -> None:
     long.add_argument("--max-source-tokens", metavar="N", type=int, help="a line of more tokens is too long")
     how = "translate a line that is too long in parts (default), or stop there"
     long.add_argument("--long-lines", choices=("split", "refuse"), default="split", help=how)
-    add_search_options(parser)
+    add_search_options(parser, exact=True)
     add_sampling_options(parser)
     add_model_options(parser)
 
@@ -81,7 +85,7 @@ def _check(arguments: argparse.Namespace) -> None:
                 raise UserError(f"{name} reads the input more than once: give --input FILE, a file on the disk")
     if arguments.prefix is not None and arguments.input is None:
         raise UserError("--prefix goes with the lines of a file: give --input")
-    refuse_equal_files(arguments, read=("input", "prefix"), written=("output",))
+    check_files(arguments, read=("input", "prefix"), written=("output",))
 
 
 def _is_file(name: str | None) -> bool:
@@ -222,4 +226,5 @@ def _settings(arguments: argparse.Namespace, files, surveys: dict[str, Any]) -> 
         settings["--ensemble"] = " ".join(map(model_sha256, arguments.ensemble))
     given = {name: value for name, value in vars(arguments).items() if name not in _FREE}
     given["window"] = files.window
+    given["combine"] = arguments.combine or COMBINATIONS[0]
     return settings | {"--" + name.replace("_", "-"): value for name, value in given.items()}

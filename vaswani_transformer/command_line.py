@@ -20,6 +20,21 @@ SPEAKING_SECONDS = 2.0  # for the one of several processes that says what happen
 class Parser(argparse.ArgumentParser):
     """Errors in one line, with the nearest option for a misspelt one."""
 
+    #: Name of a positional argument of any number of words that may stand behind options too; argparse alone takes none
+    #: of them once it has met an option.
+    words: str | None = None
+
+    def parse_known_args(self, args=None, namespace=None):
+        """As in `argparse.ArgumentParser`, with all of `words`."""
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if self.words is not None:
+            end = unknown.index("--") if "--" in unknown else len(unknown)
+            options = [word for word in unknown[:end] if word.startswith("-") and " " not in word]
+            further = [word for word in unknown[:end] if word not in options] + unknown[end + 1 :]
+            setattr(namespace, self.words, [*getattr(namespace, self.words), *further])
+            unknown = options
+        return namespace, unknown
+
     def error(self, message: str):
         """End with the message and where to read more; of several processes one on each machine says it."""
         if os.environ.get("LOCAL_RANK", "0") != "0":

@@ -90,6 +90,8 @@ class VaswaniConfig(PreTrainedConfig):
         position_encoding (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (Section 3.5) or `"learned"` (Table 3 E).
         max_position_embeddings (`int`, defaults to 1024): rows of the position table, in tokens. A limit for learned
             positions only: sinusoids are computed for any position.
+        attention_window (`int`, *optional*): positions that self-attention sees around each one, half of them to a side
+            and its own (Section 4's restricted self-attention, with its r); all positions when not given.
         layer_norm_eps (`float`, defaults to 1e-5): added to the variance in layer normalisation.
         tie_word_embeddings (`bool`, defaults to `True`): one matrix for both embeddings and the output projection
             (Section 3.4). `False` gives three matrices.
@@ -132,6 +134,7 @@ class VaswaniConfig(PreTrainedConfig):
     attention_bias: bool = False
     position_encoding: str = "sinusoidal"
     max_position_embeddings: int = 1024
+    attention_window: int | None = None
     layer_norm_eps: float | int = 1e-5
     tie_word_embeddings: bool = True
     use_cache: bool = True
@@ -168,6 +171,8 @@ class VaswaniConfig(PreTrainedConfig):
             value = getattr(self, name)
             if value is None or value <= 0:
                 raise ValueError(f"{name} is {value}: it must be 1 or more")
+        if self.attention_window is not None and self.attention_window < 1:
+            raise ValueError(f"attention_window is {self.attention_window}: it must be 1 or more, or not given")
         for name in ("encoder_layers", "decoder_layers"):
             if not 0 <= getattr(self, name) <= _MAX_LAYERS:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more and at most {_MAX_LAYERS:,}")

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from .checkpoint_vaswani import PICKLED_WEIGHTS
 from .configuration_vaswani import VaswaniConfig
 from .errors import UserError, one_line
+from .exported import refuse_exported
 from .loading import read_config
 from .modeling_vaswani import VaswaniForConditionalGeneration
 
@@ -37,6 +38,7 @@ def convert_pickled_weights(folder: str | Path) -> list[Path]:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"there is no model folder {folder}")
+    refuse_exported(folder)
     if any(folder.glob("*.safetensors")):
         raise UserError(f"{folder} already holds safetensors: there is nothing to convert")
     if not any((folder / name).is_file() for name in PICKLED_WEIGHTS):

@@ -1,5 +1,6 @@
 """A model exported to CTranslate2 at work: it stands in a model's place in `Translator` and `score_pairs`."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from .tokenization import load_tokenizer
 from .translation import Translator
 from .windows import batches_by_length
 
+logger = logging.getLogger(__name__)
+
 # Settings of a generation configuration that are not followed here, and the values at which they do nothing.
 _NEUTRAL = {
     "do_sample": False, "num_beam_groups": 1, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0,
@@ -28,6 +31,20 @@ _NEUTRAL = {
 # Of options given to `generate()`, those that are followed, and those that change no result.
 _FOLLOWED = {"num_beams", "length_penalty", "max_new_tokens", "num_return_sequences", "length_normalization"}
 _HARMLESS = {"use_cache", "temperature", "top_k", "top_p", "return_dict_in_generate"}
+
+
+def compute_types(device: str) -> list[str]:
+    """What CTranslate2 can compute in on a device, `"default"` (as the weights are stored) and `"auto"` included.
+
+    Raises:
+        UserError: for a device that is not there.
+    """
+    name, _, number = device.partition(":")
+    try:
+        known = ctranslate2.get_supported_compute_types(name, int(number or 0))
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"CTranslate2 cannot use device {device!r}: {one_line(error)}") from error
+    return ["default", "auto", *sorted(known)]
 
 
 def read_generation_config(folder: str | Path) -> GenerationConfig:
@@ -101,7 +118,12 @@ class CTranslate2Model:
         )
         self.device = torch.device("cpu")  # of the tensors that go in and out
         self.patience, self.exact = patience, exact
+        known = compute_types(device)
+        if compute_type not in known:
+            raise UserError(f"compute_type is {compute_type!r}: on {device} it must be one of {', '.join(known)}")
         name, _, number = device.partition(":")
+        level = ctranslate2.get_log_level()
+        ctranslate2.set_log_level(logging.ERROR)  # what it would say comes below, in a line as all others
         try:
             self.engine = ctranslate2.Translator(
                 str(folder),
@@ -112,6 +134,13 @@ class CTranslate2Model:
             )
         except (RuntimeError, ValueError) as error:
             raise UserError(f"CTranslate2 cannot load {folder} on {device!r}: {one_line(error)}") from error
+        finally:
+            ctranslate2.set_log_level(level)
+        if compute_type == "default" and self.facts.quantization not in known:
+            logger.warning(
+                f"{folder} holds weights in {self.facts.quantization}, for which {device} has no fast arithmetic:"
+                f" computed in {self.engine.compute_type}"
+            )
 
     def _setting(self, name: str, options: dict, default):
         given = options.get(name)

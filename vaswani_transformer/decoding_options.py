@@ -1,13 +1,17 @@
 """Options of the commands that use a model, and the model and the search that they name."""
 
 import argparse
+import contextlib
 import math
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from .ensemble import COMBINATIONS
 from .errors import UserError
 from .exported import is_exported
+from .files import written_whole
 
 
 def add_model_options(parser: argparse.ArgumentParser, ensemble: bool = True) -> None:
@@ -15,29 +19,45 @@ def add_model_options(parser: argparse.ArgumentParser, ensemble: bool = True) ->
     group = parser.add_argument_group("model")
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps, ...; auto: an accelerator if any")
     group.add_argument(
-        "--precision", metavar="TYPE", help="float32, bfloat16, float16, or int8 on a CPU; as the model was saved"
+        "--precision",
+        metavar="TYPE",
+        help="float32, bfloat16, float16, or int8 on a CPU; of an exported model what CTranslate2 has (default: as the"
+        " model was saved)",
     )
-    group.add_argument("--tokens-per-batch", metavar="N", type=int, default=2048, help="source tokens at once (2048)")
+    group.add_argument(
+        "--tokens-per-batch", metavar="N", type=int, default=2048, help="source tokens at once (default: 2048)"
+    )
     if ensemble:
         group.add_argument(
-            "--ensemble", metavar="FOLDER", nargs="+", default=[], help="further models that decide together with MODEL"
+            "--ensemble",
+            metavar="FOLDER",
+            nargs="+",
+            default=[],
+            help="further models that decide together with MODEL; all words up to the next option",
         )
         group.add_argument(
             "--combine",
-            metavar="HOW",
-            default="probabilities",
-            help="mean of the ensemble's probabilities (default) or log_probabilities",
+            choices=COMBINATIONS,
+            help="what the ensemble takes the mean of (default: probabilities)",
         )
 
 
-def add_search_options(parser: argparse.ArgumentParser) -> None:
-    """How translations are looked for."""
+def add_search_options(parser: argparse.ArgumentParser, exact: bool = False) -> None:
+    """How translations are looked for; `exact`: whether exported models are taken, and so --exact."""
     group = parser.add_argument_group("search")
     group.add_argument("--beams", metavar="N", type=int, help="beam size; the model's own if not given")
     group.add_argument(
         "--length-penalty", metavar="X", type=float, help="alpha of the length normalisation; the model's own"
     )
     group.add_argument("--max-new-tokens", metavar="N", type=int, help="longest output in tokens; source length + 50")
+    if exact:
+        group.add_argument(
+            "--exact",
+            action="store_true",
+            default=None,
+            help="prove for each sentence that an exported model's search has missed nothing, as a model's own always"
+            " does; slower",
+        )
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -77,12 +97,41 @@ def check_options(arguments: argparse.Namespace) -> None:
     for name, (least, most) in _RANGES.items():
         value = getattr(arguments, name, None)
         if value is not None and not (math.isfinite(value) and least <= value <= most):
-            rule = "1 or more" if least == 1 and most > 1 else f"from {least:g} to {most:,}"
-            raise UserError(f"{_flag(name)} is {value}: it must be {rule}")
+            raise UserError(f"{_flag(name)} is {value}: it must be from {least:g} to {most:,}")
+    if getattr(arguments, "combine", None) is not None and not arguments.ensemble:
+        raise UserError("--combine is for several models: give --ensemble too, or leave it out")
     if not getattr(arguments, "sample", True):
         for name in ("temperature", "top_k", "top_p", "seed"):
             if getattr(arguments, name) is not None:
                 raise UserError(f"{_flag(name)} is for sampling: give --sample too, or leave it out")
+
+
+def check_files(arguments: argparse.Namespace, read: Sequence[str], written: Sequence[str]) -> None:
+    """Check all that can be checked of files before a model is loaded for them.
+
+    Args:
+        arguments: of the command line.
+        read: names of the options whose files are read.
+        written: names of those whose files are written.
+
+    Raises:
+        UserError: naming the option: for a folder in a file's place, a file to write for which there is no folder, and
+            what `refuse_equal_files` refuses.
+    """
+    for name in (*read, *written):
+        value = getattr(arguments, name)
+        if value is None:
+            continue
+        if not value:
+            raise UserError(f"{_flag(name)} is empty: give a file")
+        path = Path(value)
+        if path.is_dir():
+            raise UserError(f"{_flag(name)} is {value}, a folder: give a file")
+        folder = path.resolve().parent  # of what a link leads to
+        if name in written and not folder.is_dir():
+            mend = "is a file, not a folder: give another file" if folder.exists() else "is not there: make it first"
+            raise UserError(f"{_flag(name)} is {value}, and the folder {path.parent} {mend}")
+    refuse_equal_files(arguments, read, written)
 
 
 def refuse_equal_files(arguments: argparse.Namespace, read: Sequence[str], written: Sequence[str]) -> None:
@@ -115,6 +164,31 @@ def refuse_equal_files(arguments: argparse.Namespace, read: Sequence[str], writt
         files[name] = path
 
 
+@contextlib.contextmanager
+def written_at_the_end(path: Path) -> Iterator[TextIO]:
+    """A text file to write, which takes the place of an earlier one only once all of it is there.
+
+    Raises:
+        OSError: at once, where it cannot be written.
+    """
+    target = path.resolve()  # a link stays one
+    if target.exists() and not target.is_file():  # a device or a pipe
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+        return
+    if target.exists():
+        target.open("r+").close()  # one that is protected is reported now
+    with written_whole(target) as new:
+        try:
+            file = new.open("w", encoding="utf-8")
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, str(path)) from error
+        with file:
+            yield file
+        if target.exists():
+            shutil.copymode(target, new)
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -125,19 +199,19 @@ def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
     On a CPU it is good for nothing else afterwards (`prepare_for_inference`).
 
     Raises:
-        UserError: as `load_model` and `load_ensemble` say, and for int8 elsewhere than on a CPU.
+        UserError: as `load_model` and `load_ensemble` say, for int8 elsewhere than on a CPU, and for what exported
+            models cannot do or models need not be asked for.
     """
     from .loading import PRECISIONS, load_model
 
     options = {"precision": arguments.precision}
     folders = getattr(arguments, "ensemble", [])
     if any(map(is_exported, [arguments.model, *folders])):
-        from .exporting import load_exported
-
-        for name in ("ensemble", "sample", "alignments", "prefix"):
-            if getattr(arguments, name, None):
-                raise UserError(f"{_flag(name)} is not possible with an exported model: give the model itself")
-        return load_exported(arguments.model, arguments.device, **options)
+        return _load_exported(arguments)
+    if getattr(arguments, "exact", None):
+        raise UserError(
+            "--exact is for exported models: leave it out, a model's own search ends when nothing can win any more"
+        )
     in_int8 = arguments.precision == "int8"
     if not in_int8 and arguments.precision not in (None, *PRECISIONS):
         known = ", ".join((*PRECISIONS, "int8"))
@@ -147,8 +221,12 @@ def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
     if folders:
         from .ensemble import load_ensemble
 
+        for folder in folders if getattr(arguments, "sentences", None) is not None else ():
+            if not Path(folder).exists():
+                raise UserError(f"--ensemble: there is no model folder {folder} (sentences stand before --ensemble)")
         folders = [arguments.model, *folders]
-        model, tokenizer = load_ensemble(folders, arguments.device, arguments.combine, **options)
+        options["combine"] = arguments.combine or COMBINATIONS[0]
+        model, tokenizer = load_ensemble(folders, arguments.device, **options)
     else:
         model, tokenizer = load_model(arguments.model, arguments.device, **options)
     if model.device.type == "cpu":
@@ -158,6 +236,19 @@ def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
             prepare_for_inference(member, "int8" if in_int8 else None)
     elif in_int8:
         raise UserError(f"--precision int8 is for a CPU and the model is on {model.device}: give --device cpu")
+    return model, tokenizer
+
+
+def _load_exported(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    from .exporting import load_exported
+
+    for name in ("ensemble", "sample", "alignments", "prefix"):
+        if getattr(arguments, name, None):
+            raise UserError(f"{_flag(name)} is not possible with an exported model: give the model itself")
+    exact = bool(getattr(arguments, "exact", None))
+    model, tokenizer = load_exported(arguments.model, arguments.device, arguments.precision, exact)
+    if exact and (arguments.beams or model.generation_config.num_beams or 1) == 1:
+        raise UserError("--exact is for beam search and the beam size is 1: give more --beams, or leave it out")
     return model, tokenizer
 
 

@@ -5,8 +5,9 @@ and at one token all of that costs as much as the arithmetic. Here
 
 - keys and values lie in buffers with room for the steps to come, in place of tensors that grow by copying;
 - rows that are beams of one sentence share its source: its keys and values exist once;
-- beams that change places are not copied: an index says which beam wrote each earlier position of a beam, and attention
-  looks at the positions of all beams of a sentence through a mask made of it;
+- beams that change places are not copied: the beams of a sentence look at one set of keys and values, through a mask
+  that says which of them are a beam's own past, and it is the mask's rows that change places;
+- what no beam looks at any more is dropped whenever the buffers are full;
 - masks are made once a step, and not at all where nothing is hidden.
 
 The search itself is transformers'. This file travels to the Hub beside the weights: it may import installed libraries
@@ -20,9 +21,10 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMode
 
 from .layers_vaswani import VaswaniAttention, VaswaniDecoderLayer, VaswaniSinusoidalPositions
-from .linear_vaswani import Projection, has_hooks
+from .linear_vaswani import Projection, has_hooks, has_own_methods
+from .restricted_vaswani import reach
 
-_ROOM = 32  # positions that the buffers have room for at first
+_ROOM = 32  # target tokens that the buffers have room for at first
 _MANY = 16  # sentences from which on, with so few queries each, plain products are faster on a CPU than torch's kernel
 _MODES = (
     GenerationMode.GREEDY_SEARCH,
@@ -40,24 +42,41 @@ class _Attention:
         self.q_proj, self.k_proj = Projection(module.q_proj), Projection(module.k_proj)
         self.v_proj, self.out_proj = Projection(module.v_proj), Projection(module.out_proj)
         self.d_k, self.d_v, self.scaling = module.d_k, module.d_v, module.scaling
-        self.keys = self.values = None  # (sentences, num_heads, positions * rows of a sentence, d_k or d_v)
+        joined = getattr(module, "qkv_proj", None)  # `prepare_for_inference` makes it
+        self.qkv_proj = None if joined is None else Projection(joined)
+        self.keys = self.values = None  # (sentences, num_heads, slots, d_k or d_v)
 
-    def project(self, states: torch.Tensor, sentences: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of `(rows, d_model)`, each `(sentences, num_heads, rows of a sentence, width)`."""
+    def queries(self, states: torch.Tensor, sentences: int) -> torch.Tensor:
+        """Queries of `(rows, d_model)`, `(sentences, num_heads, rows of a sentence, d_k)`."""
+        return _split_heads(self.q_proj(states), sentences, self.d_k)
+
+    def keys_and_values(self, states: torch.Tensor, sentences: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values in the same form, of width `d_k` and `d_v`."""
         key, value = self.k_proj(states), self.v_proj(states)
+        return _split_heads(key, sentences, self.d_k), _split_heads(value, sentences, self.d_v)
+
+    def project(self, states: torch.Tensor, sentences: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values, in one product where the weights lie together."""
+        if self.qkv_proj is None:
+            return self.queries(states, sentences), *self.keys_and_values(states, sentences)
+        heads = self.out_proj.module.in_features // self.d_v
+        widths = [heads * width for width in (self.d_k, self.d_k, self.d_v)]
+        query, key, value = self.qkv_proj(states).split(widths, dim=-1)
         return (
-            key.view(sentences, key.shape[0] // sentences, -1, self.d_k).transpose(1, 2),
-            value.view(sentences, value.shape[0] // sentences, -1, self.d_v).transpose(1, 2),
+            _split_heads(query, sentences, self.d_k),
+            _split_heads(key, sentences, self.d_k),
+            _split_heads(value, sentences, self.d_v),
         )
 
-    def attend(self, states: torch.Tensor, end: int, mask: torch.Tensor | None) -> torch.Tensor:
-        """From `(rows, d_model)` to the first `end` keys, with its residual; rows of a sentence are its queries."""
-        sentences, rows = self.keys.shape[0], states.shape[0]
-        query = self.q_proj(states)
-        query = query.view(sentences, rows // sentences, -1, self.d_k).transpose(1, 2)
-        keys, values = self.keys[:, :, :end], self.values[:, :, :end]
+    def attend(self, query: torch.Tensor, seen: slice, mask: torch.Tensor | None, residual: torch.Tensor):
+        """From queries to the keys in the slots `seen`, added to `residual`, `(rows, d_model)`."""
+        keys, values = self.keys[:, :, seen], self.values[:, :, seen]
         output = _attention(query, keys, values, mask, self.scaling)
-        return self.out_proj.plus(output.transpose(1, 2).reshape(rows, -1), states)
+        return self.out_proj.plus(output.transpose(1, 2).reshape(len(residual), -1), residual)
+
+
+def _split_heads(states: torch.Tensor, sentences: int, width: int) -> torch.Tensor:
+    return states.view(sentences, len(states) // sentences, -1, width).transpose(1, 2)
 
 
 def _attention(query, keys, values, mask, scaling: float) -> torch.Tensor:
@@ -76,7 +95,12 @@ class _Layer:
     def __init__(self, layer: VaswaniDecoderLayer):
         self.self_attn, self.encoder_attn = _Attention(layer.self_attn), _Attention(layer.encoder_attn)
         self.fc1, self.fc2 = Projection(layer.fc1), Projection(layer.fc2)
-        self.norms = layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm
+        self.norms = self.norms_of(layer)
+
+    @staticmethod
+    def norms_of(layer: VaswaniDecoderLayer) -> tuple[nn.Module, nn.Module, nn.Module]:
+        """In their order."""
+        return layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm
 
 
 def _normalize(norm: nn.LayerNorm, states: torch.Tensor) -> torch.Tensor:
@@ -97,8 +121,12 @@ class DecodingCache(EncoderDecoderCache):
         self.decoder, self.lm_head = model.model.decoder, Projection(model.lm_head)
         self.steps = [_Layer(layer) for layer in self.decoder.layers]
         self.beams, self.copies = beams, copies
-        self.length = self.room = 0
-        self.writers: torch.Tensor | None = None  # (groups of beams, beams, room): which beam wrote a beam's past
+        self.length = self.filled = self.room = 0  # target tokens; slots of keys and values in use, and all there are
+        self.past: torch.Tensor | None = None  # (groups of beams, beams, room): 0 for a beam's own past, else -inf
+        self.own: torch.Tensor | None = None  # (beams, beams): the same for the slots that a step fills
+        window = model.config.attention_window
+        self.reach = None if window is None else reach(window)  # tokens back that self-attention sees, if not all
+        self.positions: torch.Tensor | None = None  # (groups of beams, room): of the slots, where `reach` matters
         self.source_mask: torch.Tensor | None = None
         self.has_source = False
 
@@ -117,7 +145,7 @@ class DecodingCache(EncoderDecoderCache):
         """
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove is {tokens_to_remove}: it must be negative, or 0")
-        self.length = max(0, self.length + tokens_to_remove)
+        self.length = self.filled = max(0, self.length + tokens_to_remove)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Let each row go on from another row of its sentence.
@@ -127,7 +155,7 @@ class DecodingCache(EncoderDecoderCache):
         """
         if self.beams > 1:
             index = (beam_idx % self.beams).view(-1, self.beams, 1).expand(-1, -1, self.room)
-            self.writers = self.writers.gather(1, index)
+            self.past = self.past.gather(1, index)
 
     def look_at_source(self, states: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Project the encoder's output for all steps to come.
@@ -139,7 +167,7 @@ class DecodingCache(EncoderDecoderCache):
         states = states[:: self.copies]
         for layer in self.steps:
             attention = layer.encoder_attn
-            keys, values = attention.project(states.flatten(0, 1), states.shape[0])
+            keys, values = attention.keys_and_values(states.flatten(0, 1), states.shape[0])
             attention.keys, attention.values = keys.contiguous(), values.contiguous()
         if mask is not None:
             mask = mask[:: self.copies].bool()
@@ -147,23 +175,49 @@ class DecodingCache(EncoderDecoderCache):
                 self.source_mask = _additive(mask[:, None, None, :], states.dtype)
         self.has_source = True
 
-    def _make_room(self, rows: int, end: int, like: torch.Tensor) -> None:
-        """Room for positions below `end` in all buffers."""
-        groups, room = rows // self.beams, max(_ROOM, 2 * self.room, end)
+    def _make_room(self, rows: int, more: int, like: torch.Tensor) -> None:
+        """Room for `more` slots in all buffers: what nobody looks at goes first."""
+        groups, beams = rows // self.beams, self.beams
+        if beams > 1 and self.filled:
+            self._drop_unseen()
+        if 2 * (self.filled + more) <= self.room:
+            return
+        room = max(_ROOM * beams, 2 * self.room, self.filled + more)
         for layer in self.steps:
             attention = layer.self_attn
             heads = layer.encoder_attn.keys.shape[1]
             for name, width in (("keys", attention.d_k), ("values", attention.d_v)):
-                new = like.new_empty(groups, heads, room * self.beams, width)
+                new = like.new_empty(groups, heads, room, width)
                 if self.room:
-                    new[:, :, : self.room * self.beams] = getattr(attention, name)
+                    new[:, :, : self.room] = getattr(attention, name)
                 setattr(attention, name, new)
-        if self.beams > 1:
-            new = torch.zeros(groups, self.beams, room, dtype=torch.long, device=like.device)
+        if beams > 1:
+            past = like.new_full((groups, beams, room), -torch.inf)
             if self.room:
-                new[:, :, : self.room] = self.writers
-            self.writers = new
+                past[:, :, : self.room] = self.past
+            self.past = past
+            self.own = _additive(torch.eye(beams, dtype=torch.bool, device=like.device), like.dtype)
+            if self.reach is not None:
+                positions = torch.zeros(groups, room, dtype=torch.long, device=like.device)
+                if self.room:
+                    positions[:, : self.room] = self.positions
+                self.positions = positions
         self.room = room
+
+    def _drop_unseen(self) -> None:
+        """Keep the slots that a beam's past is in; a sentence with fewer of them keeps some of the others."""
+        seen = (self.past[:, :, : self.filled] == 0).any(dim=1)
+        filled = int(seen.sum(dim=1).max())
+        kept = seen.byte().sort(dim=1, descending=True, stable=True).indices[:, :filled]  # (groups, filled)
+        past = self.past.gather(2, kept[:, None].expand(-1, self.beams, -1))
+        self.past.fill_(-torch.inf)[:, :, :filled] = past
+        if self.positions is not None:
+            self.positions[:, :filled] = self.positions.gather(1, kept)
+        for layer in self.steps:
+            for states in (layer.self_attn.keys, layer.self_attn.values):
+                index = kept[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
+                states[:, :, :filled] = states.gather(2, index)
+        self.filled = filled
 
     def _embed(self, input_ids: torch.LongTensor) -> torch.Tensor:
         """What enters the first layer for `(rows, new tokens)`, `(rows * new tokens, d_model)`."""
@@ -176,16 +230,20 @@ class DecodingCache(EncoderDecoderCache):
             encoding = encodings(torch.arange(start, end, device=embeddings.device), end)
         return (embeddings * decoder.embed_scale + encoding.to(embeddings.dtype)).flatten(0, 1)
 
-    def _mask(self, new: int, like: torch.Tensor) -> torch.Tensor | None:
-        """What each row may look at of its group's positions, `(groups or 1, 1, queries, positions * beams)`."""
+    def _mask(self, new: int, end: int, like: torch.Tensor) -> torch.Tensor | None:
+        """What each row may look at of the first `end` slots of its group, `(groups or 1, 1, queries, end)`."""
         if self.beams > 1:
-            own = torch.arange(self.beams, device=like.device)
-            self.writers[:, :, self.length] = own
-            written = self.writers[:, :, : self.length + 1, None] == own
-            return _additive(written.flatten(2).unsqueeze(1), like.dtype)
+            self.past[:, :, self.filled : end] = self.own
+            if self.reach is not None:
+                self.positions[:, self.filled : end] = self.length
+                far = self.positions[:, None, :end] < self.length - self.reach
+                self.past[:, :, :end].masked_fill_(far, -torch.inf)
+            return self.past[:, None, :, :end]
         if new == 1:
-            return None
-        seen = torch.ones(new, self.length + new, dtype=torch.bool, device=like.device).tril(self.length)
+            return None  # what a window hides is not handed over
+        seen = torch.ones(new, end, dtype=torch.bool, device=like.device).tril(self.length)
+        if self.reach is not None:
+            seen = seen.triu(self.length - self.reach)
         return _additive(seen[None, None], like.dtype)
 
     def step(self, input_ids: torch.LongTensor) -> torch.Tensor:
@@ -197,21 +255,26 @@ class DecodingCache(EncoderDecoderCache):
         Returns:
             `(rows * new tokens, d_model)`.
         """
-        states, beams, new = self._embed(input_ids), self.beams, input_ids.shape[1]
-        groups, length = len(input_ids) // beams, self.length + new
-        if length > self.room:
-            self._make_room(len(input_ids), length, states)
-        start, end, mask = self.length * beams, length * beams, self._mask(new, states)
+        states, new = self._embed(input_ids), input_ids.shape[1]
+        groups, more = len(input_ids) // self.beams, new * self.beams
+        if self.filled + more > self.room:
+            self._make_room(len(input_ids), more, states)
+        start, end = self.filled, self.filled + more
+        mask, seen, source = self._mask(new, end, states), slice(0, end), slice(None)
+        if self.reach is not None and mask is None:
+            seen = slice(max(0, start - self.reach), end)
         for layer in self.steps:
             attention = layer.self_attn
-            keys, values = attention.project(states, groups)
+            query, keys, values = attention.project(states, groups)
             attention.keys[:, :, start:end] = keys
             attention.values[:, :, start:end] = values
-            states = _normalize(layer.norms[0], attention.attend(states, end, mask))
+            states = _normalize(layer.norms[0], attention.attend(query, seen, mask, states))
             attention = layer.encoder_attn
-            states = _normalize(layer.norms[1], attention.attend(states, attention.keys.shape[2], self.source_mask))
+            query = attention.queries(states, attention.keys.shape[0])
+            attended = attention.attend(query, source, self.source_mask, states)
+            states = _normalize(layer.norms[1], attended)
             states = _normalize(layer.norms[2], layer.fc2.plus(layer.fc1.relu(states), states))
-        self.length = length
+        self.length, self.filled = self.length + new, end
         return states
 
     def logits(self, input_ids: torch.LongTensor) -> torch.Tensor:
@@ -237,12 +300,14 @@ def takes_steps(model, generation_config, generation_mode: GenerationMode, model
     config, decoder = model.config, model.model.decoder
     if generation_mode not in _MODES or not generation_config.use_cache or model.training or decoder.training:
         return False
-    if generation_config.cache_implementation not in (None, "dynamic") or generation_config.prefill_chunk_size:
+    if torch.is_grad_enabled():  # buffers that are written to cannot be gone back through
+        return False
+    if generation_config.cache_implementation not in (None, "dynamic"):
         return False
     looks_into = ("output_attentions", "output_hidden_states")
-    if any(getattr(generation_config, name, None) or getattr(config, name, None) for name in looks_into):
+    if any(getattr(generation_config, name, None) for name in looks_into):
         return False
-    if any(model_kwargs.get(f"decoder_{name}") is not None for name in ("attention_mask", "position_ids")):
+    if model_kwargs.get("decoder_attention_mask") is not None:
         return False
     if config._attn_implementation not in ("sdpa", "eager") or torch.is_autocast_enabled(model.device.type):
         return False
@@ -258,6 +323,11 @@ def _is_as_built(model) -> bool:
         return False
     attentions = [attention for layer in decoder.layers for attention in (layer.self_attn, layer.encoder_attn)]
     if any(type(attention) is not VaswaniAttention for attention in attentions):
+        return False
+    norms = [norm for layer in decoder.layers for norm in _Layer.norms_of(layer)]
+    if any(type(norm) is not nn.LayerNorm or norm.weight is None for norm in norms):
+        return False
+    if any(has_own_methods(module) for module in (decoder, *decoder.layers)):
         return False
     weights = [parameter for module in (decoder, model.lm_head) for parameter in module.parameters()]
     return len({weight.device for weight in weights}) == 1 and not any(hasattr(w, "device_mesh") for w in weights)

@@ -38,6 +38,11 @@ class VaswaniLoader(BartLoader):
         for name in ("encoder_layers", "decoder_layers"):
             if getattr(config, name) == 0:
                 raise UserError(f"{name} is 0: CTranslate2 has no stacks without layers, so this cannot be exported")
+        if config.attention_window is not None:
+            raise UserError(
+                f"attention_window is {config.attention_window}: CTranslate2 has no restricted self-attention in"
+                " encoders, so this cannot be exported"
+            )
         width = max(config.d_k, config.d_v)
         options = {
             "pre_norm": False,

@@ -96,6 +96,25 @@ def is_exported(folder: str | Path) -> bool:
     return (Path(folder) / FACTS).is_file()
 
 
+def refuse_exported(folder: str | Path) -> None:
+    """Refuse the folder of an exported model where a model is needed.
+
+    Raises:
+        UserError: for such a folder, saying what can be done with it.
+    """
+    if not is_exported(folder):
+        return
+    format = ExportFacts.read(folder).format
+    use = {
+        "ctranslate2": "`vaswani translate`, `score` and `evaluate` and CTranslate2Translator take it",
+        "onnx": "ONNX Runtime runs it (scripts/translate_onnx.py)",
+    }
+    raise UserError(
+        f"{folder} holds a model exported to {format}, which cannot be made a model again: give the folder that it was"
+        f" exported from; {use.get(format, 'another program takes it')}"
+    )
+
+
 def require(format: str) -> None:
     """Refuse a format whose libraries are not installed.
 

@@ -3,7 +3,9 @@
 import importlib
 import random
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
 
 from .errors import UserError
 from .exported import (
@@ -74,6 +76,8 @@ def export_model(
             raise UserError(f"quantization is {quantization!r}: it must be one of {', '.join(QUANTIZATIONS)}")
     elif quantization not in (None, "float32"):
         raise UserError(f"quantization is {quantization!r}: weights in ONNX are float32; for others use ctranslate2")
+    if not str(output):
+        raise UserError("output is empty: give a folder")
     folder, output = Path(model), Path(output)
     _check_output(output, folder, overwrite)
     loaded, tokenizer = load_model(folder, "cpu")
@@ -100,6 +104,9 @@ def _check_output(output: Path, model: Path, overwrite: bool) -> None:
     """Refuse an output that would destroy anything but an earlier export."""
     if output.exists() and not output.is_dir():
         raise UserError(f"output {output} is a file: give a folder")
+    above = next(path for path in output.absolute().parents if path.exists())
+    if not above.is_dir():
+        raise UserError(f"output {output} lies below {above}, which is a file: give another folder")
     if not output.is_dir() or not any(output.iterdir()):
         return
     if not overwrite:
@@ -146,13 +153,16 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
     return difference
 
 
-def load_exported(folder: str | Path, device: str = "auto", precision: str | None = None):
+def load_exported(
+    folder: str | Path, device: str = "auto", precision: str | None = None, exact: bool = False
+) -> tuple[Any, PreTrainedTokenizerBase]:
     """An exported model and its tokenizer, as `load_model` gives a model.
 
     Args:
         folder: what `vaswani export --format ctranslate2` wrote.
         device: `"cpu"`, `"cuda"`, `"cuda:1"` or `"auto"`.
         precision: what it computes in; what the weights are stored in if not given.
+        exact: prove that no running beam can win any more, see `CTranslate2Model`.
 
     Raises:
         UserError: for a folder that holds no such model, or a device or precision that CTranslate2 has not.
@@ -164,9 +174,13 @@ def load_exported(folder: str | Path, device: str = "auto", precision: str | Non
             " --format ctranslate2, or give the model itself"
         )
     require(facts.format)
-    from .ctranslate2_translation import CTranslate2Model
+    from .ctranslate2_translation import CTranslate2Model, compute_types
 
     if device == "auto":
         chosen = choose_device()  # each of several processes its own
         device = str(chosen) if chosen.type == "cuda" else "cpu"
-    return CTranslate2Model(folder, device, precision or "default"), load_tokenizer(folder)
+    if precision is not None and precision not in (known := compute_types(device)):
+        raise UserError(
+            f"--precision is {precision!r}: an exported model computes on {device} in one of {', '.join(known)}"
+        )
+    return CTranslate2Model(folder, device, precision or "default", exact=exact), load_tokenizer(folder)

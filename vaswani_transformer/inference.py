@@ -1,16 +1,20 @@
 """A model made ready for nothing but computing on a CPU: weights in the order of the processor's kernels, or in int8.
 
 Each linear layer is replaced by one that cannot learn and is not saved. `Projection` and `generate()` take them as they
-take any linear layer.
+take any linear layer. The decoder's self-attention gets one more, for queries, keys and values in one product, which
+`DecodingCache` uses: with few rows three products take half as long again as one.
 """
 
 import warnings
+from typing import NoReturn
 
 import torch
 from torch import nn
 
 from .errors import UserError
+from .layers_vaswani import VaswaniAttention
 from .linear_vaswani import has_onednn
+from .memory import keep_freed_memory
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 _ROWS = 16  # what weights are laid out for: measured from 1 to 400 rows, no other number was better for any
@@ -27,11 +31,29 @@ class _FrozenLinear(nn.Module):
     def __init__(self, module: nn.Linear):
         super().__init__()
         self.in_features, self.out_features = module.in_features, module.out_features
+        self._dtype = module.weight.dtype
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UserError(
+            f"this model was made ready for inference alone and cannot be {what}: do it before `prepare_for_inference`"
+        )
+
+    def refuse_saving(self) -> NoReturn:
+        """What `save_pretrained` asks before it writes anything."""
+        self._refuse("saved")
 
     def _save_to_state_dict(self, *args, **kwargs):
-        raise UserError(
-            "this model was made ready for inference alone and cannot be saved: save it before `prepare_for_inference`"
-        )
+        self.refuse_saving()
+
+    def __reduce_ex__(self, protocol):
+        self._refuse("copied or pickled")
+
+    def _apply(self, fn, recurse=True):
+        # What `to`, `half`, `cuda` and the like do to every tensor; the packed weights are none that they could change.
+        changed = fn(torch.empty(0, dtype=self._dtype))
+        if (changed.dtype, changed.device.type) != (self._dtype, "cpu"):
+            self._refuse("moved or converted")
+        return self
 
     def extra_repr(self) -> str:
         """Sizes, for `print(model)`."""
@@ -89,7 +111,9 @@ class Int8Linear(_FrozenLinear):
 def prepare_for_inference(model: nn.Module, precision: str | None = None) -> nn.Module:
     """Make a model on a CPU translate faster; it can neither be trained nor saved afterwards.
 
-    What each precision is worth, and costs in BLEU: docs/performance.md.
+    Besides, the process keeps its freed memory from now on (`memory.keep_freed_memory`): large batches of many beams
+    take and free the same large tensors at every step. What each precision is worth, and costs in BLEU:
+    docs/performance.md.
 
     Args:
         model: changed in place; of any class with `torch.nn.Linear` layers.
@@ -100,8 +124,8 @@ def prepare_for_inference(model: nn.Module, precision: str | None = None) -> nn.
         the model.
 
     Raises:
-        UserError: for an unknown precision, or a model that is not on a CPU, not in evaluation mode, or partly
-            replaced already.
+        UserError: for an unknown precision, or a model that is not on a CPU, not in evaluation mode, with adapters
+            that are not merged, or partly replaced already.
     """
     if precision not in (None, *PRECISIONS):
         raise UserError(f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}")
@@ -112,7 +136,10 @@ def prepare_for_inference(model: nn.Module, precision: str | None = None) -> nn.
         raise UserError("the model is in training mode: call model.eval() before prepare_for_inference")
     if any(isinstance(module, _FrozenLinear) for module in model.modules()):
         raise UserError("the model was made ready for inference before: load it again to choose another precision")
+    if any(name.endswith("base_layer") for name, _ in model.named_modules()):
+        raise UserError("the model has adapters beside its layers: call model.merge_and_unload() first")
     model.requires_grad_(False)
+    keep_freed_memory()
     if precision == "int8":
         model.float()
         return _replace(model, Int8Linear)
@@ -124,7 +151,21 @@ def prepare_for_inference(model: nn.Module, precision: str | None = None) -> nn.
 
 def _replace(model: nn.Module, kind: type[_FrozenLinear]) -> nn.Module:
     for module in list(model.modules()):
+        if isinstance(module, VaswaniAttention) and module.is_causal:
+            parts = module.q_proj, module.k_proj, module.v_proj
+            if all(type(part) is nn.Linear for part in parts):
+                module.qkv_proj = kind(_join(parts))
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
                 setattr(module, name, kind(child))
     return model
+
+
+def _join(parts: tuple[nn.Linear, ...]) -> nn.Linear:
+    """One layer with the outputs of several, one after the other."""
+    weight = torch.cat([part.weight for part in parts])
+    joined = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    joined.weight = nn.Parameter(weight, requires_grad=False)
+    if parts[0].bias is not None:
+        joined.bias = nn.Parameter(torch.cat([part.bias for part in parts]), requires_grad=False)
+    return joined

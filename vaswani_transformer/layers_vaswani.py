@@ -17,6 +17,7 @@ from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vaswani import VaswaniConfig
 from .linear_vaswani import project
+from .restricted_vaswani import restricted_attention
 
 
 def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
@@ -228,7 +229,8 @@ class VaswaniAttention(nn.Module):
         Args:
             hidden_states: `(batch_size, query_length, d_model)`.
             key_value_states: `(batch_size, key_length, d_model)`, the encoder's output in encoder-decoder attention.
-            attention_mask: mask in the form of the chosen attention implementation.
+            attention_mask: mask in the form of the chosen attention implementation, or of
+                `restricted_vaswani.block_mask`, which has more rows than there are sentences.
             past_key_values: the cache to read and extend.
             **kwargs: handed to the attention implementation.
 
@@ -240,6 +242,14 @@ class VaswaniAttention(nn.Module):
         is_cross_attention = key_value_states is not None
         states = key_value_states if is_cross_attention else hidden_states
         key, value = self._keys_and_values(states, past_key_values, is_cross_attention)
+        window = self.config.attention_window
+        if window is not None and isinstance(attention_mask, torch.Tensor) and attention_mask.shape[0] > query.shape[0]:
+            # It is one of blocks.
+            p = self.dropout if self.training else 0.0
+            output = restricted_attention(
+                query, key, value, attention_mask, window, self.is_causal, self.scaling, dropout=p
+            )
+            return project(self.out_proj, output.flatten(-2)), None
         if is_flash_attention_requested(self.config):
             query, key, value = match_head_widths(query, key, value)
             if is_cross_attention and attention_mask is not None:

@@ -12,9 +12,12 @@ from functools import cache
 
 import torch
 from torch import nn
+from torch._C import _len_torch_dispatch_stack
+from torch.autograd import forward_ad
 from torch.nn.functional import linear, relu
 
 _DTYPES = (torch.float32, torch.bfloat16)
+_CAPTURES = "transformers.utils.output_capturing"
 
 
 def _pointwise(states, weight, bias, activation="none"):
@@ -48,9 +51,21 @@ def has_onednn(dtype: torch.dtype) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether something beside the forward of its class runs when a module is called."""
-    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return bool(own) or "forward" in vars(module) or module._compiled_call_impl is not None
+    """Whether something beside the forward of its class runs when a module is called.
+
+    transformers leaves hooks behind when it has been asked for attention weights or hidden states once; they do nothing
+    unless it is asked again.
+    """
+    if module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return True
+    if any(getattr(hook, "__module__", None) != _CAPTURES for hook in module._forward_hooks.values()):
+        return True
+    return "forward" in vars(module) or module._compiled_call_impl is not None
+
+
+def has_own_methods(module: nn.Module) -> bool:
+    """Whether a method of its class has been replaced for this module alone."""
+    return any(callable(getattr(type(module), name, None)) for name in vars(module))
 
 
 def _is_quick(module: nn.Module, states: torch.Tensor) -> bool:
@@ -63,6 +78,9 @@ def _is_quick(module: nn.Module, states: torch.Tensor) -> bool:
     if type(weight.data) is not torch.Tensor or not weight.is_cpu or has_hooks(module):
         return False
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
+        return False
+    # Derivatives forward, transforms and whoever counts or records operations know nothing of a private operator.
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active() or _len_torch_dispatch_stack():
         return False
     return has_onednn(states.dtype) and not nn.modules.module._has_any_global_hook()
 
@@ -102,7 +120,7 @@ class Projection:
         return _pointwise(states, self.weight, self.bias) if self.is_quick else self.module(states)
 
     def relu(self, states: torch.Tensor) -> torch.Tensor:
-        """The same, and max(0, x) of it."""
+        """The same, and max(0, x) of it; oneDNN's is 0 where x is not a number."""
         if self.is_quick:
             return _pointwise(states, self.weight, self.bias, "relu")
         return self._relu(states) if self._relu is not None else relu(self.module(states))

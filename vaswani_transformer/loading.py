@@ -10,7 +10,8 @@ from transformers.utils import logging as transformers_logging
 
 from .configuration_vaswani import VaswaniConfig
 from .errors import UserError, one_line
-from .generation_vaswani import LENGTH_NORMALIZATIONS
+from .exported import refuse_exported
+from .generation_vaswani import LENGTH_NORMALIZATIONS, take_back_defaults
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .tokenization import check_tokenizer_matches, load_tokenizer
 
@@ -30,9 +31,19 @@ def choose_device(name: str = "auto") -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"cannot use device {name!r}: {str(error).splitlines()[0]}") from error
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).splitlines()[0].split(". ")[0]
+        if isinstance(error, NotImplementedError | ImportError):  # pages about how to build torch
+            reason = "this torch was built without it"
+        raise UserError(f"cannot use device {name!r}: {reason}; there is {_devices_here()}") from error
+    if device.type == "meta":
+        raise UserError(f"cannot use device {name!r}: nothing is computed there; there is {_devices_here()}")
     return device
+
+
+def _devices_here() -> str:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if accelerator is None else f"cpu and {accelerator.type}"
 
 
 def _number_of_devices() -> int:
@@ -54,8 +65,8 @@ def load_model(
         precision: what it computes in, a name of `PRECISIONS`; as it was saved if not given.
 
     Raises:
-        UserError: for a folder that is missing, incomplete, damaged or not of this architecture, a tokenizer that does
-            not match the model, a device that is not there, or an unknown precision.
+        UserError: for a folder that is missing, incomplete, damaged, exported or not of this architecture, a tokenizer
+            that does not match the model, a device that is not there, or an unknown precision.
     """
     if precision is not None and precision not in PRECISIONS:
         raise UserError(f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}")
@@ -64,6 +75,7 @@ def load_model(
         if path.exists():
             raise UserError(f"{folder} is a file: give the folder of a model")
         raise UserError(f"there is no model folder {folder}")
+    refuse_exported(path)
     if not (path / "config.json").is_file():
         hint = " (training there is not finished: run the same `vaswani train` again)" if is_unfinished(path) else ""
         raise UserError(f"{folder} holds no model: it has no config.json{hint}")
@@ -99,6 +111,7 @@ def load_model(
             )
     tokenizer = load_tokenizer(path)
     check_tokenizer_matches(tokenizer, config)
+    take_back_defaults(model.generation_config, set())  # of models saved before training did
     return model.eval().to(device=choose_device(device), dtype=PRECISIONS.get(precision)), tokenizer
 
 

@@ -234,6 +234,7 @@ def size_rows(facts: CardFacts) -> list[tuple[str, str]]:
         ("attention heads", f"{config.num_heads}, d_k {config.d_k}, d_v {config.d_v}"),
         ("vocabulary", f"{config.vocab_size:,} entries, {shared}"),
         ("positions", f"learned, {config.max_position_embeddings:,}" if learned else "sinusoidal"),
+        *([("self-attention", f"{config.attention_window} neighbours")] if config.attention_window else []),
     ]
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMixin
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask, create_masks_for_generate
 from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -39,6 +39,7 @@ from .layers_vaswani import (
     dropout,
 )
 from .linear_vaswani import project
+from .restricted_vaswani import block_mask, in_window, is_worthwhile, window_mask
 
 IGNORE_INDEX = -100  # the label that torch, transformers and the Trainer leave out of a loss
 
@@ -149,6 +150,48 @@ class VaswaniStack(VaswaniPreTrainedModel):
         summed = embeddings * self.embed_scale + positions
         return dropout(summed, p=self.dropout, training=self.training)
 
+    def self_attention_mask(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        is_causal: bool = False,
+        past_key_values: Cache | None = None,
+    ):
+        """What each position sees, in the form that the attention implementation takes.
+
+        Args:
+            hidden_states: `(batch_size, length, d_model)`.
+            attention_mask: `(batch_size, cached + length)`, 0 for padding.
+            is_causal: whether positions see none behind them.
+            past_key_values: what the target's own attention has cached.
+
+        Raises:
+            ValueError: for restricted self-attention (Section 4) in flash attention, which is not supported.
+        """
+        config, options = self.config, {"past_key_values": past_key_values}
+        window, length = config.attention_window, hidden_states.shape[1]
+        if window is not None:
+            if is_flash_attention_requested(config):
+                raise ValueError(
+                    "restricted self-attention (attention_window) does not work with flash attention: choose"
+                    " attn_implementation 'sdpa', 'eager' or 'flex_attention'"
+                )
+            past = 0 if past_key_values is None else past_key_values.get_seq_length()
+            is_static = past_key_values is not None and past_key_values.is_compileable
+            kept = attention_mask
+            if kept is None:
+                kept = torch.ones(hidden_states.shape[0], past + length, device=hidden_states.device)
+            if config._attn_implementation in ("sdpa", "eager") and kept.dim() == 2 and not is_static:
+                # A program that is exported must work for every length, so it gets the mask that does.
+                traced = torch.compiler.is_exporting() or torch.jit.is_tracing()
+                is_eager = config._attn_implementation == "eager"
+                if past_key_values is None and not is_eager and not traced and is_worthwhile(length, window):
+                    return block_mask(kept, window, is_causal)
+                return window_mask(kept, length, window, is_causal, hidden_states.dtype if is_eager else None)
+            options["and_mask_function"] = in_window(window)
+        make = create_causal_mask if is_causal else create_bidirectional_mask
+        return make(config=config, inputs_embeds=hidden_states, attention_mask=attention_mask, **options)
+
 
 class VaswaniEncoder(VaswaniStack):
     """The encoder: `encoder_layers` times [`VaswaniEncoderLayer`] over the embedded source."""
@@ -183,7 +226,7 @@ class VaswaniEncoder(VaswaniStack):
         embeddings = self.look_up(input_ids, inputs_embeds, "input")
         length = embeddings.shape[1]
         hidden_states = self.embed(embeddings, torch.arange(length, device=embeddings.device), length)
-        mask = create_bidirectional_mask(config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask)
+        mask = self.self_attention_mask(hidden_states, attention_mask)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, **kwargs)
         return BaseModelOutput(last_hidden_state=hidden_states)
@@ -232,6 +275,11 @@ class VaswaniDecoder(VaswaniStack):
         Raises:
             ValueError: as [`VaswaniStack.look_up`] and the position encoding say.
         """
+        if isinstance(past_key_values, DecodingCache):
+            raise ValueError(
+                "past_key_values comes from generate() and serves the whole model's steps only: give the decoder a"
+                " DynamicCache"
+            )
         embeddings = self.look_up(input_ids, inputs_embeds, "decoder_input")
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
@@ -249,11 +297,8 @@ class VaswaniDecoder(VaswaniStack):
         if is_static and attention_mask is None and is_flash_attention_requested(self.config):
             # A static cache hands over its whole capacity: flash attention learns from a mask how much of it is filled.
             attention_mask = embeddings.new_ones((embeddings.shape[0], int(past_length) + length), dtype=torch.long)
-        causal_mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=hidden_states,
-            attention_mask=attention_mask,
-            past_key_values=self_attention_cache,
+        causal_mask = self.self_attention_mask(
+            hidden_states, attention_mask, is_causal=True, past_key_values=self_attention_cache
         )
         encoder_attention_mask = create_bidirectional_mask(
             config=self.config,
@@ -499,7 +544,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         self,
         cache: DecodingCache,
         decoder_input_ids: torch.LongTensor,
-        encoder_outputs: tuple | BaseModelOutput,
+        encoder_outputs: tuple | BaseModelOutput | None,
         attention_mask: torch.Tensor | None,
     ) -> Seq2SeqLMOutput:
         if not cache.has_source:
@@ -507,7 +552,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         return Seq2SeqLMOutput(
             logits=cache.logits(decoder_input_ids),
             past_key_values=cache,
-            encoder_last_hidden_state=encoder_outputs[0],
+            encoder_last_hidden_state=None if encoder_outputs is None else encoder_outputs[0],
         )
 
     def prepare_inputs_for_generation(self, input_ids, next_sequence_length=None, past_key_values=None, **kwargs):
@@ -524,13 +569,21 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
     ):
         own = model_kwargs.get("past_key_values") is None
-        if own and takes_steps(self, generation_config, generation_mode, model_kwargs):
+        as_built = type(self.model) is VaswaniModel and type(self.model.decoder) is VaswaniDecoder
+        if own and as_built and takes_steps(self, generation_config, generation_mode, model_kwargs):
             beams, returned = generation_config.num_beams, generation_config.num_return_sequences
             model_kwargs["past_key_values"] = DecodingCache(self, beams, max(beams, returned))
         else:
             super()._prepare_cache_for_generation(
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
+
+    @staticmethod
+    def create_masks_for_generate(config, **options):
+        """As transformers', which `generate()` calls for static caches, within `attention_window`."""
+        if config.attention_window is not None:
+            options["and_mask_function"] = in_window(config.attention_window)
+        return create_masks_for_generate(config=config, **options)
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """`shift_right` with this model's special tokens; transformers' collator for label smoothing calls it."""

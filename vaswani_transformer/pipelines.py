@@ -16,6 +16,7 @@ from transformers import (
 from transformers.pipelines.base import Pipeline
 
 from .errors import UserError, one_line
+from .exported import refuse_exported
 from .pipeline_vaswani import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
 
 PIPELINES = {
@@ -64,7 +65,8 @@ def pipeline(
 
     Raises:
         UserError: for a task of this module when no model is given, it cannot be loaded, it is no encoder-decoder
-            model, it has no tokenizer, a device is not there, or an option has no such value.
+            model, it was exported to another engine, it has no tokenizer, a device is not there, or an option has no
+            such value.
     """
     if "torch_dtype" in options:
         dtype = options.pop("torch_dtype")
@@ -74,6 +76,8 @@ def pipeline(
     hub = {"revision": revision, "token": token, "trust_remote_code": bool(trust_remote_code)}
     hub |= {name: options.pop(name) for name in ("local_files_only", "code_revision") if name in options}
     model = str(model) if isinstance(model, Path) else model
+    if isinstance(model, str):
+        refuse_exported(model)
     if task is None and model is not None:
         task = _infer_task(model, config, hub)
     kind = "translation" if task is not None and task.startswith("translation_") else task

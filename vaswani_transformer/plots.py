@@ -18,6 +18,12 @@ def _pyplot():
     return Figure
 
 
+def new_figure():
+    """An empty matplotlib figure that lays itself out, or None, with one line of advice, where there is none."""
+    figure_class = _pyplot()
+    return None if figure_class is None else figure_class(layout="constrained")
+
+
 def plot_learning_curve(log: str | Path, picture: str | Path) -> bool:
     """Draw losses (nats a token), BLEU and learning rate over optimizer steps.
 

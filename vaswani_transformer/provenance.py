@@ -47,6 +47,12 @@ def weights_sha256(folder: str | Path) -> str | None:
     return hashlib.sha256("".join(map(file_sha256, paths)).encode()).hexdigest() if paths else None
 
 
+def _exported_sha256(folder: str | Path) -> str | None:
+    """SHA-256 of the weights in a folder exported to CTranslate2."""
+    path = Path(folder) / "model.bin"
+    return file_sha256(path) if path.is_file() else None
+
+
 def model_sha256(folder: str | Path) -> str:
     """One SHA-256 over all in a folder, exported or not, that outputs depend on: weights, configurations, tokenizer."""
     names = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
@@ -96,16 +102,17 @@ def search_settings(generation_config) -> dict:
     return json.loads(json.dumps(settings, default=str, skipkeys=True))
 
 
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
+def versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that a figure depends on."""
+    found = {"python": platform.python_version()}
     for library in LIBRARIES:
         try:
-            versions[library] = metadata.version(library)
+            found[library] = metadata.version(library)
         except metadata.PackageNotFoundError:  # run straight from a checkout
             from . import __version__
 
-            versions[library] = __version__
-    return versions
+            found[library] = __version__
+    return found
 
 
 def evaluation_record(
@@ -123,7 +130,8 @@ def evaluation_record(
         source: file of the sources.
         reference: file of the references.
         generation: the decoding settings that were in force, such as `num_beams` and `length_penalty`.
-        options: the options that were given on the command line over the model's own, by flag, such as `--beams`.
+        options: the options that were given on the command line over the model's own, by flag, such as `--beams`; True
+            for one without a value.
         test_set: a name for the test set; made from the file names if not given.
 
     Returns:
@@ -132,7 +140,8 @@ def evaluation_record(
     """
     words = ["vaswani", "evaluate", Path(model_folder).resolve().name]
     words += ["--source", Path(source).name, "--reference", Path(reference).name]
-    words += [str(word) for flag, value in options.items() if value is not None for word in (flag, value)]
+    for flag, value in options.items():
+        words += [] if value is None else [flag] if value is True else [flag, str(value)]
     files = {}
     for side, path in (("source", Path(source)), ("reference", Path(reference))):
         files[f"{side}_file"] = path.name
@@ -141,9 +150,9 @@ def evaluation_record(
     return {
         "test_set": test_set or name_of_test_set(source, reference),
         **files,
-        "weights_sha256": weights_sha256(model_folder),
+        "weights_sha256": weights_sha256(model_folder) or _exported_sha256(model_folder),
         "generation": {name: value for name, value in generation.items() if value is not None},
-        "versions": _versions(),
+        "versions": versions(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "command": shlex.join(words),
     }

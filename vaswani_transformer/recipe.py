@@ -76,6 +76,7 @@ class Recipe:
     attention_bias: bool | None = _option(None, "biases in the attention projections", MODEL)
     position_encoding: str | None = _option(None, "sinusoidal or learned", MODEL)
     max_position_embeddings: int | None = _option(None, "positions to learn, in tokens; sinusoids have no end", MODEL)
+    attention_window: int | None = _option(None, "positions that self-attention sees; all if none (Section 4)", MODEL)
 
     tokens_per_batch: int = _option(
         4096, "source tokens, and as many target tokens, of one optimizer step over all devices; paper: 25000", BATCHES

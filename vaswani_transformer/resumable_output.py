@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from tqdm.auto import tqdm
+
 from .errors import UserError
 from .files import sync, write_text
 
@@ -44,7 +46,8 @@ class StreamOutput:
 
     def write(self, text: str) -> None:
         """Whole lines, which a reader sees at once."""
-        with _not_interrupted():
+        # A progress bar on standard error may stand on the line of the terminal that is written to now.
+        with _not_interrupted(), tqdm.external_write_mode(self.stream):
             self.stream.write(text)
             self.stream.flush()
 

@@ -104,6 +104,8 @@ def _ids_and_scores(
     model, tokenizer, sources: list[str], targets: list[str], tokens_per_batch: int
 ) -> Iterator[tuple[list[int], list[float]]]:
     """Of each pair the target's ids, and the log-probability of each."""
+    if len(sources) != len(targets):
+        raise UserError(f"{len(sources)} sources and {len(targets)} targets: give as many of both")
     if not sources:
         return iter(())
     sides = tokenizer(sources)["input_ids"], tokenizer(targets)["input_ids"]
@@ -128,7 +130,7 @@ def score_tokens(
         tokens and log-probabilities of each pair.
 
     Raises:
-        UserError: for a sentence that the model has no positions for, naming its line.
+        UserError: for lists of different lengths, or a sentence that the model has no positions for, naming its line.
     """
     as_text, scored = TokenText(tokenizer), _ids_and_scores(model, tokenizer, sources, targets, tokens_per_batch)
     return [PairScore(as_text(ids), row) for ids, row in scored]
@@ -182,7 +184,7 @@ def score_pairs(
         for each pair the negative log-probability of its target in nats, and the target's tokens, `</s>` counted.
 
     Raises:
-        UserError: for a sentence that the model has no positions for, naming its line.
+        UserError: for lists of different lengths, or a sentence that the model has no positions for, naming its line.
     """
     scored = list(_ids_and_scores(model, tokenizer, sources, targets, tokens_per_batch))
     return [-math.fsum(row) for _, row in scored], [len(ids) for ids, _ in scored]

@@ -203,7 +203,7 @@ def _bar(total: int | None, initial: int, show: bool) -> tqdm:
         total=total,
         initial=initial,
         desc="translating",
-        unit="sentence",
+        unit=" sentences",
         file=sys.stderr,
         disable=not show,
         smoothing=0,

@@ -72,6 +72,6 @@ def check_length(config: VaswaniConfig, number: int, tokens: int) -> None:
     """
     if config.position_encoding == "learned" and tokens > config.max_position_embeddings:
         raise UserError(
-            f"line {number} has {tokens} tokens and the model has learned {config.max_position_embeddings} positions:"
+            f"line {number} has {tokens} tokens and the model has {config.max_position_embeddings} positions:"
             " split the line into shorter sentences"
         )

@@ -1,0 +1,187 @@
+"""A script that forks `vaswani translate` many times, kills it, resumes it, runs it as several processes.
+
+It is one process, so that what the commands import is imported once; it leaves what it saw in `seen.json`.
+"""
+
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+from translating import LINES, OPTIONS, run
+
+from vaswani_transformer import watch
+from vaswani_transformer.resumable_output import notes_path
+from vaswani_transformer.translation import Translator
+
+DISK = 690  # bytes of a full one
+
+
+def fork(arguments, log: Path, before=None, environment=None) -> int:
+    """A command in a process of its own; its number."""
+    child = os.fork()
+    if child:
+        return child
+    os.environ.update(environment or {})
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a shell inherit it ignored
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 2)
+    if before is not None:
+        before()
+    status = 1
+    try:
+        status = run(*arguments)
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def status_of(child: int) -> int | None:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def wait_for_lines(path: Path, child: int, lines: int) -> bool:
+    """Whether a file has so many lines before its writer ends."""
+    until = time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < lines:
+        if os.waitpid(child, os.WNOHANG) != (0, 0) or time.monotonic() > until:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def slowly() -> None:
+    """Every window takes a moment longer, so that there is time to kill."""
+    translate = Translator.translate_prepared
+
+    def wait(self, prepared, progress=None):
+        time.sleep(0.03)
+        return translate(self, prepared, progress)
+
+    Translator.translate_prepared = wait
+
+
+def kill_again_and_again(command, output: Path, log: Path, targets, torn: bool = False) -> list[int]:
+    """Kill at random moments, later each time, and resume; the lines that were there each time."""
+    chance, lines = random.Random(0), []
+    for target in targets:
+        child = fork([*command, "--output", output, "--resume"], log, slowly)
+        if not wait_for_lines(output, child, target):
+            break
+        time.sleep(chance.random() * 0.06)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        lines.append(output.read_bytes().count(b"\n") if output.exists() else 0)
+        if torn and output.exists() and notes_path(output).exists():  # as a kill in the midst of writing would leave it
+            with output.open("ab") as file:
+                file.write("Ein h\u00e4lf".encode()[:-2])
+    assert status_of(fork([*command, "--output", output, "--resume"], log)) == 0, log.read_text()
+    return lines
+
+
+def several(number: int, arguments, log: Path, environment=None, before=None) -> tuple[list[int], list[int]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    meeting = {
+        "WORLD_SIZE": str(number),
+        "LOCAL_WORLD_SIZE": str(number),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    return [
+        fork(arguments, log, before and partial(before, rank), meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(number)
+    ]
+
+
+def count_windows(folder: Path, number: int, rank: int) -> None:
+    """Notes each window that a process translates."""
+    translate = Translator.translate_prepared
+
+    def note(self, prepared, progress=None):
+        with (folder / f"windows-{number}-{rank}").open("a") as file:
+            file.write("x")
+        return translate(self, prepared, progress)
+
+    Translator.translate_prepared = note
+
+
+def fork_all(folder: Path, model: str, source: str) -> None:
+    """What the tests look at."""
+    torch.set_num_threads(1)
+    seen, log = {}, folder / "log"
+    command = ["translate", model, "--input", source, *OPTIONS]
+    assert run(*command, "--output", folder / "first") == 0  # so that the forked ones have all imported
+    seen["killed"] = kill_again_and_again(command, folder / "killed", log, (0, 20, 41, 70, 100), torn=True)
+    sample = ["translate", model, "--input", source, "--window", "7", "--max-new-tokens", "8", "--sample"]
+    child = fork([*sample, "--output", folder / "sample"], log, slowly)
+    assert wait_for_lines(folder / "sample", child, 10)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    seed = str(json.loads(notes_path(folder / "sample").read_text())["--seed"])
+    seen["killed sample"] = kill_again_and_again(sample, folder / "sample", log, (50,))
+    assert run(*sample, "--seed", seed, "--output", folder / "whole sample") == 0
+
+    for name, stop in (("interrupted", signal.SIGINT), ("full", None)):
+        output, told = folder / name, folder / f"{name}.log"
+
+        def limit():
+            slowly()
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (DISK, resource.RLIM_INFINITY))
+
+        child = fork([*command, "--output", output], told, slowly if stop else limit)
+        if stop:
+            assert wait_for_lines(output, child, 30)
+            os.kill(child, stop)
+        seen[name] = {"status": status_of(child), "text": output.read_text(), "error": told.read_text()}
+        assert status_of(fork([*command, "--output", output, "--resume"], log)) == 0, log.read_text()
+
+    watch.ProcessWatch = partial(watch.ProcessWatch, beat=0.1, lost=2.0)
+    for number in (2, 3):
+        output, told = folder / f"by-{number}", folder / f"by-{number}.log"
+        children = several(number, [*command, "--output", output], told, before=partial(count_windows, folder, number))
+        statuses = [status_of(child) for child in children]
+        windows = [len((folder / f"windows-{number}-{rank}").read_text()) for rank in range(number)]
+        seen[f"{number} processes"] = {"statuses": statuses, "windows": windows, "error": told.read_text()}
+
+    output, told = folder / "lost", folder / "lost.log"
+    children = several(2, [*command, "--output", output], told, before=lambda rank: slowly())
+    assert wait_for_lines(output, children[0], 30)
+    begin = time.monotonic()
+    os.kill(children[1], signal.SIGKILL)
+    statuses = [status_of(child) for child in children]
+    seen["lost"] = {"statuses": statuses, "seconds": time.monotonic() - begin, "error": told.read_text()}
+    assert status_of(fork([*command, "--output", output, "--resume"], log)) == 0, log.read_text()
+
+    piped, told = folder / "piped", folder / "piped.log"
+    (folder / "in").write_bytes(b"\n".join(line.encode() for line in LINES[:10]) + b"\n\xff\nA dog.\n")
+
+    def redirect():
+        for path, flags, number in ((folder / "in", os.O_RDONLY, 0), (piped, os.O_WRONLY | os.O_CREAT, 1)):
+            os.dup2(os.open(path, flags, 0o644), number)
+
+    child = fork(["translate", model, *OPTIONS], told, redirect)
+    seen["standard input"] = {"status": status_of(child), "text": piped.read_text(), "error": told.read_text()}
+
+    bad = folder / "bad.txt"
+    bad.write_text("A dog.\n" * 9 + "sees a dog " * 60 + "\n" + "A dog.\n" * 20)
+    output, told = folder / "mistake", folder / "mistake.log"
+    arguments = ["translate", model, "--input", bad, *OPTIONS, "--max-source-tokens", "50", "--long-lines", "refuse"]
+    children = several(2, [*arguments, "--output", output], told)
+    seen["mistake"] = {"statuses": [status_of(child) for child in children], "error": told.read_text()}
+    (folder / "seen.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):
+        fork_all(Path(sys.argv[1]), *sys.argv[2:])

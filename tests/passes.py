@@ -1,0 +1,43 @@
+"""Inputs for small models, passes through them, and how far two results are apart."""
+
+import torch
+from conftest import padded_batch
+
+IMPLEMENTATIONS = ["eager", "sdpa"]
+
+
+def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, as a share of the largest expected value."""
+    actual, expected = actual.detach().double(), expected.detach().double()
+    return float((actual - expected).abs().max() / expected.abs().max())
+
+
+def batch_of_three(seed: int = 0):
+    """A padded source with its mask, and decoder inputs padded on the right (mask as well)."""
+    input_ids, attention_mask = padded_batch((7, 4, 2), seed=seed)
+    decoder_input_ids, decoder_mask = padded_batch((5, 6, 3), seed=seed + 100)
+    decoder_input_ids[:, 0] = 0
+    return input_ids, attention_mask, decoder_input_ids, decoder_mask
+
+
+@torch.no_grad()
+def step_by_step(model, input_ids, attention_mask, decoder_input_ids, cache=None, steps=None):
+    """Logits of one decoder token after another, or of the chunks in `steps`, through a cache."""
+    encoder_outputs = model.model.encoder(input_ids, attention_mask=attention_mask)
+    logits, start = [], 0
+    for length in steps or [1] * decoder_input_ids.shape[1]:
+        outputs = model(
+            attention_mask=attention_mask,
+            encoder_outputs=encoder_outputs,
+            decoder_input_ids=decoder_input_ids[:, start : start + length],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache, start = outputs.past_key_values, start + length
+        logits.append(outputs.logits)
+    return torch.cat(logits, dim=1)
+
+
+def embedding_matrices(model) -> list[torch.Tensor]:
+    """Of the encoder, of the decoder, of the output: one and the same where they are tied."""
+    return [model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight, model.lm_head.weight]

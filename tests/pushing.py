@@ -1,0 +1,82 @@
+"""A model, a small Hub on loopback and the command that pushes, for the tests of publishing.
+
+A test file takes a fixture of these by its name: `push = pushing.push`.
+"""
+
+import pytest
+import yaml
+from conftest import tiny_model
+from hub_client import HubClient
+from hub_server import HubServer
+
+from vaswani_transformer import train_tokenizer
+from vaswani_transformer.cli import main
+from vaswani_transformer.synthetic import generate_corpus
+
+REPO = "tester/tiny"
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory):
+    """The Hub and its client, started once for a file."""
+    with HubServer() as hub:
+        client = HubClient(hub.endpoint, tmp_path_factory.mktemp("client"))
+        yield hub, client
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, services):
+    """A folder as a finished training run leaves it."""
+    folder = tmp_path_factory.mktemp("model") / "run"
+    tokenizer = train_tokenizer([side for pair in generate_corpus(100, 10, 10).train for side in pair], vocab_size=300)
+    tiny_model(seed=1, scale=2.0, vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({"source_column": "en", "target_column": "de"}))
+    (folder / "training_log.jsonl").write_text('{"step": 5, "seconds": 1.0, "loss": 2.0}\n')
+    return folder
+
+
+@pytest.fixture
+def hub(services):
+    """The Hub, empty."""
+    services[0].reset()
+    return services[0]
+
+
+@pytest.fixture
+def client(services):
+    """The client."""
+    return services[1]
+
+
+@pytest.fixture
+def push(client, hub, model):
+    """Pushes; a push that must fail has to do so in one line, without the token, and leave no copy behind."""
+
+    def run(*options, status=0, folder=model, repo=REPO, license="mit", **environment):
+        words = ["push", folder, repo, *(["--license", license] if license else []), *options]
+        done = client.vaswani(*words, **environment)
+        assert done.status == status, done.err
+        assert "hf_" not in done.out + done.err and "Traceback" not in done.err
+        if status:
+            assert len(done.err.splitlines()) == 1 and done.err.startswith("error: "), done.err
+        return done
+
+    return run
+
+
+def weights_of(hub, revision="main", repo=REPO):
+    """Names of the files of weights on a branch."""
+    return {name for name in hub.files(repo, revision) if "safetensors" in name}
+
+
+@pytest.fixture(scope="module")
+def scores(model, tmp_path_factory):
+    """Scores of the model as `vaswani evaluate --json` writes them."""
+    folder = tmp_path_factory.mktemp("scores")
+    for side, line in (("en", "The dog sees a cat."), ("de", "Der Hund sieht eine Katze.")):
+        (folder / f"test.{side}").write_text(f"{line}\n" * 3)
+    command = ["evaluate", str(model), "--source", str(folder / "test.en"), "--reference", str(folder / "test.de")]
+    assert main([*command, "--beams", "2", "--json", str(folder / "scores.json")]) == 0
+    return folder / "scores.json"

@@ -1,0 +1,180 @@
+"""Constrained decoding: what may follow, checked by exhaustion and at random; outputs of models with random weights."""
+
+from itertools import product
+
+import pytest
+import torch
+from conftest import padded_batch, tiny_model
+from hypothesis import given
+from hypothesis import strategies as st
+from random_trees import LABELS, TAGS, constituents
+from transformers import LogitsProcessorList
+
+from vaswani_transformer import UserError
+from vaswani_transformer.bracket_grammar import BracketGrammar, BracketProcessor
+from vaswani_transformer.linearization import NUMBERS, MalformedTreeError, delinearize, is_number, linearize, numbered
+from vaswani_transformer.trees import Tree
+
+START, END = 0, 2
+SMALL = {"(S": 7, ")S": 3, "(NP": 11, ")NP": 5, "NN": 20, "DT": 4}  # ids in no order
+
+
+def grammar_of(ids: dict[str, int]) -> tuple[BracketGrammar, dict[int, str]]:
+    return BracketGrammar(ids, END), {number: token for token, number in ids.items()} | {END: "</s>"}
+
+
+def may_follow(processor: BracketProcessor, names: dict[int, str], rows: list[list[str]]) -> list[set[str]]:
+    numbers = {token: number for number, token in names.items()}
+    ids = torch.tensor([[START, *(numbers[token] for token in row)] for row in rows])
+    allowed = processor.allowed(ids)
+    return [{names[int(number)] for number in processor.grammar.ids[row]} for row in allowed]
+
+
+def trees_by_exhaustion(tokens: list[str], words: int, limit: int, max_open_run: int) -> set[tuple[str, ...]]:
+    """All sequences that are one constituent over the words, or one word, found by trying all there are."""
+    found = set()
+    for length in range(1, limit):
+        for row in product(tokens, repeat=length):
+            try:
+                tree = delinearize(row, ["w"] * words)
+            except MalformedTreeError:
+                continue
+            runs = "".join("o" if token[0] == "(" else "." for token in row).split(".")
+            if len(tree.children) == 1 and max(map(len, runs)) <= max_open_run:
+                found.add(row)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "limit", "run"), [(1, 8, 12), (2, 8, 12), (3, 8, 12), (2, 8, 1), (1, 8, 2), (2, 5, 12), (1, 2, 12)]
+)
+def test_exactly_the_trees_can_be_written(words, limit, run):
+    tokens = ["(S", ")S", "NN"]
+    grammar, names = grammar_of({token: SMALL[token] for token in tokens})
+    processor = BracketProcessor(grammar, [words], [limit], run)
+    written, waiting = set(), [()]
+    while waiting:
+        row = waiting.pop()
+        for token in may_follow(processor, names, [list(row)])[0]:
+            if token == "</s>":
+                written.add(row)
+            else:
+                waiting.append((*row, token))
+    assert written == trees_by_exhaustion(tokens, words, limit, run)
+
+
+def test_what_may_follow_case_by_case():
+    grammar, names = grammar_of(SMALL)
+    opens, tags = {"(S", "(NP"}, {"NN", "DT"}
+    for text, words, limit, expected in (
+        ("", 2, 20, opens),  # one constituent over all words
+        ("", 1, 20, opens | tags),
+        ("", 2, 4, tags),  # no room for brackets: the words alone
+        ("(S", 2, 20, opens | tags),  # nothing empty is closed
+        ("(S NN", 2, 20, opens | tags),  # what holds all words stays open until all are there
+        ("(S (NP NN", 2, 20, opens | tags | {")NP"}),
+        ("(S (NP NN )NP", 2, 20, opens | tags),
+        ("(S (NP NN NN", 2, 20, {")NP"}),  # the innermost first
+        ("(S (NP NN NN )NP", 2, 20, {")S"}),
+        ("(S (NP NN NN )NP )S", 2, 20, {"</s>"}),
+        ("(S NN", 2, 6, tags),  # room for a tag, `)S` and the end, and one token to spare
+        ("(S NN", 2, 7, opens | tags),
+    ):
+        assert may_follow(BracketProcessor(grammar, [words], [limit]), names, [text.split()]) == [expected], text
+
+
+def test_constituents_in_a_row_are_bounded():
+    grammar, names = grammar_of(SMALL)
+    processor = BracketProcessor(grammar, [3], [100], max_open_run=3)
+    rows = [["(S"] * 3, ["(S", "(S", "NN"]]
+    assert may_follow(processor, names, rows[:1]) == [{"NN", "DT"}]
+    assert may_follow(processor, names, rows[1:]) == [{"(S", "(NP", "NN", "DT", ")S"}]
+
+
+def all_ids(numbers: bool = False) -> dict[str, int]:
+    tokens = [*("(" + label for label in LABELS), *(")" + label for label in LABELS), *TAGS, *(NUMBERS * numbers)]
+    return {token: 3 + 2 * at for at, token in enumerate(tokens)}
+
+
+@given(constituents(st.just("w")), st.booleans())
+def test_every_tree_can_be_written(tree, numbers):
+    grammar, names = grammar_of(all_ids(numbers))
+    tokens = numbered(linearize(tree)) if numbers else linearize(tree)
+    processor = BracketProcessor(grammar, [len(tree.words())], [len(tokens) + 1])  # to the last token
+    for at, token in enumerate([*tokens, "</s>"]):
+        assert token in may_follow(processor, names, [tokens[:at]])[0]
+
+
+@given(st.integers(1, 6), st.integers(0, 14), st.integers(1, 4), st.booleans(), st.randoms(use_true_random=False))
+def test_any_way_ends_in_a_tree(words, spare, run, numbers, random):
+    grammar, names = grammar_of(all_ids(numbers))
+    least = 2 * words if numbers else words
+    processor = BracketProcessor(grammar, [words], [least + 1 + spare], run)
+    row: list[str] = []
+    while True:
+        token = random.choice(sorted(may_follow(processor, names, [row])[0]))
+        if token == "</s>":
+            break
+        row.append(token)
+    assert len(row) <= least + spare
+    tokens = [token for token in row if not is_number(token)]
+    assert row == (numbered(tokens) if numbers else tokens)
+    tree = delinearize(tokens, ["w"] * words)
+    assert len(tree.children) == 1 or spare < 2
+
+
+def test_rows_of_a_batch_do_not_see_each_other():
+    grammar, names = grammar_of(SMALL)
+    rows = [["(S", "NN"], ["(NP", "DT"], ["(S", "(NP"], ["NN", "NN"]]
+    words, limits = [2, 3], [9, 4]
+    together = may_follow(BracketProcessor(grammar, words, limits), names, rows)  # two beams of each sentence
+    alone = [
+        may_follow(BracketProcessor(grammar, [words[at // 2]], [limits[at // 2]]), names, [row])[0]
+        for at, row in enumerate(rows)
+    ]
+    assert together == alone
+
+
+@pytest.mark.parametrize("beams", [1, 2, 5, 21])
+@pytest.mark.parametrize("seed", range(6))
+def test_models_with_random_weights_write_trees(seed, beams):
+    grammar, names = grammar_of(SMALL)
+    lengths = (7, 1, 4, 2)
+    source, mask = padded_batch(lengths, seed)
+    words = [1 + (seed + at) % length for at, length in enumerate(lengths)]
+    limits = [count + 1 + (seed * at) % 12 for at, count in enumerate(words)]
+    model = tiny_model(seed, scale=2.5)
+    options = {"num_beams": beams, "max_new_tokens": max(limits), "length_penalty": 0.3}
+    free = model.generate(source, attention_mask=mask, **options)
+    processors = LogitsProcessorList([BracketProcessor(grammar, words, limits)])
+    outputs = model.generate(source, attention_mask=mask, logits_processor=processors, **options)
+    for row, count, limit in zip(outputs.tolist(), words, limits, strict=True):
+        tokens = row[1 : row.index(END) + 1]
+        assert len(tokens) <= limit
+        assert isinstance(delinearize([names[token] for token in tokens[:-1]], ["w"] * count), Tree)
+    malformed = 0
+    for row, count in zip(free.tolist(), words, strict=True):
+        tokens = [names.get(token, "NN") for token in row[1:] if token not in (END, 1)]
+        try:
+            delinearize(tokens, ["w"] * count)
+        except MalformedTreeError:
+            malformed += 1
+    assert malformed >= 3  # the same models, left free, do not
+
+
+@pytest.mark.parametrize(("words", "limit", "message"), [(0, 9, "without words"), (5, 5, "at least 6 tokens and .* 5")])
+def test_where_no_tree_is_possible(words, limit, message):
+    with pytest.raises(UserError, match=message):
+        BracketProcessor(grammar_of(SMALL)[0], [1, words], [9, limit])
+
+
+def test_a_sentence_longer_than_there_are_numbers():
+    grammar, names = grammar_of(SMALL | {token: 30 + at for at, token in enumerate(NUMBERS)})
+    tokens = numbered(["(S", *["NN"] * 205, ")S"])
+    processor = BracketProcessor(grammar, [205], [len(tokens) + 1])
+    for at in (1, 200, 201, 202, 401, 402, len(tokens) - 1):
+        assert may_follow(processor, names, [tokens[:at]]) == [
+            {tokens[at], "DT"} if tokens[at] == "NN" else {tokens[at]}
+        ]
+    with pytest.raises(UserError, match="at least 411 tokens"):
+        BracketProcessor(grammar, [205], [410])

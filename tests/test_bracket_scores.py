@@ -1,0 +1,133 @@
+"""Labelled bracket scores: hand-worked cases of evalb's rules, and an independent count."""
+
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from random_trees import tree_pairs
+
+from vaswani_transformer import UserError
+from vaswani_transformer.bracket_scores import BracketMetric, count_brackets, score_trees
+from vaswani_transformer.trees import Tree, parse_trees
+
+
+def tree_of(text: str) -> Tree:
+    return next(parse_trees(iter([text]), "text"))
+
+
+CASES = {  # gold, predicted, brackets in gold, in predicted, matched
+    "equal": ("(ROOT (S (NP (DT a) (NN b)) (VP (VB c))))", "(ROOT (S (NP (DT a) (NN b)) (VP (VB c))))", 3, 3, 3),
+    "the root does not count, whatever its name": ("(TOP (S (NN a)))", "( (S (NN a)))", 1, 1, 1),
+    "no root at all": ("(S (NN a))", "(ROOT (S (NN a)))", 1, 1, 1),
+    "labels count": ("(ROOT (S (NP (NN a))))", "(ROOT (S (VP (NN a))))", 2, 2, 1),
+    "spans count": ("(ROOT (S (NP (NN a) (NN b)) (NN c)))", "(ROOT (S (NN a) (NP (NN b) (NN c))))", 2, 2, 1),
+    "final punctuation may hang anywhere": (
+        "(ROOT (S (NP (NN a)) (VP (VB b)) (. .)))", "(ROOT (S (NP (NN a)) (VP (VB b) (. .))))", 3, 3, 3),
+    "punctuation inside": (
+        "(ROOT (S (NP (NN a) (, ,)) (`` ``) (VP (VB b)) ('' '')))",
+        "(ROOT (S (NP (NN a)) (, ,) (VP (`` ``) (VB b) ('' ''))))", 3, 3, 3),
+    "other signs are words": (
+        "(ROOT (S (NP (-LRB- -LRB-) (NN a)) (VP (VB b))))",
+        "(ROOT (S (-LRB- -LRB-) (NP (NN a)) (VP (VB b))))", 3, 3, 2),
+    "the gold tags say what punctuation is": (
+        "(ROOT (S (NP (NN a)) (. .)))", "(ROOT (S (NP (NN a) (NN .))))", 2, 2, 2),
+    "a bracket of punctuation alone": ("(ROOT (S (NN a) (X (. .))))", "(ROOT (S (NN a) (. .)))", 1, 1, 1),
+    "ADVP and PRT are equal": ("(ROOT (VP (VB a) (PRT (RP b))))", "(ROOT (VP (VB a) (ADVP (RB b))))", 2, 2, 2),
+    "a unary chain counts": ("(ROOT (S (VP (VB a))))", "(ROOT (S (VB a)))", 2, 1, 1),
+    "the order of a chain does not": ("(ROOT (S (VP (VB a))))", "(ROOT (VP (S (VB a))))", 2, 2, 2),
+    "duplicates count as often as they are there": (
+        "(ROOT (NP (NP (NN a))))", "(ROOT (NP (NP (NP (NN a)))))", 2, 3, 2),
+    "a duplicate matches once": ("(ROOT (NP (NN a)))", "(ROOT (NP (NP (NN a))))", 1, 2, 1),
+    "a word alone": ("(ROOT (UH yes))", "(ROOT (NP (NN yes)))", 0, 1, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_brackets_are_counted_as_evalb_counts_them(case):
+    gold, predicted, *numbers = CASES[case]
+    counts = count_brackets(tree_of(gold), tree_of(predicted))
+    assert [counts.gold, counts.predicted, counts.matched] == numbers
+    assert counts.exact == (numbers[0] == numbers[1] == numbers[2])
+
+
+def counted_otherwise(gold: str, predicted: str) -> tuple[int, int, int]:
+    """The three numbers from the brackets' text, by sets of places instead of spans."""
+    out: set[int] = set()
+
+    def spans(text: str, is_gold: bool) -> Counter:
+        stack, found, place = [], [], 0
+        for opened, word in re.findall(r"\(([^\s()]*)|([^\s()]+)\)|\)", text):
+            if opened:
+                stack.append((opened, set()))
+                continue
+            if word:
+                if is_gold and stack[-1][0] in (",", ":", "``", "''", "."):
+                    out.add(place)
+                for _, places in stack:
+                    places.add(place)
+                place += 1
+                stack.pop()
+            else:
+                found.append(stack.pop())
+        assert not stack and found.pop()[0] == "ROOT"
+        names = [("ADVP" if label == "PRT" else label, frozenset(places - out)) for label, places in found]
+        return Counter(name for name in names if name[1])
+
+    one = spans(gold, True)
+    other = spans(predicted, False)
+    return sum(one.values()), sum(other.values()), sum(min(one[name], other[name]) for name in one)
+
+
+@given(tree_pairs())
+def test_counts_agree_with_an_independent_count(pair):
+    counts = count_brackets(*pair)
+    assert (counts.gold, counts.predicted, counts.matched) == counted_otherwise(*map(str, pair))
+
+
+@given(tree_pairs())
+def test_properties_of_the_scores(pair):
+    gold, predicted = pair
+    there, back = score_trees([gold], [predicted]), score_trees([gold], [gold])
+    assert 0 <= there["bracket_f1"] <= 100
+    if count_brackets(gold, gold).gold:
+        assert back["bracket_f1"] == back["bracket_precision"] == back["bracket_recall"] == back["exact_match"] == 100
+    low, high = sorted((there["bracket_precision"], there["bracket_recall"]))
+    assert low - 1e-9 <= there["bracket_f1"] <= high + 1e-9 or there["bracket_f1"] == 0
+
+
+def test_scores_of_a_corpus_are_of_its_sums_and_of_short_sentences_apart():
+    short = "(ROOT (S (NP (NN a)) (VP (VB b) (. .))))"
+    long_gold = f"(ROOT (S {' '.join(['(NN w)'] * 40)} (. .)))"  # 41 words with the full stop
+    long_predicted = f"(ROOT (S (NP {' '.join(['(NN w)'] * 39)}) (VB w) (. .)))"
+    scores = score_trees(map(tree_of, [short, long_gold]), map(tree_of, [short, long_predicted]))
+    assert scores["sentences"] == 2 and scores["sentences_40"] == 1
+    assert scores["bracket_precision"] == 100 * 4 / 5 and scores["bracket_recall"] == 100
+    assert scores["bracket_f1"] == pytest.approx(2 * 80 * 100 / 180)
+    assert scores["exact_match"] == 50 and scores["exact_match_40"] == 100 == scores["bracket_f1_40"]
+    assert scores["pos_accuracy"] == pytest.approx(100 * 41 / 42)  # 2 + 40 words that are no punctuation, one wrong
+    with_40 = f"(ROOT (S {' '.join(['(NN w)'] * 39)} (. .)))"
+    assert score_trees([tree_of(with_40)], [tree_of(with_40)])["sentences_40"] == 1
+
+
+@pytest.mark.parametrize(
+    ("predicted", "message"),
+    [
+        ("(ROOT (S (NN a) (NN c)))", "sentence 1: the words do not match .word 2 is 'b' in the gold tree and 'c'"),
+        ("(ROOT (S (NN a)))", "word 2 is 'b' in the gold tree and no word"),
+        ("(ROOT (S (NN a) (NN b) (NN b)))", "word 3 is no word in the gold tree and 'b'"),
+    ],
+)
+def test_words_that_do_not_match(predicted, message):
+    with pytest.raises(UserError, match=message):
+        score_trees([tree_of("(ROOT (S (NN a) (NN b)))")], [tree_of(predicted)])
+
+
+def test_as_a_metric():
+    lines = ["(ROOT (S (NP (NN a)) (VP (VB b))))", "(ROOT (NP (NN c)))"]
+    scores = BracketMetric().compute(predictions=[lines[0], "(ROOT (VP (NN c)))"], references=lines)
+    assert scores["bracket_f1"] == pytest.approx(75) and scores["exact_match"] == 50
+    with pytest.raises(UserError, match=r"predictions\[1\]"):
+        BracketMetric().compute(predictions=[lines[0], "(ROOT"], references=lines)
+    with pytest.raises(UserError, match="2 gold trees and 1 predicted"):
+        score_trees(map(tree_of, lines), map(tree_of, lines[:1]))

@@ -1,0 +1,174 @@
+"""What the commands that decode refuse before they load a model, and how what they show is laid out."""
+
+import io
+import json
+import re
+import sys
+from argparse import ArgumentParser
+
+import pytest
+import torch
+import translating
+from conftest import error_of
+from model_folders import reconfigure, write_model
+from translating import OPTIONS, run
+
+from vaswani_transformer import load_model
+from vaswani_transformer.cli import make_parser
+from vaswani_transformer.decoding_options import _RANGES
+from vaswani_transformer.loading import choose_device
+
+model = translating.model
+source = translating.source
+
+
+@pytest.fixture
+def fails(capsys, monkeypatch):
+    """Runs a command that must fail, with status 2 and before a model is loaded; returns its one line."""
+
+    def loading(*_, **__):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("vaswani_transformer.decoding_options.load_for_decoding", loading)
+
+    def call(*arguments):
+        for command in ("translating", "scoring", "evaluating"):
+            monkeypatch.setattr(f"vaswani_transformer.cli_{command}.load_for_decoding", loading)
+        capsys.readouterr()
+        assert run(*arguments) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["meta", "mps", "xla", "hpu", "no such device", "cpu:x"])
+def test_a_device_that_is_not_there(name):
+    if name == "mps" and torch.backends.mps.is_available():
+        pytest.skip("this machine has it")
+    line = error_of(choose_device, name)
+    assert line.startswith(f"cannot use device {name!r}: ") and line.endswith("cpu") and len(line) < 300
+    assert "Facebook" not in line and "aten" not in line
+
+
+def files_of(folder):
+    for name in ("a.en", "a.de"):
+        (folder / name).write_text("A dog.\n")
+    (folder / "folder").mkdir()
+    return folder / "a.en", folder / "a.de"
+
+
+COMMANDS = {
+    "translate": lambda en, de: ["--input", en, "--prefix", de],
+    "score": lambda en, de: ["--source", en, "--target", de],
+    "evaluate": lambda en, de: ["--source", en, "--reference", de],
+}
+READ = [("translate", "--input"), ("translate", "--prefix"), ("score", "--source"), ("score", "--target")]
+READ += [("evaluate", "--source"), ("evaluate", "--reference")]
+WRITTEN = [("translate", "--output"), ("score", "--output"), ("score", "--json"), ("evaluate", "--output")]
+WRITTEN += [("evaluate", "--json")]
+
+
+@pytest.mark.parametrize(("command", "option"), READ + WRITTEN)
+def test_a_folder_is_no_file(tmp_path, fails, command, option):
+    words = [command, "MODEL", *COMMANDS[command](*files_of(tmp_path))]
+    line = fails(*words, option, tmp_path / "folder")
+    assert line == f"error: {option} is {tmp_path}/folder, a folder: give a file"
+    assert fails(*words, option, "") == f"error: {option} is empty: give a file"
+
+
+@pytest.mark.parametrize(("command", "option"), WRITTEN)
+def test_a_file_to_write_needs_a_folder(tmp_path, fails, command, option):
+    words = [command, "MODEL", *COMMANDS[command](*files_of(tmp_path))]
+    line = fails(*words, option, tmp_path / "none" / "x")
+    assert line == f"error: {option} is {tmp_path}/none/x, and the folder {tmp_path}/none is not there: make it first"
+    line = fails(*words, option, tmp_path / "a.en" / "x")
+    assert "a.en is a file, not a folder" in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.de", "a.en", "folder"]
+
+
+@pytest.mark.parametrize("name", [name for name, (_, most) in _RANGES.items() if isinstance(most, int)])
+def test_a_number_beyond_its_range_is_told_both_ends(fails, name):
+    flag, (least, most) = "--" + name.replace("_", "-"), _RANGES[name]
+    for value in {most + 1, least - 1}:
+        if isinstance(least, int):
+            line = fails("translate", "MODEL", "A dog.", "--sample", flag, str(value))
+            assert re.fullmatch(rf"error: {flag} is {value}(\.0)?: it must be from {least} to {most:,}", line)
+
+
+@pytest.mark.parametrize("command", ["translate", "score"])
+def test_combine_goes_with_an_ensemble(tmp_path, fails, command):
+    words = [command, "MODEL", *COMMANDS[command](*files_of(tmp_path))]
+    line = fails(*words, "--combine", "probabilities")
+    assert line == "error: --combine is for several models: give --ensemble too, or leave it out"
+    assert "--combine: invalid choice: 'votes'" in fails(*words, "--ensemble", "B", "--combine", "votes")
+
+
+def test_a_sentence_taken_for_a_member_of_the_ensemble(model, capsys):
+    assert run("translate", model, "--ensemble", model, "Two dogs.", "--device", "cpu") == 2
+    line = capsys.readouterr().err.strip()
+    assert line == "error: --ensemble: there is no model folder Two dogs. (sentences stand before --ensemble)"
+
+
+def test_a_model_is_all_that_translate_requires(capsys):
+    assert run("translate") == 2
+    assert "required: MODEL (see" in capsys.readouterr().err
+
+
+def test_defaults_stand_in_the_help():
+    def of_option(command: str, flag: str) -> str:
+        subparsers = next(action for action in make_parser()._actions if isinstance(action.choices, dict))
+        parser: ArgumentParser = subparsers.choices[command]
+        return next(action.help for action in parser._actions if flag in action.option_strings)
+
+    for command in ("translate", "score"):
+        assert "(default: 2000)" in of_option(command, "--window")
+        assert "(default: probabilities)" in of_option(command, "--combine")
+        assert "(default: as the model was saved)" in of_option(command, "--precision")
+
+
+def test_exact_is_for_exported_models(model, capsys):
+    assert run("translate", model, "A dog.", "--exact", "--device", "cpu") == 2
+    line = capsys.readouterr().err.strip()
+    assert line.startswith("error: --exact is for exported models: leave it out")
+
+
+def test_a_bar_leaves_the_lines_of_the_output_whole(model, source, tmp_path, monkeypatch):
+    """As on a terminal, where both come to the same place: what is behind the last return to the margin is seen."""
+    command = ["translate", model, "--input", source, *OPTIONS, "--device", "cpu"]
+    terminal = io.StringIO()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        patch.setattr(sys, "stderr", terminal)
+        assert run(*command) == 0
+    lines = [line.split("\r")[-1] for line in terminal.getvalue().split("\n")]
+    assert run(*command, "--output", tmp_path / "out") == 0
+    expected = (tmp_path / "out").read_text().split("\n")[:-1]
+    assert lines[: len(expected)] == expected
+    assert re.search(r"[\d.]+ sentences/s\]", lines[len(expected)])
+
+
+def test_evaluate_reads_its_files_itself(model, tmp_path, capsys, cache):
+    english, german = files_of(tmp_path)
+    german.write_text("Ein Hund.\nZwei.\n")
+    words = ["evaluate", model, "--source", english, "--reference", german, "--device", "cpu"]
+    assert run(*words) == 2
+    assert capsys.readouterr().err.startswith(f"error: {english} has 1 lines and {german} has 2")
+    german.write_text("Ein Hund.\n")
+    assert run(*words, "--beams", "2", "--max-new-tokens", "8", "--json", tmp_path / "scores") == 0
+    assert "split" not in capsys.readouterr().err and not list(cache.iterdir())
+    record = json.loads((tmp_path / "scores").read_text())
+    assert record["command"].endswith("--source a.en --reference a.de --beams 2 --max-new-tokens 8")
+
+
+def test_settings_that_training_once_left_limit_nothing(tmp_path):
+    """`Seq2SeqTrainer` filled every field: 20 tokens then bounded prefixes, and stood in records of evaluations."""
+    from transformers import GenerationConfig
+
+    folder = write_model(tmp_path / "model")
+    own = json.loads((folder / "generation_config.json").read_text())
+    defaults = GenerationConfig()._get_default_generation_params()
+    reconfigure(folder, **{name: value for name, value in defaults.items() if value is not None} | own)
+    assert json.loads((folder / "generation_config.json").read_text())["max_length"] == 20
+    loaded, _ = load_model(folder, "cpu")
+    assert loaded.generation_config.max_length is None and loaded.generation_config.num_beams == 4

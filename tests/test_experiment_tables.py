@@ -1,0 +1,264 @@
+"""Tables 2 to 4 at tiny scale: every row through the command, on made-up text and trees."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from experimenting import experiment
+
+from vaswani_transformer import VaswaniConfig
+from vaswani_transformer import experiment_cells as cells_module
+from vaswani_transformer.experiment_cells import scaled_down, spread
+from vaswani_transformer.experiments import Setup
+from vaswani_transformer.paper_tables import TABLE2, TABLE3, TABLE4
+from vaswani_transformer.recipe import Recipe
+from vaswani_transformer.synthetic import generate_corpus
+from vaswani_transformer.table3 import Table3
+
+TINY = [
+    *("max_steps=4", "warmup_steps=2", "evaluate_every=2", "average_checkpoints=2", "num_beams=1", "vocab_size=300"),
+    *("d_model=16", "d_ff=32", "num_heads=2", "d_k=8", "d_v=8", "encoder_layers=1", "decoder_layers=1"),
+    *("tokens_per_batch=400", "tokens_per_device=400"),
+]
+
+
+@pytest.fixture(scope="module")
+def multi30k(tmp_path_factory, cache) -> Path:
+    """Generated text under Multi30k's names; the French is the German."""
+    folder = tmp_path_factory.mktemp("multi30k")
+    corpus = generate_corpus(150, 10, 12)
+    for name, pairs in (("train", corpus.train), ("val", corpus.validation), ("test_2016_flickr", corpus.test)):
+        for language, side in (("en", 0), ("de", 1), ("fr", 1)):
+            text = "".join(pair[side] + "\n" for pair in pairs)
+            (folder / f"{name}.{language}.gz").write_bytes(gzip.compress(text.encode()))
+    return folder
+
+
+# Table 3.
+
+
+def test_every_row_of_table_3_keeps_its_ratios():
+    base = VaswaniConfig.from_preset("base")
+    small = scaled_down(Recipe(preset="base"))
+    for row in TABLE3:
+        config, scaled = VaswaniConfig.from_preset(row.preset), scaled_down(Recipe(preset=row.preset))
+        for name in ("d_model", "d_ff", "d_k", "d_v", "num_heads", "encoder_layers", "decoder_layers"):
+            assert scaled[name] / small[name] == pytest.approx(getattr(config, name) / getattr(base, name)), row
+        assert (scaled["dropout"], scaled["position_encoding"]) == (config.dropout, config.position_encoding)
+
+
+@pytest.mark.parametrize("scale", ["laptop", "paper"])
+def test_recipes_of_table_3_are_the_papers_rows(scale):
+    experiment = Table3()
+    setup = Setup(scale=scale)
+    cells = {cell.name: cell for cell in experiment.cells(setup)}
+    assert len(cells) == 22 and [cell.group for cell in cells.values()].count("base") == 3
+    recipes = {name: experiment.recipe(setup, experiment.training(setup, cell)) for name, cell in cells.items()}
+    base = recipes["base"]
+    assert (base.label_smoothing, base.adam_beta2, base.num_beams, base.length_penalty) == (0.1, 0.98, 4, 0.6)
+    assert [recipes[f"d-smoothing-{value}"].label_smoothing for value in ("0.0", "0.2")] == [0.0, 0.2]
+    assert [recipes[f"d-dropout-{value}"].dropout for value in ("0.0", "0.2")] == [0.0, 0.2]
+    assert recipes["big"].max_steps == 3 * base.max_steps and recipes["big"].dropout == 0.3
+    assert [recipes[name].seed for name in ("base", "base-seed-1", "base-seed-2")] == [0, 1, 2]
+    assert {(recipe.average_checkpoints, recipe.keep_weights) for recipe in recipes.values()} == {(0, "last")}
+    if scale == "paper":
+        for row in TABLE3:
+            config = VaswaniConfig.from_preset(row.preset)
+            name = row.preset.removeprefix("table3-")
+            parameters = experiment.estimate(setup, cells[name], "p100 x8").parameters
+            assert parameters == config.num_parameters()
+            assert row.millions is None or parameters / 1e6 == pytest.approx(row.millions, rel=0.07)
+
+
+def test_table3_command_goes_on_where_it_was_cut_off(multi30k, tmp_path, capsys, monkeypatch):
+    words = ["table3", "--data-dir", multi30k, "--output", tmp_path, "--only", "base", "--set", *TINY]
+    score, trained = cells_module.score_translation_model, []
+    train = cells_module.train
+
+    def train_counted(recipe):
+        trained.append(Path(recipe.output).name)
+        return train(recipe)
+
+    def cut_off(folder, *arguments):
+        if folder.name == "base-seed-1":
+            raise KeyboardInterrupt
+        return score(folder, *arguments)
+
+    monkeypatch.setattr(cells_module, "train", train_counted)
+    monkeypatch.setattr(cells_module, "score_translation_model", cut_off)
+    status, output, _ = experiment(capsys, *words)
+    assert status == 130 and "run the same command again" in output
+    assert trained == ["base", "base-seed-1"]  # the second is trained, and not yet scored
+    monkeypatch.setattr(cells_module, "score_translation_model", score)
+    status, output, _ = experiment(capsys, *words)
+    assert status == 0 and trained == ["base", "base-seed-1", "base-seed-2"]
+    assert "3 seeds of the base" in output and "| (A) h 1, d_k = d_v 512 |" in output
+    folder = tmp_path / "table3/laptop"
+    results = [json.loads((folder / name / "result.json").read_text()) for name in ("base", "base-seed-1")]
+    assert [result["figures"]["steps"] for result in results] == [4, 4]
+    assert results[0]["figures"]["perplexity"] != results[1]["figures"]["perplexity"]
+    assert results[0]["paper"] == {"perplexity": 4.92, "bleu": 25.8, "millions": 65}
+    assert results[0]["figures"]["parameters"] == sum(
+        tensor.numel() for tensor in torch.nn.ParameterList(load_weights(folder / "base"))
+    )
+    assert len((folder / "base/translations.txt").read_text().splitlines()) == 10
+    status, _, errors = experiment(capsys, *words[:-1], "num_beams=2")
+    assert status == 2 and "is of another recipe (num_beams 1 there and 2 here)" in errors
+
+
+def test_a_process_of_jobs_runs_its_cell_alone(multi30k, tmp_path, capsys):
+    words = ["table3", "--data-dir", multi30k, "--output", tmp_path, "--set", *TINY]
+    assert experiment(capsys, *words, "--one", "base")[0] == 0  # which is a group, too
+    assert [path.name for path in (tmp_path / "table3/laptop").iterdir()] == ["base"]
+
+
+def load_weights(folder: Path) -> list[torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return list(load_file(folder / "model.safetensors").values())
+
+
+def test_dry_run_tells_what_is_missing_and_starts_nothing(tmp_path, capsys):
+    words = ["table3", "--output", tmp_path, "--dry-run", "--device", "p100 x8"]
+    status, output, _ = experiment(capsys, *words, "--scale", "paper", "--only", "base", "big")
+    assert status == 0 and not list(tmp_path.iterdir())
+    # Section 5.2: 0.4 s a step for 100,000 steps of base, 1 s for 300,000 of big.
+    assert re.search(r"\| base \| missing \| 63,045,632 \| 100,000 \| \S+ \| 11.11 \|", output)
+    assert re.search(r"\| big \| missing \| 214\d{6}|214,\d{3},\d{3} \| 300,000 \| \S+ \| 83.33 \|", output)
+    assert "4 of 4 cells to run" in output
+
+
+def test_spread():
+    assert spread([1.0, 2.0, 6.0]) == (3.0, 2.5)
+
+
+# Table 2.
+
+
+def test_table2_command(multi30k, tmp_path, capsys):
+    pytest.importorskip("sacremoses")
+    words = ["table2", "--data-dir", multi30k, "--output", tmp_path, "--only", "en-de-base", "--set", *TINY]
+    status, output, _ = experiment(capsys, *words)
+    assert status == 0
+    assert "| GNMT + RL | 24.6 | 39.92 | 2.3e+19 | 1.4e+20 |" in output
+    figures = json.loads((tmp_path / "table2/laptop/en-de-base/result.json").read_text())["figures"]
+    assert {"bleu", "paper_bleu", "bleu_signature"} <= figures.keys() and figures["sentences"] == 12
+    assert figures["flops_by_time"] > figures["flops_counted"] > 0  # nothing multiplies faster than the peak
+    assert figures["flops_by_time"] == pytest.approx(60e12 * figures["minutes"] * figures["sustained_tflops"], rel=0.5)
+
+
+def test_paper_figures_agree_with_the_papers_own_arithmetic():
+    # Footnote 5: 12 hours, 3.5 days, on 8 P100 of 9.5 TFLOPS; Section 6.2's remarks on Table 3; Section 6.3.
+    base, big = TABLE2[-2:]
+    assert base.flops_de == pytest.approx(12 * 3600 * 8 * 9.5e12, rel=0.01)
+    assert big.flops_de == pytest.approx(3.5 * 86400 * 8 * 9.5e12, rel=0.01)
+    assert big.bleu_de - max(row.bleu_de for row in TABLE2[:-2] if row.bleu_de) > 2.0
+    rows = {row.preset: row for row in TABLE3}
+    assert rows["base"].bleu - rows["table3-a-heads-1"].bleu == pytest.approx(0.9)
+    assert sorted(row.f1 for row in TABLE4)[-1] == 93.3 and len(TABLE4) == 12
+
+
+# Table 4.
+
+TREES = [
+    "(ROOT (S (NP (DT the) (NN dog)) (VP (VBZ sees) (NP (DT a) (NN cat))) (. .)))",
+    "(ROOT (S (NP (PRP she)) (VP (VBZ runs)) (. .)))",
+    "(ROOT (NP (DT a) (JJ small) (NN bird)))",
+    "(ROOT (S (NP (DT the) (NN bird)) (VP (VBZ sings) (PP (IN in) (NP (DT the) (NN tree)))) (. .)))",
+]
+
+
+def test_table4_command(tmp_path, capsys, cache):
+    data = tmp_path / "trees"
+    data.mkdir()
+    (data / "gum.train.trees").write_text("\n".join(TREES * 10) + "\n")
+    (data / "gum.dev.trees.gz").write_bytes(gzip.compress(("\n".join(TREES) + "\n").encode()))
+    changes = [word for word in TINY if not word.startswith("vocab")] + ["max_length=60", "vocab_size=700"]
+    words = ["table4", "--data-dir", data, "--output", tmp_path, "--set", *changes]
+    status, output, errors = experiment(capsys, *words)
+    assert status == 0, errors
+    assert "| Transformer (4 layers) | WSJ only, discriminative | 91.3 |" in output
+    figures = json.loads((tmp_path / "table4/laptop/transformer/result.json").read_text())["figures"]
+    assert figures["well_formed"] == 100.0 and 0 <= figures["bracket_f1"] <= 100
+    baseline = json.loads((tmp_path / "table4/laptop/right-branching/result.json").read_text())["figures"]
+    assert baseline["bracket_f1"] > 0
+    assert experiment(capsys, *words)[1] == output
+    (data / "gum.train.trees").unlink()
+    status, _, errors = experiment(capsys, *words, "--only", "transformer")
+    assert status == 0  # it is finished, and needs no data
+    status, _, errors = experiment(capsys, "table4", "--data-dir", data, "--output", tmp_path / "other")
+    assert status == 2 and "has no gum.train.trees.gz" in errors
+
+
+# What the heads look at; positions.
+
+
+def test_attention_command_takes_the_model_of_table_2(multi30k, tmp_path, capsys):
+    pytest.importorskip("sacremoses")
+    words = ["attention", "--data-dir", multi30k, "--output", tmp_path, "--set", *TINY]
+    status, output, errors = experiment(capsys, *words)
+    assert status == 0, errors
+    assert "# What the heads do" in output
+    folder = tmp_path / "attention/laptop"
+    figures = json.loads((folder / "heads/result.json").read_text())["figures"]
+    assert {kind: sum(counts.values()) for kind, counts in figures["roles"].items()} == {
+        "encoder": 2, "decoder": 2, "encoder-decoder": 2}  # fmt: skip
+    assert "<html" in (folder / "heads/sentence-1.html").read_text()
+    assert (folder / "attention.png").is_file() and (folder / "heads/sentence-1-encoder.png").is_file()
+    assert (tmp_path / "table2/laptop/en-de-base/result.json").is_file()
+    assert experiment(capsys, *words)[1] == output
+
+
+def test_positions_command(tmp_path, capsys, monkeypatch):
+    from vaswani_transformer import experiment_positions
+    from vaswani_transformer.position_study import LengthStudy
+
+    study = LengthStudy(trained=3, tested=(2, 5), examples=4, d_model=16, d_ff=16, layers=1, steps=2, batch=4)
+    run = experiment_positions.run_position_study
+    monkeypatch.setattr(experiment_positions, "run_position_study", lambda folder, say: run(folder, [study], (0,), say))
+    status, output, errors = experiment(capsys, "positions", "--output", tmp_path)
+    assert status == 0, errors
+    assert "# Positions (Section 3.5)" in output and "| 5 (longer) |" in output
+    assert (tmp_path / "positions/laptop/positions.png").is_file()
+    assert experiment(capsys, "positions", "--output", tmp_path)[1] == output
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["tabel3"], "there is no experiment 'tabel3': did you mean 'table3'?"),
+        (["table3", "--only", "c-dmodel-2048"], "did you mean 'c-dmodel-1024'?"),
+        (["table3"], "give --data-dir, the folder with train.en.gz, train.de.gz"),
+        (["table3", "--data-dir", "/nowhere"], "--data-dir /nowhere is not a folder"),
+        (["table3", "--set", "max_stepz=3"], "did you mean 'max_steps'?"),
+        (["table3", "--set", "max_steps=many"], "max_steps is 'many'"),
+        (["table3", "--device", "p100"], "--device is for --dry-run"),
+        (["table1", "--output", __file__], "is a file: give a folder"),
+        (["table4"], "give --data-dir, the folder with gum.train.trees.gz"),
+    ],
+)
+def test_mistakes_end_in_one_line(words, message, tmp_path, capsys):
+    status, _, errors = experiment(capsys, words[0], "--output", tmp_path, *words[1:])
+    assert status == 2 and message in errors and errors.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_cells_side_by_side_are_those_of_one_after_the_other(multi30k, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    results = []
+    for name, options in (("one", []), ("two", ["--jobs", "2"])):
+        words = ["table3", "--data-dir", multi30k, "--output", tmp_path / name, "--only", "base", "--set", *TINY]
+        assert experiment(capsys, *words, *options)[0] == 0
+        files = sorted((tmp_path / name).glob("table3/laptop/*/result.json"))
+        results.append({file.parent.name: json.loads(file.read_text())["figures"] for file in files})
+    assert results[0].keys() == results[1].keys() and len(results[0]) == 3
+    for name, figures in results[0].items():
+        assert results[1][name]["perplexity"] == pytest.approx(figures["perplexity"], rel=1e-3)
+        assert results[1][name]["bleu"] == pytest.approx(figures["bleu"], abs=1e-2)

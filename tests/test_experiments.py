@@ -1,0 +1,255 @@
+"""`vaswani experiment`: cells that are made once, folders of other recipes, runs side by side; made-up cells."""
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import error_of
+
+from vaswani_transformer import UserError
+from vaswani_transformer.experiment_jobs import Job, SideBySide, device_environments, last_line
+from vaswani_transformer.experiments import (
+    Cell,
+    Estimate,
+    Experiment,
+    Setup,
+    check_settings,
+    chosen_cells,
+    read_results,
+    run_cell,
+    write_recipe,
+    write_report,
+)
+
+
+class Squares(Experiment):
+    """Cells that write their recipe and square a number; `trouble` is raised in the cell of that name."""
+
+    name, title = "squares", "numbers and their squares"
+
+    def __init__(self, trouble: dict[str, BaseException] | None = None):
+        self.trouble, self.ran = trouble or {}, []
+
+    def cells(self, setup: Setup) -> list[Cell]:
+        step = int(setup.changes.get("step", 1))
+        return [
+            Cell(name, f"number {name}", {"number": number * step, "place": None}, {"square": number**2}, group)
+            for name, number, group in (("two", 2, "A"), ("three", 3, "A"), ("five", 5, "B"))
+        ]
+
+    def estimate(self, setup, cell, device):
+        return Estimate()
+
+    def run(self, setup, cell, folder):
+        write_recipe(folder, cell)
+        self.ran.append(cell.name)
+        logging.getLogger("vaswani_transformer.test").info("at %s", cell.name)
+        if cell.name in self.trouble:
+            raise self.trouble[cell.name]
+        return {"square": cell.settings["number"] ** 2}
+
+    def report(self, setup, cells, results):
+        return "".join(f"{name} {result['figures']['square']}\n" for name, result in results.items())
+
+    def draw(self, figure, cells, results):
+        figure.subplots().plot([result["figures"]["square"] for result in results.values()])
+
+
+def run_all(experiment: Squares, setup: Setup) -> None:
+    done = read_results(experiment, setup, experiment.cells(setup))
+    for cell in experiment.cells(setup):
+        if cell.name not in done:
+            run_cell(experiment, setup, cell)
+
+
+def test_a_second_call_does_only_what_is_missing(tmp_path):
+    setup, first = Setup(output=tmp_path), Squares({"three": KeyboardInterrupt()})
+    with pytest.raises(KeyboardInterrupt):
+        run_all(first, setup)
+    assert first.ran == ["two", "three"]
+    second = Squares()
+    run_all(second, setup)
+    assert second.ran == ["three", "five"]
+    run_all(second, setup)
+    assert second.ran == ["three", "five"]
+    result = json.loads((tmp_path / "squares/laptop/three/result.json").read_text())
+    assert (result["figures"], result["paper"], result["settings"]["number"]) == ({"square": 9}, {"square": 9}, 3)
+    assert result["machine"]["threads"] >= 1 and "torch" in result["versions"]
+    assert "squares three: finished" in (tmp_path / "squares/laptop/three/log.txt").read_text()
+
+
+def test_run_cell_itself_does_not_repeat_a_finished_one(tmp_path):
+    setup, experiment = Setup(output=tmp_path), Squares()
+    cell = experiment.cells(setup)[0]
+    assert run_cell(experiment, setup, cell) == run_cell(experiment, setup, cell)
+    assert experiment.ran == ["two"]
+
+
+def test_a_folder_of_another_recipe_is_refused_and_stays(tmp_path):
+    experiment = Squares()
+    run_all(experiment, Setup(output=tmp_path))
+    other = Setup(output=tmp_path, changes={"step": "10"})
+    message = error_of(run_cell, experiment, other, experiment.cells(other)[0])
+    assert re.search(r"two is of another recipe \(number 2 there and 20 here\): give another --output", message)
+    assert "another recipe" in error_of(read_results, experiment, other, experiment.cells(other))
+    assert json.loads((tmp_path / "squares/laptop/two/result.json").read_text())["figures"] == {"square": 4}
+
+
+def test_settings_that_are_newer_than_a_folder_do_not_make_it_another(tmp_path):
+    cell = Cell("a", "a", {"old": 1})
+    write_recipe(tmp_path, cell)
+    check_settings(tmp_path, Cell("a", "a", {"old": 1, "new": 2}))
+    many = Cell("a", "a", {"old": 2})
+    assert "old 1 there and 2 here" in error_of(check_settings, tmp_path, many)
+    (tmp_path / "recipe.yaml").write_text("a: [")
+    assert "cannot be read" in error_of(check_settings, tmp_path, cell)
+
+
+def test_a_damaged_result_is_told_and_not_overwritten(tmp_path):
+    experiment, setup = Squares(), Setup(output=tmp_path)
+    run_all(experiment, setup)
+    path = tmp_path / "squares/laptop/two/result.json"
+    path.write_text("{")
+    assert f"{path} is not a result" in error_of(read_results, experiment, setup, experiment.cells(setup))
+    assert path.read_text() == "{"
+
+
+def test_two_processes_do_not_run_one_cell(tmp_path):
+    experiment, setup = Squares(), Setup(output=tmp_path)
+    folder = tmp_path / "squares/laptop/two"
+    folder.mkdir(parents=True)
+    code = f"import fcntl, time; f = open({str(folder / '.lock')!r}, 'w'); fcntl.flock(f, fcntl.LOCK_EX)"
+    code += "; print(flush=True); time.sleep(60)"
+    cell = experiment.cells(setup)[0]
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        holder.stdout.readline()
+        assert "two is being run by another process" in error_of(
+            run_cell, experiment, setup, experiment.cells(setup)[0]
+        )
+    finally:
+        holder.kill()
+        holder.wait()
+    run_cell(experiment, setup, cell)
+
+
+def test_rows_are_chosen_by_name_or_group(tmp_path):
+    cells = Squares().cells(Setup())
+
+    def names(*only):
+        return [cell.name for cell in chosen_cells(cells, only)]
+
+    assert names() == names("B", "a") == ["two", "three", "five"]
+    assert names("five", "Two") == ["two", "five"]
+    assert "there is no row 'thre' in this table: did you mean 'three'?" in error_of(names, "thre")
+    assert "there are: two, three, five" in error_of(names, "zzzz")
+
+
+def test_the_table_is_written_as_markdown_json_and_png(tmp_path):
+    experiment, setup = Squares(), Setup(output=tmp_path)
+    assert write_report(experiment, setup) == ""  # nothing is there yet
+    for cell in experiment.cells(setup)[:2]:
+        run_cell(experiment, setup, cell)
+    assert write_report(experiment, setup) == "two 4\nthree 9\n"
+    folder = tmp_path / "squares/laptop"
+    assert (folder / "squares.md").read_text() == "two 4\nthree 9\n"
+    assert [entry["cell"] for entry in json.loads((folder / "squares.json").read_text())] == ["two", "three"]
+    assert (folder / "squares.png").read_bytes().startswith(b"\x89PNG")
+
+
+# Side by side.
+
+
+def job(folder: Path, name: str, code: str) -> Job:
+    return Job(name, [sys.executable, "-c", code], folder / name)
+
+
+def test_jobs_run_side_by_side_each_with_its_environment(tmp_path):
+    meet = (
+        "import os, sys, time; from pathlib import Path; me, other = sys.argv[1:3] if len(sys.argv) > 2 else ('', '')\n"
+        f"folder = Path({str(tmp_path)!r}); name = os.environ['PLACE']\n"
+        "(folder / f'here{name}').touch()\n"
+        "end = time.time() + 30\n"
+        "while not (folder / f'here{1 - int(name)}').exists() and time.time() < end: time.sleep(0.02)\n"
+        "sys.exit(time.time() >= end)"  # each waits for the other
+    )
+    jobs = [job(tmp_path, "a", meet), job(tmp_path, "b", meet)]
+    assert SideBySide(jobs, [{"PLACE": "0"}, {"PLACE": "1"}]).run() == []
+
+
+def test_a_job_that_fails_stops_no_other(tmp_path):
+    fail = "import sys; print('error: no such file', file=sys.stderr); sys.exit(2)"
+    jobs = [job(tmp_path, "bad", fail), *(job(tmp_path, name, "print(1)") for name in "ab")]
+    failed = SideBySide(jobs, [{}]).run()
+    assert [one.name for one in failed] == ["bad"]
+    assert last_line(tmp_path / "bad/log.txt") == "no such file"
+    assert last_line(tmp_path / "none") == f"see {tmp_path / 'none'}"
+
+
+def test_ctrl_c_reaches_each_job_once_and_waits_for_it(tmp_path):
+    task = (
+        "import signal, sys, time; from pathlib import Path\n"
+        f"count = []; folder = Path({str(tmp_path)!r})\n"
+        "signal.signal(signal.SIGINT, lambda *_: count.append(1))\n"
+        "(folder / 'ready').touch()\n"
+        "while not count: time.sleep(0.02)\n"
+        "time.sleep(0.5); (folder / 'saved').write_text(str(len(count))); sys.exit(130)"
+    )
+    program = (
+        "import sys; from pathlib import Path; from vaswani_transformer.experiment_jobs import Job, SideBySide\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        f"jobs = [Job('a', [sys.executable, '-c', {task!r}], folder / 'a'),"
+        " Job('later', [sys.executable, '-c', f'open({str(folder / \"ran\")!r}, \"w\")'], folder / 'later')]\n"
+        "try: SideBySide(jobs, [{}]).run()\n"
+        "except KeyboardInterrupt: print('stopped', (folder / 'saved').exists())"
+    )
+    # A terminal sends Ctrl-C to all processes of a group.
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not (tmp_path / "ready").exists() and process.poll() is None:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60)[0] == "stopped True\n"
+    assert (tmp_path / "saved").read_text() == "1"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_job_is_no_member_of_the_terminals_group(tmp_path):
+    alone = "import os, sys; sys.exit(os.getpgid(0) != os.getpid())"
+    assert SideBySide([job(tmp_path, "a", alone)], [{}]).run() == []
+
+
+def test_signals_are_given_back(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    SideBySide([job(tmp_path, "a", "")], [{}]).run()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_devices_and_cores_are_dealt_out(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    three = device_environments(["cuda:0", "cuda:1"], 3)
+    assert [found["CUDA_VISIBLE_DEVICES"] for found in three] == ["0", "1", "0"]
+    assert {found["OMP_NUM_THREADS"] for found in three} == {"2"}
+    assert device_environments(["cpu"], 1) == [{"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "8"}]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert device_environments(["cuda:1"], 1)[0]["CUDA_VISIBLE_DEVICES"] == "6"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert device_environments([], 2) == [{}, {}]
+    for devices, jobs, message in (
+        (["cuda:2"], 1, "cuda:2 is not there: this machine has 2"),
+        (["tpu"], 1, "'tpu' is not known"),
+        ([], 0, "--jobs is 0"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            device_environments(devices, jobs)

@@ -1,0 +1,66 @@
+"""The folder of an exported model given where a model is needed: what it is, and what can be done with it."""
+
+import dataclasses
+
+import pytest
+from conftest import error_of
+from exporting_models import save_model, small_tokenizer
+
+from vaswani_transformer import average_models, export_model, load_ensemble, load_model, pipeline, publish
+from vaswani_transformer.cli import main
+from vaswani_transformer.conversion import convert_pickled_weights
+from vaswani_transformer.exported import ExportFacts
+
+TAKE_IT = {"ctranslate2": "`vaswani translate`, `score` and `evaluate`", "onnx": "ONNX Runtime runs it"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model") / "model", small_tokenizer())
+
+
+@pytest.fixture(scope="module", params=TAKE_IT)
+def exported(request, tmp_path_factory, model):
+    """Format and folder; what is in the graphs of an ONNX export plays no part here, and takes long to make."""
+    pytest.importorskip("ctranslate2")
+    folder = export_model(model, tmp_path_factory.mktemp("exported") / "x").folder
+    if request.param == "onnx":
+        facts = dataclasses.replace(ExportFacts.read(folder), format="onnx")
+        for name in ("model.bin", "config.json", "shared_vocabulary.json", "export.json"):
+            (folder / name).unlink()
+        (folder / "encoder.onnx").touch()
+        facts.write(folder)
+    return request.param, folder
+
+
+CALLS = {
+    "load_model": lambda model, exported, new: load_model(exported),
+    "load_ensemble": lambda model, exported, new: load_ensemble([model, exported]),
+    "export_model": lambda model, exported, new: export_model(exported, new),
+    "publish": lambda model, exported, new: publish(exported, "owner/name", dry_run=True),
+    "pipeline": lambda model, exported, new: pipeline("translation", model=exported),
+    "pipeline without a task": lambda model, exported, new: pipeline(model=str(exported)),
+    "average_models": lambda model, exported, new: average_models([model, exported], new),
+    "convert_pickled_weights": lambda model, exported, new: convert_pickled_weights(exported),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_each_says_what_it_is(tmp_path, model, exported, call):
+    format, folder = exported
+    line = error_of(call, model, folder, tmp_path / "new")
+    assert line.startswith(f"{folder} holds a model exported to {format}, which cannot be made a model again: give the")
+    assert TAKE_IT[format] in line and not list(tmp_path.iterdir())
+
+
+def test_a_damaged_one(tmp_path):
+    (tmp_path / "export.json").write_text("{")
+    assert "export.json is damaged" in error_of(load_model, tmp_path)
+
+
+@pytest.mark.parametrize("command", ["export", "push"])
+def test_in_a_command(tmp_path, exported, command, capsys):
+    words = {"export": ["--output", str(tmp_path / "x")], "push": ["owner/name", "--dry-run"]}[command]
+    assert main([command, str(exported[1]), *words]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"error: {exported[1]} holds a model exported to {exported[0]}")

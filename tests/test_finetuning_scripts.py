@@ -1,0 +1,345 @@
+"""The scripts that show fine-tuning: their mistakes, their loops, and whole runs of them."""
+
+import importlib.util
+import json
+import os
+import re
+import runpy
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import finetuning
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from finetuning import assert_same, weights_of
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForSeq2SeqLM
+
+import vaswani_transformer as vt
+from vaswani_transformer.recipe import Recipe
+from vaswani_transformer.synthetic import generate_corpus, write_corpus
+
+pytestmark = pytest.mark.usefixtures("cache")
+folder = finetuning.folder
+batch = finetuning.batch
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+
+
+# Their mistakes and their parts
+
+
+def script(name: str):
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def files(text: Path, **others) -> list[str]:
+    """Options that name the text, some of it replaced."""
+    names = {f"--{split}-{side}": text / f"{split}.{language}" for split in ("train", "validation")
+             for side, language in (("source", "en"), ("target", "de"))}  # fmt: skip
+    return [str(part) for pair in {**names, **others}.items() for part in pair]
+
+
+ALL = ["finetune_seq2seq_trainer", "finetune_accelerate", "finetune_lora"]
+MISTAKES = {
+    "no model": ({"model": "nowhere"}, {}, [], "'nowhere' does not exist"),
+    "no file": ({}, {"--train-source": "nowhere.en"}, [], r"nowhere\.en cannot be read"),
+    "lines": ({}, {"--train-target": "validation.de"}, [], "has 200 lines and .* has 20"),
+    "output": ({"output": "."}, {}, [], "is not empty: give another --output"),
+    "too long": ({}, {}, ["--max-length", "3"], "no pair is left after filtering"),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_found_before_training(folder, text, tmp_path, monkeypatch, name, mistake):
+    if name == "finetune_lora":
+        pytest.importorskip("peft")
+    places, replaced, more, message = MISTAKES[mistake]
+    monkeypatch.chdir(text)
+    where = {"model": str(folder), "output": str(tmp_path / "new"), **places}
+    arguments = [where["model"], "--output", where["output"], *files(text, **replaced), *more]
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    module = script(name)
+    with pytest.raises(vt.UserError, match=message) as caught:
+        module.finetune(module.parse_options())
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "new").exists()
+
+
+REFUSED = {
+    "--learning-rate": ["nan", "inf", "-1e-3", "0", "fast"],
+    "--warmup-steps": ["-3", "1.5"],
+    "--label-smoothing": ["2", "1", "-0.1", "nan"],
+    "--gradient-accumulation": ["0"],
+    "--batch-size": ["0", "-1"],
+    "--steps": ["0", "many"],
+    "--max-length": ["0"],
+    "--evaluate-every": ["0"],
+    "--rank": ["0"],
+    "--alpha": ["0", "-16"],
+    "--targets": ["lm_head", "shared", "embed_tokens", "model.decoder.embed_tokens"],
+}
+ONLY_LORA = ("--rank", "--alpha", "--targets")
+NOT_LORA = ("--warmup-steps", "--label-smoothing", "--gradient-accumulation")
+
+
+def has_option(name: str, option: str) -> bool:
+    if option == "--evaluate-every":
+        return name == "finetune_seq2seq_trainer"
+    return option not in (NOT_LORA if name == "finetune_lora" else ONLY_LORA)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nonsense_is_refused_by_argparse(monkeypatch, capsys, name):
+    if name == "finetune_lora":
+        pytest.importorskip("peft")
+    module = script(name)
+    for option, values in REFUSED.items():
+        for value in values if has_option(name, option) else []:
+            monkeypatch.setattr(sys, "argv", [name, "m", "--output", "o", *files(Path()), f"{option}={value}"])
+            with pytest.raises(SystemExit) as caught:
+                module.parse_options()
+            [line] = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+            assert caught.value.code == 2 and f"error: argument {option}: {value} is " in line
+
+
+@pytest.mark.parametrize("name", ["finetune_seq2seq_trainer", "finetune_accelerate"])
+def test_the_least_values_are_accepted(monkeypatch, name):
+    options = ["--learning-rate", "1e-9", "--label-smoothing", "0", "--batch-size", "1", "--steps", "1"]
+    monkeypatch.setattr(sys, "argv", [name, "m", "--output", "o", *files(Path()), *options])
+    given = script(name).parse_options()
+    assert (given.learning_rate, given.label_smoothing, given.batch_size, given.steps) == (1e-9, 0, 1, 1)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_interrupted_script_says_so_in_one_line(folder, text, tmp_path, monkeypatch, capsys, name):
+    if name == "finetune_lora":
+        pytest.importorskip("peft")
+    monkeypatch.setattr(sys, "argv", [name, str(folder), "--output", str(tmp_path / "new"), *files(text)])
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(vt, "load_pairs", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
+    assert caught.value.code == 130 and capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.fixture
+def precision(monkeypatch):
+    """Takes back what the Trainer says of the precision to the whole process."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["lm_head"]])
+@pytest.mark.usefixtures("precision")
+@pytest.mark.filterwarnings("ignore")  # PEFT warns of tied matrices
+def test_lora_script_keeps_a_merged_model_only_if_it_is_the_trained_one(folder, text, tmp_path, monkeypatch, targets):
+    pytest.importorskip("peft")
+    module, output = script("finetune_lora"), tmp_path / "new"
+    more = ["--steps", "3", "--learning-rate", "0.1", "--bf16", "--batch-size", "8"]
+    monkeypatch.setattr(sys, "argv", ["it", str(folder), "--output", str(output), *files(text), *more])
+    options = module.parse_options()
+    options.targets = targets  # past the check of the command line
+    if targets == ["lm_head"]:
+        with pytest.raises(vt.UserError, match=r"merged model: logits differ by .* do not use it"):
+            module.finetune(options)
+        assert [path.name for path in output.iterdir()] == ["adapter"]
+    else:
+        module.finetune(options)
+        assert sorted(path.name for path in output.iterdir()) == ["adapter", "merged"]
+        vt.load_model(output / "merged", device="cpu")
+
+
+def test_nothing_to_resume_from(folder, text, tmp_path, monkeypatch):
+    module = script("finetune_seq2seq_trainer")
+    monkeypatch.setattr(sys, "argv", ["it", str(folder), "--output", str(tmp_path / "new"), *files(text), "--resume"])
+    with pytest.raises(vt.UserError, match=r"no checkpoint in .* to resume from"):
+        module.finetune(module.parse_options())
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_accelerate_loop_weighs_every_token_alike(folder, batch, smoothing):
+    accelerate = pytest.importorskip("accelerate")
+    module = script("finetune_accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+
+    def gradients(parts):
+        model = accelerator.prepare(AutoModelForSeq2SeqLM.from_pretrained(folder))
+        batches = [{name: tensor[part].clone() for name, tensor in batch.items()} for part in parts]
+        loss = module.training_step(accelerator, model, batches, smoothing)
+        return loss, {name: p.grad for name, p in model.named_parameters()}
+
+    loss, whole = gradients([slice(0, 8)])
+    parts_loss, parts = gradients([slice(0, 1), slice(1, 4), slice(4, 8)])
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    expected = cross_entropy(model(**batch).logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=smoothing)
+    assert loss == pytest.approx(expected.item(), rel=1e-5) and parts_loss == pytest.approx(loss, rel=1e-5)
+    assert_same(whole, parts, 1e-5)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "noam"])
+def test_schedules_of_the_accelerate_loop_peak_at_the_learning_rate(monkeypatch, schedule):
+    module = script("finetune_accelerate")
+    options = ["m", "--output", "o", *files(Path()), "--schedule", schedule]
+    monkeypatch.setattr(sys, "argv", ["it", *options, "--learning-rate", "0.01", "--warmup-steps", "5"])
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    scheduler = module.new_schedule(optimizer, module.parse_options(), d_model=64)
+    rates = []
+    for _ in range(20):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    later = [0.01] * 15 if schedule == "constant" else [0.01 * (5 / step) ** 0.5 for step in range(6, 21)]
+    assert rates == pytest.approx([0.002, 0.004, 0.006, 0.008, 0.01, *later])
+
+
+# The scripts as commands: minutes, so only with `make slow`
+
+
+@pytest.fixture(scope="module")
+def style(tmp_path_factory) -> Path:
+    """Text whose German has a style of its own: no capitals, and exclamation marks."""
+    path = tmp_path_factory.mktemp("style")
+    for file in write_corpus(generate_corpus(2000, 40, 40), path).values():
+        if file.suffix == ".de":
+            file.write_text(file.read_text(encoding="utf-8").lower().replace(".\n", "!\n"), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A small model trained for half a minute on the same text in its ordinary style."""
+    path = tmp_path_factory.mktemp("trained")
+    write_corpus(generate_corpus(2000, 40, 40), path)
+    recipe = Recipe(
+        data_dir=str(path), train_source="train.en", train_target="train.de",
+        validation_source="validation.en", validation_target="validation.de", output=str(path / "model"),
+        vocab_size=600, d_model=64, d_ff=256, num_heads=4, encoder_layers=2, decoder_layers=2, dropout=0.0,
+        tokens_per_batch=2000, tokens_per_device=2000, max_length=100, max_steps=450, warmup_steps=100,
+        evaluate_every=450, validation_bleu=0, average_checkpoints=0, keep_checkpoints=1, num_beams=1,
+    )  # fmt: skip
+    return vt.train(recipe, progress=False).folder
+
+
+def run(command: list, cache: Path, status: int = 0) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(cache)}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], env=environment, text=True, capture_output=True, timeout=600
+    )
+    assert done.returncode == status, done.stderr[-3000:]
+    return done
+
+
+def before_and_after(text: str, name: str) -> tuple[float, float]:
+    [found] = re.findall(rf"validation {name} ([0-9.]+) before, ([0-9.]+) after", text)
+    return float(found[0]), float(found[1])
+
+
+@pytest.mark.slow
+def test_trainer_script_improves_the_model_and_resumes(trained, style, tmp_path):
+    command = [
+        SCRIPTS / "finetune_seq2seq_trainer.py",
+        trained,
+        *files(style),
+        "--batch-size",
+        16,
+        "--warmup-steps",
+        10,
+    ]
+    command += ["--gradient-accumulation", 2, "--learning-rate", 3e-3, "--evaluate-every", 40]
+    straight = run([*command, "--output", tmp_path / "straight", "--steps", 80], tmp_path)
+    before, after = before_and_after(straight.stdout, "BLEU")
+    assert after > before + 10
+    before, after = before_and_after(straight.stdout, "loss")
+    assert after < 0.6 * before
+    run([*command, "--output", tmp_path / "resumed", "--steps", 40], tmp_path)
+    again = run([*command, "--output", tmp_path / "resumed", "--steps", 80], tmp_path, status=2)
+    assert again.stderr.splitlines()[-1].startswith("error: ") and "Traceback" not in again.stderr
+    resumed = run([*command, "--output", tmp_path / "resumed", "--steps", 80, "--resume"], tmp_path)
+    assert before_and_after(resumed.stdout, "loss") == pytest.approx((before, after), abs=1e-4)
+    one, other = (weights_of(tmp_path / name) for name in ("straight", "resumed"))
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
+    translated = run(["-m", "vaswani_transformer", "translate", tmp_path / "straight", "They should laugh."], tmp_path)
+    assert translated.stdout.strip() and translated.stdout == translated.stdout.lower()
+    config = json.loads((tmp_path / "straight" / "config.json").read_text())
+    assert config["use_cache"] is True
+
+
+@pytest.mark.slow
+def test_trainer_script_compiled_and_in_bf16(trained, style, tmp_path):
+    command = [SCRIPTS / "finetune_seq2seq_trainer.py", trained, *files(style), "--output", tmp_path / "new"]
+    command += ["--steps", 40, "--warmup-steps", 10, "--learning-rate", 2e-3, "--evaluate-every", 40]
+    done = run([*command, "--batch-size", 16, "--bf16", "--torch-compile"], tmp_path)
+    before, after = before_and_after(done.stdout, "loss")
+    assert after < 0.8 * before
+    assert weights_of(tmp_path / "new").keys() == weights_of(trained).keys()
+
+
+@pytest.mark.slow
+def test_accelerate_script_on_two_processes_takes_the_steps_of_one(trained, style, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = [SCRIPTS / "finetune_accelerate.py", trained, *files(style), "--steps", 70, "--warmup-steps", 10]
+    options += ["--learning-rate", 2e-3, "--batch-size", 20]  # 2000 pairs: the second epoch begins with step 51
+    one = run([*options, "--output", tmp_path / "one", "--gradient-accumulation", 2], tmp_path)
+    launch = ["-m", "torch.distributed.run", "--nproc_per_node", 2, "--master_port", port]
+    two = run([*launch, *options, "--output", tmp_path / "two"], tmp_path)
+    logs = [
+        [json.loads(line) for line in (tmp_path / name / "training_log.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    losses = [[entry["loss"] for entry in log] for log in logs]
+    assert len(losses[0]) == 70 and losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert losses[1][:10] == pytest.approx(losses[0][:10], rel=1e-5)
+    assert [entry["learning_rate"] for entry in logs[0]] == [entry["learning_rate"] for entry in logs[1]]
+    for done in (one, two):
+        before, after = before_and_after(done.stdout, "BLEU")
+        assert after > before + 10
+    assert before_and_after(two.stdout, "loss") == pytest.approx(before_and_after(one.stdout, "loss"), rel=1e-3)
+    model, _ = vt.load_model(tmp_path / "two", device="cpu")
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+
+
+@pytest.mark.slow
+def test_accelerate_script_in_bf16_with_the_schedule_of_the_paper(trained, style, tmp_path):
+    command = [SCRIPTS / "finetune_accelerate.py", trained, *files(style), "--output", tmp_path / "new", "--bf16"]
+    command += ["--schedule", "noam", "--steps", 40, "--warmup-steps", 10, "--learning-rate", 2e-3]
+    before, after = before_and_after(run([*command, "--batch-size", 16], tmp_path).stdout, "loss")
+    assert after < 0.8 * before
+    assert {tensor.dtype for tensor in weights_of(tmp_path / "new").values()} == {torch.float32}
+
+
+@pytest.mark.slow
+def test_lora_script(trained, style, tmp_path):
+    pytest.importorskip("peft")
+    weights = (trained / "model.safetensors").read_bytes()
+    command = [SCRIPTS / "finetune_lora.py", trained, *files(style), "--output", tmp_path / "new"]
+    command += ["--steps", 100, "--batch-size", 16, "--learning-rate", 5e-3]
+    text = run(command, tmp_path).stdout
+    before, after = (float(loss) for loss in re.findall(r"validation loss ([0-9.]+)", text))
+    assert after < 0.8 * before
+    reloaded, merged = (float(number) for number in re.findall(r"logits differ by ([0-9.e+-]+)", text))
+    assert reloaded <= 1e-6 and merged <= 1e-5
+    assert (trained / "model.safetensors").read_bytes() == weights
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["adapter", "merged"]
+    size = (tmp_path / "new" / "adapter" / "adapter_model.safetensors").stat().st_size
+    assert size < 0.1 * len(weights)
+    pairs = vt.load_pairs(source=style / "validation.en", target=style / "validation.de")
+    model, tokenizer = vt.load_model(tmp_path / "new" / "merged", device="cpu")
+    losses, counts = vt.score_pairs(model, tokenizer, list(pairs["source"]), list(pairs["target"]))
+    assert sum(losses) / sum(counts) == pytest.approx(after, abs=1e-3)

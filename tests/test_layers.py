@@ -1,0 +1,324 @@
+"""The parts of the model: what attention sees, positions by the formula, spread of initial weights, dropout."""
+
+import math
+
+import pytest
+import torch
+from conftest import random_ids, tiny_config, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from passes import IMPLEMENTATIONS, batch_of_three, embedding_matrices, relative_difference, step_by_step
+from references import sinusoids_by_formula, torch_transformer_logits
+from safetensors import safe_open
+
+from vaswani_transformer import VaswaniForConditionalGeneration, VaswaniModel
+from vaswani_transformer.layers_vaswani import dropout, sinusoidal_positions
+
+
+class TestAttentionImplementations:
+    @pytest.mark.parametrize("changes", [{}, {"d_k": 5, "d_v": 7}, {"attention_bias": True}])
+    def test_eager_equals_sdpa(self, changes):
+        inputs = batch_of_three()
+        eager, sdpa = (
+            tiny_model(dtype=torch.float64, attn_implementation=name, **changes)(*inputs[:3]).logits
+            for name in IMPLEMENTATIONS
+        )
+        assert relative_difference(eager, sdpa) < 1e-9
+
+    @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+    def test_a_later_target_token_changes_no_earlier_logits(self, attn_implementation):
+        model = tiny_model(attn_implementation=attn_implementation)
+        input_ids, attention_mask, decoder_input_ids, _ = batch_of_three()
+        before = model(input_ids, attention_mask, decoder_input_ids).logits
+        for t in range(decoder_input_ids.shape[1]):
+            changed = decoder_input_ids.clone()
+            changed[:, t] = (changed[:, t] + 5) % 29
+            after = model(input_ids, attention_mask, changed).logits
+            torch.testing.assert_close(after[:, :t], before[:, :t], rtol=0, atol=1e-6)
+            assert (after[:, t] - before[:, t]).abs().amax(dim=-1).min() > 1e-3
+
+    @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+    def test_every_source_token_reaches_every_logit(self, attn_implementation):
+        model = tiny_model(attn_implementation=attn_implementation)
+        input_ids, decoder_input_ids = random_ids(1, 5), random_ids(1, 4, seed=1)
+        before = model(input_ids, decoder_input_ids=decoder_input_ids).logits
+        for s in range(5):
+            changed = input_ids.clone()
+            changed[0, s] = 3 + (changed[0, s] - 2) % 26
+            after = model(changed, decoder_input_ids=decoder_input_ids).logits
+            assert (after - before).abs().amax(dim=-1).min() > 1e-5
+
+    @pytest.mark.parametrize("with_decoder_mask", [False, True])
+    @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+    def test_a_padded_row_equals_the_row_alone(self, attn_implementation, with_decoder_mask):
+        model = tiny_model(attn_implementation=attn_implementation)
+        input_ids, attention_mask, decoder_input_ids, decoder_mask = batch_of_three()
+        together = model(
+            input_ids, attention_mask, decoder_input_ids, decoder_mask if with_decoder_mask else None
+        ).logits
+        for row in range(3):
+            source_length, target_length = int(attention_mask[row].sum()), int(decoder_mask[row].sum())
+            alone = model(
+                input_ids[row : row + 1, :source_length],
+                decoder_input_ids=decoder_input_ids[row : row + 1, :target_length],
+            ).logits
+            torch.testing.assert_close(together[row : row + 1, :target_length], alone, rtol=1e-4, atol=1e-5)
+
+    def test_what_stands_in_the_padding_does_not_matter(self):
+        model = tiny_model()
+        input_ids, attention_mask, decoder_input_ids, _ = batch_of_three()
+        other = torch.where(attention_mask == 1, input_ids, 17)
+        torch.testing.assert_close(
+            model(other, attention_mask, decoder_input_ids).logits,
+            model(input_ids, attention_mask, decoder_input_ids).logits,
+        )
+
+
+def tables(model) -> list[torch.Tensor]:
+    return [model.model.encoder.embed_positions.table, model.model.decoder.embed_positions.table]
+
+
+class TestSinusoids:
+    FORMULA = torch.tensor(sinusoids_by_formula(32, 24), dtype=torch.float64)
+
+    def test_function_equals_the_formula(self):
+        expected = torch.tensor(sinusoids_by_formula(200, 10), dtype=torch.float64)
+        torch.testing.assert_close(sinusoidal_positions(torch.arange(200), 10), expected, rtol=0, atol=1e-12)
+
+    def test_function_takes_positions_of_any_shape_and_far_away(self):
+        positions = torch.tensor([[3, 100_000], [0, 7]])
+        actual = sinusoidal_positions(positions, 4)
+        assert actual.shape == (2, 2, 4)
+        assert actual[1, 0].tolist() == [0, 1, 0, 1]
+        assert actual[0, 1].tolist() == pytest.approx(
+            [math.sin(100_000), math.cos(100_000), math.sin(1000), math.cos(1000)], abs=1e-9
+        )
+
+    def test_table_of_a_new_model(self):
+        for table in tables(VaswaniForConditionalGeneration(tiny_config())):
+            torch.testing.assert_close(table.double(), self.FORMULA, rtol=0, atol=1e-7)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+    def test_table_after_loading(self, tmp_path, dtype):
+        tiny_model().save_pretrained(tmp_path)
+        loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path, dtype=dtype)
+        for table in tables(loaded):
+            assert table.dtype == dtype
+            torch.testing.assert_close(table, self.FORMULA.to(dtype), rtol=1e-7, atol=1e-7)
+
+    def test_table_after_loading_into_the_base_class(self, tmp_path):
+        tiny_model().save_pretrained(tmp_path)
+        loaded = VaswaniModel.from_pretrained(tmp_path)
+        torch.testing.assert_close(loaded.encoder.embed_positions.table.double(), self.FORMULA, rtol=0, atol=1e-7)
+
+    def test_table_after_conversion(self):
+        for table in tables(tiny_model().to(torch.bfloat16)):
+            assert table.dtype == torch.bfloat16
+            # half a unit in the last of bfloat16's 8 significant bits, and float32's rounding before it
+            torch.testing.assert_close(table.double(), self.FORMULA, rtol=2**-8 + 1e-6, atol=1e-7)
+
+    def test_table_after_resizing(self):
+        model = tiny_model()
+        model.resize_token_embeddings(40)
+        for table in tables(model):
+            torch.testing.assert_close(table.double(), self.FORMULA, rtol=0, atol=1e-7)
+
+    def test_table_is_in_no_state_dict_and_no_file(self, tmp_path):
+        model = tiny_model()
+        model.save_pretrained(tmp_path)
+        with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+            names = set(file.keys()) | set(model.state_dict())
+        assert not [name for name in names if "position" in name]
+
+    def test_input_longer_than_the_table(self):
+        short = tiny_model(dtype=torch.float64, max_position_embeddings=4)
+        long = tiny_model(dtype=torch.float64, max_position_embeddings=64)
+        input_ids, decoder_input_ids = random_ids(2, 40), random_ids(2, 35, seed=1)
+        actual = short(input_ids, decoder_input_ids=decoder_input_ids).logits
+        expected = torch_transformer_logits(short, input_ids, torch.ones_like(input_ids), decoder_input_ids)
+        assert relative_difference(actual, expected) < 1e-6
+        assert relative_difference(actual, long(input_ids, decoder_input_ids=decoder_input_ids).logits) < 1e-9
+
+    def test_decoding_step_past_the_table(self):
+        model = tiny_model(max_position_embeddings=4)
+        input_ids, decoder_input_ids = random_ids(1, 3), random_ids(1, 9, seed=1)
+        full = model(input_ids, decoder_input_ids=decoder_input_ids).logits
+        torch.testing.assert_close(step_by_step(model, input_ids, None, decoder_input_ids), full, rtol=1e-4, atol=1e-5)
+
+
+class TestLearnedPositions:
+    def test_are_parameters_of_both_sides(self):
+        model = tiny_model(position_encoding="learned")
+        shapes = {n: tuple(p.shape) for n, p in model.named_parameters() if "position" in n}
+        assert shapes == {
+            "model.encoder.embed_positions.weight": (32, 24),
+            "model.decoder.embed_positions.weight": (32, 24),
+        }
+
+    def test_are_added_to_the_scaled_embeddings(self):
+        model = tiny_model(dtype=torch.float64, position_encoding="learned", encoder_layers=0)
+        input_ids = random_ids(2, 6)
+        encoder = model.model.encoder
+        expected = encoder.embed_tokens.weight[input_ids] * 24**0.5 + encoder.embed_positions.weight[:6]
+        torch.testing.assert_close(encoder(input_ids).last_hidden_state, expected)
+
+    @pytest.mark.parametrize("side", ["source", "target"])
+    def test_longer_input_is_refused_in_one_line(self, side):
+        model = tiny_model(position_encoding="learned")
+        lengths = (33, 32) if side == "source" else (32, 33)
+        with pytest.raises(ValueError, match=r"33 tokens .* 32 learned positions") as caught:
+            model(random_ids(1, lengths[0]), decoder_input_ids=random_ids(1, lengths[1]))
+        assert "\n" not in str(caught.value)
+        assert model(random_ids(1, 32), decoder_input_ids=random_ids(1, 32)).logits.shape == (1, 32, 29)
+
+    def test_cached_steps_count_towards_the_limit(self):
+        model = tiny_model(position_encoding="learned", max_position_embeddings=4)
+        with pytest.raises(ValueError, match="5 tokens"):
+            step_by_step(model, random_ids(1, 3), None, random_ids(1, 5))
+
+
+class TestInitialisation:
+    def test_embeddings_have_variance_of_one_over_width(self):
+        model = VaswaniForConditionalGeneration(tiny_config(vocab_size=2000, d_model=60, tie_word_embeddings=False))
+        for weight in embedding_matrices(model):
+            # The sample variance of n normal values has a relative standard error of sqrt(2 / n): 0.4% here.
+            assert float(weight.detach().var()) == pytest.approx(1 / 60, rel=0.03)
+            assert abs(float(weight.detach().mean())) < 5 * (1 / 60 / weight.numel()) ** 0.5
+
+    def test_row_of_the_padding_token_is_zero(self):
+        for tied in (True, False):
+            model = VaswaniForConditionalGeneration(tiny_config(tie_word_embeddings=tied, pad_token_id=5))
+            for weight in embedding_matrices(model)[:2]:
+                assert weight[5].abs().max() == 0
+                assert weight[4].abs().max() > 0
+
+    @pytest.mark.parametrize("name", ["q_proj", "v_proj", "out_proj", "fc1", "fc2"])
+    def test_matrices_are_xavier_uniform(self, name):
+        model = VaswaniForConditionalGeneration(tiny_config(d_model=60, d_ff=90, d_k=11, d_v=13, attention_bias=True))
+        weights = [m.weight for n, m in model.named_modules() if n.endswith(name)]
+        assert len(weights) == (4 if name.startswith("fc") else 6)
+        for weight in weights:
+            bound = math.sqrt(6 / sum(weight.shape))
+            largest = float(weight.detach().abs().max())
+            # Of n values none exceeds 0.98 of the bound with probability 0.98^n: under 1e-17 for the 1,980 here.
+            assert 0.98 * bound < largest <= bound
+            assert float(weight.detach().var()) == pytest.approx(bound**2 / 3, rel=0.2)
+
+    def test_biases_are_zero_and_norms_are_identity(self):
+        model = VaswaniForConditionalGeneration(tiny_config(attention_bias=True))
+        for name, parameter in model.named_parameters():
+            if "layer_norm.weight" in name:
+                assert torch.equal(parameter, torch.ones(24)), name
+            elif name.endswith("bias"):
+                assert parameter.abs().max() == 0, name
+
+    def test_depends_on_torchs_seed_only(self):
+        states = []
+        for _ in range(2):
+            torch.manual_seed(11)
+            states.append(VaswaniForConditionalGeneration(tiny_config()).state_dict())
+        torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
+
+    def test_embedded_tokens_have_unit_variance(self):
+        model = VaswaniForConditionalGeneration(tiny_config(d_model=60, vocab_size=2000, encoder_layers=0)).eval()
+        ids = random_ids(20, 30, vocab_size=2000)
+        states = model.model.encoder(ids).last_hidden_state
+        positions = torch.tensor(sinusoids_by_formula(30, 60))
+        assert float((states - positions).detach().var()) == pytest.approx(
+            1, rel=0.05
+        )  # 36,000 values: 0.75% standard error
+
+
+class TestDropout:
+    @pytest.mark.parametrize(("p", "training"), [(0.3, False), (0.0, True), (0, True), (0.0, False)])
+    def test_is_the_identity_when_there_is_nothing_to_drop(self, p, training):
+        states = torch.randn(3, 5)
+        assert torch.equal(dropout(states, p, training), states)
+
+    @pytest.mark.parametrize("p", [0.001, 0.1, 0.3, 0.5, 0.9, 0.999])
+    def test_share_of_zeros_and_mean(self, p):
+        n = 400_000
+        torch.manual_seed(1)
+        dropped = dropout(torch.ones(n), p, training=True)
+        zeros = float((dropped == 0).double().mean())
+        # Binomial: five standard errors, and the 1/65536 to which p is met.
+        assert abs(zeros - p) < 5 * math.sqrt(p * (1 - p) / n) + 1 / 65_536
+        # A kept value is 1/(1-p), so the mean's standard error is sqrt(p/(1-p)/n), whatever p was met to.
+        assert abs(float(dropped.double().mean()) - 1) < 5 * math.sqrt(p / (1 - p) / n) + 1e-6
+
+    def test_scale_is_that_of_the_share_kept(self):
+        torch.manual_seed(1)
+        dropped = dropout(torch.full((1000,), 3.0), 0.25, training=True)
+        assert set(dropped.tolist()) == {0.0, 4.0}  # a quarter is a whole number of 65,536ths
+
+    def test_neighbours_drop_independently(self):
+        # Four values share one random number, so each pair of the four is looked at: for independent values with
+        # p = 1/2 the share that agrees is 1/2 with a standard error of 0.5 / sqrt(100,000).
+        torch.manual_seed(2)
+        kept = (dropout(torch.ones(100_000, 4), 0.5, training=True) > 0).float()
+        for i in range(4):
+            for j in range(i):
+                agreeing = float((kept[:, i] == kept[:, j]).float().mean())
+                assert abs(agreeing - 0.5) < 5 * 0.5 / math.sqrt(100_000)
+
+    @given(shape=st.lists(st.integers(0, 7), max_size=4), p=st.floats(0.01, 0.99), seed=st.integers(0, 2**32))
+    @settings(max_examples=60, deadline=None)
+    def test_any_shape_and_the_same_again_from_the_same_seed(self, shape, p, seed):
+        states = torch.arange(1.0, 1 + math.prod(shape)).reshape(shape)
+        results = []
+        for _ in range(2):
+            torch.manual_seed(seed)
+            results.append(dropout(states, p, training=True))
+        assert results[0].shape == states.shape
+        assert torch.equal(results[0], results[1])
+        ratios = results[0] / states
+        kept = ratios[ratios != 0]
+        torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - p)), rtol=1 / 65_536 / (1 - p), atol=0)
+
+    def test_next_call_drops_others(self):
+        torch.manual_seed(1)
+        first, second = (dropout(torch.ones(200), 0.5, training=True) for _ in range(2))
+        assert not torch.equal(first, second)
+
+    def test_views_that_are_not_contiguous(self):
+        torch.manual_seed(1)
+        states = torch.arange(1.0, 31.0).reshape(5, 6).T
+        dropped = dropout(states, 0.5, training=True)
+        assert torch.equal(dropped[dropped != 0], 2 * states[dropped != 0])
+
+    @pytest.mark.parametrize("p", [0.1, 0.5])
+    def test_gradient_is_the_mask_times_the_scale(self, p):
+        states = torch.rand(7, 9, dtype=torch.float64).add(1).requires_grad_()
+        upstream = torch.randn(7, 9, dtype=torch.float64)
+        torch.manual_seed(4)
+        dropped = dropout(states, p, training=True)
+        dropped.backward(upstream)
+        torch.testing.assert_close(states.grad, upstream * (dropped / states).detach())
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+    def test_keeps_the_type(self, dtype):
+        torch.manual_seed(1)
+        dropped = dropout(torch.ones(1000, dtype=dtype), 0.1, training=True)
+        assert dropped.dtype == dtype
+        kept = dropped[dropped != 0].double()
+        assert 800 < len(kept) < 970
+        torch.testing.assert_close(kept, torch.full_like(kept, 1 / 0.9), rtol=2**-8, atol=0)
+
+    def test_model_drops_in_training_only(self):
+        model = tiny_model(dropout=0.5)
+        inputs = batch_of_three()[:3]
+        torch.testing.assert_close(model(*inputs).logits, tiny_model().eval()(*inputs).logits, rtol=0, atol=0)
+        model.train()
+        torch.manual_seed(5)
+        first = model(*inputs).logits
+        assert not torch.equal(first, model(*inputs).logits)
+        torch.manual_seed(5)
+        assert torch.equal(first, model(*inputs).logits)
+
+    @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+    @pytest.mark.parametrize("field", ["dropout", "attention_dropout", "activation_dropout"])
+    def test_each_rate_has_an_effect(self, field, attn_implementation):
+        inputs = batch_of_three()[:3]
+        model = tiny_model(attn_implementation=attn_implementation, **{field: 0.5})
+        expected = model(*inputs).logits
+        assert not torch.allclose(model.train()(*inputs).logits, expected, atol=1e-3)

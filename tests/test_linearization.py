@@ -1,0 +1,74 @@
+"""Trees to tokens and back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_trees import GUM, TOKENS, clean_trees, treebank
+
+from vaswani_transformer.linearization import MalformedTreeError, delinearize, linearize, repair
+from vaswani_transformer.trees import Tree, clean, parse_trees, read_trees
+
+
+def tree_of(text: str) -> Tree:
+    return next(parse_trees(iter([text]), "text"))
+
+
+def with_tag(tree: Tree, tag: str) -> Tree:
+    if tree.word is not None:
+        return Tree(tag, word=tree.word)
+    return Tree(tree.label, tuple(with_tag(child, tag) for child in tree.children))
+
+
+def test_the_example_of_the_docstring():
+    tree = tree_of("(ROOT (S (NP (PRP We)) (VP (VBP agree)) (. .)))")
+    assert " ".join(linearize(tree)) == "(S (NP PRP )NP (VP VBP )VP . )S"
+    assert " ".join(linearize(tree, tags=False)) == "(S (NP XX )NP (VP XX )VP XX )S"
+
+
+@given(clean_trees())
+def test_the_way_back_gives_the_same_tree(tree):
+    words = tree.words()
+    assert delinearize(linearize(tree), words) == tree == repair(linearize(tree), words)
+    assert delinearize(linearize(tree, tags=False), words) == with_tag(tree, "XX")
+
+
+@pytest.mark.parametrize("name", GUM)
+def test_the_way_back_gives_every_tree_of_gum(shared_data, name):
+    for tree in map(clean, read_trees(treebank(shared_data, name))):
+        assert delinearize(linearize(tree), tree.words()) == tree
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words", "problem"),
+    [
+        ("(S NN", "a", "not closed"),
+        ("NN )S", "a", "closes what was not opened"),
+        ("(S NN )NP", "a", "closes"),
+        ("(S (NP )NP NN )S", "a", "empty"),
+        ("(S NN )S", "a b", "1 of 2 words"),
+        ("(S NN NN )S", "a", "more than the 1"),
+        ("", "", "0 of 0"),
+        ("", "a", "0 of 1"),
+    ],
+)
+def test_what_is_no_tree_over_the_words(tokens, words, problem):
+    with pytest.raises(MalformedTreeError, match=problem):
+        delinearize(tokens.split(), words.split())
+
+
+@given(TOKENS, st.lists(st.sampled_from("abc"), min_size=1))
+def test_anything_can_be_made_a_tree_over_the_words(tokens, words):
+    tree = repair(tokens, words)
+    assert tree.words() == words and delinearize(linearize(tree), words) == tree
+
+
+def test_how_malformed_outputs_are_repaired():
+    for tokens, brackets in (
+        ("(S (NP DT", "(ROOT (S (NP (DT a) (XX b))))"),
+        ("(S (NP DT )S NN", "(ROOT (S (NP (DT a))) (NN b))"),
+        (")VP (S (NP )NP DT NN NN )S )S", "(ROOT (S (DT a) (NN b)))"),
+        ("", "(ROOT (XX a) (XX b))"),
+    ):
+        assert str(repair(tokens.split(), ["a", "b"])) == brackets
+    with pytest.raises(MalformedTreeError, match="no words"):
+        repair(["NN"], [])

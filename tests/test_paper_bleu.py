@@ -1,0 +1,120 @@
+"""BLEU as the paper computed it: hand-worked cases, a plain count beside it, Moses' tokens, German compounds."""
+
+import json
+import math
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_folders import write_model
+
+from vaswani_transformer import UserError
+from vaswani_transformer.cli import main
+from vaswani_transformer.paper_bleu import multi_bleu, paper_bleu, paper_tokens, split_compounds
+
+CASES = {  # translation, reference, BLEU worked out by hand
+    "one word in five wrong, at the end": ("a b c d e", "a b c d f", 100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25),
+    "one word in five wrong, in the middle": ("a b x d e", "a b c d e", 0.0),  # no 3-gram is right: nothing is smoothed
+    "too short": ("a b c d", "a b c d e", 100 * math.exp(1 - 5 / 4)),
+    "too long is no brevity": ("a b c d e f", "a b c d e", 100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25),
+    "a repeated word counts as often as the reference has it": (
+        "a a a b c d", "a b c d", 100 * (4 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25),
+    "case counts": ("A b c d e", "a b c d e", 100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_hand_worked_cases(case):
+    translation, reference, expected = CASES[case]
+    assert multi_bleu([translation], [reference]) == pytest.approx(expected)
+
+
+def test_counts_are_of_the_corpus_and_not_of_its_sentences():
+    # 1-grams 6 of 7, 2-grams 4 of 5, 3-grams 2 of 3, 4-grams 1 of 2; 7 words on both sides.
+    assert multi_bleu(["a b c d x", "e f"], ["a b c d y", "e f"]) == pytest.approx(
+        100 * (6 / 7 * 4 / 5 * 2 / 3 * 1 / 2) ** 0.25
+    )
+
+
+def plain_multi_bleu(translations: list[str], references: list[str]) -> float:
+    """What multi-bleu.perl does, in a plain loop."""
+    right, total, lengths = [0] * 4, [0] * 4, [0, 0]
+    for translation, reference in zip(translations, references, strict=True):
+        ours, theirs = translation.split(), reference.split()
+        lengths[0] += len(ours)
+        lengths[1] += len(theirs)
+        for n in range(1, 5):
+            grams, wanted = (
+                Counter(tuple(side[i : i + n]) for i in range(len(side) - n + 1)) for side in (ours, theirs)
+            )
+            right[n - 1] += sum(min(count, wanted[gram]) for gram, count in grams.items())
+            total[n - 1] += sum(grams.values())
+    if not all(right):
+        return 0.0
+    precision = math.exp(sum(math.log(a / b) for a, b in zip(right, total, strict=True)) / 4)
+    return 100 * precision * (1.0 if lengths[0] >= lengths[1] else math.exp(1 - lengths[1] / lengths[0]))
+
+
+TOKENS = ("a", "b", "c", "A", "##AT##-##AT##", "&quot;", ",")
+SENTENCE = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=12).map(" ".join)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(SENTENCE, SENTENCE), min_size=1, max_size=6))
+def test_equals_a_plain_count(pairs):
+    translations, references = map(list, zip(*pairs, strict=True))
+    for sides in ((translations, references), (references, references)):
+        assert multi_bleu(*sides) == pytest.approx(plain_multi_bleu(*sides))
+
+
+def test_compounds_are_split_at_hyphens_between_signs():
+    assert split_compounds("rich-text format") == "rich ##AT##-##AT## text format"
+    assert split_compounds("Science-Fiction-Film") == "Science ##AT##-##AT## Fiction ##AT##-##AT## Film"
+    assert split_compounds("- ein - Strich -") == "- ein - Strich -"
+
+
+def test_moses_tokens():
+    pytest.importorskip("sacremoses")
+    assert paper_tokens(["Der 16-jährige Hans sagte: „Ja, z.B. Dr. Oetker.“"], "de") == [
+        "Der 16 ##AT##-##AT## jährige Hans sagte : „ Ja , z.B. Dr. Oetker . “"
+    ]
+    assert paper_tokens(['L\'homme dit "oui" & rit, vingt-deux fois.'], "fr") == [
+        "L&apos; homme dit &quot; oui &quot; &amp; rit , vingt-deux fois ."
+    ]
+
+
+def test_splitting_compounds_is_worth_points_where_there_are_some():
+    pytest.importorskip("sacremoses")
+    references = ["Der Science-Fiction-Film war gestern gut ."] * 3
+    translations = ["Der Science-Fiction-Roman war gestern gut ."] * 3
+    # The second of 6 tokens is wrong, or the sixth of 10: words, pairs, threes and fours that are right.
+    assert multi_bleu(translations, references) == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+    assert paper_bleu(translations, references, "de") == pytest.approx(100 * (9 / 10 * 7 / 9 * 5 / 8 * 3 / 7) ** 0.25)
+    assert paper_bleu(references, references, "de") == pytest.approx(100.0)
+
+
+def test_evaluate_prints_it_beside_sacrebleus(tmp_path, capsys):
+    pytest.importorskip("sacremoses")
+    folder = write_model(tmp_path / "model")
+    (tmp_path / "in.en").write_text("A dog sleeps.\nThe house is small.\n")
+    output, scores = tmp_path / "out.de", tmp_path / "scores.json"
+    words = ["evaluate", str(folder), "--source", str(tmp_path / "in.en"), "--max-new-tokens", "8"]
+    assert main([*words, "--reference", str(tmp_path / "in.en"), "--output", str(output)]) == 0
+    assert "as in the paper" not in capsys.readouterr().out
+    # The model's own output as the reference is right in every flavour.
+    words += ["--reference", str(output), "--paper-bleu", "de", "--json", str(scores)]
+    assert main(words) == 0
+    assert "BLEU 100.00  (tokenised, as in the paper)" in capsys.readouterr().out
+    assert json.loads(scores.read_text())["paper_bleu"] == pytest.approx(100.0)
+
+
+def test_mistakes_are_told(monkeypatch):
+    with pytest.raises(ValueError, match="1 translations and 2 references"):
+        multi_bleu(["a"], ["a", "b"])
+    with pytest.raises(ValueError, match="above 0"):
+        multi_bleu([], [])
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    with pytest.raises(UserError, match=r"pip install 'vaswani_transformer\[moses\]'"):
+        paper_tokens(["a"], "de")

@@ -1,0 +1,261 @@
+"""The parser's commands on a small treebank, from trees to scores."""
+
+import json
+import re
+
+import pytest
+import torch
+from random_trees import GUM, treebank
+
+from vaswani_transformer import UserError, load_model, load_recipe
+from vaswani_transformer.cli import main
+from vaswani_transformer.linearization import linearize
+from vaswani_transformer.model_card import METRICS
+from vaswani_transformer.parsing import Baselines, Parser, load_trees, parsing_recipe, read_parse
+from vaswani_transformer.provenance import read_evaluation
+from vaswani_transformer.publishing import publish
+from vaswani_transformer.tree_tokenizer import sentence_text, train_parser_tokenizer, tree_token_ids, word_starts
+from vaswani_transformer.trees import Tree, parse_trees
+
+NOUNS, VERBS, PLACES = ("dog", "cat", "house", "(", "U\u2009S"), ("sees", "likes", "finds"), ("here", "there")
+TINY = ["--vocab-size", "420", "--d-model", "16", "--d-ff", "32", "--num-heads", "2", "--encoder-layers", "1"]
+TINY += ["--decoder-layers", "1", "--max-steps", "3", "--evaluate-every", "2", "--quiet"]
+
+
+def tree_of(text: str) -> Tree:
+    return next(parse_trees(iter([text]), "text"))
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory):
+    """Files of 60 and of 8 trees, with traces and functions."""
+    folder, lines = tmp_path_factory.mktemp("trees"), []
+    for number in range(68):
+        noun, other = (NOUNS[(number + by) % 4].replace("(", "-LRB-") for by in (0, 1))
+        adverb = f"(ADVP-LOC (RB {PLACES[number % 2]}))" if number % 3 else "(ADVP (-NONE- *T*-1))"
+        verb = f"(VP (VBZ {VERBS[number % 3]}) (NP (DT a) (NN {other})) {adverb})"
+        lines.append(f"(ROOT (S (NP-SBJ-1 (DT the) (NN {noun})) {verb} (. .)))")
+    (folder / "train.trees").write_text("\n".join(lines[:60]) + "\n")
+    (folder / "dev.trees").write_text("\n".join(lines[60:]) + "\n")
+    return folder
+
+
+def train(trees, folder, *options):
+    command = ["parse", "train", "--trees", trees / "train.trees", "--dev", trees / "dev.trees", "--output", folder]
+    assert main([*map(str, command), *TINY, *options]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(trees, cache, tmp_path_factory):
+    """A parser that has learned next to nothing."""
+    return train(trees, tmp_path_factory.mktemp("model") / "run", "--augment", "1", "--num-beams", "3")
+
+
+@pytest.fixture(scope="module")
+def numbered_model(trees, cache, tmp_path_factory):
+    """Another, whose words are numbered and whose tags are all `XX`."""
+    folder = tmp_path_factory.mktemp("numbered_model") / "run"
+    return train(trees, folder, "--numbers", "--no-tags", "--vocab-size", "500")
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs a command; returns what it printed, on standard output and error."""
+
+    def call(*words, status: int = 0) -> tuple[str, str]:
+        assert main(["parse", *map(str, words)]) == status
+        return capsys.readouterr()
+
+    return call
+
+
+def test_training_leaves_text_and_a_model_that_says_how_it_decodes(model):
+    words = (model / "text" / "dev.words").read_text().splitlines()
+    brackets = (model / "text" / "dev.brackets").read_text().splitlines()
+    assert words[0] == "the dog sees a cat ." and brackets[0] == "(S (NP DT NN )NP (VP VBZ (NP DT NN )NP )VP . )S"
+    assert len((model / "text" / "train.words").read_text().splitlines()) == 120  # each once as it is, once changed
+    settings = json.loads((model / "generation_config.json").read_text())
+    assert settings["num_beams"] == 3 and settings["length_penalty"] == 0.3 and settings["max_extra_tokens"] == 300
+
+
+def test_numbered_words_in_sentence_and_tree(numbered_model):
+    for part in ("dev", "train"):
+        files = [numbered_model / "text" / f"{part}.{side}" for side in ("words", "brackets")]
+        for words, brackets in zip(*(path.read_text().splitlines() for path in files), strict=True):
+            assert words.split()[::2] == [f"#{at}" for at in range(len(words.split()) // 2)]
+            assert re.findall(r"(#\d+) XX", brackets) == words.split()[::2]
+
+
+@pytest.mark.parametrize(("beams", "kind"), [(1, "model"), (4, "model"), (21, "model"), (5, "numbered_model")])
+def test_every_output_is_one_tree_over_its_words(request, run, tmp_path, beams, kind):
+    model = request.getfixturevalue(kind)
+    lines = [
+        "the dog sees a cat .",
+        "",
+        "nobody ( has ) #7 <seen> (S these )S words: </s> NN",
+        "Yes",
+        "  the   dog  ",
+        "ö " * 40,
+    ]
+    (tmp_path / "in").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = (
+        "predict",
+        model,
+        "--input",
+        tmp_path / "in",
+        "--beams",
+        beams,
+        "--tokens-per-batch",
+        100,
+        "--max-new-tokens",
+        120,
+    )
+    run(*command, "--output", tmp_path / "out", "--pictures", tmp_path / "pictures")
+    written = (tmp_path / "out").read_text(encoding="utf-8").split("\n")
+    assert len(written) == len(lines) + 1 and written[1] == ""
+    for line, text in zip(lines, written, strict=False):
+        if text:
+            assert tree_of(text).words() == [word.replace("(", "-LRB-").replace(")", "-RRB-") for word in line.split()]
+            assert text.startswith("(ROOT (")
+    assert sorted(path.name for path in (tmp_path / "pictures").iterdir()) == [f"0000{n}.svg" for n in (1, 3, 4, 5, 6)]
+    assert run(*command).out.split("\n") == written
+
+
+def test_without_constraints_outputs_are_repaired_and_counted(model, run):
+    out, err = run("predict", model, "the dog", "a cat", "--no-constrained", "--max-new-tokens", 20)
+    assert [tree_of(line).words() for line in out.splitlines()] == [["the", "dog"], ["a", "cat"]]
+    assert re.search(r"\d output\(s\) were no trees over their words and were repaired", err)
+
+
+def test_drawn_on_the_terminal(model, run):
+    out, _ = run("predict", model, "the dog", "--text")
+    assert out.startswith("ROOT\n└─ ") and out.count("the") == 1
+
+
+def test_the_same_trees_in_any_company(model):
+    loaded, tokenizer = load_model(model)
+    sentences = [["the", "dog"], ["a", "cat", "sees", "the", "dog", "here", "."], ["no"], ["a"] * 30]
+    together = list(Parser(loaded, tokenizer, num_beams=4).parse(sentences))
+    alone = [next(Parser(loaded, tokenizer, num_beams=4).parse([words])) for words in sentences]
+    assert together == alone and all(parse.well_formed for parse in together)
+
+
+def test_evaluation_of_a_model_with_baselines(model, trees, run, tmp_path):
+    command = ["evaluate", model, "--trees", trees / "dev.trees", "--baselines", trees / "train.trees", "--beams", 2]
+    out, _ = run(*command, "--json", tmp_path / "scores.json", "--output", tmp_path / "out.trees")
+    record = read_evaluation(tmp_path / "scores.json")
+    assert record["well_formed"] == 100 and record["sentences"] == 8 and record["test_set"] == "dev"
+    assert record["generation"]["constrained"] is True and record["generation"]["num_beams"] == 2
+    assert record["command"] == "vaswani parse evaluate run --trees dev.trees --beams 2"
+    assert {"bracket_f1", "bracket_precision", "bracket_recall", "exact_match"} <= METRICS.keys() & record.keys()
+    assert set(record["baselines"]) == {"right-branching", "most-frequent-label"}
+    rows = dict(re.findall(r"^([\w-]+)  +([\d.]+)", out, re.MULTILINE))
+    assert rows["run"] == f"{record['bracket_f1']:.2f}" and set(record["baselines"]) < set(rows)
+    # The predicted file scored by itself has the same scores.
+    run("evaluate", "--predicted", tmp_path / "out.trees", "--trees", trees / "dev.trees", "--json", tmp_path / "again")
+    again = json.loads((tmp_path / "again").read_text())
+    assert {name: record[name] for name in again if name != "test_set"} == {
+        name: value for name, value in again.items() if name != "test_set"
+    }
+    card = publish(model, "owner/parser", evaluations=[tmp_path / "scores.json"], dry_run=True).card
+    assert "constituency parser" in card and f"{record['bracket_f1']:.2f}" in card
+
+
+def test_gold_trees_score_100(trees, run, tmp_path):
+    out, _ = run("evaluate", "--predicted", trees / "dev.trees", "--trees", trees / "dev.trees")
+    assert re.search(r"dev\.trees +100\.00 +100\.00 +100\.00 +100\.00 +100\.00", out)
+
+
+def test_baselines_by_hand():
+    lines = [
+        "(ROOT (S (NP (NN a) (NN b)) (VP (VB c) (NP (NN a) (NN b)))))",
+        "(ROOT (S (VP (VB c) (NP (NN a) (DT b)))))",
+    ]
+    baselines = Baselines.of(map(tree_of, lines))
+    assert (baselines.top, baselines.inner, baselines.tag) == ("S", "NP", "NN")
+    assert str(baselines.right_branching(["c", "b", "x"])) == "(ROOT (S (VB c) (NP (NN b) (NN x))))"
+    assert str(baselines.right_branching(["c"])) == "(ROOT (S (VB c)))"
+    assert str(baselines.most_frequent_label(["c", "b", "x"])) == "(ROOT (S (VB c) (NN b) (NN x)))"
+
+
+def test_each_bracket_and_tag_is_one_token(trees):
+    read = load_trees(trees / "train.trees")
+    tokens = sorted({token for tree in read for token in linearize(tree)})
+    tokenizer = train_parser_tokenizer([sentence_text(tree.words()) for tree in read], tokens, 420)
+    ids, starts = tree_token_ids(tokenizer), word_starts(tokenizer)
+    for tree in read:
+        assert tokenizer(" ".join(linearize(tree)))["input_ids"] == [ids[token] for token in linearize(tree)] + [2]
+    for words in (["a"], ["NN", "(S", "U\u2009S", "</s>", "日本", ")"], ["-LRB-"] * 3):
+        encoded = tokenizer(sentence_text(words))["input_ids"]
+        assert sum(token in starts for token in encoded) == len(words)
+        assert not set(encoded) & {ids["(S"], ids[")S"]}
+        assert tokenizer.decode(encoded, skip_special_tokens=True) == sentence_text(words)
+
+
+def test_bad_trees_in_training(trees, run, tmp_path):
+    bad = tmp_path / "bad.trees"
+    bad.write_text((trees / "train.trees").read_text() + "(ROOT (S (NN a)\n(ROOT (X (-NONE- *)))\n")
+    command = ("train", "--trees", bad, "--dev", trees / "dev.trees", "--output", tmp_path / "run", *TINY)
+    assert f"{bad}, line 61: 2 bracket(s) not closed before line 62" in run(*command, status=2).err
+    assert not (tmp_path / "run").exists()
+    assert len(load_trees(bad, skip_bad=True)) == 60
+    empty = tmp_path / "empty.trees"
+    empty.write_text("\n")
+    command = ("train", "--trees", empty, "--dev", trees / "dev.trees", "--output", tmp_path / "run", *TINY)
+    assert "holds no trees" in run(*command, status=2).err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("evaluate", "--trees", "{trees}/dev.trees"), "give a MODEL to evaluate"),
+        (("evaluate", "{model}", "--trees", "{trees}/none.trees"), "none.trees cannot be read"),
+        (("evaluate", "--predicted", "{trees}/train.trees", "--trees", "{trees}/dev.trees"), "8 gold trees and 60"),
+        (("predict", "{trees}", "x"), "holds no model"),
+        (("predict", "{model}", "x", "--input", "y"), "not both"),
+        (("predict", "{model}", "a b c d", "--max-new-tokens", "3"), "at least 5 tokens"),
+        (("predict", "{model}", "x", "--beams", "0"), "--beams is 0"),
+    ],
+)
+def test_mistakes_end_in_one_line(model, trees, run, words, message):
+    err = run(*(word.format(model=model, trees=trees) for word in words), status=2).err
+    assert message in err and err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_trees_over_other_words(trees, run, tmp_path):
+    lines = (trees / "dev.trees").read_text().splitlines()
+    (tmp_path / "other.trees").write_text("\n".join([*lines[:2], lines[2].replace("the", "some"), *lines[3:]]) + "\n")
+    err = run("evaluate", "--predicted", tmp_path / "other.trees", "--trees", trees / "dev.trees", status=2).err
+    assert "sentence 3: the words do not match (word 1 is 'the' in the gold tree and 'some'" in err
+
+
+def test_a_translation_model_is_no_parser(model, tmp_path):
+    loaded, tokenizer = load_model(model)
+    del tokenizer.init_kwargs["tree_tokens"]
+    with pytest.raises(UserError, match="no parser"):
+        Parser(loaded, tokenizer)
+
+
+def test_recipes(tmp_path, trees):
+    paper = load_recipe("parser")
+    assert (paper.num_beams, paper.length_penalty, paper.max_extra_tokens, paper.vocab_size) == (21, 0.3, 300, 16_000)
+    assert paper.preset == "parsing"
+    recipe = load_recipe("parser-small", {"output": str(tmp_path), "train_source": "a"})
+    with pytest.raises(UserError, match="train_source is 'a'"):
+        parsing_recipe(recipe, [], [])
+
+
+@pytest.mark.parametrize("name", GUM)
+def test_gum_survives_text_and_tokens(shared_data, name):
+    read = load_trees(treebank(shared_data, name))[:600]
+    for tree in read:
+        words = sentence_text(tree.words()).split()
+        parse = read_parse(" ".join(linearize(tree)).split(), words)
+        assert parse.well_formed and parse.tree == tree
+
+
+def test_a_gpu_or_cpu_gives_the_mask_where_the_scores_are(model):
+    loaded, tokenizer = load_model(model, "cpu", "bfloat16")
+    parses = list(Parser(loaded, tokenizer).parse([["the", "dog"]]))
+    assert loaded.dtype == torch.bfloat16 and parses[0].tree.words() == ["the", "dog"]

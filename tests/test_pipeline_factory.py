@@ -1,0 +1,295 @@
+"""`pipeline()`: what it loads, what it refuses, and folders that bring the pipeline along."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pipeline_models
+import pytest
+import torch
+import transformers
+from pipeline_models import SHORT, TEXTS, TRANSLATION, build, by_hand, texts_by_hand, tiny_gpt2
+from transformers import AutoModelForSeq2SeqLM
+
+import vaswani_transformer
+from vaswani_transformer import Text2TextGenerationPipeline, TranslationPipeline, UserError, pipeline, pipeline_vaswani
+from vaswani_transformer.pipeline_vaswani import CUSTOM_PIPELINES
+
+tokenizer = pipeline_models.tokenizer
+marian = pipeline_models.marian
+marian_folder = pipeline_models.marian_folder
+
+
+@pytest.fixture(scope="module")
+def saved_vaswani(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vaswani")
+    build("vaswani", len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def vaswani_folder(saved_vaswani, tmp_path):
+    """A model folder of the test's own, to damage."""
+    return Path(shutil.copytree(saved_vaswani, tmp_path / "vaswani"))
+
+
+class TestFactory:
+    def test_folders_with_the_tokenizer_in_them(self, marian, tokenizer, marian_folder):
+        expected = [{TRANSLATION: text} for text in texts_by_hand(marian, tokenizer)]
+        assert pipeline("translation", model=marian_folder, device="cpu")(TEXTS, **SHORT) == expected
+        loaded = AutoModelForSeq2SeqLM.from_pretrained(marian_folder)
+        assert pipeline("translation", loaded, device=-1)(TEXTS, **SHORT) == expected
+        assert pipeline("translation", loaded, tokenizer=str(marian_folder))(TEXTS, **SHORT) == expected
+
+    def test_models_of_this_package_need_no_trust(self, tokenizer, tmp_path):
+        model = build("vaswani", len(tokenizer))
+        model.save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+        expected = [{TRANSLATION: text} for text in texts_by_hand(model, tokenizer)]
+        for trust in (None, False):
+            translator = pipeline("translation", model=tmp_path, device="cpu", trust_remote_code=trust)
+            assert type(translator.model) is vaswani_transformer.VaswaniForConditionalGeneration
+            assert translator(TEXTS, **SHORT) == expected
+
+    @pytest.mark.parametrize("dtype", ["float16", torch.bfloat16])
+    def test_dtype(self, tokenizer, marian_folder, dtype):
+        translator = pipeline("translation", model=marian_folder, device="cpu", dtype=dtype)
+        wanted = torch.float16 if dtype == "float16" else dtype
+        assert translator.model.dtype == translator.dtype == wanted
+        model = AutoModelForSeq2SeqLM.from_pretrained(marian_folder, dtype=wanted)
+        assert translator(TEXTS[0], **SHORT)[0][TRANSLATION] == by_hand(model, tokenizer, TEXTS[0])[0]
+        assert pipeline("translation", model=marian_folder, torch_dtype=wanted).dtype == wanted
+
+    def test_device(self, marian_folder):
+        translator = pipeline("translation", model=marian_folder, device=torch.device("cpu"))
+        assert translator.device == translator.model.device == torch.device("cpu")
+        for number in (-1, 0, None):  # without an accelerator the CPU, as in transformers
+            assert pipeline("translation", model=marian_folder, device=number).device == translator.model.device or (
+                torch.accelerator.is_available()
+            )
+
+    def test_device_map(self, marian_folder):
+        translator = pipeline("translation", model=marian_folder, device_map="cpu")
+        assert translator.device.type == "cpu" and translator("red", **SHORT)
+
+    def test_a_class_of_ones_own(self, marian_folder):
+        class Shouting(TranslationPipeline):
+            def postprocess(self, *args, **options):
+                return [{TRANSLATION: record[TRANSLATION] + "!"} for record in super().postprocess(*args, **options)]
+
+        (result,) = pipeline("translation", model=marian_folder, pipeline_class=Shouting)("red", **SHORT)
+        assert result[TRANSLATION].endswith("!")
+
+    def test_other_tasks_are_transformers_own(self, tokenizer):
+        generator = pipeline("text-generation", model=tiny_gpt2(len(tokenizer)), tokenizer=tokenizer, device="cpu")
+        assert type(generator) is transformers.TextGenerationPipeline
+        with pytest.raises(KeyError, match="no-such-task"):
+            pipeline("no-such-task", model=tiny_gpt2(len(tokenizer)), tokenizer=tokenizer)
+
+    def test_mistakes_end_in_one_line(self, tokenizer, marian, marian_folder, tmp_path):
+        tiny_gpt2(len(tokenizer)).save_pretrained(tmp_path / "gpt2")
+        tokenizer.save_pretrained(tmp_path / "gpt2")
+        marian.save_pretrained(tmp_path / "bare")
+        shutil.copytree(marian_folder, tmp_path / "no weights")
+        (tmp_path / "no weights" / "model.safetensors").unlink()
+        cases = [
+            ({}, "no model was given for translation"),
+            ({"model": tmp_path / "gpt2"}, r"is a 'gpt2' model: translation takes encoder-decoder models"),
+            ({"model": tmp_path / "bare"}, "cannot load a tokenizer from .*give tokenizer="),
+            ({"model": tmp_path / "no weights"}, "cannot load the model .*no weights"),
+            ({"model": str(tmp_path / "nothing")}, "cannot load the configuration of model .*nothing"),
+            ({"model": marian}, "this MarianMTModel came without the name of a tokenizer"),
+        ]
+        for options, message in cases:
+            with pytest.raises(UserError, match=message) as error:
+                pipeline("translation", **options)
+            assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"dropout": "much"}, "the configuration of .*dropout"),
+            ({"dropout": 1.5}, "the configuration of .*dropout is 1.5"),
+            ({"auto_map": 5}, "the configuration of "),
+            ({"model_type": ["vaswani"]}, "the configuration of "),
+            (5, "the configuration of "),
+            ("[" * 100_000, "the configuration of "),
+            ({"dtype": 5}, "the model "),
+            ({"attn_implementation": "no_such"}, "the model .*no_such"),
+            ({"quantization_config": {"quant_method": "gptq"}}, "the model "),
+        ],
+        ids=lambda value: str(value)[:30],
+    )
+    @pytest.mark.parametrize("task", ["translation", None])
+    def test_damaged_configurations(self, vaswani_folder, changes, message, task):
+        path = vaswani_folder / "config.json"
+        if isinstance(changes, dict):
+            changes = {**json.loads(path.read_text()), **changes}
+        path.write_text(changes if isinstance(changes, str) else json.dumps(changes))
+        with pytest.raises(UserError, match=f"^cannot load {message}") as error:
+            pipeline(task, model=vaswani_folder)
+        assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize("settings", [5, {"translation": 5}, [{}]])
+    def test_damaged_settings_of_tasks(self, vaswani_folder, settings):
+        path = vaswani_folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "task_specific_params": settings}))
+        with pytest.raises(UserError, match="task_specific_params"):
+            pipeline("translation", model=vaswani_folder)
+
+    @pytest.mark.parametrize(
+        ("file", "content"),
+        [
+            ("generation_config.json", "[]"),
+            ("model.safetensors.index.json", "{}"),
+            ("model.safetensors.index.json", "["),
+            ("model.safetensors", "half"),
+            ("tokenizer.json", "5"),
+        ],
+    )
+    def test_damaged_files(self, vaswani_folder, file, content):
+        if file == "model.safetensors.index.json":
+            (vaswani_folder / "model.safetensors").unlink()
+        (vaswani_folder / file).write_text(content)
+        with pytest.raises(UserError, match=r"^cannot load (the model|a tokenizer)") as error:
+            pipeline("translation", model=vaswani_folder)
+        assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize("custom", [5, ["translation"], {"translation": 5}])
+    def test_an_odd_entry_of_pipelines_is_no_mistake_of_the_user(self, vaswani_folder, custom):
+        path = vaswani_folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "custom_pipelines": custom}))
+        assert isinstance(pipeline(model=vaswani_folder), Text2TextGenerationPipeline)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"device": "nowhere"}, "cannot use device 'nowhere'"),
+            ({"device": "xpu:63"}, "cannot use device 'xpu:63'"),
+            ({"device": torch.device("cuda", 63)}, "cannot use device"),
+            ({"device": [0]}, r"cannot use device \[0\]"),
+            ({"device": "cpu", "device_map": "cpu"}, "device is 'cpu' and device_map is 'cpu': give one of the two"),
+            ({"device": -1, "model_kwargs": {"device_map": "cpu"}}, "device is -1 and device_map is 'cpu'"),
+            ({"device_map": "nowhere"}, "cannot load the model"),
+            ({"dtype": "float99"}, "cannot load the model"),
+            ({"model_kwargs": {"attn_implementation": "no_such"}}, "cannot load the model"),
+            ({"framework": "tf"}, "framework is 'tf': transformers 5 has PyTorch only"),
+            ({"truncation": "x"}, "truncation is 'x': give True, False or one of do_not_truncate, longest_first"),
+            ({"truncation": 5}, "truncation is 5"),
+            ({"config": 5}, "config is of type int: give a configuration or its name"),
+            ({"tokenizer": 5}, "tokenizer is of type int: give a tokenizer or its name"),
+            ({"tokenizer": ("name",)}, "tokenizer is a tuple: it must be a name and a dict"),
+            (
+                {"tokenizer": ("nothing/here", {"local_files_only": True})},
+                "cannot load a tokenizer from 'nothing/here'",
+            ),
+        ],
+        ids=lambda value: str(value)[:50],
+    )
+    def test_options_that_cannot_be(self, marian_folder, options, message):
+        with pytest.raises(UserError, match=message) as error:
+            pipeline("translation", model=marian_folder, **options)
+        assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize("changes", [{"framework": "pt"}, {"framework": None}, {"truncation": "only_first"}])
+    def test_options_of_old(self, marian, tokenizer, marian_folder, changes):
+        expected = [{TRANSLATION: text} for text in texts_by_hand(marian, tokenizer)]
+        assert pipeline("translation", model=marian_folder, **changes)(TEXTS, **SHORT) == expected
+        generator = pipeline("text-generation", tiny_gpt2(len(tokenizer)), tokenizer=tokenizer, framework="pt")
+        assert generator("red", max_new_tokens=2)
+
+    def test_a_tokenizer_with_options(self, marian, tokenizer, marian_folder):
+        named = (str(marian_folder), {"model_max_length": 4})
+        translator = pipeline("translation", marian, tokenizer=named, truncation=True)
+        assert translator.tokenizer.model_max_length == 4 and named[1] == {"model_max_length": 4}
+        cut = tokenizer.decode(
+            tokenizer(TEXTS[0], truncation=True, max_length=4)["input_ids"], skip_special_tokens=True
+        )
+        assert translator(TEXTS[0], **SHORT)[0][TRANSLATION] == by_hand(marian, tokenizer, cut)[0]
+
+    @pytest.mark.parametrize(
+        ("file", "task"),
+        [
+            ("config.json", "translation"),
+            ("config.json", None),
+            ("config.json", "text-generation"),
+            ("tokenizer_config.json", "translation"),
+            ("tokenizer_config.json", None),
+        ],
+    )
+    def test_no_code_runs_and_nobody_is_asked(self, vaswani_folder, tmp_path, monkeypatch, file, task):
+        asked = []
+        monkeypatch.setattr("builtins.input", lambda *words: asked.append(words) or "y")
+        (vaswani_folder / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+        settings = json.loads((vaswani_folder / file).read_text())
+        if file == "config.json":
+            settings |= {"model_type": "unheard_of", "auto_map": {"AutoConfig": "planted.C"}}
+        else:
+            settings |= {"tokenizer_class": "Planted", "auto_map": {"AutoTokenizer": [None, "planted.C"]}}
+        (vaswani_folder / file).write_text(json.dumps(settings))
+        with pytest.raises(ValueError, match=r"trust_remote_code=True"):
+            pipeline(task, model=vaswani_folder, device="cpu")
+        assert not asked and not (tmp_path / "ran").exists()
+
+    def test_transformers_is_left_as_it_is(self, marian_folder):
+        assert not set(transformers.pipelines.PIPELINE_REGISTRY.supported_tasks) & {"translation", "summarization"}
+        with pytest.raises(KeyError, match="removed"):
+            transformers.pipeline("translation", model=str(marian_folder))
+
+
+class TestOnTheHub:
+    """A folder that brings the pipeline along, in the hands of `transformers.pipeline`."""
+
+    @pytest.fixture(autouse=True)
+    def code_cache(self, tmp_path, monkeypatch):
+        """Code from folders is copied to, and imported from, a place of the test's own."""
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "code"))
+        monkeypatch.syspath_prepend(str(tmp_path / "code"))
+        yield
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+            del sys.modules[name]
+
+    def test_any_model_can_carry_it(self, marian, tokenizer, marian_folder, tmp_path):
+        folder, trace = tmp_path / "carrier", tmp_path / "trace"
+        shutil.copytree(marian_folder, folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "custom_pipelines": CUSTOM_PIPELINES}))
+        code = Path(pipeline_vaswani.__file__).read_text(encoding="utf-8")
+        (folder / "pipeline_vaswani.py").write_text(
+            code + f"\nimport pathlib\npathlib.Path({str(trace)!r}).touch()\n", encoding="utf-8"
+        )
+        for options in ({}, {"task": "translation"}, {"task": "translation", "trust_remote_code": False}):
+            with pytest.raises(ValueError, match="trust_remote_code=True"):
+                transformers.pipeline(model=str(folder), **options)
+        assert not trace.exists()
+        expected = [{TRANSLATION: text} for text in texts_by_hand(marian, tokenizer)]
+        for task in ("translation", None):
+            translator = transformers.pipeline(task, model=str(folder), trust_remote_code=True, device="cpu")
+            assert type(translator).__module__.startswith("transformers_modules.")
+            assert translator(TEXTS, **SHORT) == expected
+        assert trace.exists()
+        trace.unlink()
+        ours = pipeline(model=folder, device="cpu")  # takes the task from the folder and the code from the package
+        assert type(ours) is TranslationPipeline and not trace.exists()
+
+    def test_save_pretrained_of_a_pipeline_brings_it_along(self, tokenizer, tmp_path):
+        model = build("marian", len(tokenizer))
+        expected = [{TRANSLATION: text} for text in texts_by_hand(model, tokenizer)]
+        translator = TranslationPipeline(model, tokenizer, device="cpu")
+        for name in ("first", "second"):  # the second time from code that came with a folder
+            translator.save_pretrained(tmp_path / name)
+            assert json.loads((tmp_path / name / "config.json").read_text())["custom_pipelines"] == CUSTOM_PIPELINES
+            folder = str(tmp_path / name)
+            translator = transformers.pipeline("translation", model=folder, trust_remote_code=True, device="cpu")
+            assert translator(TEXTS, **SHORT) == expected
+
+    def test_the_entry_is_as_transformers_reads_it(self):
+        assert json.loads(json.dumps(CUSTOM_PIPELINES)) == CUSTOM_PIPELINES
+        for entry in CUSTOM_PIPELINES.values():
+            module, name = entry["impl"].split(".")
+            assert Path(pipeline_vaswani.__file__).stem == module and hasattr(pipeline_vaswani, name)
+            assert all(hasattr(transformers, auto_class) for auto_class in entry["pt"])

@@ -1,0 +1,126 @@
+"""Section 3.5: the rotation against the encodings themselves, the study of lengths on models of seconds."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from conftest import error_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vaswani_transformer import position_report
+from vaswani_transformer.layers_vaswani import sinusoidal_positions
+from vaswani_transformer.position_report import run_position_study
+from vaswani_transformer.position_study import (
+    LengthStudy,
+    accuracy_by_length,
+    offset_error,
+    offset_matrix,
+    train_on_short,
+    unexplained,
+)
+
+SMALL = {"d_model": 16, "d_ff": 32, "num_heads": 2, "layers": 1, "batch": 16, "warmup_steps": 60, "examples": 20}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(-300, 300), st.integers(0, 3000), st.integers(1, 40))
+def test_an_offset_is_a_rotation_whatever_the_position(offset, position, half):
+    matrix = offset_matrix(offset, 2 * half)
+    here, there = sinusoidal_positions(torch.tensor([position, position + offset]), 2 * half).numpy()
+    assert np.abs(matrix @ here - there).max() < 1e-12
+    assert np.abs(matrix.T @ matrix - np.eye(2 * half)).max() < 1e-12
+    assert np.linalg.det(matrix) == pytest.approx(1)
+
+
+@given(st.integers(-50, 50), st.integers(-50, 50))
+def test_offsets_add_up(one, other):
+    product = offset_matrix(one, 20) @ offset_matrix(other, 20)
+    np.testing.assert_allclose(product, offset_matrix(one + other, 20), atol=1e-12)
+
+
+def test_the_closed_form_holds_for_a_whole_table():
+    assert offset_error(64, 1000, [1, 7, 500]) < 1e-12
+
+
+def test_only_a_table_with_a_map_is_explained():
+    table = sinusoidal_positions(torch.arange(21), 64).numpy()
+    assert unexplained(table, 1) < 1e-6 and unexplained(table, 5) < 1e-6
+    rng = np.random.default_rng(0)
+    assert unexplained(rng.normal(size=(21, 64)), 1) > 0.9
+    rotated = table @ np.linalg.qr(rng.normal(size=(64, 64)))[0]  # in another basis the map is another one
+    assert unexplained(rotated, 1) < 1e-6
+    half = table + table.std() * rng.normal(size=table.shape)
+    assert 0.2 < unexplained(half, 1) < 2
+
+
+def test_exact_matches_are_what_greedy_search_writes():
+    study = LengthStudy(trained=3, tested=(1, 2, 3, 4), symbols=2, steps=150, **SMALL)
+    task = study.make_task()
+    model = train_on_short(study, task, "sinusoidal", seed=0)
+    rows = accuracy_by_length(model, task)
+    model.generation_config.update(num_beams=1, max_extra_tokens=10)
+    shares = []
+    for row in rows:
+        exact = [
+            model.generate(input_ids=torch.tensor([source]))[0, 1:].tolist() == target
+            for source, target in task.tests[row["length"]]
+        ]
+        assert row["exact_match"] == pytest.approx(100 * sum(exact) / len(exact), abs=1e-4)
+        assert row["token_accuracy"] >= row["exact_match"] - 1e-4
+        shares.append(row["exact_match"])
+    assert max(shares) > 0 and min(shares) < 100  # both kinds of sentences were met
+
+
+@pytest.mark.parametrize("task", ["copy", "reverse", "translate"])
+def test_training_never_meets_what_is_long(task):
+    tested = (4, 5, 12) if task == "translate" else (3, 5, 9)
+    study = LengthStudy(task=task, trained=5, tested=tested, examples=30, pairs=1500)
+    pairs = study.make_task()
+    drawn = pairs.draw(random.Random(0), 500)
+    assert max(len(source) for source, _ in drawn) == 6  # the end token too
+    assert {length: {len(source) - 1 for source, _ in rows} for length, rows in pairs.tests.items()} == {
+        length: {length} for length in tested
+    }
+    for source, target in drawn[:50] if task != "translate" else []:
+        body = source[:-1] if task == "copy" else source[-2::-1]
+        assert target == [*body, 2] and all(3 <= token < pairs.vocab_size for token in body)
+    assert pairs.longest() == max(len(side) for rows in pairs.tests.values() for pair in rows for side in pair)
+    if task == "translate":
+        known = {tuple(source) for source, _ in drawn}
+        assert not known & {tuple(source) for rows in pairs.tests.values() for source, _ in rows}
+
+
+def test_the_study_is_resumed_and_tells_other_settings(tmp_path, monkeypatch):
+    study = LengthStudy(trained=6, tested=(3, 6, 8), steps=3, **SMALL)
+    first = run_position_study(tmp_path, [study], seeds=[0, 1])
+    assert [(cell["encoding"], cell["seed"]) for cell in first["cells"]] == [
+        ("sinusoidal", 0),
+        ("sinusoidal", 1),
+        ("learned", 0),
+        ("learned", 1),
+    ]
+    assert first["offsets"]["largest_error"] < 1e-12
+    assert all(set(cell["unexplained"]) == {"1", "2", "5"} for cell in first["cells"])
+    assert json.loads((tmp_path / "positions.json").read_text()) == json.loads(json.dumps(first))
+    text = (tmp_path / "positions.md").read_text()
+    assert "| 8 (longer) | 20 |" in text and "| 6 | 20 |" in text
+    assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
+    trained = []
+    real = position_report.train_and_test
+    monkeypatch.setattr(position_report, "train_and_test", lambda *cell: trained.append(cell[1:3]) or real(*cell))
+    assert run_position_study(tmp_path, [study], seeds=[0, 1]) == first and not trained
+    (tmp_path / "copy-learned-1.json").unlink()
+    again = run_position_study(tmp_path, [study], seeds=[0, 1])
+    assert trained == [("learned", 1)] and again["cells"][3]["lengths"] == first["cells"][3]["lengths"]
+    other = LengthStudy(trained=6, tested=(3, 6, 8), steps=4, **SMALL)
+    assert "(steps was 3 and is 4): give another folder" in error_of(run_position_study, tmp_path, [other])
+    (tmp_path / "copy-learned-1.json").write_text("{")
+    assert "is damaged" in error_of(run_position_study, tmp_path, [study], seeds=[0, 1])
+
+
+def test_studies_that_make_no_sense():
+    assert "must be copy, reverse or translate" in error_of(LengthStudy(task="sort").make_task)
+    assert "give longer ones too" in error_of(LengthStudy(tested=(5, 20)).make_task)

@@ -1,0 +1,365 @@
+"""Publishing that must not go through: mistakes of the user, faults of the Hub, scores that do not fit."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import hub_server
+import pushing
+import pytest
+import yaml
+from conftest import tiny_model
+from hub_server import Fault
+from pushing import REPO, weights_of
+
+from vaswani_transformer import publish
+from vaswani_transformer.cli import main
+from vaswani_transformer.errors import UserError
+
+services = pushing.services
+model = pushing.model
+hub = pushing.hub
+client = pushing.client
+push = pushing.push
+scores = pushing.scores
+
+
+def written(hub):
+    """Requests that change something."""
+    return [path for method, path, _ in hub.requests if method in ("POST", "PUT") and "validate-yaml" not in path]
+
+
+# What the user can mend: status 2, before anything is sent
+
+
+def test_tokens_that_do_not_do(push, hub):
+    assert "there is no token" in push(status=2, token=None).err and hub.requests == []
+    assert "copy it anew" in push("--token", "hf_with a gap", status=2).err and hub.requests == []
+    assert "does not accept the token" in push(status=2, token="hf_wrong").err
+    assert "no right to write to other/tiny" in push(status=2, repo="other/tiny").err
+    assert "no right to write" in push(status=2, token="hf_reader").err
+    assert not hub.repositories
+    push("--token", "hf_writer", token="hf_wrong")
+    assert "no right to write" in push("--language", "fr", status=2, token="hf_reader").err
+    assert len(hub.repositories[REPO].branches["main"]) == 2
+    assert not any(b"hf_" in data for data in hub.bodies)
+
+
+def test_the_token_is_not_shown_even_when_the_hub_says_it(push, hub):
+    hub.faults.append(Fault("GET", "/api/whoami-v2", status=400, message="what is this hf_writer?"))
+    assert "what is this ***?" in push(status=2).err
+
+
+def test_a_bad_card_is_refused_before_anything_is_made(push, hub, tmp_path):
+    assert '"license" must be one of' in push(status=2, license="mine").err
+    assert "no licence identifier" in push(status=2, license="My own licence").err
+    assert "no language code" in push("--language", "English", status=2).err
+    assert "no dataset name" in push("--dataset", "a dataset", status=2).err
+    (tmp_path / "bad.md").write_text("---\nlicense: mine\n---\n# {{ name }}\n")
+    assert '"license" must be one of' in push("--card", tmp_path / "bad.md", status=2).err
+    assert written(hub) == [] and not hub.repositories
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ({"repo_id": "a/b/c"}, "no repository name"),
+        ({"repo_id": "just-a-name"}, "give owner/name"),
+        ({"repo_id": "tester/a--b"}, "no repository name"),
+        ({"max_shard_size": "5"}, "max_shard_size is '5'"),
+        ({"max_shard_size": "0GB"}, "max_shard_size is '0GB'"),
+        ({"max_shard_size": "half a GB"}, "max_shard_size"),
+        ({"max_shard_size": "5GiB"}, "max_shard_size is '5GiB'"),
+        ({"max_shard_size": "1e999GB"}, "max_shard_size"),
+        *(
+            ({"revision": name}, "no branch name")
+            for name in (
+                "",
+                " ",
+                "a b",
+                "a..b",
+                "-x",
+                "main/",
+                "/a",
+                "a//b",
+                ".a",
+                "a/.b",
+                "a.lock",
+                "a.",
+                "@",
+                "a~1",
+                "a\n",
+            )
+        ),
+        ({"message": ""}, "message is empty"),
+        ({"card": "no-such-card"}, "cannot read card template no-such-card"),
+        ({"evaluations": ["missing.json"]}, "cannot read evaluation file"),
+        ({"evaluations": "missing.json"}, "cannot read evaluation file missing.json"),
+    ],
+)
+def test_mistakes_in_arguments(model, mistake, message):
+    with pytest.raises(UserError, match=message) as caught:
+        publish(model, **{"repo_id": REPO, "dry_run": True, **mistake})
+    assert "\n" not in str(caught.value)
+
+
+def test_branch_names_that_git_takes(model):
+    for name in ("main", "small-shards", "refs/pr/1", "v1.0", "a@b", "größer"):
+        assert publish(model, REPO, revision=name, dry_run=True, license="mit").revision == name
+
+
+def test_one_name_may_be_given_alone(model, scores):
+    alone = publish(model, REPO, languages="en", datasets="wmt14", evaluations=str(scores), dry_run=True).card
+    assert alone == publish(model, REPO, languages=["en"], datasets=["wmt14"], evaluations=[scores], dry_run=True).card
+    assert publish(model, REPO, evaluations=scores, dry_run=True, max_shard_size="0.5GB").card.count("### test") == 1
+
+
+def test_folders_that_are_no_finished_model(push, hub, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    assert "training there is not finished" in push(status=2, folder=tmp_path).err
+    assert "there is no model folder" in push(status=2, folder=tmp_path / "none").err
+    assert hub.requests == []
+
+
+def test_a_repository_that_ignores_the_weights_is_named(push, hub):
+    push()
+    hub.repositories[REPO].find("main").files |= {".gitignore": b"config.json\n", "config.json": b"{}"}
+    assert "has not taken config.json" in push("--language", "fr", status=2).err
+
+
+# Failures of the Hub and of the way there: status 1, safe to repeat
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("PUT", "/lfs/", times=99, after_bytes=1000),
+        Fault("PUT", "/lfs/", times=99, status=500),
+        Fault("POST", "objects/batch", times=99, status=503),
+        Fault("POST", "/commit/", after_bytes=1000),
+        Fault("POST", "/commit/", status=502),
+        Fault("POST", "/api/repos/create", status=500),
+        Fault("GET", "/api/whoami-v2"),
+    ],
+    ids=lambda fault: f"{fault.path}-{fault.status or 'cut'}",
+)
+def test_a_push_that_broke_can_be_repeated(push, hub, model, fault):
+    hub.faults.append(Fault(**vars(fault)))
+    line = push(status=1).err
+    assert "push again, which is safe to repeat" in line
+    assert REPO not in hub.repositories or len(hub.repositories[REPO].branches["main"]) == 1  # the empty one
+    hub.faults.clear()
+    push()
+    assert hub.files(REPO)["model.safetensors"] == (model / "model.safetensors").read_bytes()
+    assert len(hub.repositories[REPO].branches["main"]) == 2
+
+
+def test_a_short_interruption_is_overcome_without_the_user(push, hub):
+    hub.faults.append(Fault("PUT", "/lfs/", times=2, after_bytes=1000))
+    assert push().err == "" and "model.safetensors" in hub.files(REPO)
+
+
+def test_an_update_that_breaks_leaves_the_old_model_whole(push, hub):
+    push()
+    before = hub.files(REPO)
+    hub.faults.append(Fault("PUT", "/lfs/", times=99, after_bytes=1000))
+    push("--max-shard-size", "20KB", status=1)
+    assert hub.files(REPO) == before
+    hub.faults.clear()
+    push("--max-shard-size", "20KB")
+    index = json.loads(hub.files(REPO)["model.safetensors.index.json"])
+    assert set(index["weight_map"].values()) | {"model.safetensors.index.json"} == weights_of(hub)
+
+
+def test_a_commit_whose_answer_was_lost_is_not_made_twice(push, hub):
+    hub.faults.append(Fault("POST", "/commit/", lose_answer=True))
+    push(status=1)
+    assert "model.safetensors" in hub.files(REPO)
+    assert "nothing was changed" in push().out
+    assert len(hub.repositories[REPO].branches["main"]) == 2
+
+
+def test_a_commit_of_someone_else_in_between_is_noticed(push, hub):
+    push()
+    hub.on_commit = lambda repository: repository.commit("main", "theirs", repository.find("main").files)
+    assert "changed by someone else meanwhile" in push("--language", "fr", status=2).err
+    hub.on_commit = None
+    push("--language", "fr")
+
+
+def test_a_server_that_is_no_hub(push, hub):
+    hub.faults.append(Fault("GET", "/api/whoami-v2", status=200))
+    assert "push again" in push(status=1).err
+
+
+def test_an_answer_that_lacks_what_the_client_looks_for(push, hub, monkeypatch):
+    monkeypatch.setattr(hub_server._Handler, "_json", lambda self, value, status=200: (status, b"{}", {}))
+    assert "push again" in push(status=1).err
+
+
+def test_storage_that_the_client_prefers_but_cannot_reach(client, hub, model):
+    code = f"""
+import sys, huggingface_hub.constants
+huggingface_hub.constants.HF_HUB_DISABLE_XET = False
+from vaswani_transformer.cli import main
+sys.exit(main(["push", {str(model)!r}, {REPO!r}, "--license", "mit"]))
+"""
+    done = client.python(code)
+    assert done.status in (1, 2) and len(done.err.splitlines()) == 1 and done.err.startswith("error: "), done.err
+    assert any("xet-write-token" in path for _, path, _ in hub.requests)
+    assert len(hub.repositories[REPO].branches["main"]) == 1
+
+
+@pytest.mark.parametrize(("shards", "number"), [(False, signal.SIGINT), (True, signal.SIGINT), (True, signal.SIGTERM)])
+def test_stopping_in_mid_upload(client, push, hub, model, shards, number, tmp_path):
+    stall = threading.Event()
+    hub.faults.append(Fault("PUT", "/lfs/", times=99, after_bytes=1000, stall=stall))
+    options = ["--license", "mit", *(["--max-shard-size", "20KB"] if shards else [])]
+    pid = client.start(command=["push", model, REPO, *options], TMPDIR=str(tmp_path))
+    assert hub.reached.wait(60)
+    started = time.monotonic()
+    os.kill(pid, number)
+    done = client.wait()
+    stall.set()
+    assert done.status == 128 + number and time.monotonic() - started < 5
+    assert done.err.startswith("interrupted: ") and len(done.err.splitlines()) == 1, done.err
+    assert list(tmp_path.iterdir()) == []
+    assert len(hub.repositories[REPO].branches["main"]) == 1
+    hub.faults.clear()
+    push(*options)
+    assert len(hub.repositories[REPO].branches["main"]) == 2
+
+
+# Scores, from the command that measures to the Hub
+
+
+def test_scores_travel_from_evaluate_to_the_hub(push, hub, scores):
+    record = json.loads(scores.read_text())
+    push("--evaluation", scores)
+    card = hub.files(REPO)["README.md"].decode()
+    [index] = yaml.safe_load(card.split("---\n")[1])["model-index"]
+    [result] = index["results"]
+    values = {metric["type"]: metric["value"] for metric in result["metrics"]}
+    expected = {"sacrebleu": "bleu", "chrf": "chrf", "perplexity": "perplexity", "exact_match": "exact_match"}
+    assert values == {metric: record[key] for metric, key in expected.items()}
+    assert result["dataset"]["name"] == "test" and result["metrics"][0]["args"]["num_beams"] == 2
+    assert "vaswani evaluate run --source test.en --reference test.de --beams 2" in card
+    assert record["source_sha256"] in card and record["bleu_signature"] in card
+    assert str(scores.parent) not in card
+
+
+def test_scores_of_other_weights_are_refused(push, model, scores, tmp_path):
+    other = tmp_path / "other"
+    tiny_model(seed=2, vocab_size=300).save_pretrained(other)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (other / name).write_bytes((model / name).read_bytes())
+    assert "evaluation of other weights" in push("--dry-run", "--evaluation", scores, folder=other, status=2).err
+
+
+def test_the_same_scores_twice_are_refused(push, scores, tmp_path):
+    shutil.copy(scores, tmp_path / "again.json")
+    line = push("--dry-run", "--evaluation", scores, "--evaluation", tmp_path / "again.json", status=2).err
+    assert "evaluate the same test set in the same way" in line
+
+
+@pytest.fixture
+def evaluate(model, scores, tmp_path):
+    """Evaluates on files of its own; returns the exit status."""
+    for name in ("test.en", "test.de"):
+        shutil.copy(scores.parent / name, tmp_path)
+
+    def run(*options, folder=model):
+        command = ["evaluate", folder, "--source", tmp_path / "test.en", "--reference", tmp_path / "test.de", *options]
+        return main([str(word) for word in command])
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["--output", "test.de"], "--output and --reference"),
+        (["--output", "link"], "--output and --source"),
+        (["--json", "test.en"], "--json and --source"),
+        (["--output", "new", "--json", "new"], "--json and --output"),
+        (["--output", "new", "--json", "folder/../new"], "--json and --output"),
+    ],
+)
+def test_evaluate_writes_over_nothing_that_it_reads(evaluate, tmp_path, capsys, options, names):
+    (tmp_path / "link").symlink_to(tmp_path / "test.en")
+    (tmp_path / "folder").mkdir()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    options = [word if word.startswith("--") else tmp_path / word for word in options]
+    assert evaluate(*options) == 2
+    error = capsys.readouterr().err
+    assert f"{names} are the same file" in error and len(error.splitlines()) == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_evaluate_may_write_to_devices_and_through_links(evaluate, tmp_path):
+    (tmp_path / "out").write_text("earlier\n")
+    (tmp_path / "out").chmod(0o640)
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    assert evaluate("--output", os.devnull, "--json", os.devnull) == 0
+    assert Path(os.devnull).is_char_device()
+    assert evaluate("--output", tmp_path / "link") == 0
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "out").read_text().count("\n") == 3
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o640
+
+
+def test_an_interrupted_evaluation_leaves_the_earlier_files(evaluate, tmp_path, monkeypatch):
+    for name in ("scores.json", "out"):
+        (tmp_path / name).write_text("earlier\n")
+    before = sorted(tmp_path.iterdir())
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vaswani_transformer.translation.Translator.translate", interrupt)
+    assert evaluate("--json", tmp_path / "scores.json", "--output", tmp_path / "out") == 130
+    assert sorted(tmp_path.iterdir()) == before
+    assert {(tmp_path / name).read_text() for name in ("scores.json", "out")} == {"earlier\n"}
+    monkeypatch.undo()
+    assert evaluate("--json", tmp_path / "scores.json", "--output", tmp_path / "out") == 0
+    assert sorted(tmp_path.iterdir()) == before and json.loads((tmp_path / "scores.json").read_text())["sentences"] == 3
+
+
+def test_a_sampled_search_is_recorded_as_one(evaluate, model, tmp_path):
+    folder = tmp_path / "sampled"
+    shutil.copytree(model, folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"do_sample": True, "temperature": 0.7, "num_beams": 4}))
+    assert evaluate("--beams", "1", "--json", tmp_path / "scores.json", folder=folder) == 0
+    generation = json.loads((tmp_path / "scores.json").read_text())["generation"]
+    expected = {"num_beams": 1, "do_sample": True, "temperature": 0.7, "max_extra_tokens": 50}
+    assert expected.items() <= generation.items() and not any(name.endswith("_id") for name in generation)
+    card = publish(folder, REPO, evaluations=[tmp_path / "scores.json"], dry_run=True).card
+    assert "| `do_sample` | True |" in card and "`temperature` 0.7" in card and "transformers_version" not in card
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_waits_between_its_attempts(hub, model, tmp_path):
+    """As `test_a_push_that_broke_can_be_repeated`, with nothing in the client changed: about half a minute."""
+    environment = os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-m", "vaswani_transformer", "push", str(model), REPO, "--license", "mit"]
+
+    def run(**changes):
+        return subprocess.run(
+            command, text=True, capture_output=True, env=environment | {"HF_TOKEN": "hf_writer"} | changes, timeout=200
+        )
+
+    done = run(HF_ENDPOINT="http://127.0.0.1:9")  # where nothing listens
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "the connection to the Hub" in done.stderr
+    done = run(HF_HUB_OFFLINE="1")
+    assert done.returncode == 2 and done.stderr == "error: HF_HUB_OFFLINE is set, so nothing can be pushed: unset it\n"
+    hub.faults.append(Fault("PUT", "/lfs/", times=99, after_bytes=1000))
+    done = run()
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "push again" in done.stderr
+    hub.faults.clear()
+    assert run().returncode == 0 and "model.safetensors" in hub.files(REPO)

@@ -1,0 +1,179 @@
+"""Restricted self-attention (Section 4) against full attention under a mask that is written down by hand."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from conftest import padded_batch, random_ids, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import DynamicCache, EncoderDecoderCache
+
+from vaswani_transformer import VaswaniConfig, decoding_vaswani, modeling_vaswani, restricted_vaswani
+from vaswani_transformer.decoding_vaswani import DecodingCache
+from vaswani_transformer.restricted_vaswani import block_mask, block_size, is_worthwhile, restricted_attention
+
+WINDOWS = (1, 2, 3, 4, 7)
+
+
+def neighbourhood(length: int, window: int, is_causal: bool) -> torch.Tensor:
+    """`(length, length)`, position by position."""
+    rows = []
+    for query in range(length):
+        near = [abs(query - key) <= window // 2 and not (is_causal and key > query) for key in range(length)]
+        rows.append(near)
+    return torch.tensor(rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    length=st.integers(1, 90), window=st.integers(1, 40), is_causal=st.booleans(), padding=st.integers(0, 89),
+    block=st.sampled_from([1, 4, 16]), seed=st.integers(0, 2**31),
+)  # fmt: skip
+def test_blocks_give_what_masked_full_attention_gives(length, window, is_causal, padding, block, seed):
+    generator = torch.Generator().manual_seed(seed)
+    query, key = torch.randn(2, 2, 3, length, 4, generator=generator, dtype=torch.float64)
+    value = torch.randn(2, 3, length, 5, generator=generator, dtype=torch.float64)
+    kept = torch.ones(2, length, dtype=torch.long)
+    kept[1, length - min(padding, length - 1) :] = 0
+    seen = neighbourhood(length, window, is_causal) & kept.bool()[:, None, None] | torch.eye(length, dtype=torch.bool)
+    expected = scaled_dot_product_attention(query, key, value, seen, scale=0.3).transpose(1, 2)
+    with patch.object(restricted_vaswani, "_SMALLEST_BLOCK", block):
+        mask = block_mask(kept, window, is_causal)
+        found = restricted_attention(query, key, value, mask, window, is_causal, 0.3)
+    torch.testing.assert_close(found, expected)
+
+
+def both(window, attention, length=300, **sizes):
+    """A model and inputs long enough for blocks."""
+    model = tiny_model(attention_window=window, attn_implementation=attention, dtype=torch.float64, **sizes)
+    ids, mask = padded_batch((length, 200, 7))
+    return model, {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids, "labels": ids}
+
+
+@pytest.mark.parametrize("window", [3, 70])
+def test_implementations_agree(window):
+    """Losses and gradients of long sentences: blocks (sdpa) and the whole square (eager)."""
+    losses, gradients = [], []
+    for attention in ("sdpa", "eager"):
+        model, inputs = both(window, attention)
+        with patch.object(modeling_vaswani, "block_mask", side_effect=block_mask) as blocks:
+            loss = model(**inputs).loss
+        assert blocks.call_count == (2 if attention == "sdpa" else 0)
+        loss.backward()
+        losses.append(loss)
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(*losses)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("window", WINDOWS)
+@torch.no_grad()
+def test_a_layer_sees_its_neighbourhood_and_nothing_else(window, attention):
+    """One layer's output changes with exactly the inputs that its window holds."""
+    length = 150
+    model = tiny_model(attention_window=window, attn_implementation=attention, encoder_layers=1, decoder_layers=1)
+    for stack, is_causal in ((model.model.encoder, False), (model.model.decoder, True)):
+        ids, options = random_ids(1, length, seed=1), {}
+        if is_causal:
+            options["encoder_hidden_states"] = torch.zeros(1, 2, model.config.d_model)
+        before = stack(input_ids=ids, **options).last_hidden_state
+        seen = neighbourhood(length, window, is_causal)
+        for key in (0, 1, 63, 64, 65, length - 1):
+            changed = ids.clone()
+            changed[0, key] = 4 + (changed[0, key] - 3) % 20
+            after = stack(input_ids=changed, **options).last_hidden_state
+            differs = (after - before).abs().amax(-1)[0] > 1e-6
+            assert torch.equal(differs, seen[:, key])
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_far_padding_gives_no_holes(attention):
+    """Windows that hold nothing but padding: no NaN, forward or backward."""
+    model, inputs = both(3, attention)
+    found = model(**inputs)
+    assert found.logits.isfinite().all()
+    found.loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_a_window_over_everything_is_full_attention():
+    ids, mask = padded_batch((9, 4))
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids}
+    torch.testing.assert_close(tiny_model(attention_window=18)(**inputs).loss, tiny_model()(**inputs).loss)
+    assert not torch.isclose(tiny_model(attention_window=3)(**inputs).loss, tiny_model()(**inputs).loss)
+
+
+SEARCHES = {
+    "greedy": {"min_new_tokens": 12, "max_new_tokens": 12},
+    "beams": {"num_beams": 4, "min_new_tokens": 40, "max_new_tokens": 40},
+    "prefix": {"decoder_input_ids": random_ids(4, 9, seed=3), "max_new_tokens": 9},
+    "prefix of beams": {"num_beams": 3, "decoder_input_ids": random_ids(4, 9, seed=3), "max_new_tokens": 9},
+}
+
+
+@pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
+@pytest.mark.parametrize("window", [1, 4, 5])
+def test_generation_by_steps_by_cache_and_without(window, options):
+    model = tiny_model(attention_window=window, dtype=torch.float64, scale=2.0)
+    ids, mask = padded_batch((7, 3, 9, 1))
+    options = {**options, "attention_mask": mask, "return_dict_in_generate": True, "output_scores": True}
+    with patch.object(decoding_vaswani, "_ROOM", 3):
+        steps = model.generate(ids, **options)
+    assert isinstance(steps.past_key_values, DecodingCache)
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    for others in ({"past_key_values": cache}, {"use_cache": False}, {"cache_implementation": "static"}):
+        other = model.generate(ids, **options, **others)
+        assert torch.equal(other.sequences, steps.sequences)
+        for one, two in zip(other.scores, steps.scores, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_beams_keep_no_more_than_their_window():
+    model, beams = tiny_model(attention_window=9), 3
+    cache = DecodingCache(model, beams)
+    cache.look_at_source(torch.randn(2, 3, model.config.d_model), None)
+    for _ in range(400):
+        cache.step(torch.full((2 * beams, 1), 5))
+    assert cache.length == 400 and cache.room <= 200
+
+
+def test_assisted_decoding():
+    model, assistant = (tiny_model(attention_window=5, scale=2.0, seed=seed) for seed in (0, 1))
+    ids, mask = padded_batch((9,))
+    options = {"attention_mask": mask, "max_new_tokens": 30, "min_new_tokens": 30}
+    assert torch.equal(model.generate(ids, assistant_model=assistant, **options), model.generate(ids, **options))
+
+
+@pytest.mark.slow
+def test_flex_attention():
+    """Compiled, which takes a while; the mask is one of blocks that the compiler skips."""
+    pytest.importorskip("torch.nn.attention.flex_attention")
+    ids, mask = padded_batch((300, 20))
+    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids}
+    sizes = {"attention_window": 9, "d_model": 32, "num_heads": 2}
+    with torch.no_grad():
+        expected = tiny_model(attn_implementation="eager", **sizes)(**inputs).logits
+        found = tiny_model(attn_implementation="flex_attention", **sizes)(**inputs).logits
+    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-4)
+
+
+def test_short_sentences_are_not_cut_into_blocks():
+    assert not is_worthwhile(4 * block_size(9), 9) and is_worthwhile(4 * block_size(9) + 1, 9)
+
+
+@pytest.mark.parametrize("window", [0, -3])
+def test_a_window_has_a_size(window):
+    with pytest.raises(Exception, match=f"attention_window is {window}: it must be 1 or more"):
+        VaswaniConfig(attention_window=window)
+
+
+def test_flash_attention_is_refused():
+    model = tiny_model(attention_window=3)
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match="choose attn_implementation 'sdpa', 'eager' or 'flex_attention'"):
+        model(input_ids=random_ids(1, 4), decoder_input_ids=random_ids(1, 4))

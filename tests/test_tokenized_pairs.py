@@ -1,0 +1,234 @@
+"""Tokenisation of pairs: ids and lengths, filters and their counts, the cache on disk."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+from conftest import error_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pair_files import GERMAN, PAIRS, REVERSED, in_memory, write, write_two
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from vaswani_transformer.data import FilterCounts, load_pairs, pair_lengths, tokenize_pairs
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+def make_tokenizer(merges=40):
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    options = {"initial_alphabet": alphabet, "special_tokens": ["<pad>", "</s>"], "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=len(alphabet) + 2 + merges, **options)
+    backend.train_from_iterator([text for pair in PAIRS for text in pair], trainer)
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", pad_token="<pad>")
+
+
+class CountingTokenizer:
+    """Stands in for a tokenizer and counts the texts that it tokenises."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.texts = tokenizer, 0
+
+    def __getattr__(self, name):
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, texts):
+        self.texts += len(texts)
+        return self.tokenizer(texts)
+
+
+def test_tokenised_pairs_have_int32_columns_lengths_with_the_end_token_and_a_file_on_disk(tokenizer, cache):
+    tokenized, counts = tokenize_pairs(in_memory([*PAIRS, ("", "leer")]), tokenizer)
+    ids, length = datasets.List(datasets.Value("int32")), datasets.Value("int32")
+    assert tokenized.features == {"input_ids": ids, "labels": ids, "source_length": length, "target_length": length}
+    for row, (source, target) in zip(tokenized, PAIRS, strict=True):
+        assert row["input_ids"] == tokenizer(source)["input_ids"] and row["labels"] == tokenizer(target)["input_ids"]
+        assert row["input_ids"][-1] == row["labels"][-1] == tokenizer.eos_token_id
+        assert (row["source_length"], row["target_length"]) == (len(row["input_ids"]), len(row["labels"]))
+    assert (counts.read, counts.kept, counts.empty) == (4, 3, 1)
+    assert Path(tokenized.cache_files[0]["filename"]).is_relative_to(cache)
+
+
+def test_counts_are_one_readable_line():
+    counts = FilterCounts(29000, 28731, 12, 210, 47, max_length=256, max_length_ratio=3.0)
+    text = "29,000 pairs read, 28,731 kept; dropped: 12 empty, 210 longer than 256 tokens"
+    assert str(counts) == text + ", 47 with a length ratio above 3.0"
+    assert str(FilterCounts(29000, 28731, 12, 210, 0, 256, None)) == text
+
+
+def test_limits_are_inclusive_and_the_ratio_can_be_switched_off(tokenizer):
+    texts = ["".join("ZQXJ"[i % 4] for i in range(n)) for n in range(10)]  # letters not in the training text: n tokens
+    assert [len(ids) - 1 for ids in tokenizer(texts)["input_ids"]] == list(range(10))
+    pairs = in_memory([(texts[a], texts[b]) for a, b in [(2, 6), (6, 2), (2, 7), (7, 2), (8, 8), (8, 9), (9, 8)]])
+    tokenized, counts = tokenize_pairs(pairs, tokenizer, max_length=9, max_length_ratio=3)
+    assert list(zip(tokenized["source_length"], tokenized["target_length"], strict=True)) == [(3, 7), (7, 3), (9, 9)]
+    assert (counts.too_long, counts.ratio) == (2, 2)
+    for off in (None, 0):
+        assert tokenize_pairs(pairs, tokenizer, max_length=9, max_length_ratio=off)[1].kept == 5
+
+
+TEXTS = st.one_of(
+    st.sampled_from(["", " ", "\u2028", "\x0b", "a dog", "</s>", "two cats " * 3]),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    pairs=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=12),
+    max_length=st.integers(2, 20),
+    max_length_ratio=st.sampled_from([None, 0, 1.0, 1.5, 3]),
+)
+def test_filters_equal_a_plain_reference(tokenizer, pairs, max_length, max_length_ratio):
+    kept = []
+    for source, target in pairs:
+        ids, labels = tokenizer(source)["input_ids"], tokenizer(target)["input_ids"]
+        if source.strip() and target.strip() and len(ids) <= max_length and len(labels) <= max_length:
+            s, t = len(ids) - 1, len(labels) - 1
+            if not max_length_ratio or max(s / t, t / s) <= max_length_ratio:
+                kept.append((ids, labels))
+    options = {"max_length": max_length, "max_length_ratio": max_length_ratio}
+    if not kept:
+        assert f"{len(pairs)} pairs read, 0 kept" in error_of(tokenize_pairs, in_memory(pairs), tokenizer, **options)
+        return
+    tokenized, counts = tokenize_pairs(in_memory(pairs), tokenizer, **options)
+    assert list(zip(tokenized["input_ids"], tokenized["labels"], strict=True)) == kept
+    assert counts.read == len(pairs) and counts.kept == len(kept) == len(tokenized)
+    assert counts.kept + counts.empty + counts.too_long + counts.ratio == counts.read
+    assert max(tokenized["source_length"][:] + tokenized["target_length"][:]) <= max_length
+
+
+def test_lengths_of_filtered_sliced_and_plain_pairs(tokenizer):
+    pairs = in_memory([*PAIRS, ("", "leer"), *PAIRS, *PAIRS])
+    tokenized, _ = tokenize_pairs(pairs, tokenizer)
+    plain, _ = tokenize_pairs(in_memory(PAIRS), tokenizer)
+    for some in (
+        tokenized,
+        tokenized.select(range(2, 6)),
+        tokenized.select([5, 0, 3]),
+        plain,
+        plain.select(range(1, 3)),
+    ):
+        source, target = pair_lengths(some)
+        assert source.tolist() == some["source_length"][:] and target.tolist() == some["target_length"][:]
+
+
+def test_nothing_left_is_refused_with_the_counts(tokenizer):
+    pairs = in_memory([("", "a"), ("a", " "), ("a" * 99, "b" * 99)])
+    message = error_of(tokenize_pairs, pairs, tokenizer, max_length=5)
+    assert "3 pairs read, 0 kept; dropped: 2 empty, 1 longer than 5 tokens" in message
+
+
+@pytest.mark.parametrize("options", [{"max_length": 1}, {"max_length_ratio": 0.5}, {"max_length_ratio": float("nan")}])
+def test_impossible_limits_are_refused(tokenizer, options):
+    assert next(iter(options)) in error_of(tokenize_pairs, in_memory(PAIRS), tokenizer, **options)
+
+
+def test_no_pairs_and_a_tokenizer_without_end_token_are_refused():
+    plain = make_tokenizer(merges=5)
+    plain.backend_tokenizer.post_processor = processors.ByteLevel()
+    assert "end token" in error_of(tokenize_pairs, in_memory(PAIRS), plain)
+    assert "no pairs" in error_of(tokenize_pairs, in_memory([]), plain)
+
+
+# The cache of the token ids
+
+
+def test_the_cache_serves_the_same_call_only(tmp_path):
+    first = load_pairs(**write_two(tmp_path, "a dog\n\n", "ein Hund\nx\n"))
+    counting = CountingTokenizer(make_tokenizer())
+    expected, counts = tokenize_pairs(first, counting)
+    assert counting.texts == 4
+    counting.tokenizer(["a", "bcd"], padding=True, truncation=True, max_length=2)  # leaves its options in the backend
+    again, counts_again = tokenize_pairs(first, counting, description="Once more")
+    assert counting.texts == 4 and counts_again == counts and again[:] == expected[:]
+    assert again._fingerprint == expected._fingerprint
+
+    tokenize_pairs(first, counting, max_length=100)
+    tokenize_pairs(first, counting, max_length_ratio=None)
+    assert counting.texts == 12, "other limits"
+    tokenize_pairs(load_pairs(**write_two(tmp_path, "a cat\n\n", "ein Hund\nx\n")), counting)
+    assert counting.texts == 16, "another file"
+    other = CountingTokenizer(make_tokenizer(merges=3))
+    tokenize_pairs(first, other)
+    assert other.texts == 4, "another tokenizer"
+
+
+def test_a_folder_from_save_to_disk_stays_untouched(tmp_path, tokenizer):
+    in_memory(PAIRS).save_to_disk(tmp_path / "saved")
+    before = sorted(tmp_path.rglob("*"))
+    tokenize_pairs(load_pairs(data=tmp_path / "saved"), tokenizer)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+SECOND_PROCESS = """
+import json, sys, types
+package = types.ModuleType("vaswani_transformer")  # stands in for __init__.py, which takes seconds to import PyTorch
+package.__path__ = [sys.argv.pop(1)]
+sys.modules[package.__name__] = package
+from transformers import PreTrainedTokenizerFast
+from vaswani_transformer.data import load_pairs, tokenize_pairs
+
+def refuse(*arguments, **options):
+    raise SystemExit("tokenised again")
+
+tokenizer = PreTrainedTokenizerFast.from_pretrained(sys.argv[1])
+PreTrainedTokenizerFast.__call__ = refuse
+for arguments in sys.argv[2:]:
+    tokenized, counts = tokenize_pairs(load_pairs(**json.loads(arguments)), tokenizer)
+    print(json.dumps([str(counts), tokenized._fingerprint, tokenized[:]]))
+"""
+
+
+def test_a_new_process_reuses_the_pairs_and_the_token_ids(tmp_path, tokenizer, cache):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "folder").mkdir()
+    in_memory(PAIRS).to_parquet(tmp_path / "folder/train.parquet")
+    in_memory(PAIRS).save_to_disk(tmp_path / "saved")
+    nested = "".join(json.dumps({"translation": {"en": s, "de": t}}) + "\n" for s, t in PAIRS)
+    calls = [
+        {name: str(path) for name, path in write_two(tmp_path, "a dog\n\n", "ein Hund\nx\n").items()},
+        {"data": str(write(tmp_path / "a.jsonl", nested)), **GERMAN},
+        {"data": str(tmp_path / "folder/train.parquet"), **REVERSED},
+        {"data": str(tmp_path / "folder")},
+        {"data": str(tmp_path / "saved")},
+    ]
+    expected = []
+    for call in calls:
+        tokenized, counts = tokenize_pairs(load_pairs(**call), tokenizer)
+        expected.append([str(counts), tokenized._fingerprint, tokenized[:]])
+    files = {path: path.stat().st_mtime_ns for path in cache.rglob("*.arrow")}
+    command = [sys.executable, "-c", SECOND_PROCESS, str(ROOT / "vaswani_transformer"), str(tmp_path / "tokenizer")]
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    done = subprocess.run([*command, *map(json.dumps, calls)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()] == expected
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.arrow")} == files
+
+
+def test_multi30k_loads_whole_and_in_order(tokenizer, shared_data):
+    folder = shared_data / "multi30k"
+    pairs = load_pairs(source=folder / "train.en.gz", target=folder / "train.de.gz")
+    assert len(pairs) == 29000 and pairs.cache_files
+    for side, language in (("source", "en"), ("target", "de")):
+        with gzip.open(folder / f"train.{language}.gz") as stream:
+            lines = stream.read().decode().split("\n")
+        assert pairs[side][:] == lines[:-1]
+    tokenized, counts = tokenize_pairs(pairs.select(range(2000)), tokenizer, max_length=60)
+    assert counts.read == 2000 and counts.kept == len(tokenized) and counts.too_long > 0

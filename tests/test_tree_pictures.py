@@ -1,0 +1,83 @@
+"""Trees drawn as text and as SVG."""
+
+import xml.etree.ElementTree as ET
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_trees import clean_trees
+
+from vaswani_transformer.tree_pictures import text_width, tree_svg, tree_text
+from vaswani_transformer.trees import Tree, parse_trees, unescape
+
+SVG = "{http://www.w3.org/2000/svg}"
+SENTENCE = "(ROOT (S (NP (PRP We)) (VP (VBP saw) (NP (DT the) (NN dog)) (PRN (-LRB- -LRB-) (UH yes) (-RRB- -RRB-)))))"
+
+
+def tree_of(text: str) -> Tree:
+    return next(parse_trees(iter([text]), "text"))
+
+
+def test_as_text():
+    assert tree_text(tree_of(SENTENCE)).splitlines() == [
+        "ROOT",
+        "└─ S",
+        "   ├─ NP",
+        "   │  └─ PRP We",
+        "   └─ VP",
+        "      ├─ VBP saw",
+        "      ├─ NP",
+        "      │  ├─ DT the",
+        "      │  └─ NN dog",
+        "      └─ PRN",
+        "         ├─ -LRB- (",
+        "         ├─ UH yes",
+        "         └─ -RRB- )",
+    ]
+
+
+def test_equal_children_are_told_apart():
+    word = Tree("NN", word="a")
+    assert tree_text(Tree("NP", (word, word))).splitlines() == ["NP", "├─ NN a", "└─ NN a"]
+
+
+def texts(tree: Tree) -> tuple[ET.Element, list[tuple[str, str, float, float]]]:
+    root = ET.fromstring(tree_svg(tree))
+    return root, [(e.get("class"), e.text, float(e.get("x")), float(e.get("y"))) for e in root.iter(f"{SVG}text")]
+
+
+@given(clean_trees(st.text(st.characters(exclude_characters="() \t\r\n", exclude_categories=["Cs"]), min_size=1)))
+def test_any_tree_is_a_picture_with_all_its_words_inside(tree):
+    root, shown = texts(tree)
+    width, height = float(root.get("width")), float(root.get("height"))
+    words = [text for kind, text, _, _ in shown if kind == "word"]
+    assert len(words) == len(tree.words())
+    for word, text in zip(tree.words(), words, strict=True):
+        assert text == unescape(word) or not word.isprintable()
+    assert sum(kind == "label" for kind, *_ in shown) == sum(1 for _ in tree.constituents())
+    assert all(0 < x < width and 0 < y < height for _, _, x, y in shown)
+    nodes = len(tree.words()) + sum(1 for _ in tree.constituents())
+    assert sum(line.get("class") == "branch" for line in root.iter(f"{SVG}line")) == nodes - 1
+
+
+@pytest.mark.parametrize("words", [3, 12, 60, 200])
+def test_nothing_overlaps_and_long_sentences_go_from_left_to_right(words):
+    tree = Tree("NN", word="w0")
+    for number in range(1, words):
+        tree = Tree(("S", "WHADVP")[number % 2], (Tree("PRP$", word=f"word{number}"), tree))
+    root, shown = texts(Tree("ROOT", (tree,)))
+    ordered = [text for kind, text, *_ in shown if kind == "word"]
+    down = float(root.get("width")) < 1400 and words < 60
+    across = [x if down else y for kind, _, x, y in shown if kind == "word"]
+    assert sorted(across) == across and len(ordered) == words
+    assert float(root.get("height" if down else "width")) > 0
+    for (_, one, x1, y1), (_, other, x2, y2) in combinations([text for text in shown if text[0] != "label"], 2):
+        apart = abs(x1 - x2) >= (text_width(one) + text_width(other)) / 2 if down else False
+        assert apart or abs(y1 - y2) >= 13 or (not down and abs(x1 - x2) > 13)
+
+
+def test_signs_of_xml_are_text():
+    root, shown = texts(tree_of('(ROOT (X (SYM <b>&amp;"x")))'))
+    assert [text for kind, text, *_ in shown if kind == "word"] == ['<b>&amp;"x"']
+    assert root.find(f"{SVG}title").text == '<b>&amp;"x"'

@@ -1,0 +1,132 @@
+"""Trees in brackets: read as they are, cleaned, written."""
+
+import gzip
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_trees import GUM, clean_trees, constituents, treebank
+
+from vaswani_transformer import UserError
+from vaswani_transformer.trees import Tree, clean, escape, parse_trees, plain_label, read_trees, unescape
+
+
+def read(text: str, skipped: list | None = None) -> list[Tree]:
+    return list(parse_trees(iter(text.split("\n")), "file", skipped))
+
+
+def leaf(tag: str, word: str) -> Tree:
+    return Tree(tag, word=word)
+
+
+@given(st.lists(constituents() | clean_trees()))
+def test_what_is_written_is_read_again(trees):
+    assert read("\n".join(map(str, trees))) == trees
+
+
+@given(constituents())
+def test_white_space_between_brackets_means_nothing(tree):
+    spread = str(tree).replace("(", " ( ").replace(")", "\t\r\n ) ").strip()
+    assert read(spread.replace("\n(", "\n (")) == [tree]
+
+
+@pytest.mark.parametrize("name", GUM)
+def test_reading_and_writing_gum_changes_nothing(shared_data, name):
+    path = treebank(shared_data, name)
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    assert [str(tree) for tree in read_trees(path)] == lines
+    assert len(lines) in (4906, 598)  # as the folder's README counts them
+
+
+def test_a_tree_of_several_lines_and_two_on_one(tmp_path):
+    text = "\n( (S\n    (NP-SBJ-1 (PRP We))\n    (VP (VBP agree))) )\n\n(ROOT (UH Yes)) (NP=2 (NN x))\n"
+    plain, packed = tmp_path / "a.mrg", tmp_path / "a.mrg.gz"
+    plain.write_text(text)
+    packed.write_bytes(gzip.compress(text.encode()))
+    subject = Tree("NP-SBJ-1", (leaf("PRP", "We"),))
+    first = Tree("", (Tree("S", (subject, Tree("VP", (leaf("VBP", "agree"),)))),))
+    expected = [first, Tree("ROOT", (leaf("UH", "Yes"),)), Tree("NP=2", (leaf("NN", "x"),))]
+    assert list(read_trees(plain)) == expected == list(read_trees(packed))
+
+
+BAD = [  # text, line, words of the message
+    ("(S (NP (DT the)", 1, "2 bracket(s) not closed at the end"),
+    ("(S (NN a))\n(S (NP (NN a))\n(S (NN b))", 2, "1 bracket(s) not closed before line 3"),
+    ("(S (NN a)))", 1, "a closing bracket too many"),
+    ("(S (NN a))\nrubbish", 2, "'rubbish' outside"),
+    ("()", 1, "empty"),
+    ("(S)", 1, "the bracket 'S' is empty"),
+    ("(S (NN a) (NP ))", 1, "the bracket 'NP' is empty"),
+    ("(S\n  (NN two words))", 2, "the word 'two' and the word 'words' stand side by side under 'NN'"),
+    ("(S (NN a) dog)", 1, "a bracket and the word 'dog'"),
+    ("(S dog (NN a))", 1, "the word 'dog' and a bracket"),
+    ("(S ( (NN a)))", 1, "no label"),
+    ("(S " * 500, 1, "deeper than"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "problem"), BAD)
+def test_bad_trees_are_told_with_file_line_and_problem(text, line, problem):
+    with pytest.raises(UserError) as caught:
+        read(text)
+    message = str(caught.value)
+    assert message.startswith(f"file, line {line}: ") and problem in message and "\n" not in message
+
+
+@pytest.mark.parametrize(("text", "line", "problem"), BAD)
+def test_bad_trees_are_left_out_if_asked_and_the_others_stay(text, line, problem):
+    good = "(S (NN before))\n"
+    skipped: list[str] = []
+    trees = read(f"{good}{text}\n{good.replace('before', 'after')}", skipped)
+    words = [word for tree in trees for word in tree.words()]
+    assert words[0] == "before" and words[-1] == "after"
+    assert len(skipped) == 1 and skipped[0].startswith(f"file, line {line + 1}: ") and len(trees) in (2, 3, 4)
+
+
+def test_a_line_that_is_not_utf8(tmp_path):
+    path = tmp_path / "a.trees"
+    path.write_bytes(b"(S (NN a))\n(S (NN \xff))\n")
+    with pytest.raises(UserError, match="line 2"):
+        list(read_trees(path))
+
+
+@pytest.mark.parametrize(
+    ("label", "plain"),
+    [
+        ("NP-SBJ-1", "NP"), ("NP=2", "NP"), ("NP-SBJ=2", "NP"), ("NP", "NP"), ("PRP$", "PRP$"), ("-LRB-", "-LRB-"),
+        ("-RRB-", "-RRB-"), ("-LCB-", "-LCB-"), ("ADVP|PRT", "ADVP|PRT"), ("WHNP-12", "WHNP"), (":", ":"), ("``", "``"),
+        ("-NONE-", "-NONE-"), ("PRT|ADVP-CLR", "PRT|ADVP"),
+    ],
+)  # fmt: skip
+def test_functions_and_indices_are_no_part_of_a_label(label, plain):
+    assert plain_label(label) == plain
+
+
+@pytest.mark.parametrize("outer", ["( {})", "(ROOT {})", "(TOP {})", "(S1 {})", "( (TOP {}))", "{}"])
+def test_cleaning_leaves_one_root(outer):
+    dirty = (
+        "(S (NP-SBJ-1 (-NONE- *T*-2)) (NP=3 (NP-TMP (-NONE- *)) (PRP it)) (VP-2 (VBZ is) (-LRB- -LRB-) (SBAR (-NONE- 0)"
+        " (S (-NONE- *T*)))))"
+    )
+    assert str(clean(read(outer.format(dirty))[0])) == "(ROOT (S (NP (PRP it)) (VP (VBZ is) (-LRB- -LRB-))))"
+
+
+def test_a_tree_of_traces_has_nothing_left():
+    assert clean(read("(ROOT (S (NP (-NONE- *)) (VP (-NONE- *?*))))")[0]) is None
+
+
+@given(clean_trees())
+def test_cleaning_twice_changes_no_more(tree):
+    once = clean(tree)
+    assert clean(once) == once and once.words() == tree.words()
+
+
+def test_a_root_with_several_children_keeps_them():
+    assert str(clean(read("(TOP (NP (NN a)) (. .))")[0])) == "(ROOT (NP (NN a)) (. .))"
+
+
+def test_round_brackets_in_words():
+    assert [escape(word) for word in ("(", ")", ":-)", "a", "[")] == ["-LRB-", "-RRB-", ":--RRB-", "a", "["]
+    assert str(Tree("S", (leaf("-LRB-", "("), leaf("NN", "a(b")))) == "(S (-LRB- -LRB-) (NN a-LRB-b))"
+    signs = ["(", ")", "{", "}", "[", "]", "x"]
+    assert [unescape(word) for word in ("-LRB-", "-RRB-", "-LCB-", "-RCB-", "-LSB-", "-RSB-", "x")] == signs

@@ -1,0 +1,42 @@
+"""A model, a file to translate and its translations, for the tests of `vaswani translate` on files.
+
+A test file takes a fixture of these by its name: `model = translating.model`.
+"""
+
+import pytest
+from model_folders import PAIRS, write_model
+
+from vaswani_transformer.cli import main
+
+LINES = [source for source, _ in PAIRS] + ["", "   ", "A dog.\tTwo.", "Ein Hund \u2028 bellt."]
+OPTIONS = ["--max-new-tokens", "8", "--beams", "2", "--window", "7"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The folder of a model."""
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The file of these lines."""
+    path = tmp_path_factory.mktemp("source") / "in.txt"
+    path.write_text("\n".join(LINES) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(model, source, tmp_path_factory):
+    """The translations, made in one go."""
+    path = tmp_path_factory.mktemp("expected") / "out"
+    assert run("translate", model, "--input", source, "--output", path, *OPTIONS) == 0
+    return path.read_bytes()
+
+
+def run(*arguments) -> int:
+    """The exit status of a command."""
+    try:
+        return main([str(argument) for argument in arguments])
+    except SystemExit as exit_:
+        return exit_.code

@@ -1,0 +1,172 @@
+"""The command that runs the paper's experiments: `vaswani experiment`."""
+
+import argparse
+import difflib
+import importlib
+import signal
+from pathlib import Path
+
+from .command_line import add_command, report_stop
+from .errors import UserError
+
+# Name on the command line: module, and the class in it.
+EXPERIMENTS = {
+    "table1": ("table1", "Table1"),
+    "table2": ("table2", "Table2"),
+    "table3": ("table3", "Table3"),
+    "table4": ("table4", "Table4"),
+    "attention": ("experiment_attention", "HeadStudy"),
+    "positions": ("experiment_positions", "Positions"),
+}
+_SCALES = ("laptop", "paper")
+
+
+def load_experiment(name: str):
+    """An experiment by its name.
+
+    Raises:
+        UserError: for an unknown one, with the nearest.
+    """
+    if name not in EXPERIMENTS:
+        near = difflib.get_close_matches(name, EXPERIMENTS, n=1, cutoff=0.5)
+        known = ", ".join(EXPERIMENTS)
+        raise UserError(
+            f"there is no experiment {name!r}: {f'did you mean {near[0]!r}? ' if near else ''}there are {known}"
+        )
+    module, kind = EXPERIMENTS[name]
+    return getattr(importlib.import_module(f".{module}", __package__), kind)()
+
+
+def add_experiment(commands) -> None:
+    """Add `vaswani experiment`."""
+    parser = add_command(
+        commands,
+        "experiment",
+        _experiment,
+        "run an experiment of the paper: table1 ... table4, attention, positions",
+        "Run an experiment of the paper, cell by cell, and print its table beside the paper's figures. Each cell is a"
+        " folder OUTPUT/NAME/SCALE/CELL with its recipe, log and result; the same command does what is missing and goes"
+        " on with what was interrupted.",
+    )
+    parser.add_argument("name", metavar="NAME", help="one of " + ", ".join(EXPERIMENTS))
+    parser.add_argument("--scale", choices=_SCALES, default="laptop", help="default: laptop")
+    parser.add_argument("--data-dir", metavar="FOLDER", help="where the data files are (Multi30k, trees)")
+    parser.add_argument("--output", default="runs", metavar="FOLDER", help="folder of all experiments (default: runs)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="CELL", help="run these cells, or groups such as A")
+    parser.add_argument("--jobs", type=int, metavar="N", help="cells side by side (default: one a device)")
+    parser.add_argument("--devices", nargs="+", default=[], metavar="DEVICE", help="cpu, or cuda:0 cuda:1 ...")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="other settings of all cells: max_steps=100",
+    )
+    parser.add_argument("--report", action="store_true", help="run nothing: write and print the table of what is there")
+    plan = parser.add_argument_group("plan")
+    plan.add_argument("--dry-run", action="store_true", help="print what the cells will take, and end")
+    plan.add_argument("--device", metavar="NAME", help="with --dry-run: the hours on it, such as 'p100 x8' or here")
+    parser.add_argument("--one", metavar="CELL", help=argparse.SUPPRESS)  # a process of --jobs
+
+
+def _changes(words: list[str]) -> dict[str, str]:
+    changes = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not sign or not name:
+            raise UserError(f"--set {word!r} is no setting: write FIELD=VALUE, such as max_steps=100")
+        changes[name.replace("-", "_")] = value
+    return changes
+
+
+def _experiment(arguments: argparse.Namespace) -> int:
+    from .experiments import Setup, chosen_cells, read_results, run_cell, write_report
+    from .training import TrainingStopped
+
+    experiment = load_experiment(arguments.name)
+    data_dir = Path(arguments.data_dir).expanduser() if arguments.data_dir else None
+    setup = Setup(arguments.scale, Path(arguments.output).expanduser(), data_dir, _changes(arguments.set))
+    if setup.output.exists() and not setup.output.is_dir():
+        raise UserError(f"--output {setup.output} is a file: give a folder")
+    if arguments.device is not None and not arguments.dry_run:
+        raise UserError("--device is for --dry-run: --devices says what to run on")
+    cells = chosen_cells(experiment.cells(setup), arguments.only)
+    if arguments.one:  # a name only, where a group may have the same
+        cells = [cell for cell in cells if cell.name == arguments.one]
+    finished = read_results(experiment, setup, cells)
+    missing = [cell for cell in cells if cell.name not in finished]
+    if arguments.dry_run:
+        return _print_plan(experiment, setup, cells, finished, arguments)
+    if not arguments.report:
+        experiment.check(setup, missing)
+        try:
+            if arguments.one:
+                for cell in missing:
+                    run_cell(experiment, setup, cell, logged=False)
+                return 0
+            _run_missing(experiment, setup, missing, arguments)
+        except TrainingStopped as stopped:
+            return report_stop(stopped.signal_number, stopped.step)
+        except KeyboardInterrupt:
+            return report_stop(signal.SIGINT, None)
+    print(write_report(experiment, setup))
+    return 0
+
+
+def _run_missing(experiment, setup, missing: list, arguments: argparse.Namespace) -> None:
+    from .experiment_jobs import Job, SideBySide, device_environments, own_command
+    from .experiments import LOG, experiment_folder, run_cell
+
+    jobs = arguments.jobs if arguments.jobs is not None else max(1, len(arguments.devices))
+    if experiment.one_at_a_time and jobs > max(1, len(set(arguments.devices))):
+        raise UserError(f"--jobs is {jobs}: {experiment.name} measures time, give one job a device at most")
+    environments = device_environments(arguments.devices, jobs)
+    if jobs == 1 and not arguments.devices:
+        for cell in missing:
+            run_cell(experiment, setup, cell)
+        return
+    # The longest first, so that no one is left alone at the end.
+    missing = sorted(missing, key=lambda cell: -experiment.estimate(setup, cell, "p100").flops)
+    folder = experiment_folder(experiment, setup)
+    words = ["experiment", experiment.name, "--scale", setup.scale, "--output", str(setup.output)]
+    words += ["--data-dir", str(setup.data_dir)] if setup.data_dir else []
+    words += ["--set", *(f"{name}={value}" for name, value in setup.changes.items())] if setup.changes else []
+    tasks = [Job(cell.name, own_command([*words, "--one", cell.name]), folder / cell.name) for cell in missing]
+    failed = SideBySide(tasks, environments).run()
+    if failed:
+        names = ", ".join(job.name for job in failed)
+        raise UserError(
+            f"{len(failed)} of {len(tasks)} cells failed ({names}): see {LOG} in their folders, such as"
+            f" {failed[0].folder / LOG}; the others are kept, the same command tries these again"
+        )
+
+
+def _print_plan(experiment, setup, cells: list, finished: dict, arguments: argparse.Namespace) -> int:
+    from .experiments import RECIPE, experiment_folder, markdown_table
+
+    device = arguments.device or ("here" if setup.scale == "laptop" else "p100 x8")
+    folder, rows, total = experiment_folder(experiment, setup), [], 0.0
+    flops = 0.0
+    for cell in cells:
+        estimate = experiment.estimate(setup, cell, device)
+        started = (folder / cell.name / RECIPE).is_file()
+        state = "finished" if cell.name in finished else "begun" if started else "missing"
+        if cell.name not in finished:
+            total += estimate.seconds or 0.0
+            flops += estimate.flops
+        rows.append([
+            cell.name, state, f"{estimate.parameters:,}" if estimate.parameters else "",
+            f"{estimate.steps:,}" if estimate.steps else "", f"{estimate.flops:.2e}" if estimate.flops else "",
+            "" if estimate.seconds is None else f"{estimate.seconds / 3600:.2f}",
+        ])  # fmt: skip
+    print(f"{experiment.name}, {setup.scale} scale: {experiment.title}")
+    print(f"in {folder}; hours are for {device}, training alone\n")
+    print(markdown_table(["cell", "state", "parameters", "steps", "FLOPs", "hours"], rows))
+    missing = sum(cell.name not in finished for cell in cells)
+    jobs = max(arguments.jobs or len(arguments.devices), 1)
+    beside = f", about {total / 3600 / jobs:.2f} with {jobs} jobs" if jobs > 1 else ""
+    print(
+        f"\n{missing} of {len(cells)} cells to run: {flops:.2e} FLOPs, {total / 3600:.2f} hours one after the other"
+        f"{beside}"
+    )
+    return 0

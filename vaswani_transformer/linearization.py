@@ -1,0 +1,143 @@
+"""Trees as sequences of tokens and back, after Vinyals et al. (2015), "Grammar as a Foreign Language" ([37]).
+
+`(ROOT (S (NP (PRP We)) (VP (VBP agree)) (. .)))` becomes `(S (NP PRP )NP (VP VBP )VP . )S`: a token that opens a
+constituent and one that closes it, both with its label, and for each word its tag. The words themselves are not
+written, since they are known. Vinyals et al. write `XX` for every tag; so does `tags=False` here. The outer `ROOT` is
+left out. Unary chains and punctuation are written as everything else: nothing of a tree is lost but the words.
+
+None of these tokens says which word comes next: the decoder has to keep count. `numbered` writes a number before each
+tag, and the same one stands before the word in the sentence, so that there is something to look for.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from .trees import ROOT, Tree
+
+ANY_TAG = "XX"  # the one tag of trees without tags
+NUMBERS = tuple(f"#{number}" for number in range(100))  # a longer sentence begins anew
+_NUMBER = re.compile(r"#\d+")
+
+
+class MalformedTreeError(ValueError):
+    """Tokens that are not the sequence of a tree over the given words, with the token where that shows."""
+
+
+def linearize(tree: Tree, tags: bool = True) -> list[str]:
+    """The tokens of a cleaned tree.
+
+    Args:
+        tree: what `clean` returns, or a tree without `ROOT`, of which `delinearize` makes one with it.
+        tags: write each word's tag; else `XX`.
+    """
+    tokens: list[str] = []
+
+    def write(node: Tree) -> None:
+        if node.word is not None:
+            tokens.append(node.label if tags else ANY_TAG)
+            return
+        tokens.append("(" + node.label)
+        for child in node.children:
+            write(child)
+        tokens.append(")" + node.label)
+
+    for child in tree.children if tree.label == ROOT and tree.word is None else (tree,):
+        write(child)
+    return tokens
+
+
+def is_open(token: str) -> bool:
+    """Whether a token opens a constituent."""
+    return token.startswith("(")
+
+
+def is_close(token: str) -> bool:
+    """Whether a token closes one."""
+    return token.startswith(")")
+
+
+def is_number(token: str) -> bool:
+    """Whether a token is a word's number."""
+    return _NUMBER.fullmatch(token) is not None
+
+
+def numbered(tokens: Iterable[str]) -> list[str]:
+    """Tokens of a tree with a number before each tag, from 0 on."""
+    found: list[str] = []
+    words = 0
+    for token in tokens:
+        if not (is_open(token) or is_close(token)):
+            found.append(NUMBERS[words % len(NUMBERS)])
+            words += 1
+        found.append(token)
+    return found
+
+
+def delinearize(tokens: Iterable[str], words: Sequence[str]) -> Tree:
+    """The tree of tokens over words; `delinearize(linearize(tree), tree.words())` is the tree, if it is cleaned.
+
+    Raises:
+        MalformedTreeError: for brackets that do not match, an empty one, more or fewer tags than words, or no token.
+    """
+    stack: list[tuple[str, list[Tree]]] = [(ROOT, [])]
+    used = 0
+    for place, token in enumerate(tokens, 1):
+        if is_open(token):
+            stack.append((token[1:], []))
+        elif is_close(token):
+            label, children = stack[-1]
+            if len(stack) == 1:
+                raise MalformedTreeError(f"token {place}, {token!r}, closes what was not opened")
+            if label != token[1:]:
+                raise MalformedTreeError(f"token {place}, {token!r}, closes {'(' + label!r}")
+            if not children:
+                raise MalformedTreeError(f"token {place}, {token!r}, closes an empty constituent")
+            stack.pop()
+            stack[-1][1].append(Tree(label, tuple(children)))
+        else:
+            if used == len(words):
+                raise MalformedTreeError(f"token {place}, {token!r}, is for a word more than the {len(words)} given")
+            stack[-1][1].append(Tree(token, word=words[used]))
+            used += 1
+    if len(stack) > 1:
+        raise MalformedTreeError(f"{len(stack) - 1} constituent(s) not closed, the last of them {stack[-1][0]!r}")
+    if used < len(words) or not words:
+        raise MalformedTreeError(f"tags for {used} of {len(words)} words")
+    return Tree(ROOT, tuple(stack[0][1]))
+
+
+def repair(tokens: Iterable[str], words: Sequence[str]) -> Tree:
+    """A tree over exactly these words from any tokens; of the tokens of a tree it is that tree.
+
+    What closes nothing that is open, and tags beyond the last word, are passed over; what closes an outer constituent
+    closes those in it too; empty constituents are dropped; words without a token come last, in the constituent that is
+    open there, tagged `XX`; what is still open is closed at the end.
+
+    Raises:
+        MalformedTreeError: for no words.
+    """
+    if not words:
+        raise MalformedTreeError("no words")
+    stack: list[tuple[str, list[Tree]]] = [(ROOT, [])]
+    used = 0
+
+    def close() -> None:
+        label, children = stack.pop()
+        if children:
+            stack[-1][1].append(Tree(label, tuple(children)))
+
+    for token in tokens:
+        if is_open(token):
+            stack.append((token[1:], []))
+        elif is_close(token):
+            if any(label == token[1:] for label, _ in stack[1:]):
+                while stack[-1][0] != token[1:]:
+                    close()
+                close()
+        elif used < len(words):
+            stack[-1][1].append(Tree(token, word=words[used]))
+            used += 1
+    stack[-1][1].extend(Tree(ANY_TAG, word=word) for word in words[used:])
+    while len(stack) > 1:
+        close()
+    return Tree(ROOT, tuple(stack[0][1]))

@@ -1,0 +1,293 @@
+"""A constituency parser (Section 6.3): trees to the text that `train` takes, and a trained model that parses."""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from transformers import LogitsProcessorList
+
+from .bracket_grammar import BracketGrammar, BracketProcessor
+from .errors import UserError
+from .files import write_text
+from .linearization import ANY_TAG, NUMBERS, MalformedTreeError, delinearize, is_number, linearize, numbered, repair
+from .recipe import Recipe, check_recipe
+from .training import TrainingResult, train
+from .translation import Piece, Translator
+from .tree_augmentation import Exchange
+from .tree_tokenizer import sentence_text, train_parser_tokenizer, tree_token_ids, word_starts
+from .trees import ROOT, Tree, clean, escape, read_trees
+from .windows import WINDOW_LINES
+
+logger = logging.getLogger(__name__)
+
+TEXT = "text"  # folder in that of a run: what its trees were turned into
+
+
+@dataclass(frozen=True)
+class Parse:
+    """What a model made of a sentence.
+
+    Args:
+        tree: over exactly its words, under one `ROOT`; None for a sentence without words.
+        well_formed: whether the model's tokens were that tree; else it is what `repair` made of them.
+    """
+
+    tree: Tree | None
+    well_formed: bool = True
+
+
+class TreeTranslator(Translator):
+    """Sentences to trees as tokens; constrained, every output is a tree over the words of its sentence.
+
+    Args:
+        model: the parser, or an ensemble, in evaluation mode.
+        tokenizer: its tokenizer.
+        constrained: rule out what leads away from a tree.
+        **options: as of `Translator`.
+
+    Raises:
+        UserError: for a tokenizer of a model that is no parser.
+    """
+
+    def __init__(self, model, tokenizer, *, constrained: bool = True, **options):
+        super().__init__(model, tokenizer, **options)
+        ids = tree_token_ids(tokenizer)
+        self.has_numbers = any(map(is_number, ids))
+        self._grammar = BracketGrammar(ids, tokenizer.eos_token_id) if constrained else None
+        self._word_starts = word_starts(tokenizer)
+
+    def _generate(self, pieces: list[Piece]) -> list[list[list[int]]]:
+        if self._grammar is None:
+            return super()._generate(pieces)
+        starts = [sum(token in self._word_starts for token in piece.ids) for piece in pieces]
+        words = [number // 2 for number in starts] if self.has_numbers else starts
+        limits = [self._output_limit(len(piece.ids)) for piece in pieces]
+        processor = BracketProcessor(self._grammar, words, limits)
+        given = self.generate_options
+        self.generate_options = given | {"logits_processor": LogitsProcessorList([processor])}
+        try:
+            return super()._generate(pieces)
+        finally:
+            self.generate_options = given
+
+
+class Parser:
+    """Words in, trees out.
+
+    Args:
+        model: a model of `vaswani parse train`, in evaluation mode, or an ensemble of such.
+        tokenizer: its tokenizer.
+        constrained: let `generate()` write nothing but trees over the sentence's words. Without it, what the model
+            writes is repaired where it is no such tree.
+        **options: as of `Translator`: `tokens_per_batch`, and options of `generate()` over the model's own generation
+            configuration, such as `num_beams`.
+
+    Raises:
+        UserError: for a model that is no parser.
+    """
+
+    def __init__(self, model, tokenizer, *, constrained: bool = True, **options):
+        self.translator = TreeTranslator(model, tokenizer, constrained=constrained, **options)
+
+    def parse(self, sentences: Iterable[Sequence[str]], window: int = WINDOW_LINES, progress=None) -> Iterator[Parse]:
+        """The parses of sentences, in their order, as windows of them are ready.
+
+        Args:
+            sentences: each its words, brackets escaped (`-LRB-`) or not.
+            window: sentences sorted by length together.
+            progress: a bar that moves by one a sentence.
+
+        Raises:
+            UserError: as `Translator.hypotheses`, and where no tree fits into the outputs that are allowed.
+        """
+        waiting: deque[list[str]] = deque()
+
+        def lines() -> Iterator[str]:
+            for words in sentences:
+                waiting.append([escape(word) for word in words])
+                yield sentence_text(words, self.translator.has_numbers)
+
+        for found in self.translator.hypotheses(lines(), window, progress):
+            words = waiting.popleft()
+            yield read_parse(found[0].text.split(), words) if words else Parse(None)
+
+
+def read_parse(tokens: Sequence[str], words: Sequence[str]) -> Parse:
+    """The tree of an output's tokens, numbers or not, repaired if they are none over these words."""
+    tokens = [token for token in tokens if not is_number(token)]
+    try:
+        return Parse(delinearize(tokens, words))
+    except MalformedTreeError:
+        return Parse(repair(tokens, words), well_formed=False)
+
+
+def load_trees(path: str | Path, skip_bad: bool = False) -> list[Tree]:
+    """The cleaned trees of a file; those without words are left out.
+
+    Args:
+        path: brackets, plain or `.gz`; see `read_trees`.
+        skip_bad: leave bad trees out instead of stopping at them; both are counted in the log.
+
+    Raises:
+        UserError: as `read_trees`, and where no tree is left.
+    """
+    skipped: list[str] | None = [] if skip_bad else None
+    read = [clean(tree) for tree in read_trees(path, skipped)]
+    trees = [tree for tree in read if tree is not None]
+    if skipped:
+        logger.warning("%s: %s bad tree(s) left out, the first: %s", path, f"{len(skipped):,}", skipped[0])
+    if len(trees) < len(read):
+        logger.warning("%s: %s tree(s) without words left out", path, f"{len(read) - len(trees):,}")
+    if not trees:
+        raise UserError(f"{path} holds no trees: give Penn Treebank brackets, such as (ROOT (NP (NN Introduction)))")
+    return trees
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """How trees become text for training.
+
+    Args:
+        tags: let the model tag the words too; else every tag is `XX`.
+        numbers: number the words, in the sentence and in the tree.
+        augment: train on each tree so many times as it is and so many times with parts exchanged (`Exchange`, seeded by
+            the recipe); 0: once as it is.
+    """
+
+    tags: bool = True
+    numbers: bool = False
+    augment: int = 0
+
+
+TAGGED = TextForm()
+
+
+def write_training_text(trees: Sequence[Tree], folder: Path, part: str, form: TextForm) -> tuple[Path, Path]:
+    """Write trees as line-aligned text: `PART.words` and `PART.brackets`; files that hold it already stay untouched.
+
+    Args:
+        trees: cleaned trees.
+        folder: where to.
+        part: begins the files' names.
+        form: what the lines hold.
+    """
+    tokens = (linearize(tree, form.tags) for tree in trees)
+    sides = {
+        "words": [sentence_text(tree.words(), form.numbers) for tree in trees],
+        "brackets": [" ".join(numbered(line) if form.numbers else line) for line in tokens],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for side, lines in sides.items():
+        path, text = folder / f"{part}.{side}", "".join(line + "\n" for line in lines)
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            write_text(path, text)
+        paths.append(path)
+    return paths[0], paths[1]
+
+
+# Fields of a recipe that `train_parser` sets from the trees.
+OWN_FIELDS = ("train_source", "train_target", "validation_source", "validation_target", "data_dir", "tokenizer")
+OTHER_DATA = ("train_data", "validation_data", "validation_split", "prepared")
+
+
+def parsing_recipe(
+    recipe: Recipe, train_trees: Sequence[Tree], dev_trees: Sequence[Tree], form: TextForm = TAGGED
+) -> Recipe:
+    """A recipe that trains on these trees: their text and a tokenizer are written to `text/` in its output folder.
+
+    Args:
+        recipe: model, optimizer and so on; `vocab_size` counts brackets, tags and numbers too.
+        train_trees: cleaned trees.
+        dev_trees: for validation.
+        form: how trees become text.
+
+    Raises:
+        UserError: for a recipe that names other data, an `augment` below 0, and as `train_parser_tokenizer`.
+    """
+    for name in (*OWN_FIELDS, *OTHER_DATA):
+        if getattr(recipe, name) is not None:
+            raise UserError(f"{name} is {getattr(recipe, name)!r}: a parser is trained on --trees, leave it out")
+    if form.augment < 0:
+        raise UserError(f"--augment is {form.augment}: it must be 0 or more")
+    folder = Path(recipe.output) / TEXT
+    exchange = Exchange(train_trees, recipe.seed) if form.augment else None
+    versions = [tree for _ in range(form.augment) for tree in (*train_trees, *exchange.version())] or train_trees
+    source, target = write_training_text(versions, folder, "train", form)
+    validation = write_training_text(dev_trees, folder, "dev", form)
+    tokens = sorted({token for tree in train_trees for token in linearize(tree, form.tags)})
+    tokens += NUMBERS if form.numbers else ()
+    sentences = (sentence_text(tree.words()) for tree in train_trees)
+    train_parser_tokenizer(sentences, tokens, recipe.vocab_size).save_pretrained(folder / "tokenizer")
+    paths = (source, target, *validation, None, folder / "tokenizer")
+    return replace(recipe, **{name: path and str(path) for name, path in zip(OWN_FIELDS, paths, strict=True)})
+
+
+def train_parser(
+    recipe: Recipe,
+    train_trees: Sequence[Tree],
+    dev_trees: Sequence[Tree],
+    form: TextForm = TAGGED,
+    progress: bool = True,
+) -> TrainingResult:
+    """Train a parser; an interrupted training goes on when it is called again with the same trees and recipe.
+
+    Args and Raises as of `parsing_recipe` and `train`.
+    """
+    check_recipe(recipe)
+    return train(parsing_recipe(recipe, train_trees, dev_trees, form), progress)
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Two trees that need no parser, from what is most frequent in some trees; words get their most frequent tag.
+
+    Args:
+        top: most frequent label directly under `ROOT`.
+        inner: most frequent label of all others that span more than one word and end where the sentence ends.
+        tags: most frequent tag of each word.
+        tag: most frequent tag of all.
+    """
+
+    top: str
+    inner: str
+    tags: dict[str, str]
+    tag: str
+
+    @classmethod
+    def of(cls, trees: Iterable[Tree]) -> "Baselines":
+        """Counted in cleaned trees; of equally frequent ones the first in the alphabet."""
+        top, inner, tags, words = Counter(), Counter(), Counter(), {}
+        for tree in trees:
+            for leaf in tree.leaves():
+                tags[leaf.label] += 1
+                words.setdefault(leaf.word, Counter())[leaf.label] += 1
+            node, is_top = tree.children[-1], True
+            while node.word is None:
+                if is_top or sum(1 for _ in node.leaves()) > 1:
+                    (top if is_top else inner)[node.label] += 1
+                node, is_top = node.children[-1], False
+
+        def first(counts: Counter, default: str) -> str:
+            return min(counts, key=lambda name: (-counts[name], name)) if counts else default
+
+        best = first(top, "S")
+        return cls(best, first(inner, best), {word: first(counts, ANY_TAG) for word, counts in words.items()},
+                   first(tags, ANY_TAG))  # fmt: skip
+
+    def _leaves(self, words: Sequence[str]) -> list[Tree]:
+        return [Tree(self.tags.get(word, self.tag), word=word) for word in words]
+
+    def most_frequent_label(self, words: Sequence[str]) -> Tree:
+        """One constituent over all words, labelled `top`."""
+        return Tree(ROOT, (Tree(self.top, tuple(self._leaves(words))),))
+
+    def right_branching(self, words: Sequence[str]) -> Tree:
+        """Each word beside all that follows it: `top` over the sentence, `inner` over what is left of it each time."""
+        leaves = self._leaves(words)
+        node = leaves[-1]
+        for place in range(len(leaves) - 2, -1, -1):
+            node = Tree(self.inner if place else self.top, (leaves[place], node))
+        return Tree(ROOT, (node if node.word is None else Tree(self.top, (node,)),))

@@ -1,0 +1,134 @@
+r"""Restricted self-attention (Section 4): each position sees a neighbourhood of size r only.
+
+The paper leaves the exact form open ("a neighborhood of size r in the input sequence centered around the respective
+output position"). Here position i sees position j where \(|i - j| \le \lfloor r/2 \rfloor\); in the decoder, as
+everywhere, only j up to i. A path between two positions n apart then takes \(n / \lfloor r/2 \rfloor\) layers
+(Table 1: O(n/r)).
+
+Masked full attention computes this at the cost of full attention. `restricted_attention` computes blocks of neighbours
+and costs O(r n d), as in Table 1.
+
+This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+_SMALLEST_BLOCK = 32  # queries that are computed together at least: smaller products are slow on every device
+
+
+def reach(window: int) -> int:
+    """How far a position sees to each side, of a neighbourhood of `window` positions."""
+    return window // 2
+
+
+def in_window(window: int) -> Callable:
+    """The mask function, in transformers' sense, of a neighbourhood of `window` positions."""
+    far = reach(window)
+
+    def is_near(batch_idx, head_idx, q_idx, kv_idx):
+        return (q_idx - kv_idx <= far) & (kv_idx - q_idx <= far)
+
+    return is_near
+
+
+def block_size(window: int) -> int:
+    """Queries that are computed together: at least as many as one of them sees to a side."""
+    return max(reach(window), _SMALLEST_BLOCK)
+
+
+def is_worthwhile(length: int, window: int) -> bool:
+    """Whether blocks cover less than the whole square of a sequence's positions."""
+    return length > 4 * block_size(window)
+
+
+def block_mask(padding_mask: torch.Tensor, window: int, is_causal: bool) -> torch.Tensor:
+    """What each query sees of its own block and the ones beside it.
+
+    Args:
+        padding_mask: `(batch_size, length)`, 0 for padding.
+        window: size r of the neighbourhood.
+        is_causal: whether positions see none behind them.
+
+    Returns:
+        `(batch_size * blocks, 1, block, span)` booleans: a span is the block before, the block itself and, unless
+        causal, the block behind. Every query sees itself, padding too, so that no row is empty.
+    """
+    block, far = block_size(window), reach(window)
+    spans = _spans(padding_mask.bool()[:, None, :, None], block, is_causal)[:, 0, :, :, 0]  # (batch, blocks, span)
+    query = torch.arange(block, device=padding_mask.device)[:, None] + block
+    key = torch.arange(spans.shape[-1], device=padding_mask.device)
+    near = (query - key <= far) & (key - query <= (0 if is_causal else far))  # (block, span)
+    seen = (near & spans[:, :, None]) | (query == key)
+    return seen.flatten(0, 1).unsqueeze(1)
+
+
+def window_mask(
+    padding_mask: torch.Tensor, query_length: int, window: int, is_causal: bool, dtype: torch.dtype | None
+) -> torch.Tensor:
+    """What each query sees of all keys.
+
+    Args:
+        padding_mask: `(batch_size, key_length)`, 0 for padding; the queries are the last of these positions.
+        query_length: how many they are.
+        window: size r of the neighbourhood.
+        is_causal: whether positions see none behind them.
+        dtype: of a mask that is added to scores; none for one of booleans.
+
+    Returns:
+        `(batch_size, 1, query_length, key_length)`. Every query sees itself, as in `block_mask`.
+    """
+    far, key_length = reach(window), padding_mask.shape[1]
+    key = torch.arange(key_length, device=padding_mask.device)
+    query = torch.arange(query_length, device=padding_mask.device)[:, None] + (key_length - query_length)
+    near = (query - key <= far) & (key - query <= (0 if is_causal else far))
+    seen = (near & padding_mask.bool()[:, None, None]) | (query == key)
+    if dtype is None:
+        return seen
+    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+
+
+def _spans(states: torch.Tensor, block: int, is_causal: bool) -> torch.Tensor:
+    """`(batch, heads, length, width)` to `(batch, heads, blocks, span, width)`, zeros outside the sequence."""
+    behind = -states.shape[2] % block + (0 if is_causal else block)
+    states = pad(states, (0, 0, block, behind))
+    return states.unfold(2, (2 if is_causal else 3) * block, block).transpose(-1, -2)
+
+
+def restricted_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    window: int,
+    is_causal: bool,
+    scaling: float,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    r"""Equation 1 over a neighbourhood, in time and memory O(length * (r + block)).
+
+    Args:
+        query: `(batch_size, num_heads, length, d_k)`.
+        key: the same shape.
+        value: `(batch_size, num_heads, length, d_v)`.
+        mask: of `block_mask`.
+        window: size r of the neighbourhood.
+        is_causal: as for `block_mask`.
+        scaling: the factor of Equation 1, \(1/\sqrt{d_k}\).
+        dropout: probability of dropping an attention weight.
+
+    Returns:
+        `(batch_size, length, num_heads, d_v)`.
+    """
+    block, (batch_size, heads, length, _) = block_size(window), query.shape
+    query = pad(query, (0, 0, 0, -length % block)).unflatten(2, (-1, block))
+    parts = query, _spans(key, block, is_causal), _spans(value, block, is_causal)
+    # (batch, heads, blocks, ...) -> (batch * blocks, heads, ...): kernels want four axes.
+    query, key, value = (states.transpose(1, 2).flatten(0, 1) for states in parts)
+    output = scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout, scale=scaling)
+    return output.transpose(1, 2).reshape(batch_size, -1, heads, output.shape[-1])[:, :length]
+
+
+__all__ = ["block_mask", "block_size", "in_window", "is_worthwhile", "reach", "restricted_attention", "window_mask"]

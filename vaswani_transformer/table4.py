@@ -1,0 +1,164 @@
+"""Table 4: English constituency parsing, labelled bracket F1."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .averaging import WEIGHTS
+from .bracket_scores import score_trees
+from .callbacks import read_training_log
+from .experiment_cells import check_data_dir, settings_of
+from .experiments import Cell, Estimate, Experiment, Setup, markdown_table, shown, told_machine, write_recipe
+from .loading import load_model
+from .paper_tables import TABLE4
+from .parsing import Baselines, Parser, TextForm, load_trees, train_parser
+from .plan import make_plan
+from .recipe import Recipe, load_recipe
+from .run_folder import LOG as TRAINING_LOG
+
+PARSER, BASELINES = "transformer", {"right-branching": "right_branching", "most-frequent-label": "most_frequent_label"}
+PREDICTED = "predicted.trees"
+
+
+@dataclasses.dataclass(frozen=True)
+class ParsingData:
+    """What a scale parses: a recipe, how trees become text, and files of the data folder, plain or `.gz`.
+
+    Args:
+        recipe: name of a shipped recipe.
+        form: how trees become text.
+        train: to train on.
+        dev: to validate on.
+        test: to score on.
+    """
+
+    recipe: str
+    form: TextForm
+    train: str
+    dev: str
+    test: str
+
+
+# Sections of the Wall Street Journal as all rows of the table use them; GUM has no test trees here, so its development
+# trees are both.
+SCALES = {
+    "laptop": ParsingData(
+        "parser-small", TextForm(numbers=True, augment=6), "gum.train.trees", "gum.dev.trees", "gum.dev.trees"),
+    "paper": ParsingData("parser", TextForm(), "wsj.02-21.trees", "wsj.22.trees", "wsj.23.trees"),
+}  # fmt: skip
+# What --dry-run expects of the text, in tokens, `</s>` included.
+LENGTHS = {"laptop": (4_906, 28.0, 75.0), "paper": (40_000, 28.0, 75.0)}
+
+
+def data_file(setup: Setup, name: str) -> Path:
+    """A file of the data folder, plain or `.gz`, whichever is there.
+
+    Raises:
+        UserError: for no folder, or neither.
+    """
+    packed = f"{name}.gz"
+    found = setup.data_dir is not None and (setup.data_dir / name).is_file()
+    check_data_dir(setup, [name if found else packed])
+    return setup.data_dir / (name if found else packed)
+
+
+@functools.cache
+def _trees(path: Path) -> list:
+    return load_trees(path)
+
+
+class Table4(Experiment):
+    """The Transformer as a parser, and two baselines that need none."""
+
+    name = "table4"
+    title = "constituency parsing: labelled bracket F1"
+
+    def _recipe(self, setup: Setup, output: Path | None = None) -> Recipe:
+        return load_recipe(SCALES[setup.scale].recipe, setup.changes | {"output": str(output or "runs")})
+
+    def cells(self, setup: Setup) -> list[Cell]:
+        """The baselines, then the parser."""
+        form = dataclasses.asdict(SCALES[setup.scale].form)
+        settings = settings_of(self._recipe(setup))
+        # Fields that training sets itself, from the trees.
+        own = ("train_source", "train_target", "validation_source", "validation_target")
+        settings = {name: value for name, value in settings.items() if name not in own}
+        baselines = [Cell(name, name, {"baseline": name}) for name in BASELINES]
+        paper = next(row.f1 for row in TABLE4 if row.parser.startswith("Transformer"))
+        return [*baselines, Cell(PARSER, "Transformer", settings | form, {"bracket_f1": paper})]
+
+    def check(self, setup: Setup, cells: Sequence[Cell]) -> None:
+        """Look for the files of trees."""
+        data = SCALES[setup.scale]
+        if cells:
+            for name in (data.train, data.dev, data.test):
+                data_file(setup, name)
+
+    def estimate(self, setup: Setup, cell: Cell, device: str) -> Estimate:
+        """Of the training, by the lengths that trees are expected to have; baselines take seconds."""
+        if cell.name != PARSER:
+            return Estimate(seconds=10.0)
+        pairs, source, target = LENGTHS[setup.scale]
+        recipe = dataclasses.replace(
+            self._recipe(setup), train_data="trees", expected_pairs=pairs,
+            expected_source_length=source, expected_target_length=target)  # fmt: skip
+        plan = make_plan(recipe, device)
+        seconds = plan.seconds
+        if recipe.max_minutes and seconds is not None:
+            seconds = min(seconds, 60 * recipe.max_minutes)
+        return Estimate(sum(plan.parameters.values()), plan.flops, recipe.max_steps, seconds)
+
+    def run(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
+        """Train, or go on, then parse and score; a baseline is counted in the training trees."""
+        data = SCALES[setup.scale]
+        train_trees, dev, test = (_trees(data_file(setup, name)) for name in (data.train, data.dev, data.test))
+        if cell.name in BASELINES:
+            write_recipe(folder, cell)
+            baseline = getattr(Baselines.of(train_trees), BASELINES[cell.name])
+            return score_trees(test, [baseline(tree.words()) for tree in test])
+        if not (folder / WEIGHTS).exists():
+            train_parser(self._recipe(setup, folder), train_trees, dev, data.form)
+        model, tokenizer = load_model(folder)
+        parses = list(Parser(model, tokenizer).parse(tree.words() for tree in test))
+        (folder / PREDICTED).write_text("".join(f"{parse.tree}\n" for parse in parses), encoding="utf-8")
+        log = read_training_log(folder / TRAINING_LOG)
+        return score_trees(test, [parse.tree for parse in parses]) | {
+            "well_formed": 100 * sum(parse.well_formed for parse in parses) / len(parses),
+            "parameters": model.num_parameters(),
+            "steps": log[-1]["step"],
+            "minutes": round(log[-1]["seconds"] / 60, 2),
+        }
+
+    def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
+        """Our scores, then the paper's table."""
+        keys = ("bracket_f1", "bracket_precision", "bracket_recall", "exact_match", "pos_accuracy", "well_formed")
+        rows = []
+        for cell in cells:
+            ours = results.get(cell.name, {}).get("figures", {})
+            rows.append([cell.label, *(shown(ours.get(key)) for key in keys), shown(ours.get("minutes"), ".1f")])
+        titles = ["", "F1", "precision", "recall", "exact", "POS", "well-formed", "minutes of training"]
+        data = SCALES[setup.scale]
+        theirs = [[row.parser, row.training, f"{row.f1:.1f}"] for row in TABLE4]
+        return "\n".join([
+            f"# Table 4, {setup.scale} scale\n", markdown_table(titles, rows), "",
+            f"Trained on {data.train}, scored on {data.test}, by evalb's rules, all lengths;"
+            f" recipe {data.recipe}, decoding constrained to trees over the sentence's words.",
+            told_machine(results), "\nThe paper's table, section 23 of the Wall Street Journal:\n",
+            markdown_table(["parser", "training", "F1"], theirs), "",
+        ])  # fmt: skip
+
+    def draw(self, figure, cells: Sequence[Cell], results: dict[str, dict]) -> None:
+        """F1 as bars, the paper's rows and ours."""
+        figure.set_size_inches(8, 5)
+        axis = figure.subplots()
+        bars = [(f"{row.parser}, {row.training}", row.f1,
+                 "tab:orange" if row.parser.startswith("Transformer") else "tab:gray") for row in TABLE4]  # fmt: skip
+        bars += [(f"{cell.label}, here", results[cell.name]["figures"]["bracket_f1"], "tab:blue")
+                 for cell in cells if cell.name in results]  # fmt: skip
+        labels, values, colors = zip(*bars, strict=True)
+        axis.barh(labels, values, color=colors)
+        axis.invert_yaxis()
+        axis.set_xlabel("labelled bracket F1 (paper: WSJ 23; here: see the table)")
+        axis.grid(alpha=0.3, axis="x")

@@ -1,0 +1,130 @@
+"""Pictures of trees: as text, one node a line, and as SVG that needs nothing else."""
+
+import html
+import re
+import unicodedata
+
+from .trees import Tree, unescape
+
+_LETTER, _LEVEL, _GAP, _LINE, _COLUMN, _MARGIN = 7.5, 46, 18, 22, 74, 16  # pixels
+_WIDEST = 1400  # pixels: where a tree from the top down would be wider, it is drawn from left to right
+_NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # may not stand in an XML document
+_STYLE = (
+    "text{font:13px sans-serif;fill:#1a1a1a;paint-order:stroke;stroke:#fff;stroke-width:5px}"
+    ".label{font-weight:600}.tag{fill:#666}line{stroke:#9a9a9a}line.word{stroke:#d0d0d0;stroke-dasharray:2 3}"
+)
+
+
+def tree_text(tree: Tree) -> str:
+    """A tree drawn with lines, a node a line, without a line break at the end.
+
+    >>> print(tree_text(Tree("NP", (Tree("DT", word="the"), Tree("NN", word="dog")))))
+    NP
+    ├─ DT the
+    └─ NN dog
+    """
+    lines: list[str] = []
+
+    def draw(node: Tree, first: str, others: str) -> None:
+        word = "" if node.word is None else f" {unescape(node.word)}"
+        lines.append(f"{first}{node.label}{word}")
+        for place, child in enumerate(node.children, 1):
+            is_last = place == len(node.children)  # equal children may be one object
+            draw(child, others + ("└─ " if is_last else "├─ "), others + ("   " if is_last else "│  "))
+
+    draw(tree, "", "")
+    return "\n".join(lines)
+
+
+def text_width(text: str) -> float:
+    """About how wide a text is in the picture, in pixels; letters of East Asia are twice as wide."""
+    return _LETTER * sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+class _Drawing:
+    """Lines and texts of a picture whose leaves are at given places along the sentence.
+
+    Args:
+        tree: what is drawn.
+        down: from the top down, words in a row at the bottom; else from left to right, words one below the other.
+    """
+
+    def __init__(self, tree: Tree, down: bool):
+        self.down, self.lines, self.texts = down, [], []
+        self.depth = _depth(tree)
+        self.along = _MARGIN  # where the next leaf begins
+        self._place(tree, 0)
+        self.along += _MARGIN
+
+    def size(self) -> tuple[float, float]:
+        """Width and height in pixels."""
+        across = self._across(self.depth) + _MARGIN
+        if self.down:
+            return self.along, across + _LINE
+        return across + self.widest_word + _GAP, self.along
+
+    widest_word = 0.0
+
+    def _across(self, level: int) -> float:
+        """Where a level's nodes are: from the top, or from the left."""
+        return _MARGIN + level * (_LEVEL if self.down else _COLUMN) + (_LINE / 2 if self.down else _COLUMN / 2)
+
+    def _leaf(self, leaf: Tree, level: int) -> tuple[float, float]:
+        """Draw a word at the end of the sentence's row or column, and its tag at its level: no line crosses another."""
+        word, end, across = unescape(leaf.word), self._across(self.depth), self._across(level)
+        width = max(text_width(word), text_width(leaf.label), 3 * _LETTER) + _GAP if self.down else _LINE
+        along = self.along + width / 2
+        self.along += width
+        self._line((along, across), (along, end - (0 if self.down else _LETTER)), "word")
+        self._text(*self._point(along, across), leaf.label, "tag")
+        self._text(*self._point(along, end), word, "word", "middle" if self.down else "start")
+        self.widest_word = max(self.widest_word, text_width(word))
+        return along, across
+
+    def _place(self, node: Tree, level: int) -> tuple[float, float]:
+        """Draw a node; returns where it is along the sentence and across it."""
+        if node.word is not None:
+            return self._leaf(node, level)
+        before = self.along
+        places = [self._place(child, level + 1) for child in node.children]
+        here = (places[0][0] + places[-1][0]) / 2, self._across(level)
+        if self.down:  # a label that is wider than all its words
+            self.along = max(self.along, before + text_width(node.label) + _GAP / 2)
+        for place in places:
+            self._line(here, place, "branch")
+        self._text(*self._point(*here), node.label, "label")
+        return here
+
+    def _line(self, start: tuple[float, float], end: tuple[float, float], kind: str) -> None:
+        (x1, y1), (x2, y2) = self._point(*start), self._point(*end)
+        self.lines.append(f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
+
+    def _point(self, along: float, across: float) -> tuple[float, float]:
+        return (along, across) if self.down else (across, along)
+
+    def _text(self, x: float, y: float, text: str, kind: str, anchor: str = "middle") -> None:
+        shown = html.escape(_NO_XML.sub("\ufffd", text))
+        self.texts.append(f'<text class="{kind}" x="{x:.1f}" y="{y + 4.5:.1f}" text-anchor="{anchor}">{shown}</text>')
+
+
+def _depth(tree: Tree) -> int:
+    return 1 + max((_depth(child) for child in tree.children), default=0)
+
+
+def tree_svg(tree: Tree) -> str:
+    """A tree as an SVG document: from the top down, or, where that would be too wide to read, from left to right.
+
+    Its width and height are those at which the letters are 13 pixels high; in a page it scales with `width="100%"`.
+    """
+    drawing = _Drawing(tree, down=True)
+    if drawing.size()[0] > _WIDEST:
+        drawing = _Drawing(tree, down=False)
+    width, height = (round(length) for length in drawing.size())
+    title = html.escape(_NO_XML.sub("\ufffd", " ".join(map(unescape, tree.words()))))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">\n'
+        f"<title>{title}</title>\n<style>{_STYLE}</style>\n"
+        f'<rect width="{width}" height="{height}" fill="#fff"/>\n'
+        + "\n".join([*drawing.lines, *drawing.texts])
+        + "\n</svg>\n"
+    )

@@ -1,0 +1,134 @@
+"""The parser's tokenizer: byte-pair encoding of the words, and one token for each bracket and each tag of the trees.
+
+A sentence is its words separated by spaces, a tree its tokens (`linearize`) separated by spaces. The vocabulary is
+shared, as in Section 6.3; a bracket's token cannot be a word, since words of trees hold no round brackets.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from .errors import UserError
+from .linearization import NUMBERS, is_close, is_number, is_open
+from .tokenization import SPECIAL_TOKENS
+from .trees import escape
+
+DEFAULT_VOCAB_SIZE = 16_000  # Section 6.3, trained on the Wall Street Journal alone
+TREE_TOKENS = "tree_tokens"  # entry of `tokenizer_config.json`: all tokens that trees are written with
+_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+_SPACE = "Ġ"  # the space before a word, in the byte-level alphabet
+
+
+def sentence_text(words: Iterable[str], numbers: bool = False) -> str:
+    """The line that the model reads for words as text or trees have them.
+
+    Round brackets are escaped as in trees; white space within a word, which would make two of it, becomes `_`.
+
+    Args:
+        words: of one sentence.
+        numbers: put its number before each word, as `numbered` does before tags.
+    """
+    plain = (re.sub(r"\s", "_", escape(word)) for word in words)
+    if numbers:
+        plain = (f"{NUMBERS[place % len(NUMBERS)]} {word}" for place, word in enumerate(plain))
+    return " ".join(plain)
+
+
+def train_parser_tokenizer(
+    sentences: Iterable[str], tree_tokens: Sequence[str], vocab_size: int = DEFAULT_VOCAB_SIZE
+) -> PreTrainedTokenizerFast:
+    """Train a tokenizer that `AutoTokenizer` can load.
+
+    Args:
+        sentences: lines of `sentence_text`.
+        tree_tokens: all tokens that trees are written with; each is one token of the vocabulary.
+        vocab_size: number of tokens in all; there are fewer where the sentences do not hold so many distinct pieces.
+
+    Raises:
+        UserError: for a vocabulary that has no room for all bytes, brackets and tags, or for no sentences.
+    """
+    least = len(SPECIAL_TOKENS) + len(_ALPHABET) + len(tree_tokens)
+    if vocab_size < least:
+        raise UserError(
+            f"vocab_size is {vocab_size}: the special tokens, all bytes, and the {len(tree_tokens)} brackets and tags"
+            f" of the trees need {least}; give at least that"
+        )
+    learner = _pipeline(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(tree_tokens),
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=_ALPHABET,
+        show_progress=False,
+    )
+    learner.train_from_iterator(sentences, trainer=trainer)
+    learned = json.loads(learner.to_str())["model"]
+    vocabulary = learned["vocab"]
+    if not learned["merges"]:
+        raise UserError("there are no sentences to train a vocabulary on: give trees with words")
+    for token in tree_tokens:
+        vocabulary.setdefault(_SPACE + token, len(vocabulary))
+    merges = [tuple(pair) for pair in learned["merges"]]
+    # A word that is an entry of the vocabulary is that entry, whatever the merges: brackets and tags have none.
+    backend = _pipeline(models.BPE(vocabulary, merges, ignore_merges=True))
+    backend.add_special_tokens(list(SPECIAL_TOKENS))
+    end = ("</s>", SPECIAL_TOKENS.index("</s>"))
+    backend.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[end]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<s>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        split_special_tokens=True,  # "</s>" in a sentence is a word
+        clean_up_tokenization_spaces=False,
+        padding_side="right",
+        model_input_names=["input_ids", "attention_mask"],
+        **{TREE_TOKENS: list(tree_tokens)},
+    )
+
+
+def _pipeline(model: models.Model) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Prepend(" ")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(" ?[^ ]+"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)])
+    return tokenizer
+
+
+def tree_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Id of each token that trees are written with.
+
+    Raises:
+        UserError: for a tokenizer of a model that is no parser.
+    """
+    tokens = tokenizer.init_kwargs.get(TREE_TOKENS)
+    vocabulary = tokenizer.get_vocab()
+    if not isinstance(tokens, list) or not tokens or any(_SPACE + str(token) not in vocabulary for token in tokens):
+        raise UserError(
+            "the model is no parser: its tokenizer_config.json does not name the brackets and tags of trees; give a"
+            " model of `vaswani parse train`"
+        )
+    ids = {token: vocabulary[_SPACE + token] for token in tokens}
+    opens, closes = ({token[1:] for token in ids if kind(token)} for kind in (is_open, is_close))
+    numbers = sum(map(is_number, ids))
+    if opens != closes or numbers not in (0, len(NUMBERS)) or len(ids) == len(opens) + len(closes) + numbers:
+        raise UserError(
+            "the tokenizer's tree_tokens are damaged: each label needs the token that opens and the one that closes"
+            " it, there must be a tag, and all numbers or none; copy the model again"
+        )
+    return ids
+
+
+def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Ids of the tokens that a word of a sentence begins with: a sentence has as many words as such tokens."""
+    return {number for token, number in tokenizer.get_vocab().items() if token.startswith(_SPACE)}

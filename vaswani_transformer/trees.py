@@ -1,0 +1,203 @@
+"""Trees in Penn Treebank brackets: `read_trees` takes a file as it is, `clean` makes of a tree what is parsed.
+
+A leaf is `(TAG word)`, any other bracket a label and its children. Words are kept as they are written, brackets in them
+escaped: `-LRB-` for `(`.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import UserError
+from .text_files import read_lines
+
+ROOT = "ROOT"
+ROOT_LABELS = ("", "ROOT", "TOP", "S1")  # of brackets around the tree that say nothing
+TRACE = "-NONE-"  # the tag of what was moved or left out: no word of the sentence
+MAX_DEPTH = 400  # brackets within each other; what is deeper is a damaged file
+_ESCAPES = {"(": "-LRB-", ")": "-RRB-", "{": "-LCB-", "}": "-RCB-", "[": "-LSB-", "]": "-RSB-"}
+_UNESCAPES = {escape: sign for sign, escape in _ESCAPES.items()}
+_TOKEN = re.compile(r"[()]|[^() \t\r\n\f\v]+")
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A constituent, or a word with its part of speech.
+
+    Args:
+        label: of the constituent, or the word's tag.
+        children: from left to right; none for a word.
+        word: as it is written in the file; None for a constituent.
+    """
+
+    label: str
+    children: tuple["Tree", ...] = ()
+    word: str | None = None
+
+    def __str__(self) -> str:
+        """The brackets on one line; a word's round brackets are escaped."""
+        if self.word is not None:
+            return f"({self.label} {escape(self.word)})"
+        return f"({self.label} {' '.join(map(str, self.children))})"
+
+    def leaves(self) -> Iterator["Tree"]:
+        """Its words from left to right, each with its tag."""
+        if self.word is not None:
+            yield self
+        for child in self.children:
+            yield from child.leaves()
+
+    def words(self) -> list[str]:
+        """What its leaves say."""
+        return [leaf.word for leaf in self.leaves()]
+
+    def tags(self) -> list[str]:
+        """The parts of speech of its words."""
+        return [leaf.label for leaf in self.leaves()]
+
+    def constituents(self) -> Iterator["Tree"]:
+        """Itself and all constituents in it, from the top down and from left to right; words are none."""
+        if self.word is None:
+            yield self
+            for child in self.children:
+                yield from child.constituents()
+
+
+def escape(word: str) -> str:
+    """A word as trees have it: round brackets, which would end it, are spelt out; a bracket alone is `-LRB-`."""
+    return word.replace("(", _ESCAPES["("]).replace(")", _ESCAPES[")"]) if "(" in word or ")" in word else word
+
+
+def unescape(word: str) -> str:
+    """A word of a tree as text has it: `-LRB-` and its kin as the signs that they stand for."""
+    return _UNESCAPES.get(word, word)
+
+
+class _BadTree(Exception):
+    """What is wrong with a tree; the line is the one where that shows."""
+
+    def __init__(self, line: int, problem: str):
+        super().__init__(problem)
+        self.line = line
+
+
+class _Builder:
+    """Makes one tree of its tokens."""
+
+    def __init__(self, line: int):
+        self.line = line  # where it begins
+        self.open: list[list] = []  # label (None until it is known), children, word
+        self.done: Tree | None = None
+
+    def add(self, token: str, line: int) -> None:
+        """Take one token of the tree; `done` is the tree when that was its last."""
+        if token == "(":
+            if self.open:
+                label, _, word = self.open[-1]
+                if word is not None:
+                    raise _BadTree(line, f"the word {word!r} and a bracket stand side by side under {label!r}")
+                if label is None and len(self.open) > 1:
+                    raise _BadTree(line, "a bracket within the tree has no label")
+                self.open[-1][0] = label or ""
+            self.open.append([None, [], None])
+            if len(self.open) > MAX_DEPTH:
+                raise _BadTree(line, f"brackets are nested deeper than {MAX_DEPTH}")
+        elif token == ")":
+            label, children, word = self.open.pop()
+            if not children and word is None:
+                raise _BadTree(line, f"the bracket {label or ''!r} is empty: neither a word nor a bracket in it")
+            tree = Tree(label, tuple(children), word)
+            if self.open:
+                self.open[-1][1].append(tree)
+            else:
+                self.done = tree
+        else:
+            label, children, word = self.open[-1]
+            if label is None:
+                self.open[-1][0] = token
+            elif children or word is not None:
+                before = "a bracket" if children else f"the word {word!r}"
+                raise _BadTree(line, f"{before} and the word {token!r} stand side by side under {label!r}")
+            else:
+                self.open[-1][2] = token
+
+
+def parse_trees(lines: Iterator[str], where: str, skipped: list[str] | None = None) -> Iterator[Tree]:
+    """Trees of lines; as `read_trees`, with `where` in place of the file's name."""
+    builder, bad = None, False  # bad: passing over what is left of a tree
+
+    def found(error: _BadTree, line: int) -> None:
+        begun = f" (the tree begins in line {line})" if line != error.line else ""
+        message = f"{where}, line {error.line}: {error}{begun}"
+        if skipped is None:
+            raise UserError(f"{message}; mend the tree, or leave such trees out with --skip-bad")
+        skipped.append(message)
+
+    for number, text in enumerate(lines, 1):
+        if text.startswith("("):  # lines that go on with a tree are indented
+            if builder is not None:
+                found(_BadTree(builder.line, f"{len(builder.open)} bracket(s) not closed before line {number}"), number)
+            builder, bad = None, False
+        if bad:
+            continue
+        for token in _TOKEN.findall(text):
+            try:
+                if builder is None:
+                    if token != "(":
+                        what = "a closing bracket too many" if token == ")" else f"{token!r} outside of any bracket"
+                        raise _BadTree(number, what)
+                    builder = _Builder(number)
+                builder.add(token, number)
+            except _BadTree as error:
+                found(error, builder.line if builder else number)
+                builder, bad = None, True
+                break
+            if builder.done is not None:
+                yield builder.done
+                builder = None
+    if builder is not None:
+        found(_BadTree(builder.line, f"{len(builder.open)} bracket(s) not closed at the end"), builder.line)
+
+
+def read_trees(path: str | Path, skipped: list[str] | None = None) -> Iterator[Tree]:
+    """The trees of a file as they are written: traces, functional tags and outer labels stay.
+
+    A tree has one line or several, of which all but the first are indented. Blank lines are passed over.
+
+    Args:
+        path: UTF-8 text, plain or `.gz`.
+        skipped: what is wrong with each bad tree goes in here, and the tree is left out; without it that is an error.
+
+    Raises:
+        UserError: for a file that cannot be read, brackets that do not match, an empty tree or bracket, text outside of
+            brackets, with file, line and what is wrong.
+    """
+    return parse_trees(read_lines(Path(path)), str(path), skipped)
+
+
+def plain_label(label: str) -> str:
+    """A label without function and index: `NP` of `NP-SBJ-1` and `NP=2`; `-LRB-`, `PRP$`, `ADVP|PRT` stay."""
+    return label if label.startswith(("-", "=")) else re.split("[-=]", label, maxsplit=1)[0]
+
+
+def _cleaned(tree: Tree) -> Tree | None:
+    if tree.word is not None:
+        return None if tree.label == TRACE else Tree(plain_label(tree.label), word=tree.word)
+    children = tuple(child for child in map(_cleaned, tree.children) if child is not None)
+    return Tree(plain_label(tree.label), children) if children else None
+
+
+def clean(tree: Tree) -> Tree | None:
+    """A tree as parsers are trained and scored on it, with one outer bracket `ROOT`.
+
+    Traces go, and constituents that are empty without them; so do functional tags and indices (`plain_label`), and
+    outer brackets that are called `ROOT`, `TOP`, `S1` or nothing.
+
+    Returns:
+        the tree; None where it has no word.
+    """
+    children = (tree,)
+    while len(children) == 1 and children[0].word is None and children[0].label in ROOT_LABELS:
+        children = children[0].children
+    return _cleaned(Tree(ROOT, children))

@@ -45,7 +45,7 @@ def align(
     filled = [index for index in range(len(sources)) if sources[index].strip() and targets[index].strip()]
     if not filled:
         return links
-    sides = [_tokens_and_words(tokenizer, [texts[index] for index in filled]) for texts in (sources, targets)]
+    sides = [tokens_and_words(tokenizer, [texts[index] for index in filled]) for texts in (sources, targets)]
     lengths = [max(len(ids) for ids, _ in pair) for pair in zip(*sides, strict=True)]
     for index, length in zip(filled, lengths, strict=True):
         check_length(model.config, index + 1, length)
@@ -65,7 +65,7 @@ def pharaoh(links: Links) -> str:
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 
-def _tokens_and_words(tokenizer, texts: list[str]) -> list[tuple[list[int], list[int]]]:
+def tokens_and_words(tokenizer, texts: list[str]) -> list[tuple[list[int], list[int]]]:
     """Of each text its token ids and for each token the word it belongs to, -1 for none."""
     encoded = tokenizer(texts, return_offsets_mapping=True)
     sides = []

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from .alignments import Links, _tokens_and_words, align
+from .alignments import Links, align, tokens_and_words
 from .attention_heads import (
     BROAD_FROM,
     CROSS_MEASURES,
@@ -117,7 +117,7 @@ class _Counter:
         self.counts["blank"] += len(window) - len(filled)
         if not filled:
             return
-        sides = [_tokens_and_words(self.tokenizer, [texts[place] for place in filled]) for texts in (sources, targets)]
+        sides = [tokens_and_words(self.tokenizer, [texts[place] for place in filled]) for texts in (sources, targets)]
         lengths = [max(len(ids) for ids, _ in pair) for pair in zip(*sides, strict=True)]
         for place, length in zip(filled, lengths, strict=True):
             check_length(self.model.config, first + place, length)

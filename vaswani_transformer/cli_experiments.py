@@ -19,6 +19,11 @@ EXPERIMENTS = {
     "positions": ("experiment_positions", "Positions"),
 }
 _SCALES = ("laptop", "paper")
+_NOT_SET = {
+    "data_dir": "give --data-dir",
+    "output": "give --output",
+    "overwrite": "remove the folder of a cell to have it made anew",
+}
 
 
 def load_experiment(name: str):
@@ -75,7 +80,10 @@ def _changes(words: list[str]) -> dict[str, str]:
         name, sign, value = word.partition("=")
         if not sign or not name:
             raise UserError(f"--set {word!r} is no setting: write FIELD=VALUE, such as max_steps=100")
-        changes[name.replace("-", "_")] = value
+        name = name.replace("-", "_")
+        if name in _NOT_SET:
+            raise UserError(f"--set {name} is not for an experiment: {_NOT_SET[name]}")
+        changes[name] = value
     return changes
 
 
@@ -90,10 +98,11 @@ def _experiment(arguments: argparse.Namespace) -> int:
         raise UserError(f"--output {setup.output} is a file: give a folder")
     if arguments.device is not None and not arguments.dry_run:
         raise UserError("--device is for --dry-run: --devices says what to run on")
-    cells = chosen_cells(experiment.cells(setup), arguments.only)
+    everything = experiment.cells(setup)
+    cells = chosen_cells(everything, arguments.only)
     if arguments.one:  # a name only, where a group may have the same
         cells = [cell for cell in cells if cell.name == arguments.one]
-    finished = read_results(experiment, setup, cells)
+    finished = read_results(experiment, setup, everything)  # of all: the table at the end is of all
     missing = [cell for cell in cells if cell.name not in finished]
     if arguments.dry_run:
         return _print_plan(experiment, setup, cells, finished, arguments)
@@ -126,7 +135,7 @@ def _run_missing(experiment, setup, missing: list, arguments: argparse.Namespace
             run_cell(experiment, setup, cell)
         return
     # The longest first, so that no one is left alone at the end.
-    missing = sorted(missing, key=lambda cell: -experiment.estimate(setup, cell, "p100").flops)
+    missing = sorted(missing, key=lambda cell: -experiment.estimate(setup, cell, None).flops)
     folder = experiment_folder(experiment, setup)
     words = ["experiment", experiment.name, "--scale", setup.scale, "--output", str(setup.output)]
     words += ["--data-dir", str(setup.data_dir)] if setup.data_dir else []

@@ -41,7 +41,7 @@ class HeadStudy(Experiment):
         if cells:
             Table2().check(setup, [self._model_cell(setup)])
 
-    def estimate(self, setup: Setup, cell: Cell, device: str) -> Estimate:
+    def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
         """The training, if it is not finished."""
         return Table2().estimate(setup, self._model_cell(setup), device)
 

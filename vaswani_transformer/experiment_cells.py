@@ -25,7 +25,7 @@ from .training import choose_precision, train
 from .translation import Translator
 
 # Where a run lies and what it reads does not decide on what it is; nor does how much of a batch one device takes.
-PLACES = ("data_dir", "output", "overwrite", "prepared", "tokenizer", "tokens_per_device", "data_workers", "report_to")
+PLACES = ("data_dir", "output", "overwrite", "prepared", "tokens_per_device", "data_workers", "report_to")
 TRANSLATIONS = "translations.txt"
 
 # The laptop's text in place of WMT's: Multi30k, image captions. Lengths are means of its training pairs.
@@ -130,7 +130,7 @@ class TranslationExperiment(Experiment):
         unread = {"train_source": None, "train_target": None, "data_dir": None, "prepared": None}
         return make_plan(dataclasses.replace(recipe, **unread, train_data=recipe.train_data or "text"), device)
 
-    def estimate(self, setup: Setup, cell: Cell, device: str) -> Estimate:
+    def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
         """By the plan; scoring comes on top."""
         plan = self.plan(setup, cell, None if device == HERE else device)
         seconds = plan.seconds

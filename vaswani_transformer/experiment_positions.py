@@ -28,7 +28,7 @@ class Positions(Experiment):
             raise UserError(f"positions has no setting {next(iter(setup.changes))!r}: leave --set out")
         return [Cell(CELL, "the study", {"tasks": [study.task for study in STUDIES]})]
 
-    def estimate(self, setup: Setup, cell: Cell, device: str) -> Estimate:
+    def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
         """Minutes."""
         return Estimate(seconds=SECONDS)
 

@@ -98,8 +98,8 @@ class Experiment(abc.ABC):
         """
 
     @abc.abstractmethod
-    def estimate(self, setup: Setup, cell: Cell, device: str) -> Estimate:
-        """What a cell will take on a device, a name as `parse_device` takes it."""
+    def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
+        """What a cell will take on a device, a name as `parse_device` takes it; None for no time."""
 
     @abc.abstractmethod
     def run(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
@@ -332,7 +332,8 @@ def told_machine(results: dict[str, dict]) -> str:
         where = result["machine"]
         text = f"{where.get('accelerator') or where['processor']}, {where['cores']} cores, {where['threads']} threads"
         machines += [text] if text not in machines else []
-    minutes = sum(result["figures"].get("minutes", result["seconds"] / 60) for result in results.values())
+    # Seconds are those of a cell's last session, a training's minutes those of all.
+    minutes = sum(max(result["figures"].get("minutes", 0), result["seconds"] / 60) for result in results.values())
     dates = sorted(result["date"] for result in results.values())
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     return f"{len(results)} runs, {minutes:.1f} minutes in all, one after the other; {'; '.join(machines)}; {when}."

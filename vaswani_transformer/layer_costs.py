@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-ROUNDS = 5  # measured at least, after one that is not
-ENOUGH = 0.5  # seconds of rounds after which no more than ROUNDS are made
+ROUNDS = 5  # measured, after one that is not
+ENOUGH, PLENTY = 0.5, 2.0  # seconds of rounds: short ones are made till the first, long ones not beyond the second
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def measure_layer(layer: nn.Module, length: int, width: int, device: torch.devic
         length: n.
         width: d.
         device: where to.
-        rounds: at least so many, and for at least half a second if they are short; `ROUNDS` at most if they are long.
+        rounds: so many, more until half a second is full, or two or more that fill two seconds.
     """
     layer = layer.to(device)
     states = torch.randn(1, length, width, device=device, requires_grad=True)
@@ -77,7 +77,7 @@ def _shortest(run, device: torch.device, rounds: int) -> float:
         run()
         _wait(device)
         times.append(time.perf_counter() - started)
-        if sum(times) > 4 * ENOUGH and len(times) >= 2:
+        if sum(times) > PLENTY and len(times) >= 2:
             break
     return min(times)
 

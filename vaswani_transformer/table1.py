@@ -66,7 +66,7 @@ class Table1(Experiment):
         settings = table1_settings(setup)
         return [Cell(name, kind.label, settings | {"layer": name}, {}, kind.row) for name, kind in KINDS.items()]
 
-    def estimate(self, setup: Setup, cell: Cell, device: str) -> Estimate:
+    def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
         """Minutes on a laptop; nothing is trained."""
         return Estimate(seconds=SECONDS)
 
@@ -130,8 +130,9 @@ class Table1(Experiment):
             f"One sequence, float32; n from {lengths[0]:,} to {lengths[-1]:,} at d = {settings['width']}, d from"
             f" {widths[0]:,} to {widths[-1]:,} at n = {settings['length']:,}; k = {settings['kernel']}, r ="
             f" {settings['neighbourhood']}. Exponents: least squares of logarithms over the three largest sizes, of"
-            f" forward and backward together; time is the shortest of {settings['rounds']} rounds or more, memory the"
-            " most that torch's allocator had given out beyond weights and input. Self-attention is one head and"
+            f" forward and backward together; time is the shortest of some rounds ({settings['rounds']}; more where"
+            " they are short, two where they are long), memory the most that torch's allocator had given out beyond"
+            " weights and input. Self-attention is one head and"
             " without projections, as the table counts it, unless named otherwise; the restricted one is the model's"
             " (`attention_window`). Path by gradients: layers (in a recurrent one, applications of its cell) until"
             " every output changes with every input."

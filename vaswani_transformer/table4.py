@@ -83,7 +83,7 @@ class Table4(Experiment):
         form = dataclasses.asdict(SCALES[setup.scale].form)
         settings = settings_of(self._recipe(setup))
         # Fields that training sets itself, from the trees.
-        own = ("train_source", "train_target", "validation_source", "validation_target")
+        own = ("train_source", "train_target", "validation_source", "validation_target", "tokenizer")
         settings = {name: value for name, value in settings.items() if name not in own}
         baselines = [Cell(name, name, {"baseline": name}) for name in BASELINES]
         paper = next(row.f1 for row in TABLE4 if row.parser.startswith("Transformer"))
@@ -96,7 +96,7 @@ class Table4(Experiment):
             for name in (data.train, data.dev, data.test):
                 data_file(setup, name)
 
-    def estimate(self, setup: Setup, cell: Cell, device: str) -> Estimate:
+    def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
         """Of the training, by the lengths that trees are expected to have; baselines take seconds."""
         if cell.name != PARSER:
             return Estimate(seconds=10.0)

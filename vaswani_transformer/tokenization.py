@@ -91,7 +91,16 @@ def train_tokenizer(
             max_input_chars_per_word=_MAX_WORD_BYTES,
             continuing_subword_prefix=_CONTINUING_PREFIX,
         )
-    backend = _new_pipeline(kind, model)
+    return finished_tokenizer(_new_pipeline(kind, model))
+
+
+def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFast:
+    """A tokenizer with our special tokens, which ends what it reads with `</s>`.
+
+    Args:
+        backend: model, normalisation and decoding; its vocabulary begins with `SPECIAL_TOKENS`.
+        **settings: further entries of the tokenizer's configuration.
+    """
     backend.add_special_tokens(list(SPECIAL_TOKENS))
     end = ("</s>", SPECIAL_TOKENS.index("</s>"))
     backend.post_processor = processors.TemplateProcessing(
@@ -107,6 +116,7 @@ def train_tokenizer(
         clean_up_tokenization_spaces=False,
         padding_side="right",
         model_input_names=["input_ids", "attention_mask"],
+        **settings,
     )
 
 

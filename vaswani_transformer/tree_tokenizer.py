@@ -8,12 +8,12 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .errors import UserError
 from .linearization import NUMBERS, is_close, is_number, is_open
-from .tokenization import SPECIAL_TOKENS
+from .tokenization import SPECIAL_TOKENS, finished_tokenizer
 from .trees import escape
 
 DEFAULT_VOCAB_SIZE = 16_000  # Section 6.3, trained on the Wall Street Journal alone
@@ -73,23 +73,7 @@ def train_parser_tokenizer(
     merges = [tuple(pair) for pair in learned["merges"]]
     # A word that is an entry of the vocabulary is that entry, whatever the merges: brackets and tags have none.
     backend = _pipeline(models.BPE(vocabulary, merges, ignore_merges=True))
-    backend.add_special_tokens(list(SPECIAL_TOKENS))
-    end = ("</s>", SPECIAL_TOKENS.index("</s>"))
-    backend.post_processor = processors.TemplateProcessing(
-        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[end]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token="<s>",
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        split_special_tokens=True,  # "</s>" in a sentence is a word
-        clean_up_tokenization_spaces=False,
-        padding_side="right",
-        model_input_names=["input_ids", "attention_mask"],
-        **{TREE_TOKENS: list(tree_tokens)},
-    )
+    return finished_tokenizer(backend, **{TREE_TOKENS: list(tree_tokens)})
 
 
 def _pipeline(model: models.Model) -> Tokenizer:

@@ -80,7 +80,7 @@ def test_the_next_windows_are_tokenised_while_the_model_works(model, source, tmp
 def test_nbest_with_scores_and_json(model, source, expected, tmp_path):
     command = ["translate", model, "--input", source, *OPTIONS[:2], "--window", "7", "--beams", "2", "--nbest", "2"]
     assert run(*command, "--output", tmp_path / "text") == 0
-    assert run(*command, "--output", tmp_path / "json", "--format", "json", "--alignments") == 0
+    assert run(*command, "--output", tmp_path / "json", "--format", "json", "--return-alignments") == 0
     rows = [line.split("\t") for line in (tmp_path / "text").read_text().split("\n")[:-1]]
     assert [int(row[0]) for row in rows] == [number for number in range(1, len(LINES) + 1) for _ in range(2)]
     assert all(float(one[1]) >= float(two[1]) for one, two in zip(rows[::2], rows[1::2], strict=True))

@@ -44,7 +44,9 @@ def add_translate(commands) -> None:
     layout = parser.add_argument_group("what is written")
     layout.add_argument("--nbest", metavar="N", type=int, help="N translations a line: line number, score, text")
     layout.add_argument("--scores", action="store_true", help="the score before each translation")
-    layout.add_argument("--alignments", action="store_true", help="word alignments behind each, as 0-0 1-2")
+    layout.add_argument(
+        "--alignments", "--return-alignments", action="store_true", help="word alignments behind each, as 0-0 1-2"
+    )
     layout.add_argument("--format", choices=("text", "json"), default="text", help="fields with tabs, or JSON lines")
     long = parser.add_argument_group("long lines")
     long.add_argument("--max-source-tokens", metavar="N", type=int, help="a line of more tokens is too long")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache, EncoderDecoderCache
 
-from vaswani_transformer import VaswaniConfig, decoding_vaswani, modeling_vaswani, restricted_vaswani
+from vaswani_transformer import VaswaniConfig, decoding_vaswani, restricted_vaswani
 from vaswani_transformer.decoding_vaswani import DecodingCache
 from vaswani_transformer.restricted_vaswani import block_mask, block_size, is_worthwhile, restricted_attention
 
@@ -58,7 +58,7 @@ def test_implementations_agree(window):
     losses, gradients = [], []
     for attention in ("sdpa", "eager"):
         model, inputs = both(window, attention)
-        with patch.object(modeling_vaswani, "block_mask", side_effect=block_mask) as blocks:
+        with patch.object(restricted_vaswani, "block_mask", side_effect=block_mask) as blocks:
             loss = model(**inputs).loss
         assert blocks.call_count == (2 if attention == "sdpa" else 0)
         loss.backward()

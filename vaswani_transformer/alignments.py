@@ -4,7 +4,7 @@ import re
 
 import torch
 
-from .attention_maps import eager_attention
+from .attention_maps import pass_with_attention
 from .batching import PairCollator
 from .errors import UserError
 from .windows import batches_by_length, check_length
@@ -80,14 +80,7 @@ def tokens_and_words(tokenizer, texts: list[str]) -> list[tuple[list[int], list[
 
 def _layer_attention(model, batch: dict[str, torch.Tensor], layer: int) -> torch.Tensor:
     """`(batch_size, target_length, source_length)`: where one layer looks to predict each token, mean of its heads."""
-    with eager_attention(model):
-        output = model(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(batch["labels"]),
-            output_attentions=True,
-            use_cache=False,
-        )
+    output = pass_with_attention(model, batch)
     return output.cross_attentions[layer].float().mean(dim=1)
 
 

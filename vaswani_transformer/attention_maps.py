@@ -20,6 +20,28 @@ def eager_attention(model) -> Iterator[None]:
 
 
 @torch.no_grad()
+def pass_with_attention(model, batch: dict[str, torch.Tensor]):
+    """One pass of a model over a batch, which gives the weights of all its attentions.
+
+    Args:
+        model: the model; its attention implementation is changed for the time of the call.
+        batch: `input_ids`, `attention_mask` and `labels` as `PairCollator` makes them, on the model's device.
+
+    Returns:
+        the model's output, with `encoder_attentions`, `decoder_attentions` and `cross_attentions`: of each layer
+        `(batch_size, num_heads, queries, keys)`.
+    """
+    with eager_attention(model):
+        return model(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(batch["labels"]),
+            output_attentions=True,
+            use_cache=False,
+        )
+
+
+@torch.no_grad()
 def encoder_decoder_attention(
     model, tokenizer, source: str, target: str | None = None, layer: int = -1
 ) -> tuple[np.ndarray, list[str], list[str]]:
@@ -39,18 +61,12 @@ def encoder_decoder_attention(
         IndexError: for a layer that the decoder does not have.
     """
     inputs = tokenizer([source], return_tensors="pt").to(model.device)
-    with eager_attention(model):
-        if target is None:
+    if target is None:
+        with eager_attention(model):
             outputs = model.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
-            target = tokenizer.decode(outputs[0], skip_special_tokens=True)
-        labels = tokenizer([target], return_tensors="pt")["input_ids"].to(model.device)
-        output = model(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
-            output_attentions=True,
-            use_cache=False,
-        )
+        target = tokenizer.decode(outputs[0], skip_special_tokens=True)
+    labels = tokenizer([target], return_tensors="pt")["input_ids"].to(model.device)
+    output = pass_with_attention(model, {**inputs, "labels": labels})
     weights = output.cross_attentions[layer][0].float().cpu().numpy()
     words = [[tokenizer.decode([token]).strip() for token in ids[0].tolist()] for ids in (inputs["input_ids"], labels)]
     return weights, *words

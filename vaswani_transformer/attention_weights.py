@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .attention_maps import eager_attention
+from .attention_maps import pass_with_attention
 from .errors import UserError
 from .scoring import TokenText
 
@@ -129,14 +129,7 @@ def attention_of_batch(model, batch: dict[str, torch.Tensor]) -> dict[str, np.nd
     Returns:
         by kind the weights, float32 `(layers, batch_size, num_heads, queries, keys)`; those of padding mean nothing.
     """
-    with eager_attention(model), torch.no_grad():
-        output = model(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(batch["labels"]),
-            output_attentions=True,
-            use_cache=False,
-        )
+    output = pass_with_attention(model, batch)
     rows, source_length = batch["input_ids"].shape
     target_length = batch["labels"].shape[1]
     shapes = {

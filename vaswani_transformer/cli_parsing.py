@@ -23,10 +23,10 @@ from .command_line import (
 from .decoding_options import (
     add_model_options,
     add_search_options,
+    check_files,
     check_options,
     generate_options,
     load_for_decoding,
-    refuse_equal_files,
 )
 from .errors import UserError
 from .files import write_text
@@ -171,7 +171,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     check_options(arguments)
     if arguments.sentences and arguments.input:
         raise UserError("give sentences or --input, not both")
-    refuse_equal_files(arguments, read=("input",), written=("output",))
+    check_files(arguments, read=("input",), written=("output",))
     pictures = Path(arguments.pictures) if arguments.pictures else None
     if pictures is not None:
         pictures.mkdir(parents=True, exist_ok=True)
@@ -217,7 +217,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     check_options(arguments)
     if (arguments.model is None) == (arguments.predicted is None):
         raise UserError("give a MODEL to evaluate, or the trees of another parser with --predicted: one of the two")
-    refuse_equal_files(arguments, read=("trees", "predicted", "baselines"), written=("output", "json"))
+    check_files(arguments, read=("trees", "predicted", "baselines"), written=("output", "json"))
     gold = load_trees(arguments.trees, arguments.skip_bad)
     baselines = Baselines.of(load_trees(arguments.baselines, arguments.skip_bad)) if arguments.baselines else None
     rows = {}
@@ -251,7 +251,7 @@ def _parse_gold(arguments: argparse.Namespace, gold: list) -> tuple[list, dict, 
     parser = _load_parser(arguments)
     record = _how_obtained(arguments, parser.translator) if arguments.json else {}
     started = time.monotonic()
-    with tqdm(total=len(gold), desc="parsing", unit="sentence", file=sys.stderr) as bar:
+    with tqdm(total=len(gold), desc="parsing", unit=" sentences", file=sys.stderr) as bar:
         parses = list(parser.parse((tree.words() for tree in gold), progress=bar))
     well_formed = 100 * sum(parse.well_formed for parse in parses) / len(parses)
     extra = {"well_formed": well_formed, "seconds": round(time.monotonic() - started, 1)}

@@ -39,7 +39,7 @@ from .layers_vaswani import (
     dropout,
 )
 from .linear_vaswani import project
-from .restricted_vaswani import block_mask, in_window, is_worthwhile, window_mask
+from .restricted_vaswani import in_window, restricted_mask
 
 IGNORE_INDEX = -100  # the label that torch, transformers and the Trainer leave out of a loss
 
@@ -169,26 +169,11 @@ class VaswaniStack(VaswaniPreTrainedModel):
             ValueError: for restricted self-attention (Section 4) in flash attention, which is not supported.
         """
         config, options = self.config, {"past_key_values": past_key_values}
-        window, length = config.attention_window, hidden_states.shape[1]
-        if window is not None:
-            if is_flash_attention_requested(config):
-                raise ValueError(
-                    "restricted self-attention (attention_window) does not work with flash attention: choose"
-                    " attn_implementation 'sdpa', 'eager' or 'flex_attention'"
-                )
-            past = 0 if past_key_values is None else past_key_values.get_seq_length()
-            is_static = past_key_values is not None and past_key_values.is_compileable
-            kept = attention_mask
-            if kept is None:
-                kept = torch.ones(hidden_states.shape[0], past + length, device=hidden_states.device)
-            if config._attn_implementation in ("sdpa", "eager") and kept.dim() == 2 and not is_static:
-                # A program that is exported must work for every length, so it gets the mask that does.
-                traced = torch.compiler.is_exporting() or torch.jit.is_tracing()
-                is_eager = config._attn_implementation == "eager"
-                if past_key_values is None and not is_eager and not traced and is_worthwhile(length, window):
-                    return block_mask(kept, window, is_causal)
-                return window_mask(kept, length, window, is_causal, hidden_states.dtype if is_eager else None)
-            options["and_mask_function"] = in_window(window)
+        if config.attention_window is not None:
+            mask = restricted_mask(config, hidden_states, attention_mask, is_causal, past_key_values)
+            if mask is not None:
+                return mask
+            options["and_mask_function"] = in_window(config.attention_window)
         make = create_causal_mask if is_causal else create_bidirectional_mask
         return make(config=config, inputs_embeds=hidden_states, attention_mask=attention_mask, **options)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessor
 
 from .bracket_grammar import BracketGrammar, BracketProcessor
 from .errors import UserError
@@ -58,19 +58,13 @@ class TreeTranslator(Translator):
         self._grammar = BracketGrammar(ids, tokenizer.eos_token_id) if constrained else None
         self._word_starts = word_starts(tokenizer)
 
-    def _generate(self, pieces: list[Piece]) -> list[list[list[int]]]:
+    def _processors(self, pieces: list[Piece]) -> list[LogitsProcessor]:
         if self._grammar is None:
-            return super()._generate(pieces)
+            return super()._processors(pieces)
         starts = [sum(token in self._word_starts for token in piece.ids) for piece in pieces]
         words = [number // 2 for number in starts] if self.has_numbers else starts
         limits = [self._output_limit(len(piece.ids)) for piece in pieces]
-        processor = BracketProcessor(self._grammar, words, limits)
-        given = self.generate_options
-        self.generate_options = given | {"logits_processor": LogitsProcessorList([processor])}
-        try:
-            return super()._generate(pieces)
-        finally:
-            self.generate_options = given
+        return [*super()._processors(pieces), BracketProcessor(self._grammar, words, limits)]
 
 
 class Parser:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
+from transformers.utils.generic import is_flash_attention_requested
 
 _SMALLEST_BLOCK = 32  # queries that are computed together at least: smaller products are slow on every device
 
@@ -90,6 +91,44 @@ def window_mask(
     return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
+def restricted_mask(
+    config, hidden_states: torch.Tensor, padding_mask: torch.Tensor | None, is_causal: bool, past_key_values
+) -> torch.Tensor | None:
+    """The mask of a self-attention within `config.attention_window`.
+
+    Args:
+        config: the model's.
+        hidden_states: `(batch_size, length, d_model)`.
+        padding_mask: `(batch_size, cached + length)`, 0 for padding; none without padding.
+        is_causal: whether positions see none behind them.
+        past_key_values: the cache of this attention, if there is one.
+
+    Returns:
+        a mask of blocks, for sdpa and sequences that are long enough; else one of all positions; None where that is for
+        transformers to make, with `in_window`: in flex attention, for static caches and for masks of other forms.
+
+    Raises:
+        ValueError: for flash attention, which is not supported.
+    """
+    kind, window, length = config._attn_implementation, config.attention_window, hidden_states.shape[1]
+    if is_flash_attention_requested(config):
+        raise ValueError(
+            "restricted self-attention (attention_window) does not work with flash attention: choose"
+            " attn_implementation 'sdpa', 'eager' or 'flex_attention'"
+        )
+    is_static = past_key_values is not None and past_key_values.is_compileable
+    if kind not in ("sdpa", "eager") or is_static or (padding_mask is not None and padding_mask.dim() != 2):
+        return None
+    past = 0 if past_key_values is None else past_key_values.get_seq_length()
+    if padding_mask is None:
+        padding_mask = torch.ones(hidden_states.shape[0], past + length, device=hidden_states.device)
+    # A program that is exported must work for every length, so it gets the mask that does.
+    traced = torch.compiler.is_exporting() or torch.jit.is_tracing()
+    if kind == "sdpa" and past_key_values is None and not traced and is_worthwhile(length, window):
+        return block_mask(padding_mask, window, is_causal)
+    return window_mask(padding_mask, length, window, is_causal, hidden_states.dtype if kind == "eager" else None)
+
+
 def _spans(states: torch.Tensor, block: int, is_causal: bool) -> torch.Tensor:
     """`(batch, heads, length, width)` to `(batch, heads, blocks, span, width)`, zeros outside the sequence."""
     behind = -states.shape[2] % block + (0 if is_causal else block)
@@ -131,4 +170,13 @@ def restricted_attention(
     return output.transpose(1, 2).reshape(batch_size, -1, heads, output.shape[-1])[:, :length]
 
 
-__all__ = ["block_mask", "block_size", "in_window", "is_worthwhile", "reach", "restricted_attention", "window_mask"]
+__all__ = [
+    "block_mask",
+    "block_size",
+    "in_window",
+    "is_worthwhile",
+    "reach",
+    "restricted_attention",
+    "restricted_mask",
+    "window_mask",
+]

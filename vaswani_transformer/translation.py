@@ -202,6 +202,10 @@ class Translator:
 
     # The model.
 
+    def _processors(self, pieces: list[Piece]) -> list[LogitsProcessor]:
+        """What the outputs of these pieces are bound to; before the processors among the options."""
+        return [ForcedPrefixes([piece.prefix for piece in pieces])] if any(piece.prefix for piece in pieces) else []
+
     @torch.no_grad()
     def _generate(self, pieces: list[Piece]) -> list[list[list[int]]]:
         """Token ids of each hypothesis of each piece, without what comes before and after it."""
@@ -210,9 +214,8 @@ class Translator:
         inputs.pop("labels")
         inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
         options = dict(self.generate_options)
-        if any(piece.prefix for piece in pieces):
-            forced = ForcedPrefixes([piece.prefix for piece in pieces])
-            options["logits_processor"] = LogitsProcessorList([forced, *options.get("logits_processor", ())])
+        if processors := self._processors(pieces):
+            options["logits_processor"] = LogitsProcessorList([*processors, *options.get("logits_processor", ())])
         outputs = model.generate(**inputs, **options)
         outputs = getattr(outputs, "sequences", outputs)  # as the model's own settings have it
         rows = [self._trimmed(row) for row in outputs.tolist()]

@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList
 
 from vaswani_transformer import UserError
 from vaswani_transformer.bracket_grammar import BracketGrammar, BracketProcessor
-from vaswani_transformer.linearization import NUMBERS, MalformedTreeError, delinearize, is_number, linearize, numbered
+from vaswani_transformer.linearization import MalformedTreeError, delinearize, linearize, with_words, without_words
 from vaswani_transformer.trees import Tree
 
 START, END = 0, 2
@@ -23,11 +23,20 @@ def grammar_of(ids: dict[str, int]) -> tuple[BracketGrammar, dict[int, str]]:
     return BracketGrammar(ids, END), {number: token for token, number in ids.items()} | {END: "</s>"}
 
 
+def unwritten(*counts: int) -> list[list[list[int]]]:
+    """Sentences of so many words, which are not part of the output."""
+    return [[[] for _ in range(count)] for count in counts]
+
+
 def may_follow(processor: BracketProcessor, names: dict[int, str], rows: list[list[str]]) -> list[set[str]]:
     numbers = {token: number for number, token in names.items()}
     ids = torch.tensor([[START, *(numbers[token] for token in row)] for row in rows])
-    allowed = processor.allowed(ids)
-    return [{names[int(number)] for number in processor.grammar.ids[row]} for row in allowed]
+    allowed, forced = processor.allowed(ids)
+    found = [{names[int(number)] for number in processor.grammar.ids[row]} for row in allowed]
+    for row, number in zip(found, forced.tolist(), strict=True):
+        assert (number >= 0) == (not row)  # one or the other
+        row |= {names[number]} if number >= 0 else set()
+    return found
 
 
 def trees_by_exhaustion(tokens: list[str], words: int, limit: int, max_open_run: int) -> set[tuple[str, ...]]:
@@ -51,7 +60,7 @@ def trees_by_exhaustion(tokens: list[str], words: int, limit: int, max_open_run:
 def test_exactly_the_trees_can_be_written(words, limit, run):
     tokens = ["(S", ")S", "NN"]
     grammar, names = grammar_of({token: SMALL[token] for token in tokens})
-    processor = BracketProcessor(grammar, [words], [limit], run)
+    processor = BracketProcessor(grammar, unwritten(words), [limit], run)
     written, waiting = set(), [()]
     while waiting:
         row = waiting.pop()
@@ -80,46 +89,94 @@ def test_what_may_follow_case_by_case():
         ("(S NN", 2, 6, tags),  # room for a tag, `)S` and the end, and one token to spare
         ("(S NN", 2, 7, opens | tags),
     ):
-        assert may_follow(BracketProcessor(grammar, [words], [limit]), names, [text.split()]) == [expected], text
+        assert may_follow(BracketProcessor(grammar, unwritten(words), [limit]), names, [text.split()]) == [expected], (
+            text
+        )
 
 
 def test_constituents_in_a_row_are_bounded():
     grammar, names = grammar_of(SMALL)
-    processor = BracketProcessor(grammar, [3], [100], max_open_run=3)
+    processor = BracketProcessor(grammar, unwritten(3), [100], max_open_run=3)
     rows = [["(S"] * 3, ["(S", "(S", "NN"]]
     assert may_follow(processor, names, rows[:1]) == [{"NN", "DT"}]
     assert may_follow(processor, names, rows[1:]) == [{"(S", "(NP", "NN", "DT", ")S"}]
 
 
-def all_ids(numbers: bool = False) -> dict[str, int]:
-    tokens = [*("(" + label for label in LABELS), *(")" + label for label in LABELS), *TAGS, *(NUMBERS * numbers)]
+PIECES = ["w0", "w1", "w2"]  # tokens that words are made of
+
+
+def all_ids(words: bool = False) -> dict[str, int]:
+    tags = [tag + ")" for tag in TAGS] if words else TAGS
+    tokens = [*("(" + label for label in LABELS), *(")" + label for label in LABELS), *tags]
     return {token: 3 + 2 * at for at, token in enumerate(tokens)}
 
 
-@given(constituents(st.just("w")), st.booleans())
-def test_every_tree_can_be_written(tree, numbers):
-    grammar, names = grammar_of(all_ids(numbers))
-    tokens = numbered(linearize(tree)) if numbers else linearize(tree)
-    processor = BracketProcessor(grammar, [len(tree.words())], [len(tokens) + 1])  # to the last token
+def with_pieces(ids: dict[str, int], names: dict[int, str]) -> dict[str, int]:
+    """The ids of `PIECES`, one below and two above those of the brackets and tags; they get their names too."""
+    pieces = dict(zip(PIECES, (4, 1 + max(ids.values()), 900), strict=True))
+    names |= {number: piece for piece, number in pieces.items()}
+    return pieces
+
+
+@given(constituents(st.just("w")))
+def test_every_tree_can_be_written(tree):
+    grammar, names = grammar_of(all_ids())
+    tokens = linearize(tree)
+    processor = BracketProcessor(grammar, unwritten(len(tree.words())), [len(tokens) + 1])  # to the last token
     for at, token in enumerate([*tokens, "</s>"]):
         assert token in may_follow(processor, names, [tokens[:at]])[0]
 
 
-@given(st.integers(1, 6), st.integers(0, 14), st.integers(1, 4), st.booleans(), st.randoms(use_true_random=False))
-def test_any_way_ends_in_a_tree(words, spare, run, numbers, random):
-    grammar, names = grammar_of(all_ids(numbers))
-    least = 2 * words if numbers else words
-    processor = BracketProcessor(grammar, [words], [least + 1 + spare], run)
+SPELLINGS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3)
+
+
+@given(constituents(st.just("w")), st.data())
+def test_every_tree_can_be_written_with_its_words(tree, data):
+    ids = all_ids(words=True)
+    grammar, names = grammar_of(ids)
+    pieces = with_pieces(ids, names)
+    spelled = [data.draw(SPELLINGS) for _ in tree.words()]
+    tokens = " ".join(with_words(linearize(tree), list(map(" ".join, spelled)))).split()
+    processor = BracketProcessor(grammar, [[[pieces[one] for one in word] for word in spelled]], [len(tokens) + 1])
+    for at, token in enumerate([*tokens, "</s>"]):
+        follows = may_follow(processor, names, [tokens[:at]])[0]
+        assert follows == {token} if token in PIECES else token in follows and not follows & set(PIECES)
+
+
+def any_way(processor: BracketProcessor, names: dict[int, str], random) -> list[str]:
+    """An output of tokens that are allowed, picked by chance."""
     row: list[str] = []
     while True:
         token = random.choice(sorted(may_follow(processor, names, [row])[0]))
         if token == "</s>":
-            break
+            return row
         row.append(token)
+
+
+@given(st.integers(1, 6), st.integers(0, 14), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_any_way_ends_in_a_tree(words, spare, run, random):
+    grammar, names = grammar_of(all_ids())
+    row = any_way(BracketProcessor(grammar, unwritten(words), [words + 1 + spare], run), names, random)
+    assert len(row) <= words + spare
+    tree = delinearize(row, ["w"] * words)
+    assert len(tree.children) == 1 or spare < 2
+
+
+@given(st.lists(SPELLINGS, min_size=1, max_size=5), st.integers(0, 14), st.randoms(use_true_random=False))
+def test_any_way_with_words_ends_in_a_tree_over_them(spelled, spare, random):
+    ids = all_ids(words=True)
+    grammar, names = grammar_of(ids)
+    pieces = with_pieces(ids, names)
+    least = sum(map(len, spelled)) + len(spelled)
+    row = any_way(
+        BracketProcessor(grammar, [[[pieces[one] for one in word] for word in spelled]], [least + 1 + spare]),
+        names,
+        random,
+    )
     assert len(row) <= least + spare
-    tokens = [token for token in row if not is_number(token)]
-    assert row == (numbered(tokens) if numbers else tokens)
-    tree = delinearize(tokens, ["w"] * words)
+    plain = without_words(row)
+    assert " ".join(row) == " ".join(with_words(plain, list(map(" ".join, spelled))))
+    tree = delinearize(plain, ["w"] * len(spelled))
     assert len(tree.children) == 1 or spare < 2
 
 
@@ -127,9 +184,11 @@ def test_rows_of_a_batch_do_not_see_each_other():
     grammar, names = grammar_of(SMALL)
     rows = [["(S", "NN"], ["(NP", "DT"], ["(S", "(NP"], ["NN", "NN"]]
     words, limits = [2, 3], [9, 4]
-    together = may_follow(BracketProcessor(grammar, words, limits), names, rows)  # two beams of each sentence
+    together = may_follow(
+        BracketProcessor(grammar, unwritten(*words), limits), names, rows
+    )  # two beams of each sentence
     alone = [
-        may_follow(BracketProcessor(grammar, [words[at // 2]], [limits[at // 2]]), names, [row])[0]
+        may_follow(BracketProcessor(grammar, unwritten(words[at // 2]), [limits[at // 2]]), names, [row])[0]
         for at, row in enumerate(rows)
     ]
     assert together == alone
@@ -146,7 +205,7 @@ def test_models_with_random_weights_write_trees(seed, beams):
     model = tiny_model(seed, scale=2.5)
     options = {"num_beams": beams, "max_new_tokens": max(limits), "length_penalty": 0.3}
     free = model.generate(source, attention_mask=mask, **options)
-    processors = LogitsProcessorList([BracketProcessor(grammar, words, limits)])
+    processors = LogitsProcessorList([BracketProcessor(grammar, unwritten(*words), limits)])
     outputs = model.generate(source, attention_mask=mask, logits_processor=processors, **options)
     for row, count, limit in zip(outputs.tolist(), words, limits, strict=True):
         tokens = row[1 : row.index(END) + 1]
@@ -165,16 +224,17 @@ def test_models_with_random_weights_write_trees(seed, beams):
 @pytest.mark.parametrize(("words", "limit", "message"), [(0, 9, "without words"), (5, 5, "at least 6 tokens and .* 5")])
 def test_where_no_tree_is_possible(words, limit, message):
     with pytest.raises(UserError, match=message):
-        BracketProcessor(grammar_of(SMALL)[0], [1, words], [9, limit])
+        BracketProcessor(grammar_of(SMALL)[0], unwritten(1, words), [9, limit])
 
 
-def test_a_sentence_longer_than_there_are_numbers():
-    grammar, names = grammar_of(SMALL | {token: 30 + at for at, token in enumerate(NUMBERS)})
-    tokens = numbered(["(S", *["NN"] * 205, ")S"])
-    processor = BracketProcessor(grammar, [205], [len(tokens) + 1])
-    for at in (1, 200, 201, 202, 401, 402, len(tokens) - 1):
-        assert may_follow(processor, names, [tokens[:at]]) == [
-            {tokens[at], "DT"} if tokens[at] == "NN" else {tokens[at]}
-        ]
-    with pytest.raises(UserError, match="at least 411 tokens"):
-        BracketProcessor(grammar, [205], [410])
+def test_a_word_is_written_whatever_the_scores_say():
+    grammar, _ = grammar_of({"(S": 3, ")S": 4, "NN)": 5})
+    processor = BracketProcessor(grammar, [[[6, 7], [8]], [[9]]], [9, 9])
+    scores = torch.arange(20.0).expand(4, 20).contiguous()  # two beams of each sentence
+    scores[:, 7] = -torch.inf
+    outputs = torch.tensor([[START, 6], [START, 6], [START, 9], [START, 9]])
+    kept = processor(outputs, scores)
+    assert [row.isfinite().nonzero().flatten().tolist() for row in kept] == [[7], [7], [3, 5], [3, 5]]
+    assert kept[0, 7] == 0 and kept[2].equal(torch.where(kept[2].isfinite(), scores[2], -torch.inf))
+    with pytest.raises(UserError, match="2 words takes at least 6 tokens and an output may have 5"):
+        BracketProcessor(grammar, [[[6, 7], [8]]], [5])

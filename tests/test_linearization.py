@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_trees import GUM, TOKENS, clean_trees, treebank
 
-from vaswani_transformer.linearization import MalformedTreeError, delinearize, linearize, repair
+from vaswani_transformer.linearization import (
+    MalformedTreeError,
+    delinearize,
+    linearize,
+    repair,
+    with_words,
+    without_words,
+)
 from vaswani_transformer.trees import Tree, clean, parse_trees, read_trees
 
 
@@ -25,6 +32,21 @@ def test_the_example_of_the_docstring():
     assert " ".join(linearize(tree, tags=False)) == "(S (NP XX )NP (VP XX )VP XX )S"
 
 
+def test_the_example_with_words():
+    tokens = ["(S", "(NP", "PRP", ")NP", "(VP", "VBP", ")VP", ".", ")S"]
+    found = with_words(tokens, ["We", "agree", "."])
+    assert " ".join(found) == "We (S (NP PRP) agree )NP (VP VBP) . )VP .) )S"
+    assert without_words(found) == tokens
+
+
+@given(clean_trees(), st.booleans())
+def test_words_come_in_and_go_out(tree, tags):
+    tokens, words = linearize(tree, tags), tree.words()
+    found = with_words(tokens, words)
+    assert without_words(found) == tokens and len(found) == len(tokens) + len(words)
+    assert [token for token in found if not set("()") & set(token)] == words
+
+
 @given(clean_trees())
 def test_the_way_back_gives_the_same_tree(tree):
     words = tree.words()
@@ -36,6 +58,7 @@ def test_the_way_back_gives_the_same_tree(tree):
 def test_the_way_back_gives_every_tree_of_gum(shared_data, name):
     for tree in map(clean, read_trees(treebank(shared_data, name))):
         assert delinearize(linearize(tree), tree.words()) == tree
+        assert delinearize(without_words(with_words(linearize(tree), tree.words())), tree.words()) == tree
 
 
 @pytest.mark.parametrize(

@@ -43,3 +43,29 @@ def test_trees_do_change():
     first, second = exchange.version(), exchange.version()
     assert first != trees and first != second
     assert [len(tree.words()) for tree in first] == [3] * 8  # one word for one, two or three for two
+
+
+def test_a_quarter_of_the_short_constituents_by_themselves():
+    phrases = [
+        Tree("NP", tuple(Tree("NN", word=f"{word}{at}") for at in range(size)))
+        for word in "ab"
+        for size in range(1, 12)
+    ]
+    tree = Tree("ROOT", (Tree("S", tuple(phrases)),))
+    parts = Exchange([tree], seed=3).parts([tree] * 200)
+    assert {len(part.words()) for part in parts} == set(range(3, 10))
+    assert all(part.label == "ROOT" and len(part.children) == 1 and part.children[0] in phrases for part in parts)
+    assert 0.22 < len(parts) / (200 * 14) < 0.28
+    assert Exchange([tree], seed=3).parts([tree] * 200) == parts
+
+
+@given(LISTS)
+def test_no_sentence_is_its_own_part(trees):
+    inner = [
+        node
+        for tree in trees
+        for top in tree.children
+        for child in top.children
+        for node in (child, *child.constituents())
+    ]
+    assert all(part.children[0] in inner for part in Exchange(trees).parts(trees * 3))

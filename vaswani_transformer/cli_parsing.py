@@ -31,7 +31,7 @@ from .decoding_options import (
 from .errors import UserError
 from .files import write_text
 
-_RECIPE = "parser-small"
+_RECIPE, _PAPER = "parser-small", "parser"
 _LIMITS = ("max_length", "max_length_ratio")  # of the fields for data those that count for trees too
 
 
@@ -62,10 +62,11 @@ def _add_train(commands) -> None:
     parser.add_argument("--dev", required=True, metavar="FILE", help="trees for validation")
     parser.add_argument("--tags", action=argparse.BooleanOptionalAction, default=True, help="let it tag the words too")
     parser.add_argument(
-        "--numbers",
+        "--words",
         action=argparse.BooleanOptionalAction,
-        default=False,
-        help="number the words, in the sentence and in the tree, so that the decoder need not count them",
+        default=None,
+        help=f"write the words into the tree too, each before the brackets that lead to it (default: yes, but for"
+        f" {_PAPER}, which is as in the paper)",
     )
     parser.add_argument(
         "--augment",
@@ -73,7 +74,7 @@ def _add_train(commands) -> None:
         default=0,
         metavar="N",
         help="train on each tree N times as it is and N times with constituents and words exchanged for others of their"
-        " kind; 0: once as it is (default)",
+        " kind, and on some short constituents by themselves; 0: once as it is (default)",
     )
     _add_skip_bad(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -96,7 +97,8 @@ def _train(arguments: argparse.Namespace) -> int:
     expand_home(recipe)
     train_trees, dev_trees = (load_trees(path, arguments.skip_bad) for path in (arguments.trees, arguments.dev))
     try:
-        form = TextForm(arguments.tags, arguments.numbers, arguments.augment)
+        words = arguments.recipe != _PAPER if arguments.words is None else arguments.words
+        form = TextForm(arguments.tags, words, arguments.augment)
         result = train_parser(recipe, train_trees, dev_trees, form, progress=not arguments.quiet)
     except TrainingStopped as stopped:
         leave_process_group()

@@ -5,18 +5,16 @@ constituent and one that closes it, both with its label, and for each word its t
 written, since they are known. Vinyals et al. write `XX` for every tag; so does `tags=False` here. The outer `ROOT` is
 left out. Unary chains and punctuation are written as everything else: nothing of a tree is lost but the words.
 
-None of these tokens says which word comes next: the decoder has to keep count. `numbered` writes a number before each
-tag, and the same one stands before the word in the sentence, so that there is something to look for.
+`with_words` is the other form: each word stands in the tree, before the brackets that come between it and the word
+before it. So the decoder has the next word before it when it decides what to open and what to close.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 
 from .trees import ROOT, Tree
 
 ANY_TAG = "XX"  # the one tag of trees without tags
-NUMBERS = tuple(f"#{number}" for number in range(100))  # a longer sentence begins anew
-_NUMBER = re.compile(r"#\d+")
+_TAG_END = ")"  # of tags among words: no word has a round bracket
 
 
 class MalformedTreeError(ValueError):
@@ -56,21 +54,39 @@ def is_close(token: str) -> bool:
     return token.startswith(")")
 
 
-def is_number(token: str) -> bool:
-    """Whether a token is a word's number."""
-    return _NUMBER.fullmatch(token) is not None
+def is_tag_among_words(token: str) -> bool:
+    """Whether a token is a tag as `with_words` writes it."""
+    return token.endswith(_TAG_END) and not is_open(token) and not is_close(token)
 
 
-def numbered(tokens: Iterable[str]) -> list[str]:
-    """Tokens of a tree with a number before each tag, from 0 on."""
-    found: list[str] = []
-    words = 0
+def with_words(tokens: Iterable[str], words: Sequence[str]) -> list[str]:
+    """Tokens of a tree with its words, each right after the tag of the word before it.
+
+    `(S (NP PRP )NP (VP VBP )VP . )S` becomes `We (S (NP PRP) agree )NP (VP VBP) . )VP .) )S`. A tag ends with a round
+    bracket, which no word does.
+
+    Args:
+        tokens: what `linearize` returns.
+        words: of the tree, escaped.
+    """
+    found = list(words[:1])
+    used = 1
     for token in tokens:
-        if not (is_open(token) or is_close(token)):
-            found.append(NUMBERS[words % len(NUMBERS)])
-            words += 1
-        found.append(token)
+        if is_open(token) or is_close(token):
+            found.append(token)
+        else:
+            found += [token + _TAG_END, *words[used : used + 1]]
+            used += 1
     return found
+
+
+def without_words(tokens: Iterable[str]) -> list[str]:
+    """What `with_words` was given; everything that is no bracket and no tag is a word."""
+    return [
+        token.removesuffix(_TAG_END) if is_tag_among_words(token) else token
+        for token in tokens
+        if is_open(token) or is_close(token) or is_tag_among_words(token)
+    ]
 
 
 def delinearize(tokens: Iterable[str], words: Sequence[str]) -> Tree:

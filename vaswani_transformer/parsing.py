@@ -11,12 +11,21 @@ from transformers import LogitsProcessor
 from .bracket_grammar import BracketGrammar, BracketProcessor
 from .errors import UserError
 from .files import write_text
-from .linearization import ANY_TAG, NUMBERS, MalformedTreeError, delinearize, is_number, linearize, numbered, repair
+from .linearization import (
+    ANY_TAG,
+    MalformedTreeError,
+    delinearize,
+    is_tag_among_words,
+    linearize,
+    repair,
+    with_words,
+    without_words,
+)
 from .recipe import Recipe, check_recipe
 from .training import TrainingResult, train
 from .translation import Piece, Translator
 from .tree_augmentation import Exchange
-from .tree_tokenizer import sentence_text, train_parser_tokenizer, tree_token_ids, word_starts
+from .tree_tokenizer import sentence_text, split_words, train_parser_tokenizer, tree_token_ids, word_starts
 from .trees import ROOT, Tree, clean, escape, read_trees
 from .windows import WINDOW_LINES
 
@@ -54,15 +63,17 @@ class TreeTranslator(Translator):
     def __init__(self, model, tokenizer, *, constrained: bool = True, **options):
         super().__init__(model, tokenizer, **options)
         ids = tree_token_ids(tokenizer)
-        self.has_numbers = any(map(is_number, ids))
+        #: Whether words are part of the trees that the model writes.
+        self.has_words = any(map(is_tag_among_words, ids))
         self._grammar = BracketGrammar(ids, tokenizer.eos_token_id) if constrained else None
         self._word_starts = word_starts(tokenizer)
 
     def _processors(self, pieces: list[Piece]) -> list[LogitsProcessor]:
         if self._grammar is None:
             return super()._processors(pieces)
-        starts = [sum(token in self._word_starts for token in piece.ids) for piece in pieces]
-        words = [number // 2 for number in starts] if self.has_numbers else starts
+        words = [split_words(piece.ids, self._word_starts, self.tokenizer.eos_token_id) for piece in pieces]
+        if not self.has_words:
+            words = [[[] for _ in sentence] for sentence in words]
         limits = [self._output_limit(len(piece.ids)) for piece in pieces]
         return [*super()._processors(pieces), BracketProcessor(self._grammar, words, limits)]
 
@@ -101,16 +112,17 @@ class Parser:
         def lines() -> Iterator[str]:
             for words in sentences:
                 waiting.append([escape(word) for word in words])
-                yield sentence_text(words, self.translator.has_numbers)
+                yield sentence_text(words)
 
         for found in self.translator.hypotheses(lines(), window, progress):
             words = waiting.popleft()
-            yield read_parse(found[0].text.split(), words) if words else Parse(None)
+            tokens = found[0].text.split()
+            tokens = without_words(tokens) if self.translator.has_words else tokens
+            yield read_parse(tokens, words) if words else Parse(None)
 
 
 def read_parse(tokens: Sequence[str], words: Sequence[str]) -> Parse:
-    """The tree of an output's tokens, numbers or not, repaired if they are none over these words."""
-    tokens = [token for token in tokens if not is_number(token)]
+    """The tree of a linearised output, repaired if it is none over these words."""
     try:
         return Parse(delinearize(tokens, words))
     except MalformedTreeError:
@@ -145,14 +157,24 @@ class TextForm:
 
     Args:
         tags: let the model tag the words too; else every tag is `XX`.
-        numbers: number the words, in the sentence and in the tree.
-        augment: train on each tree so many times as it is and so many times with parts exchanged (`Exchange`, seeded by
-            the recipe); 0: once as it is.
+        words: write the words into the tree too (`with_words`).
+        augment: train on each tree so many times as it is and so many times with parts exchanged, and on a quarter of
+            their short constituents by themselves (`Exchange`, seeded by the recipe); 0: once as it is.
     """
 
     tags: bool = True
-    numbers: bool = False
+    words: bool = False
     augment: int = 0
+
+    def tokens(self, tree: Tree) -> list[str]:
+        """What the model is to write for a tree."""
+        tokens = linearize(tree, self.tags)
+        return with_words(tokens, sentence_text(tree.words()).split()) if self.words else tokens
+
+    def vocabulary(self, trees: Iterable[Tree]) -> list[str]:
+        """All brackets and tags of some trees, in the order of the alphabet."""
+        plain = {token for tree in trees for token in linearize(tree, self.tags)}
+        return sorted(set(with_words(plain, [])) if self.words else plain)
 
 
 TAGGED = TextForm()
@@ -167,10 +189,9 @@ def write_training_text(trees: Sequence[Tree], folder: Path, part: str, form: Te
         part: begins the files' names.
         form: what the lines hold.
     """
-    tokens = (linearize(tree, form.tags) for tree in trees)
     sides = {
-        "words": [sentence_text(tree.words(), form.numbers) for tree in trees],
-        "brackets": [" ".join(numbered(line) if form.numbers else line) for line in tokens],
+        "words": [sentence_text(tree.words()) for tree in trees],
+        "brackets": [" ".join(form.tokens(tree)) for tree in trees],
     }
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -193,7 +214,7 @@ def parsing_recipe(
     """A recipe that trains on these trees: their text and a tokenizer are written to `text/` in its output folder.
 
     Args:
-        recipe: model, optimizer and so on; `vocab_size` counts brackets, tags and numbers too.
+        recipe: model, optimizer and so on; `vocab_size` counts brackets and tags too.
         train_trees: cleaned trees.
         dev_trees: for validation.
         form: how trees become text.
@@ -209,12 +230,13 @@ def parsing_recipe(
     folder = Path(recipe.output) / TEXT
     exchange = Exchange(train_trees, recipe.seed) if form.augment else None
     versions = [tree for _ in range(form.augment) for tree in (*train_trees, *exchange.version())] or train_trees
+    versions = [*versions, *exchange.parts(versions)] if exchange else versions
     source, target = write_training_text(versions, folder, "train", form)
     validation = write_training_text(dev_trees, folder, "dev", form)
-    tokens = sorted({token for tree in train_trees for token in linearize(tree, form.tags)})
-    tokens += NUMBERS if form.numbers else ()
     sentences = (sentence_text(tree.words()) for tree in train_trees)
-    train_parser_tokenizer(sentences, tokens, recipe.vocab_size).save_pretrained(folder / "tokenizer")
+    train_parser_tokenizer(sentences, form.vocabulary(train_trees), recipe.vocab_size).save_pretrained(
+        folder / "tokenizer"
+    )
     paths = (source, target, *validation, None, folder / "tokenizer")
     return replace(recipe, **{name: path and str(path) for name, path in zip(OWN_FIELDS, paths, strict=True)})
 

@@ -1,14 +1,16 @@
 """More trees out of few: constituents change places with others of their kind, words with others of their tag.
 
-After Shi, Livescu and Gimpel (2021), "Substructure Substitution: Structured Data Augmentation for NLP".
+After Shi, Livescu and Gimpel (2021), "Substructure Substitution: Structured Data Augmentation for NLP". Constituents
+also come by themselves: in short sentences attention finds sooner which word of the sentence is which of the tree.
 """
 
 import random
 from collections.abc import Iterator, Sequence
 
-from .trees import Tree
+from .trees import ROOT, Tree
 
 CONSTITUENTS, WORDS = 0.1, 0.1  # share of each that is exchanged
+PARTS, PART_WORDS = 0.25, range(3, 10)  # share of the constituents of so many words that become trees of their own
 
 
 def _kind(node: Tree, parent: str) -> tuple:
@@ -53,3 +55,9 @@ class Exchange:
     def version(self) -> list[Tree]:
         """All trees once more, each with some exchanged."""
         return [Tree(tree.label, tuple(self._new(child, tree.label) for child in tree.children)) for tree in self.trees]
+
+    def parts(self, trees: Sequence[Tree]) -> list[Tree]:
+        """Some of the constituents of some trees as trees of their own, those of 3 to 9 words; no whole sentence."""
+        inner = (node for tree in trees for top in tree.children for node, _ in _nodes(top) if node.word is None)
+        short = (node for node in inner if sum(1 for _ in node.leaves()) in PART_WORDS)
+        return [Tree(ROOT, (node,)) for node in short if self.random.random() < PARTS]

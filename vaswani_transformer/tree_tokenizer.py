@@ -6,13 +6,13 @@ shared, as in Section 6.3; a bracket's token cannot be a word, since words of tr
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .errors import UserError
-from .linearization import NUMBERS, is_close, is_number, is_open
+from .linearization import is_close, is_open, is_tag_among_words
 from .tokenization import SPECIAL_TOKENS, finished_tokenizer
 from .trees import escape
 
@@ -22,19 +22,15 @@ _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 _SPACE = "Ġ"  # the space before a word, in the byte-level alphabet
 
 
-def sentence_text(words: Iterable[str], numbers: bool = False) -> str:
+def sentence_text(words: Iterable[str]) -> str:
     """The line that the model reads for words as text or trees have them.
 
     Round brackets are escaped as in trees; white space within a word, which would make two of it, becomes `_`.
 
     Args:
         words: of one sentence.
-        numbers: put its number before each word, as `numbered` does before tags.
     """
-    plain = (re.sub(r"\s", "_", escape(word)) for word in words)
-    if numbers:
-        plain = (f"{NUMBERS[place % len(NUMBERS)]} {word}" for place, word in enumerate(plain))
-    return " ".join(plain)
+    return " ".join(re.sub(r"\s", "_", escape(word)) for word in words)
 
 
 def train_parser_tokenizer(
@@ -104,11 +100,11 @@ def tree_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
         )
     ids = {token: vocabulary[_SPACE + token] for token in tokens}
     opens, closes = ({token[1:] for token in ids if kind(token)} for kind in (is_open, is_close))
-    numbers = sum(map(is_number, ids))
-    if opens != closes or numbers not in (0, len(NUMBERS)) or len(ids) == len(opens) + len(closes) + numbers:
+    tags = {token for token in ids if not (is_open(token) or is_close(token))}
+    if opens != closes or not tags or len(set(map(is_tag_among_words, tags))) > 1:
         raise UserError(
             "the tokenizer's tree_tokens are damaged: each label needs the token that opens and the one that closes"
-            " it, there must be a tag, and all numbers or none; copy the model again"
+            " it, there must be a tag, and all tags end with a bracket or none; copy the model again"
         )
     return ids
 
@@ -116,3 +112,20 @@ def tree_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Ids of the tokens that a word of a sentence begins with: a sentence has as many words as such tokens."""
     return {number for token, number in tokenizer.get_vocab().items() if token.startswith(_SPACE)}
+
+
+def split_words(ids: Iterable[int], starts: Container[int], end: int) -> list[list[int]]:
+    """The token ids of each word of a sentence.
+
+    Args:
+        ids: of the sentence.
+        starts: what `word_starts` returns.
+        end: the token that ends a sentence.
+    """
+    words: list[list[int]] = []
+    for token in ids:
+        if token in starts:
+            words.append([token])
+        elif token != end:
+            words[-1].append(token)
+    return words

@@ -1,10 +1,4 @@
-"""Attention weights against hand-made ones, and what is made of them: pictures, the page, the command."""
-
-import base64
-import json
-import shutil
-import subprocess
-from html.parser import HTMLParser
+"""Attention weights against hand-made ones, tokens as people read them, the command that shows them."""
 
 import numpy as np
 import pytest
@@ -12,17 +6,14 @@ import torch
 from conftest import error_of, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.image import imread
 from model_folders import write_model
 
 from vaswani_transformer import (
-    AttentionWeights,
     Ensemble,
     attend,
-    draw_attention,
+    encoder_decoder_attention,
     load_model,
     train_tokenizer,
-    write_attention_page,
 )
 from vaswani_transformer.attention_weights import KINDS, readable_tokens
 from vaswani_transformer.cli import main
@@ -69,6 +60,63 @@ def test_first_layers_are_those_of_equation_1(model, tokenizer, weights):
     decoder = first_layer_by_hand(model, model.model.decoder.layers[0], [0, *target[:-1]], causal=True)
     np.testing.assert_allclose(weights.encoder[0], encoder, atol=1e-5)
     np.testing.assert_allclose(weights.decoder[0], decoder, atol=1e-5)
+
+
+def weights_by_hand(attention, queries, keys, kind: str) -> np.ndarray:
+    """Equation 1 of what left the projections, `(heads, queries, keys)`, with a mask written down here."""
+    config, window = attention.config, attention.config.attention_window
+    query, key = (one[0].double().unflatten(-1, (config.num_heads, config.d_k)) for one in (queries, keys))
+    scores = torch.einsum("qhd,khd->hqk", query, key) / config.d_k**0.5
+    for row, column in np.ndindex(*scores.shape[1:]):
+        near = window is None or kind == "encoder-decoder" or abs(row - column) <= window / 2
+        if not near or (kind == "decoder" and column > row):
+            scores[:, row, column] = -torch.inf
+    return scores.softmax(dim=-1).numpy()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"attention_window": 4}, {"num_heads": 1, "d_k": 8, "d_v": 5, "position_encoding": "learned"}],
+    ids=["full", "window", "learned"],
+)
+@torch.no_grad()
+def test_all_layers_are_those_of_the_pass_that_the_model_runs(tokenizer, changes):
+    """That pass, with sdpa, forms no weights: they are made again from what it projects."""
+    model = tiny_model(seed=4, scale=1.5, vocab_size=len(tokenizer), attention_bias=True, **changes)
+    stacks = {"encoder": model.model.encoder, "decoder": model.model.decoder, "encoder-decoder": model.model.decoder}
+    seen = {}
+    for kind, stack in stacks.items():
+        for layer, one in enumerate(stack.layers):
+            attention = one.encoder_attn if kind == "encoder-decoder" else one.self_attn
+            for name in ("q_proj", "k_proj"):
+                place = kind, layer, name
+                attention.get_submodule(name).register_forward_hook(
+                    lambda module, given, made, place=place: seen.update({place: made})
+                )
+    source, target = ([tokenizer(text)["input_ids"]] for text in (SOURCE, TARGET))
+    model(input_ids=torch.tensor(source), decoder_input_ids=torch.tensor([[0, *target[0][:-1]]]), use_cache=False)
+    expected = {
+        kind: [
+            weights_by_hand(one.self_attn, *(seen[kind, layer, name] for name in ("q_proj", "k_proj")), kind)
+            for layer, one in enumerate(stack.layers)
+        ]
+        for kind, stack in stacks.items()
+    }
+    found = attend(model, tokenizer, SOURCE, TARGET)
+    for kind, arrays in expected.items():
+        np.testing.assert_allclose(found.of(kind)[0], np.stack(arrays), atol=1e-5)
+        assert (found.of(kind)[0][:, :, ~found.visible(kind)] == 0).all()
+    assert found.visible("decoder").sum() == (found.decoder[0, 0] > 0).sum()
+    assert found.visible("encoder-decoder").all() and found.window == model.config.attention_window
+
+
+def test_one_layer_of_encoder_decoder_attention_alone(model, tokenizer, weights):
+    for layer in (-1, 0, 1):
+        array, source, target = encoder_decoder_attention(model, tokenizer, SOURCE, TARGET, layer=layer)
+        assert (array == weights.encoder_decoder[layer]).all()
+        assert (source, target) == (weights.source_tokens, weights.target_tokens)
+    with pytest.raises(IndexError):
+        encoder_decoder_attention(model, tokenizer, SOURCE, TARGET, layer=3)
 
 
 def test_every_kind_has_its_shape_its_tokens_and_rows_that_sum_to_1(model, tokenizer, weights):
@@ -118,6 +166,8 @@ def test_leaves_the_model_as_it_was(tokenizer, implementation):
     same = tiny_model(vocab_size=len(tokenizer))
     assert (attend(model, tokenizer, SOURCE, TARGET).encoder == attend(same, tokenizer, SOURCE, TARGET).encoder).all()
     attend(model, tokenizer, SOURCE, max_new_tokens=2)
+    with pytest.raises(ValueError, match="no_such_option"):
+        attend(model, tokenizer, SOURCE, no_such_option=1)
     assert model.training and model.config._attn_implementation == implementation
 
 
@@ -131,7 +181,9 @@ def test_mistakes_are_one_line(model, tokenizer):
     assert error_of(attend, model, tokenizer, "dog", "\t").startswith("the target is empty: give its text, or none")
     short = tiny_model(vocab_size=len(tokenizer), position_encoding="learned", max_position_embeddings=8)
     assert "the model has learned 8 positions" in error_of(attend, short, tokenizer, TEXT[0], "a")
-    assert "give a member of an ensemble" in error_of(attend, Ensemble([model, model]), tokenizer, "dog", "Hund")
+    assert error_of(attend, Ensemble([model, model]), tokenizer, "dog", "Hund").endswith("give one of its members")
+    assert "gives no attention weights: give the model" in error_of(attend, object(), tokenizer, "dog", "Hund")
+    assert error_of(attend, model, tokenizer, "caf\udce9") == "the source is not valid UTF-8: convert it first"
 
 
 # Tokens.
@@ -144,6 +196,16 @@ def test_readable_tokens_of_a_vocabulary_of_letters():
     found = readable_tokens(letters, ids)
     assert [one for one in found if one != "␣"] == [one for one in expected if one != "␣"]
     assert readable_tokens(letters, [0, 3, 2]) == ["<s>", "<unk>", "</s>"]
+    for text, shown in {  # a vowel sign and an accent are no new words, nor is what follows them; a joiner is no space
+        "किब": ["क", "·ि", "·ब"],
+        "ae\u0301b": ["a", "·e", "·\u0301", "·b"],
+        "می\u200cخ": ["م", "·ی", "·U+200C", "·خ"],
+        "\u200b": ["U+200B"],
+    }.items():
+        assert [one for one in readable_tokens(letters, letters(text)["input_ids"]) if one not in "·␣"] == [
+            *shown,
+            "</s>",
+        ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -158,135 +220,6 @@ def test_pieces_with_marks_make_up_the_words(words):
 
 
 test_pieces_with_marks_make_up_the_words.tokenizer = train_tokenizer(TEXT, vocab_size=300)
-
-
-# Pictures.
-
-
-def made_up(array: np.ndarray, words: int) -> AttentionWeights:
-    """Weights that are the same for all kinds."""
-    tokens = [f"w{number}" for number in range(words)]
-    return AttentionWeights("source", "target", tokens, tokens, tokens, array, array, array)
-
-
-def test_a_picture_shows_the_weights_of_the_head_asked_for(tmp_path):
-    weights = np.zeros((1, 2, 4, 4), np.float32)
-    weights[0, 0], weights[0, 1] = np.eye(4), 0.25
-    shares = []
-    for head in (1, 2):
-        draw_attention(made_up(weights, 4), "encoder", tmp_path / "one.png", [1], [head])
-        pixels = imread(tmp_path / "one.png")[..., :3]
-        full = np.abs(pixels - np.array([8, 48, 107]) / 255).max(axis=-1) < 0.02  # a weight of 1
-        shares.append(full.sum() / 220**2)  # the panel has two inches each way, 110 pixels an inch
-    assert shares[0] == pytest.approx(0.25, abs=0.02) and shares[1] < 0.01
-
-
-def test_more_panels_and_more_tokens_make_a_larger_picture(tmp_path, weights):
-    sizes = {}
-    for name, options in {"all": {}, "row": {"layers": [2]}, "one": {"layers": [2], "heads": [3]}}.items():
-        assert draw_attention(weights, "decoder", tmp_path / f"{name}.png", **options) == []
-        sizes[name] = imread(tmp_path / f"{name}.png").shape[:2]
-    assert sizes["all"][0] > sizes["row"][0] and sizes["row"][1] > sizes["one"][1]
-
-
-def test_letters_without_a_font_are_told(tmp_path, model, tokenizer):
-    private = attend(model, tokenizer, "dog \ue123", "Hund")  # no font has what everyone may define
-    assert draw_attention(private, "decoder", tmp_path / "fine.png") == []
-    assert draw_attention(private, "encoder", tmp_path / "box.png", [1], [1]) == []  # not printable: shown as a space
-    chinese = AttentionWeights("\U0001f9ff\u4e2d", "", ["\U00013000"], ["a"], ["a"], *[np.ones((1, 1, 1, 1))] * 3)
-    assert "\U00013000" in draw_attention(chinese, "encoder", tmp_path / "box.png")
-
-
-def test_what_cannot_be_drawn_is_one_line(tmp_path, weights):
-    picture = tmp_path / "no.png"
-    told = error_of(draw_attention, weights, "encoder", picture, layers=[3])
-    assert told == "layer 3 is not there: encoder self-attention has 2 layers, counted from 1"
-    told = error_of(draw_attention, weights, "encoder-decoder", picture, heads=[1, 0])
-    assert told == "head 0 is not there: encoder-decoder attention has 3 heads, counted from 1"
-    long = made_up(np.full((1, 2, 41, 41), 1 / 41, np.float32), 41)
-    assert "41 tokens are too many to read in 2 panels" in error_of(draw_attention, long, "encoder", picture)
-    assert draw_attention(long, "encoder", tmp_path / "yes.png", heads=[2]) == []
-    longer = made_up(np.full((1, 1, 121, 121), 1 / 121, np.float32), 121)
-    assert "121 tokens are too many to read in one panel" in error_of(draw_attention, longer, "encoder", picture)
-    none = made_up(np.zeros((0, 2, 4, 4), np.float32), 4)
-    assert "encoder self-attention has no layers" in error_of(draw_attention, none, "encoder", picture)
-    assert not picture.exists()
-
-
-# The page.
-
-
-class Elements(HTMLParser):
-    """What a browser finds in a page: its elements with their attributes, and the text inside each kind."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.elements, self.texts, self._open = [], {}, None
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        self._open = dict(attrs).get("id", tag)
-
-    def handle_data(self, data):
-        self.texts[self._open] = self.texts.get(self._open, "") + data
-
-
-def test_the_page_holds_the_arrays_and_needs_nothing_else(tmp_path, model, tokenizer):
-    hostile = "</script><script>alert(1)</script><!-- & \u2028"
-    weights = attend(model, tokenizer, hostile, TARGET)
-    write_attention_page(weights, tmp_path / "page.html", layer=2, head=1)
-    page = Elements((tmp_path / "page.html").read_text(encoding="utf-8"))
-    scripts = [attributes for tag, attributes in page.elements if tag == "script"]
-    assert len(scripts) == 2  # the data and the program, none from the sentence
-    assert not any({"src", "href"} & attributes.keys() for _, attributes in page.elements)
-    policy = next(one["content"] for tag, one in page.elements if "http-equiv" in one)
-    assert policy.startswith("default-src 'none'")
-    data = json.loads(page.texts["data"])
-    assert data["source"] == hostile and data["start"] == {"layer": 2, "head": 1}
-    assert [one["name"] for one in data["kinds"]] == list(KINDS.values())
-    for one in data["kinds"]:
-        array, queries, keys = weights.of(one["kind"])
-        assert (one["queries"], one["keys"]) == (queries, keys)
-        levels = np.frombuffer(base64.b64decode(one["weights"]), "<u2").reshape(array.shape)
-        assert np.abs(levels / 65_535 - array).max() <= 1 / 131_070 + 1e-9
-    names = {attributes.get("id") for _, attributes in page.elements}
-    assert {"kind", "layer", "head", "view", "told", "query", "key", "overview"} <= names
-
-
-def test_a_page_that_no_browser_opens_is_refused(tmp_path):
-    long = made_up(np.zeros((6, 8, 800, 800), np.float32), 800)
-    told = error_of(write_attention_page, long, tmp_path / "page.html", ["encoder"])
-    assert told == "800 tokens make a page of 59 MB of weights, at most 48: give shorter sentences"
-    none = made_up(np.zeros((0, 2, 4, 4), np.float32), 4)
-    assert "no layers to show" in error_of(write_attention_page, none, tmp_path / "page.html")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs the browser chromium")
-def test_a_browser_shows_what_a_token_looks_at(tmp_path, weights):
-    write_attention_page(weights, tmp_path / "page.html", ["encoder-decoder", "encoder"])
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    # Layer 2 and head 3 by their small picture, then the second token under the mouse.
-    acts = """<script>
-    document.querySelector(".thumb[data-layer='2'][data-head='3']").click();
-    document.querySelectorAll("#query .token")[1].dispatchEvent(new Event("mouseenter"));
-    </script></body>"""
-    (tmp_path / "page.html").write_text(text.replace("</body>", acts), encoding="utf-8")
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{tmp_path}/page.html"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    page = Elements(done.stdout)
-    row = weights.encoder_decoder[1, 2, 1]
-    best = int(row.argmax())
-    told = page.texts["told"]
-    assert told.startswith(
-        f"Token 2, “{weights.target_tokens[1]}”, looks at: {weights.source_tokens[best]} ({best + 1})"
-    )
-    assert f"{100 * row[best]:.1f}%" in told
-    tokens = [attributes for _, attributes in page.elements if "token" in attributes.get("class", "").split()]
-    assert len(tokens) == sum(weights.encoder_decoder.shape[2:])
-    pressed = [one for _, one in page.elements if one.get("class") == "thumb" and one["aria-pressed"] == "true"]
-    assert [one["aria-label"] for one in pressed] == ["layer 2, head 3"]
 
 
 # The command.
@@ -317,6 +250,16 @@ def test_the_command_draws_all_and_replaces_nothing_unasked(folder, tmp_path, ca
     assert (output / "encoder.png").read_bytes() != before
 
 
+def test_a_kind_without_layers_has_no_picture(tmp_path, capsys):
+    folder = write_model(tmp_path / "model", encoder_layers=0)
+    assert run(folder, "the dog", "--target", "der Hund", "--output", tmp_path / "out") == 0
+    assert {path.stem for path in (tmp_path / "out").iterdir()} == {"attention", "decoder", "encoder-decoder"}
+    assert "no picture of encoder self-attention, which has no layers" in capsys.readouterr().out
+    for options in (["--kind", "encoder"], ["--kind", "encoder", "--output", tmp_path / "one.png"]):
+        assert run(folder, "the dog", "--output", tmp_path / "other", *options) == 2
+        assert "encoder self-attention has no layers" in capsys.readouterr().err
+
+
 def test_the_command_draws_one_file(folder, tmp_path, capsys):
     for name in ("one.png", "one.html"):
         options = ["--layer", 1, "--head", 2, "--max-new-tokens", 3, "--output", tmp_path / name]
@@ -345,7 +288,11 @@ def test_without_matplotlib_there_is_still_the_page(folder, tmp_path, monkeypatc
         (["a dog", "--alignments", "x"], "--alignments goes with --report FILE: leave it out"),
         (["a dog", "--output", "x.svg"], "--output x.svg is no kind of file that is written here"),
         (["x " * 41, "--target", "y"], "tokens are too many to read in 6 panels of encoder self-attention, at most 40"),
-        (["dog " * 1000], "is too long to show, at most 1,000"),
+        (["dog " * 1000], "tokens, too many to show, at most 1,000"),
+        (["a dog", "--target", "Hund " * 1000], "the target has "),
+        (["a dog", "--target", "caf\udce9"], "the target is not valid UTF-8: convert it first"),
+        (["a dog", "--tokens-per-batch", "9"], "--tokens-per-batch goes with --report FILE: leave it out"),
+        (["a dog", "--output", ""], "--output is empty: give a folder or a file"),
         (["--report", "missing"], "missing cannot be read"),
         (["--report", "x", "--layer", "1"], "--layer is for one sentence"),
     ],
@@ -356,6 +303,14 @@ def test_mistakes_in_the_command_are_one_line_and_write_nothing(folder, argument
     error = capsys.readouterr().err
     assert told in error and error.startswith("error: ") and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_place_where_nothing_can_be_written_is_told_before_any_work(folder, tmp_path, capsys):
+    (tmp_path / "file").write_text("here\n")
+    for words in (["a dog", "--output", tmp_path / "file" / "x.png"], ["--report", tmp_path / "file", "--output", tmp_path / "file" / "new" / "x.md"]):  # fmt: skip  # noqa: E501
+        assert run("no_model", *words) == 2
+        assert f"and {tmp_path / 'file'} is a file, not a folder: give another" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "here\n"
 
 
 def test_an_exported_model_is_refused(tmp_path, capsys):

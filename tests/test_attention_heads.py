@@ -138,13 +138,20 @@ def test_encoder_decoder_heads_made_by_hand():
     assert encoder_decoder(pieces, links, source, target)["measures"]["alignment"] == 1
     end = [[0.05, 0, 0, 0.05, 0.9]] * 4
     assert encoder_decoder(end, links, source, target)["role"] == "delimiter"
+    # What of the words is looked at most says little where the end is looked at more.
+    resting = 0.3 * np.array(crossed) + 0.7 * np.eye(5)[4]
+    told = encoder_decoder(resting, links, source, target)
+    assert told["role"] == "delimiter" and told["measures"]["alignment"] == 0
     assert encoder_decoder(np.full((4, 5), 0.2), [], source, target)["role"] == "broad"
     assert encoder_decoder(np.full((4, 5), 0.2), [], source, target)["measures"]["alignment"] is None
 
 
 def test_delimiters():
-    tokens = ["<s>", "Hund", "·e", ",", "...", "·", "␣", "5", "d'", "</s>", "<unk>"]
-    assert delimiters(tokens).tolist() == [True, False, False, True, True, False, False, False, False, True, False]
+    ends = ["<s>", ",", "...", "»", "。", "—", "</s>"]
+    words = ["Hund", "·e", "·", "␣", "5", "d'", "<unk>", "U+200B"]
+    signs = ["$", "+", "😀", "\ufffd", "·ि"]  # the last one a vowel
+    others = [*words, *signs]
+    assert delimiters([*ends, *others]).tolist() == [True] * len(ends) + [False] * len(others)
 
 
 # Models.

@@ -19,6 +19,7 @@ def tree_of(text: str) -> Tree:
 CASES = {  # gold, predicted, brackets in gold, in predicted, matched
     "equal": ("(ROOT (S (NP (DT a) (NN b)) (VP (VB c))))", "(ROOT (S (NP (DT a) (NN b)) (VP (VB c))))", 3, 3, 3),
     "the root does not count, whatever its name": ("(TOP (S (NN a)))", "( (S (NN a)))", 1, 1, 1),
+    "several outer brackets": ("(ROOT (S1 (S (NN a))))", "( (ROOT (S (NN a))))", 1, 1, 1),
     "no root at all": ("(S (NN a))", "(ROOT (S (NN a)))", 1, 1, 1),
     "labels count": ("(ROOT (S (NP (NN a))))", "(ROOT (S (VP (NN a))))", 2, 2, 1),
     "spans count": ("(ROOT (S (NP (NN a) (NN b)) (NN c)))", "(ROOT (S (NN a) (NP (NN b) (NN c))))", 2, 2, 1),
@@ -39,6 +40,12 @@ CASES = {  # gold, predicted, brackets in gold, in predicted, matched
     "duplicates count as often as they are there": (
         "(ROOT (NP (NP (NN a))))", "(ROOT (NP (NP (NP (NN a)))))", 2, 3, 2),
     "a duplicate matches once": ("(ROOT (NP (NN a)))", "(ROOT (NP (NP (NN a))))", 1, 2, 1),
+    "functional tags and indices do not count": (
+        "(ROOT (S-1 (NP-SBJ=2 (NN a)) (VP (VB b))))", "(ROOT (S (NP (NN a)) (VP-X (VB b))))", 3, 3, 3),
+    "TOP counts nowhere": ("(ROOT (S (TOP (NN a)) (NN b)))", "(ROOT (S (NN a) (NP (NN b))))", 1, 2, 1),
+    "S1 and ROOT count within": ("(ROOT (S (S1 (NN a)) (NN b)))", "(ROOT (S (ROOT (NN a)) (NN b)))", 2, 2, 1),
+    "a bracket called as punctuation": ("(ROOT (S (: (NN a)) (NN b)))", "(ROOT (S (NN a) (. (NN b))))", 1, 1, 1),
+    "ADVP|PRT is another label": ("(ROOT (VP (VB a) (ADVP|PRT (RP b))))", "(ROOT (VP (VB a) (PRT (RP b))))", 2, 2, 1),
     "a word alone": ("(ROOT (UH yes))", "(ROOT (NP (NN yes)))", 0, 1, 0),
 }  # fmt: skip
 
@@ -110,6 +117,31 @@ def test_scores_of_a_corpus_are_of_its_sums_and_of_short_sentences_apart():
     assert score_trees([tree_of(with_40)], [tree_of(with_40)])["sentences_40"] == 1
 
 
+@pytest.mark.parametrize("tag", ["?", "!", "$", "#", "HYPH", "-LRB-", "SYM", "LS", "XX", ";"])
+def test_words_with_other_tags_stay(tag):
+    tree = tree_of(f"(ROOT (S (NP (NN a)) ({tag} x)))")
+    assert count_brackets(tree, tree).words == 2
+    assert count_brackets(tree, tree_of("(ROOT (S (NP (NN a) (NN x))))")).matched == 1
+
+
+def test_a_sentence_of_punctuation_is_passed_over():
+    dots, word = "(ROOT (X (: ...) (. .)))", "(ROOT (S (NN a)))"
+    assert score_trees([tree_of(dots)], [tree_of(dots)])["sentences"] == 0
+    scores = score_trees(map(tree_of, [dots, word]), map(tree_of, ["(ROOT (NP (: ...)) (. .))", "(ROOT (NP (NN a)))"]))
+    assert scores["sentences"] == scores["sentences_40"] == 1 and scores["exact_match"] == 0
+
+
+def test_tags_are_compared_whole_and_punctuation_is_not():
+    gold = "(ROOT (S (NN a) (NNP-HL b) (VB c) (. .) (, ,)))"
+    predicted = "(ROOT (S (NN a) (NNP b) (NN c) (. .) (NN ,)))"
+    assert score_trees([tree_of(gold)], [tree_of(predicted)])["pos_accuracy"] == pytest.approx(100 / 3)
+
+
+def test_traces_do_not_make_a_sentence_long():
+    long = tree_of(f"(ROOT (S {' '.join(['(NN w)'] * 40)} (-NONE- *)))")
+    assert score_trees([long], [long])["sentences_40"] == 1
+
+
 @pytest.mark.parametrize(
     ("predicted", "message"),
     [
@@ -127,6 +159,10 @@ def test_as_a_metric():
     lines = ["(ROOT (S (NP (NN a)) (VP (VB b))))", "(ROOT (NP (NN c)))"]
     scores = BracketMetric().compute(predictions=[lines[0], "(ROOT (VP (NN c)))"], references=lines)
     assert scores["bracket_f1"] == pytest.approx(75) and scores["exact_match"] == 50
+    raw = ["( (S-1 (NP-SBJ (NN a) (-NONE- *T*-1)) (VP (VB b) (NP (-NONE- *)))) )", "(TOP (NP=2 (NN c)))"]
+    assert BracketMetric().compute(predictions=lines, references=raw)["bracket_f1"] == 100
+    with pytest.raises(UserError, match=r"references\[1\]: the tree has no word"):
+        BracketMetric().compute(predictions=lines, references=[lines[0], "(S (-NONE- *))"])
     with pytest.raises(UserError, match=r"predictions\[1\]"):
         BracketMetric().compute(predictions=[lines[0], "(ROOT"], references=lines)
     with pytest.raises(UserError, match="2 gold trees and 1 predicted"):

@@ -7,34 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from experimenting import experiment
+from experimenting import TINY, experiment, write_multi30k
 
-from vaswani_transformer import VaswaniConfig
+from vaswani_transformer import UserError, VaswaniConfig
 from vaswani_transformer import experiment_cells as cells_module
 from vaswani_transformer.experiment_cells import scaled_down, spread
 from vaswani_transformer.experiments import Setup
 from vaswani_transformer.paper_tables import TABLE2, TABLE3, TABLE4
 from vaswani_transformer.recipe import Recipe
-from vaswani_transformer.synthetic import generate_corpus
 from vaswani_transformer.table3 import Table3
-
-TINY = [
-    *("max_steps=4", "warmup_steps=2", "evaluate_every=2", "average_checkpoints=2", "num_beams=1", "vocab_size=300"),
-    *("d_model=16", "d_ff=32", "num_heads=2", "d_k=8", "d_v=8", "encoder_layers=1", "decoder_layers=1"),
-    *("tokens_per_batch=400", "tokens_per_device=400"),
-]
 
 
 @pytest.fixture(scope="module")
 def multi30k(tmp_path_factory, cache) -> Path:
-    """Generated text under Multi30k's names; the French is the German."""
-    folder = tmp_path_factory.mktemp("multi30k")
-    corpus = generate_corpus(150, 10, 12)
-    for name, pairs in (("train", corpus.train), ("val", corpus.validation), ("test_2016_flickr", corpus.test)):
-        for language, side in (("en", 0), ("de", 1), ("fr", 1)):
-            text = "".join(pair[side] + "\n" for pair in pairs)
-            (folder / f"{name}.{language}.gz").write_bytes(gzip.compress(text.encode()))
-    return folder
+    return write_multi30k(tmp_path_factory.mktemp("multi30k"))
 
 
 # Table 3.
@@ -109,6 +95,30 @@ def test_table3_command_goes_on_where_it_was_cut_off(multi30k, tmp_path, capsys,
     assert status == 2 and "is of another recipe (num_beams 1 there and 2 here)" in errors
 
 
+def test_a_cell_that_fails_stops_no_other(multi30k, tmp_path, capsys, caplog, monkeypatch):
+    """In one process too."""
+
+    def train(recipe):
+        if recipe.seed == 0:
+            raise UserError("no such thing")
+        folder = Path(recipe.output)
+        folder.mkdir(exist_ok=True)
+        (folder / "training_log.jsonl").write_text('{"step": 4, "seconds": 1.0}\n')
+
+    figures = {"perplexity": 2.0, "bleu": 1.0, "paper_bleu": 1.0, "bleu_signature": "s", "parameters": 5}
+    monkeypatch.setattr(cells_module, "train", train)
+    monkeypatch.setattr(cells_module, "score_translation_model", lambda *_: dict(figures))
+    words = ["table3", "--data-dir", multi30k, "--output", tmp_path, "--set", *TINY, "--only"]
+    status, _, errors = experiment(capsys, *words, "base")
+    assert status == 2 and "1 of 3 cells failed (base), see above" in errors
+    assert "base: failed: no such thing" in caplog.text
+    found = sorted(path.parent.name for path in tmp_path.rglob("result.json"))
+    assert found == ["base-seed-1", "base-seed-2"]
+    status, _, errors = experiment(capsys, *words, "base", "d-dropout-0.0")
+    assert "2 of 2 cells failed" in errors
+    assert experiment(capsys, *words, "d-dropout-0.0")[2].endswith("error: no such thing\n")
+
+
 def test_a_process_of_jobs_runs_its_cell_alone(multi30k, tmp_path, capsys):
     words = ["table3", "--data-dir", multi30k, "--output", tmp_path, "--set", *TINY]
     assert experiment(capsys, *words, "--one", "base")[0] == 0  # which is a group, too
@@ -129,6 +139,17 @@ def test_dry_run_tells_what_is_missing_and_starts_nothing(tmp_path, capsys):
     assert re.search(r"\| base \| missing \| 63,045,632 \| 100,000 \| \S+ \| 11.11 \|", output)
     assert re.search(r"\| big \| missing \| 214\d{6}|214,\d{3},\d{3} \| 300,000 \| \S+ \| 83.33 \|", output)
     assert "4 of 4 cells to run" in output
+    # Not by the number of jobs, which share what this machine has; and on another machine by their number.
+    if not torch.cuda.is_available():
+        assert "one after the other, jobs share the cores" in experiment(
+            capsys, "table3", "--output", tmp_path, "--dry-run", "--jobs", "2", "--only", "base")[1]  # fmt: skip
+    output = experiment(capsys, *words, "--scale", "paper", "--only", "big", "--devices", "cuda:0", "cuda:1")[1]
+    assert "83.33 hours one after the other, about 41.67 with 2 jobs" in output
+    output = experiment(capsys, *words[:-2], "--scale", "paper", "--only", "big", "--devices", "cuda:0", "cuda:1")[1]
+    assert "hours are for p100, base and big by the paper's step times" in output  # one GPU a cell
+    assert "666.67 hours one after the other, about 333.33 with 2 jobs" in output
+    output = experiment(capsys, "table1", "--output", tmp_path, "--dry-run", "--scale", "paper")[1]
+    assert "hours are those of two CPU cores" in output and "FLOPs," not in output
 
 
 def test_spread():
@@ -183,7 +204,9 @@ def test_table4_command(tmp_path, capsys, cache):
     assert status == 0, errors
     assert "| Transformer (4 layers) | WSJ only, discriminative | 91.3 |" in output
     figures = json.loads((tmp_path / "table4/laptop/transformer/result.json").read_text())["figures"]
-    assert figures["well_formed"] == 100.0 and 0 <= figures["bracket_f1"] <= 100
+    assert figures["well_formed"] == 100.0 > figures["free_well_formed"]  # untrained, left free
+    assert 0 <= figures["bracket_f1"] <= 100
+    assert re.search(r"\| Transformer, brackets and tags alone \| on \| 100.0 \|", output)
     baseline = json.loads((tmp_path / "table4/laptop/right-branching/result.json").read_text())["figures"]
     assert baseline["bracket_f1"] > 0
     assert experiment(capsys, *words)[1] == output
@@ -241,7 +264,12 @@ def test_positions_command(tmp_path, capsys, monkeypatch):
         (["table3", "--set", "output=there"], "--set output is not for an experiment: give --output"),
         (["table3", "--set", "max_steps=many"], "max_steps is 'many'"),
         (["table3", "--device", "p100"], "--device is for --dry-run"),
+        (["table3", "--dry-run", "--jobs", "0"], "--jobs is 0: it must be 1 or more"),
+        (["table3", "--report", "--jobs", "-1"], "--jobs is -1"),
+        (["table1", "--dry-run", "--jobs", "2"], "--jobs is 2: table1 measures time"),
+        (["table3", "--dry-run", "--devices", "cuda:64"], "cuda:64 is not there"),
         (["table1", "--output", __file__], "is a file: give a folder"),
+        (["table1", "--output", f"{__file__}/there"], f"is within the file {__file__}: give a folder"),
         (["table4"], "give --data-dir, the folder with gum.train.trees.gz"),
     ],
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import error_of
 
-from vaswani_transformer import UserError
+from vaswani_transformer import UserError, experiments
 from vaswani_transformer.experiment_jobs import Job, SideBySide, device_environments, last_line
 from vaswani_transformer.experiments import (
     Cell,
@@ -24,6 +24,7 @@ from vaswani_transformer.experiments import (
     chosen_cells,
     read_results,
     run_cell,
+    told_machine,
     write_recipe,
     write_report,
 )
@@ -119,6 +120,18 @@ def test_a_damaged_result_is_told_and_not_overwritten(tmp_path):
     path.write_text("{")
     assert f"{path} is not a result" in error_of(read_results, experiment, setup, experiment.cells(setup))
     assert path.read_text() == "{"
+    for text in ("[]", "{}", '{"figures": {}}', "\xff"):
+        path.write_text(text, encoding="latin-1")
+        assert f"{path} is not a result" in error_of(read_results, experiment, setup, experiment.cells(setup))
+
+
+def test_a_result_whose_recipe_is_gone_still_knows_its_settings(tmp_path):
+    experiment = Squares()
+    run_all(experiment, Setup(output=tmp_path))
+    for path in tmp_path.rglob("recipe.yaml"):
+        path.unlink()
+    other = Setup(output=tmp_path, changes={"step": "10"})
+    assert "(number 2 there and 20 here)" in error_of(read_results, experiment, other, experiment.cells(other))
 
 
 def test_two_processes_do_not_run_one_cell(tmp_path):
@@ -138,6 +151,22 @@ def test_two_processes_do_not_run_one_cell(tmp_path):
         holder.kill()
         holder.wait()
     run_cell(experiment, setup, cell)
+
+
+def test_time_by_the_clock_and_of_processors():
+    def result(seconds, minutes, worked, machine=None):
+        where = {"processor": "x", "cores": 2, "threads": 1} | (machine or {})
+        found = {"figures": {"minutes": minutes}, "seconds": seconds, "machine": where, "date": "2026-01-02"}
+        return found | ({} if worked is None else {"processor_seconds": worked})
+
+    told = told_machine({"a": result(60, 0.5, 30), "b": result(120, 1.5, 90)})
+    assert told == (
+        "2 runs, 3.0 minutes in all by the clock (2.0 minutes of processor time); x, 2 cores, 1 threads; 2026-01-02."
+    )
+    for other in (result(120, 1.5, None), result(60, 4.0, 90)):  # unknown; of the last of several sessions alone
+        assert "processor time" not in told_machine({"a": result(60, 0.5, 30), "b": other})
+    told = told_machine({"a": result(60, 0.5, 30, {"processes": 4})})
+    assert told.startswith("1 run, 1.0 minutes") and "1 threads, 4 processes a run;" in told
 
 
 def test_rows_are_chosen_by_name_or_group(tmp_path):
@@ -160,6 +189,8 @@ def test_the_table_is_written_as_markdown_json_and_png(tmp_path):
     assert write_report(experiment, setup) == "two 4\nthree 9\n"
     folder = tmp_path / "squares/laptop"
     assert (folder / "squares.md").read_text() == "two 4\nthree 9\n"
+    changed = Setup(output=tmp_path, changes={"step": "1"})
+    assert "Other settings than those of this scale: `step=1`." in write_report(experiment, changed)
     assert [entry["cell"] for entry in json.loads((folder / "squares.json").read_text())] == ["two", "three"]
     assert (folder / "squares.png").read_bytes().startswith(b"\x89PNG")
 
@@ -233,6 +264,63 @@ def test_signals_are_given_back(tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_jobs_that_work_together_end_together(tmp_path):
+    """One that waits for ever for another that has failed is ended; nothing else is told of it."""
+    jobs = [job(tmp_path, "bad", "import sys; sys.exit(2)"), job(tmp_path, "waits", "import time; time.sleep(600)")]
+    together = SideBySide(jobs, [{}, {}], grace=0.3)
+    started = time.monotonic()
+    assert [one.name for one in together.run()] == ["bad", "waits"] and time.monotonic() - started < 60
+    assert together.statuses == {"bad": 2, "waits": -signal.SIGKILL}
+
+
+def test_a_signal_reaches_a_job_that_was_just_being_started(tmp_path, monkeypatch):
+    """The handler may come between the start of a process and the note of it."""
+    started = subprocess.Popen
+
+    def start(*arguments, **options):
+        process = started(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    beside = SideBySide([job(tmp_path, "a", "import time; time.sleep(600)")], [{}])
+    with pytest.raises(KeyboardInterrupt):
+        beside.run()
+    assert beside.statuses == {"a": -signal.SIGTERM}
+
+
+def test_what_a_cell_starts_keeps_the_cell_for_itself(tmp_path):
+    """After `kill -9` of a cell's process, until all that it started has ended."""
+    program = (
+        "import os, sys; from pathlib import Path; from vaswani_transformer import experiments, experiment_jobs\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "cell = experiments.Cell('a', 'a', {})\n"
+        "child = 'import os, time; from pathlib import Path\\n'"
+        " f'Path({str(folder)!r}, \"child\").write_text(str(os.getpid())); time.sleep(600)'\n"
+        "with experiments._held(folder / 'a', cell):\n"
+        "    experiment_jobs.SideBySide([experiment_jobs.Job('c', [sys.executable, '-c', child], folder)], [{}]).run()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program])
+    child = tmp_path / "child"
+    while not (child.is_file() and child.read_text()) and process.poll() is None:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+
+    def hold():
+        with experiments._held(tmp_path / "a", Cell("a", "a", {})):
+            pass
+
+    assert "a is being run by another process" in error_of(hold)
+    os.kill(int(child.read_text()), signal.SIGKILL)
+    for _ in range(100):
+        try:
+            return hold()
+        except UserError:
+            time.sleep(0.1)
+    pytest.fail("the lock stays")
+
+
 def test_devices_and_cores_are_dealt_out(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -253,3 +341,26 @@ def test_devices_and_cores_are_dealt_out(monkeypatch):
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):
             device_environments(devices, jobs)
+
+
+def test_jobs_of_several_processes_get_as_many_devices(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+
+    def dealt(devices, jobs, processes):
+        return [found.get("CUDA_VISIBLE_DEVICES") for found in device_environments(devices, jobs, processes)]
+
+    eight = [f"cuda:{number}" for number in range(8)]
+    assert dealt(eight, 2, 4) == dealt([], 2, 4) == ["0,1,2,3", "4,5,6,7"]
+    assert dealt(["cuda:5", "cuda:1"], 1, 2) == ["5,1"]
+    assert dealt(["cpu"], 2, 4) == ["", ""]
+    for devices, processes, message in (
+        (eight, 3, "--processes is 3: each takes a GPU of its own, give a multiple of 3 in --devices and not 8"),
+        (["cuda:0", "cuda:0"], 2, "name different ones"), (["cpu", "cuda:0"], 2, "name different ones"),
+        ([], 0, "--processes is 0"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            device_environments(devices, 1, processes)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert dealt([], 2, 2) == [None, None]

@@ -1,5 +1,6 @@
 """BLEU as the paper computed it: hand-worked cases, a plain count beside it, Moses' tokens, German compounds."""
 
+import importlib.util
 import json
 import math
 import sys
@@ -72,6 +73,8 @@ def test_equals_a_plain_count(pairs):
 def test_compounds_are_split_at_hyphens_between_signs():
     assert split_compounds("rich-text format") == "rich ##AT##-##AT## text format"
     assert split_compounds("Science-Fiction-Film") == "Science ##AT##-##AT## Fiction ##AT##-##AT## Film"
+    assert split_compounds("50%-Marke x--y") == "50% ##AT##-##AT## Marke x ##AT##-##AT## -y"
+    assert split_compounds("a-b-c") == "a ##AT##-##AT## b-c"  # the b belongs to the first match
     assert split_compounds("- ein - Strich -") == "- ein - Strich -"
 
 
@@ -115,6 +118,10 @@ def test_mistakes_are_told(monkeypatch):
         multi_bleu(["a"], ["a", "b"])
     with pytest.raises(ValueError, match="above 0"):
         multi_bleu([], [])
+    if importlib.util.find_spec("sacremoses"):
+        for language in ("german", "DE", "xx"):
+            with pytest.raises(UserError, match=f"knows no language '{language}': give one of as, .*, de, "):
+                paper_tokens(["a"], language)
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(UserError, match=r"pip install 'vaswani_transformer\[moses\]'"):
         paper_tokens(["a"], "de")

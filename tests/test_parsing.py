@@ -49,14 +49,14 @@ def train(trees, folder, *options):
 @pytest.fixture(scope="module")
 def model(trees, cache, tmp_path_factory):
     """A parser that has learned next to nothing."""
-    return train(trees, tmp_path_factory.mktemp("model") / "run", "--augment", "1", "--num-beams", "3")
+    return train(trees, tmp_path_factory.mktemp("model") / "run", "--no-words", "--augment", "1", "--num-beams", "3")
 
 
 @pytest.fixture(scope="module")
 def wordy_model(trees, cache, tmp_path_factory):
     """Another, which writes words too, and whose tags are all `XX`."""
     folder = tmp_path_factory.mktemp("wordy_model") / "run"
-    return train(trees, folder, "--words", "--no-tags", "--vocab-size", "500")
+    return train(trees, folder, "--no-tags", "--vocab-size", "500")
 
 
 @pytest.fixture
@@ -74,7 +74,11 @@ def test_training_leaves_text_and_a_model_that_says_how_it_decodes(model):
     words = (model / "text" / "dev.words").read_text().splitlines()
     brackets = (model / "text" / "dev.brackets").read_text().splitlines()
     assert words[0] == "the dog sees a cat ." and brackets[0] == "(S (NP DT NN )NP (VP VBZ (NP DT NN )NP )VP . )S"
-    assert len((model / "text" / "train.words").read_text().splitlines()) == 120  # each once as it is, once changed
+    train_words, train_brackets = (
+        (model / "text" / f"train.{side}").read_text().splitlines() for side in ("words", "brackets")
+    )
+    assert train_words[0] == "the dog sees a cat ." and "sees a dog" in train_words[120:]
+    assert len(train_words) == len(train_brackets) > 120  # each once as it is, once changed, and some of their parts
     settings = json.loads((model / "generation_config.json").read_text())
     assert settings["num_beams"] == 3 and settings["length_penalty"] == 0.3 and settings["max_extra_tokens"] == 300
 

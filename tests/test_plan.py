@@ -20,7 +20,7 @@ from vaswani_transformer import TokenBatchSampler, VaswaniConfig, VaswaniForCond
 from vaswani_transformer.cli import main
 from vaswani_transformer.devices import DEVICES, UTILISATION_SOURCE, measure_device, parse_device
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.flops import model_flops
+from vaswani_transformer.flops import model_flops, neighbours
 from vaswani_transformer.plan import EXPECTED_FILL, make_plan
 from vaswani_transformer.plan_text import describe_plan
 from vaswani_transformer.recipe import load_recipe, recipe_names
@@ -66,6 +66,30 @@ def test_flops_of_pairs_add_up(pairs):
     config = tiny_config()
     each = [model_flops(config, source, target) for source, target in pairs]
     assert model_flops(config, *np.array(pairs).T) == pytest.approx(sum(each), rel=1e-12)
+
+
+@pytest.mark.parametrize("window", [1, 4, 7, 500])
+def test_flops_of_restricted_attention_count_neighbours(window):
+    """Against the pairs of positions, one by one: 2 FLOPs for each number that they multiply, in queries and values."""
+    config = tiny_config(attention_window=window)
+    full = tiny_config()
+
+    def hidden(length):
+        return sum(abs(i - j) > window // 2 for i in range(length) for j in range(length))
+
+    sources, targets = [9, 1, 30], [4, 12, 3]
+    saved = config.encoder_layers * sum(map(hidden, sources)) + config.decoder_layers * sum(map(hidden, targets))
+    each = 2 * config.num_heads * (config.d_k + config.d_v)
+    expected = model_flops(full, sources, targets, training=False) - saved * each
+    assert model_flops(config, sources, targets, training=False) == expected
+    assert window == 500 or expected < model_flops(full, sources, targets, training=False)
+
+
+def test_flops_of_restricted_attention_by_hand():
+    # Of 5 positions with one neighbour to either side: 2 + 3 + 3 + 3 + 2 = 13 pairs, of 2 all 4.
+    assert [neighbours(np.array([n]), 2)[0] for n in (5, 2, 1)] == [13, 4, 1]
+    long = neighbours(np.array([10_000, 20_000]), 64)
+    assert long[1] / long[0] == pytest.approx(2, rel=0.01)  # O(r n), Table 1
 
 
 def test_flops_refuse_unequal_sides():

@@ -1,5 +1,6 @@
 """Section 3.5: the rotation against the encodings themselves, the study of lengths on models of seconds."""
 
+import dataclasses
 import json
 import random
 
@@ -74,6 +75,27 @@ def test_exact_matches_are_what_greedy_search_writes():
     assert max(shares) > 0 and min(shares) < 100  # both kinds of sentences were met
 
 
+@pytest.mark.parametrize("task", ["copy", "reverse"])
+def test_what_is_tested_was_not_drawn_for_training(task):
+    made = LengthStudy(task=task, examples=200).make_task()
+    tested = {tuple(source) for length, rows in made.tests.items() if length >= 10 for source, _ in rows}
+    for seed in range(4):  # of 20 symbols there are so many sentences of 10 that none comes twice by chance
+        assert not tested & {tuple(source) for source, _ in made.draw(random.Random(seed), 1000)}
+
+
+def test_both_encodings_learn_from_the_same_batches():
+    study = LengthStudy(trained=4, tested=(3, 6), steps=3, **SMALL)
+    made, seen = study.make_task(), {"sinusoidal": [], "learned": []}
+    for encoding, batches in seen.items():
+
+        def draw(rng, number, batches=batches):
+            batches.append(made.draw(rng, number))
+            return batches[-1]
+
+        train_on_short(study, dataclasses.replace(made, draw=draw), encoding, seed=5)
+    assert seen["learned"] == seen["sinusoidal"] and len(seen["learned"]) == 3
+
+
 @pytest.mark.parametrize("task", ["copy", "reverse", "translate"])
 def test_training_never_meets_what_is_long(task):
     tested = (4, 5, 12) if task == "translate" else (3, 5, 9)
@@ -106,6 +128,7 @@ def test_the_study_is_resumed_and_tells_other_settings(tmp_path, monkeypatch):
     assert all(set(cell["unexplained"]) == {"1", "2", "5"} for cell in first["cells"])
     assert json.loads((tmp_path / "positions.json").read_text()) == json.loads(json.dumps(first))
     text = (tmp_path / "positions.md").read_text()
+    assert "mean over 2 seeds" in text and "the same batches for both" in text
     assert "| 8 (longer) | 20 |" in text and "| 6 | 20 |" in text
     assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
     trained = []

@@ -1,16 +1,17 @@
 """Restricted self-attention (Section 4) against full attention under a mask that is written down by hand."""
 
+import json
 from unittest.mock import patch
 
 import pytest
 import torch
-from conftest import padded_batch, random_ids, tiny_model
+from conftest import padded_batch, random_ids, tiny_model, tiny_recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache, EncoderDecoderCache
 
-from vaswani_transformer import VaswaniConfig, decoding_vaswani, restricted_vaswani
+from vaswani_transformer import VaswaniConfig, decoding_vaswani, load_model, restricted_vaswani, train
 from vaswani_transformer.decoding_vaswani import DecodingCache
 from vaswani_transformer.restricted_vaswani import block_mask, block_size, is_worthwhile, restricted_attention
 
@@ -100,11 +101,98 @@ def test_far_padding_gives_no_holes(attention):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_a_window_over_everything_is_full_attention():
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("window", [18, 2**64, 10**30])
+def test_a_window_over_everything_is_full_attention(window, attention):
     ids, mask = padded_batch((9, 4))
     inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids}
-    torch.testing.assert_close(tiny_model(attention_window=18)(**inputs).loss, tiny_model()(**inputs).loss)
+    model = tiny_model(attention_window=window, attn_implementation=attention, scale=2.0)
+    torch.testing.assert_close(model(**inputs).loss, tiny_model(scale=2.0)(**inputs).loss)
+    options = {"attention_mask": mask, "max_new_tokens": 5, "num_beams": 2}
+    for cache in ({}, {"cache_implementation": "static"}):
+        assert torch.equal(
+            model.generate(ids, **options, **cache), tiny_model(scale=2.0).generate(ids, **options, **cache)
+        )
+
+
+def test_weights_are_dropped_in_blocks_as_in_full_attention():
+    """Over equal scores and values of 1 an output tells how many of its weights are left, each 1 / (9 * 0.75)."""
+    torch.manual_seed(0)
+    query, value, mask = torch.zeros(1, 2, 400, 4), torch.ones(1, 2, 400, 1), torch.ones(1, 400)
+    output = restricted_attention(query, query, value, block_mask(mask, 8, False), 8, False, 0.5, dropout=0.25)
+    left = output[:, 4:-4] * 9 * 0.75
+    torch.testing.assert_close(left, left.round())
+    assert left.mean() == pytest.approx(9 * 0.75, abs=0.2) and left.var() == pytest.approx(9 * 0.75 * 0.25, abs=0.3)
+
+
+@torch.no_grad()
+def test_dropout_of_weights_is_for_training():
+    model, inputs = both(5, "sdpa", attention_dropout=0.5)
+    encoder, ids = model.model.encoder, inputs["input_ids"]  # the decoder's attention to the source drops weights too
+    once = encoder(input_ids=ids).last_hidden_state
+    assert torch.equal(once, encoder(input_ids=ids).last_hidden_state)
+    assert not torch.allclose(once, encoder.train()(input_ids=ids).last_hidden_state)
+
+
+@torch.no_grad()
+def test_an_exported_program_works_for_every_length():
+    """Exported from a sentence that is long enough for blocks."""
+
+    class Encoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stack = tiny_model(attention_window=5, max_position_embeddings=400).model.encoder
+
+        def forward(self, ids, mask):
+            return self.stack(input_ids=ids, attention_mask=mask).last_hidden_state
+
+    encoder, sizes = Encoder(), {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", min=2, max=400)}
+    inputs = padded_batch((150, 90))
+    program = torch.export.export(encoder, inputs, dynamic_shapes=(sizes, sizes), strict=False).module()
+    for lengths in ((7, 3, 1), (300, 150)):
+        torch.testing.assert_close(program(*padded_batch(lengths)), encoder(*padded_batch(lengths)))
+
+
+def test_a_narrow_window_is_not_full_attention():
+    ids, mask = padded_batch((9, 4))
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids}
     assert not torch.isclose(tiny_model(attention_window=3)(**inputs).loss, tiny_model()(**inputs).loss)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@torch.no_grad()
+def test_a_mask_of_all_positions_is_narrowed(attention):
+    """Who hands over such a mask says what else is hidden; the window holds all the same."""
+    ids, mask = padded_batch((150, 90))
+    model = tiny_model(attention_window=9, attn_implementation=attention)
+    square = (mask.bool()[:, None, None] | torch.eye(150, dtype=torch.bool)).expand(-1, 1, -1, -1)
+    forms = {"sdpa": square, "eager": torch.zeros(square.shape).masked_fill(~square, -1e9)}
+    encode = model.model.encoder
+    expected = encode(input_ids=ids, attention_mask=mask).last_hidden_state
+    torch.testing.assert_close(encode(input_ids=ids, attention_mask=forms[attention]).last_hidden_state, expected)
+    causal = square.tril()
+    causal = causal if attention == "sdpa" else torch.zeros(causal.shape).masked_fill(~causal, -1e9)
+    source = {"encoder_hidden_states": expected, "encoder_attention_mask": mask}
+    decode = model.model.decoder
+    whole = decode(input_ids=ids, attention_mask=mask, **source).last_hidden_state
+    first = decode(input_ids=ids[:, :60], attention_mask=causal[..., :60, :60], **source, use_cache=True)
+    rest = decode(
+        input_ids=ids[:, 60:], attention_mask=causal[..., 60:, :], past_key_values=first.past_key_values, **source
+    )
+    torch.testing.assert_close(torch.cat((first.last_hidden_state, rest.last_hidden_state), 1), whole)
+
+
+@torch.no_grad()
+def test_a_target_that_begins_a_cache_is_cut_into_blocks_too():
+    model, inputs = both(5, "sdpa")
+    del inputs["labels"]
+    with patch.object(restricted_vaswani, "block_mask", side_effect=block_mask) as blocks:
+        found = model(**inputs)
+    assert blocks.call_count == 2 and found.past_key_values.get_seq_length() == 300
+    torch.testing.assert_close(found.logits, model(**inputs, use_cache=False).logits)
+    more = {**inputs, "decoder_input_ids": torch.cat((inputs["decoder_input_ids"], random_ids(3, 2)), 1)}
+    after = model(**{**inputs, "decoder_input_ids": random_ids(3, 2)}, past_key_values=found.past_key_values)
+    torch.testing.assert_close(after.logits, model(**more, use_cache=False).logits[:, -2:])
 
 
 SEARCHES = {
@@ -149,6 +237,24 @@ def test_assisted_decoding():
     assert torch.equal(model.generate(ids, assistant_model=assistant, **options), model.generate(ids, **options))
 
 
+def test_a_run_with_a_window(cache, text, tmp_path):
+    """From a recipe to translations: what is trained, kept, loaded and searched with has the window."""
+    losses = {}
+    for window in (None, 3):
+        recipe = tiny_recipe(text, tmp_path / str(window), attention_window=window, max_steps=4, evaluate_every=4)
+        folder = train(recipe, progress=False).folder
+        log = [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
+        losses[window] = [entry["loss"] for entry in log if "loss" in entry]
+    assert len(losses[3]) == len(losses[None]) and losses[3] != losses[None]
+    model, tokenizer = load_model(folder)
+    assert model.config.attention_window == 3
+    inputs = tokenizer(["Today my father sees three small birds in the garden."], return_tensors="pt")
+    found = model.generate(**inputs, num_beams=3, min_new_tokens=20, max_new_tokens=20)
+    assert torch.equal(
+        found, model.generate(**inputs, num_beams=3, min_new_tokens=20, max_new_tokens=20, use_cache=False)
+    )
+
+
 @torch.no_grad()
 def flex_and_eager() -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of one model by both implementations, at positions that are no padding."""
@@ -174,6 +280,15 @@ def test_flex_attention_compiled():
 
 def test_short_sentences_are_not_cut_into_blocks():
     assert not is_worthwhile(4 * block_size(9), 9) and is_worthwhile(4 * block_size(9) + 1, 9)
+
+
+@pytest.mark.parametrize(("is_causal", "share"), [(False, 1.5), (True, 1)])
+def test_what_is_computed_grows_with_length_and_window_and_no_faster(is_causal, share):
+    def scores(length, window):
+        return block_mask(torch.ones(1, length), window, is_causal).numel()
+
+    for length, window in ((4000, 400), (8000, 400), (8000, 800)):
+        assert scores(length, window) == share * length * window
 
 
 @pytest.mark.parametrize("window", [0, -3])

@@ -6,7 +6,7 @@ from conftest import random_ids, tiny_model
 from test_generation import END, EVERY_PREFIX, LIMIT, VOCABULARY, every_output, peaked_model
 from transformers import LogitsProcessorList
 
-from vaswani_transformer import PerplexityMetric, Translator, encoder_decoder_attention, score_pairs, train_tokenizer
+from vaswani_transformer import PerplexityMetric, Translator, score_pairs, train_tokenizer
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.synthetic import generate_corpus
 from vaswani_transformer.translation import ForcedPrefixes
@@ -119,15 +119,3 @@ def test_long_sources_are_refused_or_split(tokenizer):
     assert whole.tokens == sum(part.tokens for part in parts)
     assert whole.log_probability == pytest.approx(sum(part.log_probability for part in parts), rel=1e-4)
     assert [first.text, last.text] == list(splitting.translate([sources[0], sources[2]]))
-
-
-def test_attention_of_a_pair_sums_to_one_over_the_source(model, tokenizer):
-    implementation = model.config._attn_implementation
-    weights, source, target = encoder_decoder_attention(model, tokenizer, *PAIRS[0])
-    assert weights.shape == (model.config.num_heads, len(target), len(source))
-    assert weights.sum(axis=-1) == pytest.approx(1.0, rel=1e-5)
-    assert source[-1] == target[-1] == "</s>"
-    assert "".join(source[:-1]) == PAIRS[0][0].replace(" ", "")
-    assert model.config._attn_implementation == implementation
-    _, _, written = encoder_decoder_attention(model, tokenizer, PAIRS[0][0])  # the model's own translation
-    assert written[-1] == "</s>"

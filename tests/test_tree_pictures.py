@@ -1,7 +1,7 @@
 """Trees drawn as text and as SVG."""
 
 import xml.etree.ElementTree as ET
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -75,6 +75,41 @@ def test_nothing_overlaps_and_long_sentences_go_from_left_to_right(words):
     for (_, one, x1, y1), (_, other, x2, y2) in combinations([text for text in shown if text[0] != "label"], 2):
         apart = abs(x1 - x2) >= (text_width(one) + text_width(other)) / 2 if down else False
         assert apart or abs(y1 - y2) >= 13 or (not down and abs(x1 - x2) > 13)
+
+
+def test_short_sentences_stand_in_a_row_and_long_ones_in_a_column():
+    for number, in_a_row in ((12, True), (200, False)):
+        words = [Tree("NN", word="w" * (1 + 60 * (place == 7))) for place in range(number)]
+        root, shown = texts(Tree("ROOT", (Tree("NP", tuple(words)),)))
+        places = [(text, x, y) for kind, text, x, y in shown if kind == "word"]
+        assert len({y if in_a_row else x for _, x, y in places}) == 1
+        assert len({x if in_a_row else y for _, x, y in places}) == number
+        assert in_a_row or max(x + text_width(text) for text, x, _ in places) <= float(root.get("width")) < 1400
+
+
+def test_a_label_stands_over_the_middle_of_its_children():
+    _, shown = texts(tree_of("(S (NP (NN a)) (VP (VB b)) (. ...................))"))
+    place = {text: x for kind, text, x, _ in shown if kind != "word"}
+    assert place["S"] == pytest.approx((place["NP"] + place["."]) / 2, abs=0.5) and place["NP"] == place["NN"]
+
+
+def test_letters_of_east_asia_are_twice_as_wide():
+    assert text_width("漢字") == text_width("abcd") > text_width("äb") == text_width("ab")
+
+
+@pytest.mark.parametrize("label", ["NP-SBJ-VERY-LONG-LABEL", "漢字漢字漢字漢字"])
+def test_labels_wider_than_their_words_have_room(label):
+    inner = Tree(label, (Tree("NN", word="x"),))
+    root, shown = texts(Tree("ROOT", (Tree("S", (inner, inner, Tree(label, (inner,)), Tree("NN", word="y"))),)))
+    width = float(root.get("width"))
+    rows: dict[float, list[tuple[float, float]]] = {}
+    for _, text, x, y in shown:
+        half = text_width(text) / 2
+        assert x - half >= 0 and x + half <= width
+        rows.setdefault(y, []).append((x - half, x + half))
+    for row in rows.values():
+        row.sort()
+        assert all(left[1] <= right[0] for left, right in pairwise(row))
 
 
 def test_signs_of_xml_are_text():

@@ -1,6 +1,7 @@
 """Trees in brackets: read as they are, cleaned, written."""
 
 import gzip
+import re
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,10 @@ from hypothesis import strategies as st
 from random_trees import GUM, clean_trees, constituents, treebank
 
 from vaswani_transformer import UserError
-from vaswani_transformer.trees import Tree, clean, escape, parse_trees, plain_label, read_trees, unescape
+from vaswani_transformer.bracket_scores import count_brackets
+from vaswani_transformer.linearization import delinearize, linearize
+from vaswani_transformer.tree_pictures import tree_svg, tree_text
+from vaswani_transformer.trees import MAX_DEPTH, Tree, clean, escape, parse_trees, plain_label, read_trees, unescape
 
 
 def read(text: str, skipped: list | None = None) -> list[Tree]:
@@ -62,6 +66,14 @@ BAD = [  # text, line, words of the message
     ("(S dog (NN a))", 1, "the word 'dog' and a bracket"),
     ("(S ( (NN a)))", 1, "no label"),
     ("(S " * 500, 1, "deeper than"),
+    ("(S\n(NP (NN a))", 1, "lines that go on with a tree must be indented"),
+    ("(S\n  (NN a)\n  (NP))", 3, "the bracket 'NP' is empty"),
+    ("(S (-LRB- ())", 1, "a round bracket as a word is -LRB- or -RRB-"),
+    ("(S (-RRB- )))", 1, "a round bracket as a word is -LRB- or -RRB-"),
+    ("(dog)", 1, "the bracket 'dog' is empty"),
+    ("# a comment", 1, "'#' outside"),
+    ("(S (NN a\0b))", 1, "a NUL character"),
+    ("\0\0\0", 1, "a NUL character"),
 ]
 
 
@@ -73,6 +85,16 @@ def test_bad_trees_are_told_with_file_line_and_problem(text, line, problem):
     assert message.startswith(f"file, line {line}: ") and problem in message and "\n" not in message
 
 
+def test_where_a_tree_begins_is_told_where_that_is_another_line():
+    def begins(text):
+        with pytest.raises(UserError) as caught:
+            read(text)
+        return str(caught.value).partition("(the tree begins in ")[2].partition(")")[0]
+
+    assert begins("(S (NN a))\n(S\n  (NN b)\n  (NP))") == "line 2"
+    assert begins("(S\n  (NN a)\n(S (NN b))") == "" == begins("(S (NP))")
+
+
 @pytest.mark.parametrize(("text", "line", "problem"), BAD)
 def test_bad_trees_are_left_out_if_asked_and_the_others_stay(text, line, problem):
     good = "(S (NN before))\n"
@@ -81,6 +103,40 @@ def test_bad_trees_are_left_out_if_asked_and_the_others_stay(text, line, problem
     words = [word for tree in trees for word in tree.words()]
     assert words[0] == "before" and words[-1] == "after"
     assert len(skipped) == 1 and skipped[0].startswith(f"file, line {line + 1}: ") and len(trees) in (2, 3, 4)
+
+
+def test_the_rest_of_a_bad_tree_is_no_tree():
+    skipped: list[str] = []
+    trees = read("(S (NN a) dog (NP (NN b))\n  (NP (NN c))\n\n  (NN d)) (S (NN e))\n(S (NN f))", skipped)
+    assert list(map(str, trees)) == ["(S (NN f))"] and len(skipped) == 1
+
+
+@given(st.lists(st.sampled_from(["(", ")", " ", "\n", "\n  ", "S", "a", "\0", "(S", "(NN a)", "-LRB-"])).map("".join))
+def test_any_text_is_trees_or_a_mistake_that_is_told(text):
+    skipped: list[str] = []
+    left = read(text, skipped)
+    if not skipped:
+        assert read(text) == left
+        assert "".join(text.split()) == "".join("".join(map(str, left)).split())
+    else:
+        with pytest.raises(UserError) as caught:
+            read(text)
+        assert str(caught.value).startswith(skipped[0])
+    for message in skipped:
+        assert 1 <= int(re.match(r"file, line (\d+): ", message).group(1)) <= text.count("\n") + 1
+    assert read("\n".join(map(str, left))) == left
+
+
+def test_the_deepest_trees_are_read_and_worked_on():
+    depth = MAX_DEPTH - 2
+    text = "(ROOT " + "(S (DT b) " * depth + "(NN a)" + ")" * depth + ")"
+    tree, again = read(text + "\n" + text)
+    assert str(tree) == text and tree == again and hash(tree) == hash(again) and clean(tree) == tree
+    assert tree != read(text.replace("NN", "NNS"))[0] and tree != text
+    assert len(tree.words()) == depth + 1 and sum(1 for _ in tree.constituents()) == depth + 1
+    assert count_brackets(tree, again).matched == depth
+    assert delinearize(linearize(tree), tree.words()) == tree
+    assert tree_text(tree).count("\n") == 2 * depth + 1 and tree_svg(tree).count('class="label"') == depth + 1
 
 
 def test_a_line_that_is_not_utf8(tmp_path):
@@ -95,7 +151,7 @@ def test_a_line_that_is_not_utf8(tmp_path):
     [
         ("NP-SBJ-1", "NP"), ("NP=2", "NP"), ("NP-SBJ=2", "NP"), ("NP", "NP"), ("PRP$", "PRP$"), ("-LRB-", "-LRB-"),
         ("-RRB-", "-RRB-"), ("-LCB-", "-LCB-"), ("ADVP|PRT", "ADVP|PRT"), ("WHNP-12", "WHNP"), (":", ":"), ("``", "``"),
-        ("-NONE-", "-NONE-"), ("PRT|ADVP-CLR", "PRT|ADVP"),
+        ("-NONE-", "-NONE-"), ("PRT|ADVP-CLR", "PRT|ADVP"), ("=", "="), ("-", "-"),
     ],
 )  # fmt: skip
 def test_functions_and_indices_are_no_part_of_a_label(label, plain):
@@ -129,4 +185,5 @@ def test_round_brackets_in_words():
     assert [escape(word) for word in ("(", ")", ":-)", "a", "[")] == ["-LRB-", "-RRB-", ":--RRB-", "a", "["]
     assert str(Tree("S", (leaf("-LRB-", "("), leaf("NN", "a(b")))) == "(S (-LRB- -LRB-) (NN a-LRB-b))"
     signs = ["(", ")", "{", "}", "[", "]", "x"]
+    assert [unescape(word) for word in (r"1\/2", r"\*", "and/or", "")] == ["1/2", "*", "and/or", ""]
     assert [unescape(word) for word in ("-LRB-", "-RRB-", "-LCB-", "-RCB-", "-LSB-", "-RSB-", "x")] == signs

@@ -57,7 +57,7 @@ _LAZY = {
     "average_models": "averaged_model",
     "describe_plan": "plan_text",
     "draw_attention": "attention_pictures",
-    "encoder_decoder_attention": "attention_maps",
+    "encoder_decoder_attention": "attention_weights",
     "export_model": "exporting",
     "label_smoothed_cross_entropy": "loss",
     "load_ensemble": "ensemble",

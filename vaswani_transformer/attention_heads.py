@@ -1,11 +1,12 @@
 """What each attention head does, by where its attention goes on average: previous token, delimiters, alignment, ..."""
 
+import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
 
 from .alignments import Links
-from .attention_weights import CONTINUES, SPACE
+from .attention_weights import CONTINUES, visible
 
 NAMED_FROM = 0.5  # a measure has to reach this for a head to be named after it,
 OVER_CHANCE = 1.5  # and so many times what even attention over the visible tokens would give
@@ -20,8 +21,9 @@ MEASURES = {
     "nearby": f"mean weight on tokens at most {NEARBY} away",
 }
 CROSS_MEASURES = {
-    "alignment": "share of target words whose most attended source word is the one they are aligned with",
-    "same place": "share of target words whose most attended source word is at the same relative place",
+    "alignment": "share of target words that look most at the source word they are aligned with, not at another or the"
+    " end",
+    "same place": "share of target words that look most at the source word at the same relative place",
     "delimiter": "mean weight on the end and on punctuation, over target tokens that are none",
 }
 #: Measures that are told and name no head but "broad".
@@ -37,12 +39,15 @@ def measures_of(kind: str) -> list[str]:
 
 
 def delimiters(tokens: Sequence[str]) -> np.ndarray:
-    """Which tokens, as `readable_tokens` writes them, are delimiters: `<s>`, `</s>`, and those of punctuation alone."""
+    """Which tokens, as `readable_tokens` writes them, are delimiters: `<s>`, `</s>`, and those of punctuation alone.
+
+    Punctuation is what Unicode calls so; symbols (`$`, `+`) and the marks that `readable_tokens` adds are none.
+    """
 
     def is_delimiter(token: str) -> bool:
         if token in ("<s>", "</s>"):
             return True
-        return token not in (CONTINUES, SPACE, "") and not any(letter.isalnum() for letter in token)
+        return token not in (CONTINUES, "") and all(unicodedata.category(letter)[0] == "P" for letter in token)
 
     return np.array([is_delimiter(token) for token in tokens], bool)
 
@@ -78,27 +83,25 @@ class HeadStatistics:
         """
         length = weights.shape[-1]
         steps = np.arange(length) - np.arange(length)[:, None]  # key minus query
-        visible = abs(steps) <= (length if self.window is None else self.window // 2)
-        if self.kind == "decoder":
-            visible &= steps <= 0
-        seen = visible.sum(axis=1)
+        visible_keys = visible(self.kind, length, length, self.window)
+        seen = visible_keys.sum(axis=1)
         chosen = seen > 1
         patterns = {
             "previous token": (steps == -1, chosen),
             "next token": (steps == 1, chosen),
             "same token": (steps == 0, chosen),
             "nearby": (abs(steps) <= NEARBY, chosen),
-            "delimiter": (np.broadcast_to(is_delimiter, visible.shape), chosen & ~is_delimiter),
+            "delimiter": (np.broadcast_to(is_delimiter, visible_keys.shape), chosen & ~is_delimiter),
         }
         for name, (pattern, queries) in patterns.items():
-            pattern = pattern & visible
+            pattern = pattern & visible_keys
             if name in ("previous token", "next token"):
                 queries = queries & pattern.any(axis=1)
             values = (weights * pattern).sum(axis=-1)[..., queries]
             self._add(name, values, (pattern.sum(axis=1) / seen)[queries])
         self._add_entropy(weights, seen)
         values = (weights * abs(steps)).sum(axis=-1)[..., chosen]
-        self._add("distance", values, ((abs(steps) * visible).sum(axis=1) / seen)[chosen])
+        self._add("distance", values, ((abs(steps) * visible_keys).sum(axis=1) / seen)[chosen])
 
     def add_encoder_decoder(
         self,
@@ -121,18 +124,17 @@ class HeadStatistics:
         values = (weights * source_delimiters).sum(axis=-1)[..., ~target_delimiters]
         self._add("delimiter", values, np.full(values.shape[-1], source_delimiters.mean()))
         self._add_entropy(weights, np.full(weights.shape[-2], keys))
-        source_of, target_of = (
-            np.eye(max(side) + 2)[np.asarray(side)][:, :-1] for side in words
-        )  # -1: the last column
-        strongest = (target_of.T @ weights @ source_of).argmax(axis=-1)  # (layers, heads, target_words)
-        sources, targets = source_of.shape[1], target_of.shape[1]
-        linked = np.zeros((targets, sources), bool)
+        # Of both sides the words, and in the last column, -1, what belongs to none.
+        source_of, target_of = (np.eye(max(side) + 2)[np.asarray(side)] for side in words)
+        strongest = (target_of[:, :-1].T @ weights @ source_of).argmax(axis=-1)  # (layers, heads, target_words)
+        sources, targets = source_of.shape[1] - 1, target_of.shape[1] - 1
+        linked = np.zeros((targets, sources + 1), bool)
         for source, target in links:
             linked[target, source] = True
         rows = np.flatnonzero(linked.any(axis=1))
         self._add("alignment", linked[rows, strongest[..., rows]], linked[rows].mean(axis=1))
         place = np.rint(np.arange(targets) * (sources - 1) / max(targets - 1, 1))
-        self._add("same place", strongest == place, np.full(targets, 1 / sources))
+        self._add("same place", strongest == place, np.full(targets, 1 / (sources + 1)))
 
     def _add_entropy(self, weights: np.ndarray, seen: np.ndarray) -> None:
         chosen = seen > 1

@@ -1,9 +1,8 @@
-"""Attention weights of a sentence pair, for pictures such as the paper's Figures 3 to 5."""
+"""A pass of a model that forms the weights of all its attentions, whatever implementation it runs with."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 
 
@@ -39,34 +38,3 @@ def pass_with_attention(model, batch: dict[str, torch.Tensor]):
             output_attentions=True,
             use_cache=False,
         )
-
-
-@torch.no_grad()
-def encoder_decoder_attention(
-    model, tokenizer, source: str, target: str | None = None, layer: int = -1
-) -> tuple[np.ndarray, list[str], list[str]]:
-    """How the decoder looks at the source while it writes a target.
-
-    Args:
-        model: the model.
-        tokenizer: its tokenizer.
-        source: a sentence.
-        target: its translation; the model's own when not given.
-        layer: decoder layer, from 0, or from the end when negative.
-
-    Returns:
-        weights `(num_heads, target_length, source_length)`, and the tokens of source and target as text.
-
-    Raises:
-        IndexError: for a layer that the decoder does not have.
-    """
-    inputs = tokenizer([source], return_tensors="pt").to(model.device)
-    if target is None:
-        with eager_attention(model):
-            outputs = model.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
-        target = tokenizer.decode(outputs[0], skip_special_tokens=True)
-    labels = tokenizer([target], return_tensors="pt")["input_ids"].to(model.device)
-    output = pass_with_attention(model, {**inputs, "labels": labels})
-    weights = output.cross_attentions[layer][0].float().cpu().numpy()
-    words = [[tokenizer.decode([token]).strip() for token in ids[0].tolist()] for ids in (inputs["input_ids"], labels)]
-    return weights, *words

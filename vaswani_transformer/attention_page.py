@@ -3,14 +3,16 @@
 import base64
 import html
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from .attention_weights import KINDS, AttentionWeights
+from .attention_weights import KINDS, AttentionWeights, check_choice
 from .errors import UserError
 from .files import write_text
+from .restricted_vaswani import reach
 
 PAGE_BYTES = 48 * 2**20  # of weights: what a browser opens at once
 _LEVELS = 65_535  # steps of a weight in the page: two bytes each
@@ -34,12 +36,16 @@ def write_attention_page(
         head: shown first, from 1; the mean of the heads when not given.
 
     Raises:
-        UserError: for sentences so long that a browser could hardly open the page, or if there is nothing to show.
+        UserError: for sentences so long that a browser could hardly open the page, a layer or head that is not there,
+            or if there is nothing to show.
     """
     given = {kind: weights.of(kind) for kind in kinds}
     given = {kind: sides for kind, sides in given.items() if sides[0].size}
     if not given:
         raise UserError("there are no layers to show: give another --kind")
+    first, (array, _, _) = next(iter(given.items()))
+    check_choice("layer", [layer], array.shape[0], KINDS[first])
+    check_choice("head", None if head is None else [head], array.shape[1], KINDS[first])
     size = sum(2 * sides[0].size for sides in given.values())
     if size > PAGE_BYTES:
         longest = max(len(side) for _, *sides in given.values() for side in sides)
@@ -51,12 +57,14 @@ def write_attention_page(
         "source": weights.source,
         "target": weights.target,
         "start": {"layer": layer, "head": head or 0},
+        "window": None if weights.window is None else reach(weights.window),  # tokens seen to each side
         "kinds": [_as_data(kind, *sides) for kind, sides in given.items()],
     }
     # Nothing in a sentence may end the element that the data stands in.
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
     title = html.escape(" ".join(weights.source.split())[:80])
-    write_text(Path(page), _PAGE.replace("@TITLE@", title).replace("@DATA@", text))
+    first, second, third = re.split("@TITLE@|@DATA@", _PAGE)  # at once: a sentence may hold a mark too
+    write_text(Path(page), "".join([first, title, second, text, third]))
 
 
 def _as_data(kind: str, array: np.ndarray, queries: list[str], keys: list[str]) -> dict:
@@ -88,7 +96,8 @@ h2 { font-size: 1rem; margin: 0 0 .4rem; }
 .pair { margin: 0; color: #333; max-height: 6em; overflow: auto; }
 .choices { display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; margin: .8rem 0; align-items: center; }
 select { font: inherit; padding: .15rem .3rem; }
-#told { min-height: 3em; margin: .6rem 0; padding: .4rem .6rem; background: #f2f5f9; border-left: 4px solid #08519c; }
+#told { min-height: 3em; margin: .6rem 0; padding: .4rem .6rem; background: #f2f5f9; border-left: 4px solid #08519c;
+  position: sticky; top: 0; z-index: 1; }
 .sides.lines { display: grid; grid-template-columns: auto minmax(3rem, 14rem) auto; justify-content: start; }
 .sides.text svg { display: none; }
 .sides.text section { margin-bottom: 1rem; }
@@ -97,7 +106,7 @@ select { font: inherit; padding: .15rem .3rem; }
 .lines .query .tokens { align-items: flex-end; }
 .lines .key .tokens { align-items: flex-start; }
 .token { font: inherit; color: inherit; background: none; border: 1px solid transparent; border-radius: 4px;
-  padding: 0 .3rem; height: 1.6rem; white-space: pre; cursor: pointer; }
+  padding: 0 .3rem; height: 1.6rem; white-space: pre; cursor: pointer; scroll-margin-top: 5rem; }
 .text .token { padding: 0 .15rem; }
 .token:focus-visible, .thumb:focus-visible { outline: 3px solid #d95f02; outline-offset: 1px; }
 .token.chosen { border-color: #1a1a1a; font-weight: 600; }
@@ -136,7 +145,7 @@ details { margin-top: 1rem; }
 <p class="help">Hover over a token, or move to it with Tab and the arrow keys, to see what it attends to; on the other
 side, to see what attends to it. Click or Enter keeps it, Escape lets it go. Layers and heads count from 1.
 “·” begins a piece that goes on with a word; &lt;s&gt; and &lt;/s&gt; are the start and the end of a sentence; “␣” is a
-space. Colours and lines grow with the square root of the weight.</p>
+space. Colours and lines grow with the square root of the weight; grey is what a token cannot see.</p>
 <script type="application/json" id="data">@DATA@</script>
 <script>
 "use strict";
@@ -155,7 +164,8 @@ for (const kind of data.kinds) {
   const bytes = Uint8Array.from(atob(kind.weights), (letter) => letter.charCodeAt(0));
   const view = new DataView(bytes.buffer);
   kind.numbers = Float32Array.from({length: bytes.length / 2}, (_, place) => view.getUint16(2 * place, true) / 65535);
-  kind.masked = kind.kind === "decoder";
+  kind.hides = (query, key) => (kind.kind === "decoder" && key > query)
+    || (data.window !== null && kind.kind !== "encoder-decoder" && Math.abs(key - query) > data.window);
 }
 const now = () => data.kinds[state.kind];
 
@@ -206,6 +216,9 @@ function moveFocus(event) {
   to.focus();
 }
 
+const apart = (label) => `\u2068${label}\u2069`;  // or words written from right to left would change places
+const percent = (share) => `${(100 * share).toFixed(share < 0.01 ? 2 : 1)}%`;
+
 function show(chosen) {
   state.chosen = chosen;
   const kind = now();
@@ -234,10 +247,10 @@ function show(chosen) {
   const labels = kind[chosen.side === "query" ? "keys" : "queries"];
   const own = kind[chosen.side === "query" ? "queries" : "keys"][chosen.index];
   const best = labels.map((label, index) => [weightTo(index), label, index]).sort((a, b) => b[0] - a[0]);
-  const list = best.slice(0, 6).filter(([share]) => share >= 0.005)
-    .map(([share, label, index]) => `${label} (${index + 1}) ${(100 * share).toFixed(1)}%`).join(", ");
+  const list = best.slice(0, 6).filter(([share], place) => share >= 0.005 || (place < 3 && share >= 0.0001))
+    .map(([share, label, index]) => `${apart(label)} (${index + 1}) ${percent(share)}`).join(", ");
   const verb = chosen.side === "query" ? "looks at" : "is looked at by";
-  $("told").textContent = `Token ${chosen.index + 1}, “${own}”, ${verb}: ${list || "hardly anything"}`;
+  $("told").textContent = `Token ${chosen.index + 1}, “${apart(own)}”, ${verb}: ${list || "none"}`;
 }
 
 function drawLines() {
@@ -276,8 +289,8 @@ function drawThumb(canvas, kind, layer, head) {
   for (let query = 0; query < queries; query++) {
     for (let key = 0; key < keys; key++) {
       const strength = Math.sqrt(weightOf(kind, layer, head, query, key));
-      const hidden = kind.masked && key > query;
-      const colour = hidden ? [224, 224, 224] : [255 - 247 * strength, 255 - 174 * strength, 255 - 99 * strength];
+      const colour = kind.hides(query, key) ? [224, 224, 224]
+        : [255 - 247 * strength, 255 - 174 * strength, 255 - 99 * strength];
       image.data.set([...colour, 255], 4 * (query * keys + key));
     }
   }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .attention_weights import KINDS, AttentionWeights
+from .attention_weights import KINDS, AttentionWeights, check_choice
 from .errors import UserError
 from .files import written_whole
 
@@ -15,6 +15,7 @@ GRID_TOKENS, PANEL_TOKENS = 40, 120  # the most tokens on a side that can be rea
 _DPI = 110
 _INCHES = 0.155, 0.25  # a token, in several panels and in one; less where there are many
 _LEAST = 2.0  # inches of all panels together, up and across: captions stand beside them
+_FAR = 8.0  # inches of panels beyond which each has its own labels
 _LETTERS = 18  # of a token that are shown
 _FONTS = (
     "DejaVu Sans",
@@ -30,26 +31,6 @@ _SIDES = {  # what rows and columns are
     "decoder": ("target token just read", "target token looked at"),
     "encoder-decoder": ("target token predicted", "source token looked at"),
 }
-
-
-def check_choice(name: str, chosen: Sequence[int] | None, number: int, where: str) -> list[int]:
-    """Numbers of layers or heads, from 1; all when none is chosen.
-
-    Args:
-        name: `"layer"` or `"head"`.
-        chosen: what was asked for.
-        number: how many there are.
-        where: of what.
-
-    Raises:
-        UserError: for one that is not there, saying how many there are.
-    """
-    if number == 0:
-        raise UserError(f"{where} has no {name}s: there is nothing to draw; give another --kind")
-    for one in chosen or ():
-        if not 1 <= one <= number:
-            raise UserError(f"{name} {one} is not there: {where} has {number} {name}s, counted from 1")
-    return sorted(set(chosen)) if chosen else list(range(1, number + 1))
 
 
 def check_readable(weights: AttentionWeights, kind: str, panels: int) -> None:
@@ -114,17 +95,17 @@ def draw_attention(
     layout = _Layout(len(layers), len(heads), queries, keys)
     figure = Figure(figsize=layout.size)
     _write_title(figure, layout, weights, kind)
-    image = None
+    visible, image = weights.visible(kind), None
     for row, layer in enumerate(layers):
         for column, head in enumerate(heads):
             axes = figure.add_axes(layout.panel(row, column))
-            image = _draw_panel(axes, array[layer - 1, head - 1], kind == "decoder")
+            image = _draw_panel(axes, array[layer - 1, head - 1], visible)
             axes.set_title(f"layer {layer}, head {head}", fontsize=layout.font, pad=3)
-            _label(axes, layout, row == len(layers) - 1, column == 0)
+            layout.label(axes, row, column)
     rows, columns = _SIDES[kind]
-    figure.text(0.06 / layout.size[0], layout.middle[1], f"{rows} →", rotation=90, va="center", **layout.caption)
+    figure.text(0.06 / layout.size[0], layout.middle[1], f"← {rows}", rotation=90, va="center", **layout.caption)
     figure.text(layout.middle[0], 0.06 / layout.size[1], f"{columns} →", ha="center", va="bottom", **layout.caption)
-    bar = figure.colorbar(image, cax=figure.add_axes(layout.bar()), ticks=[0, 0.05, 0.2, 0.5, 1])
+    bar = figure.colorbar(image, cax=figure.add_axes(layout.bar), ticks=[0, 0.05, 0.2, 0.5, 1])
     bar.set_label("attention weight", fontsize=9)
     bar.ax.set_yticklabels(["0", "0.05", "0.2", "0.5", "1"], fontsize=8)
     return _save(figure, Path(picture))
@@ -139,60 +120,73 @@ class _Layout:
         self.token = _INCHES[single] if longest <= 40 else 0.14
         self.font = min(9.0, 72 * self.token * 0.72)  # points: seven tenths of a token's room
         self.queries, self.keys = _shortened(queries), _shortened(keys)
-        letter = 0.56 * self.font / 72
-        self.left = 0.3 + letter * max(map(len, self.queries)) + 0.1
-        self.bottom = 0.3 + letter * max(map(len, self.keys)) + 0.1
+        beside, below = (_widest(labels, self.font) + 0.08 for labels in (self.queries, self.keys))
+        self.left, self.bottom = 0.3 + beside, 0.3 + below
         self.across = max(self.token * len(self.keys), _LEAST / columns, 0.8)
         self.up = max(self.token * len(self.queries), _LEAST / rows, 0.8)
-        self.gap = 0.12, 0.1 + 1.7 * self.font / 72  # beside a panel, above it for its title
         self.columns, self.rows, self.top = columns, rows, 0.62
-        width = self.left + columns * (self.across + self.gap[0]) + 0.75
-        height = self.bottom + rows * (self.up + self.gap[1]) + self.top
-        self.size = max(width, 4.2), max(height, 2.4)
-        self.middle = (
-            (self.left + (width - 0.75 - self.left) / 2) / self.size[0],
-            (self.bottom + (height - self.top - self.bottom) / 2) / self.size[1],
-        )
+        title = 0.1 + 1.7 * self.font / 72
+        # Of many panels each has its labels: those of the outer ones would be too far away to follow.
+        self.labels_beside, self.labels_below = columns * self.across > _FAR, rows * self.up > _FAR
+        self.step = self.across + 0.12 + beside * self.labels_beside, self.up + title + below * self.labels_below
+        right = self.left + (columns - 1) * self.step[0] + self.across
+        upper = self.bottom + (rows - 1) * self.step[1] + self.up
+        self.size = max(right + 0.87, 4.2), max(upper + title + self.top, 2.4)
+        self.middle = (self.left + right) / 2 / self.size[0], (self.bottom + upper) / 2 / self.size[1]
+        height = min(3.0, upper - self.bottom)
+        self.bar = self._shares(right + 0.17, (self.bottom + upper - height) / 2, 0.12, height)
         self.caption = {"fontsize": 9 if max(self.size) < 14 else 12, "color": "0.25"}
+
+    def _shares(self, left: float, bottom: float, width: float, height: float) -> tuple[float, float, float, float]:
+        """Inches as shares of the figure."""
+        return left / self.size[0], bottom / self.size[1], width / self.size[0], height / self.size[1]
 
     def panel(self, row: int, column: int) -> tuple[float, float, float, float]:
         """Left, bottom, width and height of a panel as shares of the figure."""
-        left = self.left + column * (self.across + self.gap[0])
-        bottom = self.bottom + (self.rows - 1 - row) * (self.up + self.gap[1])
-        return left / self.size[0], bottom / self.size[1], self.across / self.size[0], self.up / self.size[1]
+        left, bottom = self.left + column * self.step[0], self.bottom + (self.rows - 1 - row) * self.step[1]
+        return self._shares(left, bottom, self.across, self.up)
 
-    def bar(self) -> tuple[float, float, float, float]:
-        """The same of the colour scale."""
-        left = self.left + self.columns * (self.across + self.gap[0]) + 0.05
-        height = min(3.0, self.rows * self.up)
-        bottom = self.bottom + (self.rows * (self.up + self.gap[1]) - self.gap[1] - height) / 2
-        return left / self.size[0], bottom / self.size[1], 0.12 / self.size[0], height / self.size[1]
+    def label(self, axes, row: int, column: int) -> None:
+        """Write the tokens below and left of a panel, where they belong; a dollar sign is one, no formula."""
+        options = {"fontsize": self.font, "parse_math": False, "family": _fonts(), "clip_on": False}
+        if self.labels_below or row == self.rows - 1:
+            for place, token in enumerate(self.keys):
+                below = -0.04 / self.up, axes.get_xaxis_transform()
+                axes.text(place, below[0], token, rotation=90, ha="center", va="top", transform=below[1], **options)
+        if self.labels_beside or column == 0:
+            for place, token in enumerate(self.queries):
+                beside = -0.04 / self.across, axes.get_yaxis_transform()
+                axes.text(beside[0], place, token, ha="right", va="center_baseline", transform=beside[1], **options)
+
+
+def _widest(labels: list[str], font: float) -> float:
+    """Inches of the widest of them."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(dpi=_DPI)
+    canvas = FigureCanvasAgg(figure)
+    options = {"fontsize": font, "parse_math": False, "family": _fonts()}
+    with warnings.catch_warnings(action="ignore"):  # letters without a font are told when they are drawn
+        extents = [figure.text(0, 0, one, **options).get_window_extent(canvas.get_renderer()) for one in set(labels)]
+    return max(extent.width for extent in extents) / _DPI
 
 
 def _shortened(tokens: list[str]) -> list[str]:
     return [token if len(token) <= _LETTERS else token[: _LETTERS - 1] + "…" for token in tokens]
 
 
-def _draw_panel(axes, weights: np.ndarray, masked: bool):
-    """A map of `(queries, keys)` weights; what masked self-attention cannot see is grey."""
+def _draw_panel(axes, weights: np.ndarray, visible: np.ndarray):
+    """A map of `(queries, keys)` weights; what a query cannot see is grey."""
     from matplotlib.colors import PowerNorm
 
-    hidden = np.triu(np.ones(weights.shape, bool), 1) if masked else False
     axes.set_facecolor("0.88")
-    scale = PowerNorm(0.5, vmin=0, vmax=1)  # or a weight of 0.05, much in a long sentence, could not be seen
-    return axes.imshow(np.ma.array(weights, mask=hidden), cmap="Blues", norm=scale, aspect="auto")
-
-
-def _label(axes, layout: _Layout, at_bottom: bool, at_left: bool) -> None:
-    """Tokens below the lowest panels and left of the leftmost; a dollar sign is one, no formula."""
-    options = {"fontsize": layout.font, "parse_math": False, "family": _fonts()}
-    axes.set_xticks(
-        range(len(layout.keys)), layout.keys if at_bottom else [""] * len(layout.keys), rotation=90, **options
-    )
-    axes.set_yticks(range(len(layout.queries)), layout.queries if at_left else [""] * len(layout.queries), **options)
-    axes.tick_params(length=1.5, pad=1.5, width=0.5)
+    axes.set_xticks([])
+    axes.set_yticks([])
     for spine in axes.spines.values():
         spine.set_linewidth(0.5)
+    scale = PowerNorm(0.5, vmin=0, vmax=1)  # or a weight of 0.05, much in a long sentence, could not be seen
+    return axes.imshow(np.ma.array(weights, mask=~visible), cmap="Blues", norm=scale, aspect="auto")
 
 
 def _write_title(figure, layout: _Layout, weights: AttentionWeights, kind: str) -> None:

@@ -1,6 +1,7 @@
 """Labelled bracket scores by the rules of evalb (Sekine and Collins), with its parameters `COLLINS.prm`.
 
-- The outer bracket (`ROOT`, `TOP`, `S1` or none) does not count.
+- The outer bracket (`ROOT`, `TOP`, `S1` or none) does not count, nor does `TOP` anywhere.
+- Of a label only what is before functional tags and indices counts (`NP` of `NP-SBJ-1`); tags are compared whole.
 - Words tagged as punctuation, `, : `` '' .`, and traces are taken out of the sentence before spans are counted. Which
   ones is for the gold tags to say, in both trees: with the predicted tags, one wrong tag would make the sentences
   unequal, which evalb reports as an error and leaves out of the scores.
@@ -8,6 +9,7 @@
 - `ADVP` and `PRT` are one label.
 - Brackets of the same label and span, as in unary chains, count as often as they are there.
 - Tags are compared on the words that are left; "40" stands for sentences of at most 40 words, punctuation counted.
+- A sentence of which no word is left is passed over: it is no exact match and no sentence.
 """
 
 from collections import Counter
@@ -18,9 +20,10 @@ import datasets
 import evaluate
 
 from .errors import UserError
-from .trees import ROOT_LABELS, TRACE, Tree, parse_trees
+from .trees import ROOT_LABELS, TRACE, Tree, clean, parse_trees, plain_label
 
 PUNCTUATION = frozenset([",", ":", "``", "''", ".", TRACE])
+UNCOUNTED = PUNCTUATION | {"TOP"}  # labels of brackets that count nowhere
 EQUAL_LABELS = {"PRT": "ADVP"}
 SHORT = 40  # words
 
@@ -34,7 +37,7 @@ class BracketCounts:
     matched: int = 0
     words: int = 0
     tags_right: int = 0
-    sentences: int = 0
+    sentences: int = 0  # of which a word is left
     exact: int = 0  # sentences in which all brackets match
 
     def __add__(self, other: "BracketCounts") -> "BracketCounts":
@@ -71,9 +74,10 @@ def brackets(tree: Tree, punctuation: Sequence[bool]) -> Counter:
         end = start
         for child in node.children:
             end = end + 1 if child.word is not None else walk(child, end, outermost and len(node.children) == 1)
-        says_nothing = outermost and node.label in ROOT_LABELS
+        label = plain_label(node.label)
+        says_nothing = label in UNCOUNTED or (outermost and label in ROOT_LABELS)
         if left[start] < left[end] and not says_nothing:
-            found[EQUAL_LABELS.get(node.label, node.label), left[start], left[end]] += 1
+            found[EQUAL_LABELS.get(label, label), left[start], left[end]] += 1
         return end
 
     if tree.word is None:
@@ -85,7 +89,7 @@ def count_brackets(gold: Tree, predicted: Tree, where: str = "the tree") -> Brac
     """Compare one predicted tree with the gold one.
 
     Args:
-        gold: the right tree, cleaned: functional tags are parts of labels here.
+        gold: the right tree, cleaned.
         predicted: a tree over the same words.
         where: names the pair in the error.
 
@@ -112,8 +116,8 @@ def count_brackets(gold: Tree, predicted: Tree, where: str = "the tree") -> Brac
         matched=matched,
         words=len(kept),
         tags_right=sum(gold_tag == tag for gold_tag, tag in kept),
-        sentences=1,
-        exact=int(one == other),
+        sentences=int(bool(kept)),
+        exact=int(bool(kept) and one == other),
     )
 
 
@@ -127,7 +131,7 @@ def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree], where: str = "s
 
     Returns:
         the scores of `BracketCounts.scores`, the same with the ending `_40` for sentences of at most 40 words, and
-        `sentences`, `sentences_40`.
+        `sentences`, `sentences_40`: how many they are of.
 
     Raises:
         UserError: for trees over different words, more of one kind, or none.
@@ -151,10 +155,10 @@ class BracketMetric(evaluate.Metric):
     """Labelled bracket scores as an `evaluate.Metric` that needs no network; see `score_trees`.
 
     `BracketMetric().compute(predictions=[...], references=[...])` takes one tree in brackets a sentence on each side,
-    both without functional tags and traces.
+    cleaned (`trees.clean`) before they are compared.
 
     Raises:
-        UserError: from `compute`, for what is no tree, and as `score_trees`.
+        UserError: from `compute`, for what is no tree or has no word, and as `score_trees`.
     """
 
     def _info(self):
@@ -176,7 +180,10 @@ def _one_tree(text: str, where: str) -> Tree:
     trees = list(parse_trees(iter([" ".join(text.splitlines())]), where))
     if len(trees) != 1:
         raise UserError(f"{where}: {len(trees)} trees: give one")
-    return trees[0]
+    tree = clean(trees[0])
+    if tree is None:
+        raise UserError(f"{where}: the tree has no word: leave the sentence out on both sides")
+    return tree
 
 
 SCORE_NAMES = tuple(BracketCounts().scores())

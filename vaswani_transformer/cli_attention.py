@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def _add_report_options(parser: Parser) -> None:
     group.add_argument(
         "--alignments", metavar="FILE", help="known word alignments of the pairs, 0-0 1-2, instead of the model's own"
     )
-    group.add_argument("--tokens-per-batch", metavar="N", type=int, default=2048, help="tokens at once (2048)")
+    group.add_argument("--tokens-per-batch", metavar="N", type=int, help="tokens at once (2048)")
 
 
 def _attention(arguments: argparse.Namespace) -> int:
@@ -75,45 +76,66 @@ def _attention(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     from .attention_page import write_attention_page
-    from .attention_pictures import check_choice, check_readable, draw_attention, require_matplotlib
+    from .attention_pictures import check_readable, draw_attention, require_matplotlib
     from .attention_weights import KINDS, attend
     from .loading import load_model
 
-    if arguments.alignments is not None:
-        raise UserError("--alignments goes with --report FILE: leave it out")
+    for name in ("alignments", "tokens_per_batch"):
+        if getattr(arguments, name) is not None:
+            raise UserError(f"--{name.replace('_', '-')} goes with --report FILE: leave it out")
     files = _files(arguments)
     pictures = [name for name in files if name != "page"]
     if pictures:
         require_matplotlib()
     model, tokenizer = load_model(arguments.model, arguments.device)
-    panels = {}
-    for kind in pictures or ([arguments.kind] if arguments.kind else KINDS):
-        number = model.config.encoder_layers if kind == "encoder" else model.config.decoder_layers
-        layers = check_choice("layer", arguments.layer, number, KINDS[kind])
-        panels[kind] = len(layers) * len(check_choice("head", arguments.head, model.config.num_heads, KINDS[kind]))
-    for side in (arguments.sentence, arguments.target or ""):
-        if (tokens := len(tokenizer(side)["input_ids"])) > _MOST_TOKENS:
-            raise UserError(f"a sentence of {tokens:,} tokens is too long to show, at most {_MOST_TOKENS:,}")
+    panels = _panels(arguments, model.config, pictures)
+    _check_sentences(arguments, model, tokenizer)
     options = {name: value for name, value in generate_options(arguments, model).items() if value is not None}
     weights = attend(model, tokenizer, arguments.sentence, arguments.target, **options)
     for kind in pictures:
-        check_readable(weights, kind, panels[kind])
+        if kind in panels:
+            check_readable(weights, kind, panels[kind])
     next(iter(files.values())).parent.mkdir(parents=True, exist_ok=True)
-    print(f"target: {weights.target}")
-    boxes: set[str] = set()
+    told, boxes = f"target: {weights.target}\n", set()  # the target once something is written
     for kind, path in files.items():
         if kind == "page":
             layer, head = (some[0] if some else None for some in (arguments.layer, arguments.head))
             kinds = [arguments.kind] if arguments.kind else ["encoder-decoder", "encoder", "decoder"]
             write_attention_page(weights, path, kinds, layer or 1, head)
-            print(f"{path}   all layers and heads, to explore in a browser")
-        else:
+            line = f"{path}   all layers and heads, to explore in a browser"
+        elif kind in panels:
             boxes.update(draw_attention(weights, kind, path, arguments.layer, arguments.head))
-            print(f"{path}   {KINDS[kind]}")
+            line = f"{path}   {KINDS[kind]}"
+        else:
+            line = f"no picture of {KINDS[kind]}, which has no layers"
+        print(f"{told}{line}")
+        told = ""
     if boxes:
         letters = "".join(sorted(boxes))[:20]
         print(f"no font here has {letters}: boxes in the pictures; Noto Sans CJK has most letters", file=sys.stderr)
     return 0
+
+
+def _panels(arguments: argparse.Namespace, config, pictures: list[str]) -> dict[str, int]:
+    """Panels of each kind that was asked for; of those that nobody named, those with layers."""
+    from .attention_weights import KINDS, check_choice
+
+    panels = {}
+    for kind in pictures or ([arguments.kind] if arguments.kind else KINDS):
+        number = config.encoder_layers if kind == "encoder" else config.decoder_layers
+        if number or arguments.kind or len(pictures) == 1:
+            layers = check_choice("layer", arguments.layer, number, KINDS[kind])
+            panels[kind] = len(layers) * len(check_choice("head", arguments.head, config.num_heads, KINDS[kind]))
+    return panels
+
+
+def _check_sentences(arguments: argparse.Namespace, model, tokenizer) -> None:
+    """Refuse, before anything is computed, texts that cannot be shown."""
+    from .attention_weights import token_ids
+
+    for side, text in (("source", arguments.sentence), ("target", arguments.target)):
+        if text is not None and (tokens := len(token_ids(model, tokenizer, side, text))) > _MOST_TOKENS:
+            raise UserError(f"the {side} has {tokens:,} tokens, too many to show, at most {_MOST_TOKENS:,}")
 
 
 def _files(arguments: argparse.Namespace) -> dict[str, Path]:
@@ -140,8 +162,15 @@ def _refuse_suffix(output: Path, known: str) -> None:
 
 def _refuse_existing(arguments: argparse.Namespace, paths) -> None:
     output = Path(arguments.output)
+    if not arguments.output:
+        raise UserError("--output is empty: give a folder or a file")
     if output not in paths and output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file: give a folder or another name as --output")
+    folder = next(parent for parent in output.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise UserError(f"--output is {output}, and {folder} is a file, not a folder: give another --output")
+    if not os.access(output if output.is_dir() else folder, os.W_OK):
+        raise UserError(f"--output is {output}, and nothing may be written there: give another --output")
     for path in paths:
         if path.is_dir():
             raise UserError(f"{path} is a folder: give another --output")
@@ -174,9 +203,9 @@ def _report(arguments: argparse.Namespace) -> int:
     links = read_links(read["alignments"]) if "alignments" in read else None
     model, tokenizer = load_model(arguments.model, arguments.device)
     options = {name: value for name, value in generate_options(arguments, model).items() if value is not None}
-    with tqdm(total=surveys["report"].lines, desc="heads", unit="pair", file=sys.stderr) as bar:
+    with tqdm(total=surveys["report"].lines, desc="heads", unit=" pairs", file=sys.stderr) as bar:
         found = name_heads(
-            model, tokenizer, _pairs(read), links, arguments.tokens_per_batch, progress=bar.update, **options
+            model, tokenizer, _pairs(read), links, arguments.tokens_per_batch or 2048, progress=bar.update, **options
         )
     found |= _origin(arguments, read)
     text = heads_as_markdown(found)

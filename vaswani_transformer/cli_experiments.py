@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import importlib
+import os
 import signal
 from pathlib import Path
 
@@ -61,6 +62,9 @@ def add_experiment(commands) -> None:
     parser.add_argument("--jobs", type=int, metavar="N", help="cells side by side (default: one a device)")
     parser.add_argument("--devices", nargs="+", default=[], metavar="DEVICE", help="cpu, or cuda:0 cuda:1 ...")
     parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="that train one cell together, a device each (default: 1)"
+    )
+    parser.add_argument(
         "--set",
         nargs="+",
         default=[],
@@ -93,11 +97,14 @@ def _experiment(arguments: argparse.Namespace) -> int:
 
     experiment = load_experiment(arguments.name)
     data_dir = Path(arguments.data_dir).expanduser() if arguments.data_dir else None
-    setup = Setup(arguments.scale, Path(arguments.output).expanduser(), data_dir, _changes(arguments.set))
-    if setup.output.exists() and not setup.output.is_dir():
-        raise UserError(f"--output {setup.output} is a file: give a folder")
+    output, processes = Path(arguments.output).expanduser(), arguments.processes
+    setup = Setup(arguments.scale, output, data_dir, _changes(arguments.set), processes)
+    _check_output(setup.output)
     if arguments.device is not None and not arguments.dry_run:
         raise UserError("--device is for --dry-run: --devices says what to run on")
+    _check_numbers(experiment, arguments)
+    if processes > 1 and not experiment.distributed:
+        raise UserError(f"--processes is {processes}: a cell of {experiment.name} runs in one process, leave it out")
     everything = experiment.cells(setup)
     cells = chosen_cells(everything, arguments.only)
     if arguments.one:  # a name only, where a group may have the same
@@ -122,23 +129,38 @@ def _experiment(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _run_missing(experiment, setup, missing: list, arguments: argparse.Namespace) -> None:
-    from .experiment_jobs import Job, SideBySide, device_environments, own_command
-    from .experiments import LOG, experiment_folder, run_cell
-
-    jobs = arguments.jobs if arguments.jobs is not None else max(1, len(arguments.devices))
+def _check_numbers(experiment, arguments: argparse.Namespace) -> None:
+    for name in ("jobs", "processes"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name} is {value}: it must be 1 or more")
+    jobs = _jobs(arguments)
     if experiment.one_at_a_time and jobs > max(1, len(set(arguments.devices))):
         raise UserError(f"--jobs is {jobs}: {experiment.name} measures time, give one job a device at most")
-    environments = device_environments(arguments.devices, jobs)
-    if jobs == 1 and not arguments.devices:
-        for cell in missing:
-            run_cell(experiment, setup, cell)
+
+
+def _jobs(arguments: argparse.Namespace) -> int:
+    """Cells side by side: as asked for, else as many as the devices have room for."""
+    if arguments.jobs is not None:
+        return arguments.jobs
+    return max(1, len(arguments.devices) // arguments.processes)
+
+
+def _run_missing(experiment, setup, missing: list, arguments: argparse.Namespace) -> None:
+    from .experiment_jobs import Job, SideBySide, device_environments, own_command
+    from .experiments import LOG, experiment_folder
+
+    jobs = _jobs(arguments)
+    environments = device_environments(arguments.devices, jobs, setup.processes)
+    if jobs == 1 and not arguments.devices and setup.processes == 1:
+        _run_in_turn(experiment, setup, missing)
         return
     # The longest first, so that no one is left alone at the end.
     missing = sorted(missing, key=lambda cell: -experiment.estimate(setup, cell, None).flops)
     folder = experiment_folder(experiment, setup)
     words = ["experiment", experiment.name, "--scale", setup.scale, "--output", str(setup.output)]
     words += ["--data-dir", str(setup.data_dir)] if setup.data_dir else []
+    words += ["--processes", str(setup.processes)] if setup.processes > 1 else []
     words += ["--set", *(f"{name}={value}" for name, value in setup.changes.items())] if setup.changes else []
     tasks = [Job(cell.name, own_command([*words, "--one", cell.name]), folder / cell.name) for cell in missing]
     failed = SideBySide(tasks, environments).run()
@@ -150,14 +172,87 @@ def _run_missing(experiment, setup, missing: list, arguments: argparse.Namespace
         )
 
 
+def _planned_device(setup, arguments: argparse.Namespace) -> tuple[str, bool]:
+    """What a plan's hours are for, as `parse_device` takes it, and whether that is this machine's cores.
+
+    Raises:
+        UserError: for an unknown device, one that is not here where the plan is for this machine, or another number of
+            devices than processes.
+    """
+    import torch
+
+    from .devices import HERE, parse_device
+    from .experiment_jobs import device_environments
+
+    devices, device = arguments.devices, arguments.device
+    if device is None and setup.scale == "laptop":
+        device = HERE
+    elif device is None:  # the paper's machine, unless it is said how a cell is to run
+        told = devices or arguments.jobs is not None or setup.processes > 1
+        device = "p100" if told else "p100 x8"
+    name, count = parse_device(device)
+    if setup.processes > 1 and count not in (None, setup.processes):
+        raise UserError(f"--device {device!r} names {count} devices and --processes is {setup.processes}: give one")
+    if name == HERE:
+        device_environments(devices, 1, setup.processes)  # refuses what is not here
+    on_cpus = name == HERE and (not torch.cuda.is_available() or "cpu" in devices)
+    if setup.processes > 1 and count is None and name != HERE:
+        device = f"{device} x{setup.processes}"
+    return device, on_cpus
+
+
+def _run_in_turn(experiment, setup, missing: list) -> None:
+    """Run cells in this process; one that fails stops no other.
+
+    Raises:
+        UserError: naming those that failed; of a single cell what it raised.
+    """
+    from .experiments import logger, run_cell
+    from .training import TrainingStopped
+
+    failed = []
+    for cell in missing:
+        try:
+            run_cell(experiment, setup, cell)
+        except TrainingStopped:
+            raise
+        except Exception as error:
+            if len(missing) == 1:
+                raise
+            reason = " ".join(str(error).split()) or type(error).__name__
+            logger.warning("%s: failed: %s", cell.name, reason, exc_info=not isinstance(error, UserError | OSError))
+            failed.append(cell.name)
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(missing)} cells failed ({', '.join(failed)}), see above; the others are kept, the"
+            " same command tries these again"
+        )
+
+
+def _check_output(output: Path) -> None:
+    """Look whether the folder of all experiments can be made, before hours are spent.
+
+    Raises:
+        UserError: where a file is in its place, or above it, or nothing may be written there.
+    """
+    if output.exists() and not output.is_dir():
+        raise UserError(f"--output {output} is a file: give a folder")
+    there = next(path for path in (output, *output.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise UserError(f"--output {output} is within the file {there}: give a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"--output {output} cannot be written to: give another folder")
+
+
 def _print_plan(experiment, setup, cells: list, finished: dict, arguments: argparse.Namespace) -> int:
     from .experiments import RECIPE, experiment_folder, markdown_table
 
-    device = arguments.device or ("here" if setup.scale == "laptop" else "p100 x8")
-    folder, rows, total = experiment_folder(experiment, setup), [], 0.0
-    flops = 0.0
+    device, on_cpus = _planned_device(setup, arguments)
+    folder, rows = experiment_folder(experiment, setup), []
+    total, flops, trains = 0.0, 0.0, False
     for cell in cells:
         estimate = experiment.estimate(setup, cell, device)
+        trains = trains or estimate.flops > 0
         started = (folder / cell.name / RECIPE).is_file()
         state = "finished" if cell.name in finished else "begun" if started else "missing"
         if cell.name not in finished:
@@ -169,13 +264,24 @@ def _print_plan(experiment, setup, cells: list, finished: dict, arguments: argpa
             "" if estimate.seconds is None else f"{estimate.seconds / 3600:.2f}",
         ])  # fmt: skip
     print(f"{experiment.name}, {setup.scale} scale: {experiment.title}")
-    print(f"in {folder}; hours are for {device}, training alone\n")
+    print(f"in {folder}; {_told_hours(device) if trains else 'hours are those of two CPU cores'}\n")
     print(markdown_table(["cell", "state", "parameters", "steps", "FLOPs", "hours"], rows))
     missing = sum(cell.name not in finished for cell in cells)
-    jobs = max(arguments.jobs or len(arguments.devices), 1)
+    jobs = max(1, _jobs(arguments))
     beside = f", about {total / 3600 / jobs:.2f} with {jobs} jobs" if jobs > 1 else ""
-    print(
-        f"\n{missing} of {len(cells)} cells to run: {flops:.2e} FLOPs, {total / 3600:.2f} hours one after the other"
-        f"{beside}"
-    )
+    beside = ", jobs share the cores" if jobs > 1 and on_cpus else beside
+    counted = f"{flops:.2e} FLOPs, " if flops else ""
+    print(f"\n{missing} of {len(cells)} cells to run: {counted}{total / 3600:.2f} hours one after the other{beside}")
     return 0
+
+
+def _told_hours(device: str) -> str:
+    """What a plan's hours are of."""
+    from .devices import DEFAULT_UTILISATION, HERE, parse_device
+    from .plan import PAPER_GPU
+
+    name = parse_device(device)[0]
+    reckoned = f"by FLOPs at {DEFAULT_UTILISATION:.0%} of its peak"
+    if name == PAPER_GPU:
+        reckoned = f"base and big by the paper's step times, other sizes {reckoned}"
+    return f"hours are for {'this machine' if name == HERE else device}, {reckoned}, training alone"

@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .attention_maps import encoder_decoder_attention
+from .attention_pictures import draw_attention
+from .attention_weights import attend
 from .errors import UserError
 from .loading import load_model
 from .metrics import PerplexityMetric, TranslationMetric
-from .plots import plot_attention
+from .plots import new_figure
 from .recipe import load_recipe
 from .scoring import score_pairs
 from .synthetic import generate_corpus, write_corpus
@@ -68,8 +69,10 @@ def run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str =
         say(f"     {source}\n       -> {translation}   [{mark}]")
     right = [source for source, *both in zip(sources, translations, references, strict=True) if both[0] == both[1]]
     shown = min(right or sources, key=lambda sentence: abs(len(sentence.split()) - 9))
-    weights, source_tokens, target_tokens = encoder_decoder_attention(model, tokenizer, shown)
-    drawn = plot_attention(weights, source_tokens, target_tokens, folder / "attention.png")
+    drawn = new_figure() is not None
+    if drawn:
+        last = model.config.decoder_layers
+        draw_attention(attend(model, tokenizer, shown), "encoder-decoder", folder / "attention.png", [last])
     say(f"4. Done in {(time.monotonic() - started) / 60:.1f} minutes. What there is now:")
     say(f"     {folder / 'model'}   the model: AutoModelForSeq2SeqLM.from_pretrained loads it")
     if drawn:

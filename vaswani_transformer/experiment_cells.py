@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .averaging import WEIGHTS
 from .callbacks import read_training_log
 from .data import PairSource
 from .devices import HERE, measure_device
 from .errors import UserError
+from .experiment_processes import device_seconds, note_session, read_sessions, train_in_processes
 from .experiments import Cell, Estimate, Experiment, Setup
 from .files import write_text
 from .loading import load_model
@@ -87,6 +90,8 @@ class Training:
 class TranslationExperiment(Experiment):
     """Trainings as cells; subclasses say which, and what the table looks like."""
 
+    distributed = True
+
     def trainings(self, setup: Setup) -> dict[str, tuple[str, str, Training, dict]]:
         """By cell name: label, group, training, the paper's figures."""
         raise NotImplementedError
@@ -128,14 +133,16 @@ class TranslationExperiment(Experiment):
         """The training's plan by what its recipe expects of the text, which is not read."""
         recipe = self.recipe(setup, self.training(setup, cell))
         unread = {"train_source": None, "train_target": None, "data_dir": None, "prepared": None}
-        return make_plan(dataclasses.replace(recipe, **unread, train_data=recipe.train_data or "text"), device)
+        recipe = dataclasses.replace(recipe, **unread, train_data=recipe.train_data or "text")
+        return make_plan(recipe, device, setup.processes)
 
     def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
         """By the plan; scoring comes on top."""
         plan = self.plan(setup, cell, None if device == HERE else device)
         seconds = plan.seconds
         if device == HERE:
-            seconds = plan.flops / (_peak_here(_precision(plan.recipe)) * plan.utilisation)
+            peak = setup.processes * _peak_here(_precision(plan.recipe), setup.processes)
+            seconds = plan.flops / (peak * plan.utilisation)
         return Estimate(sum(plan.parameters.values()), plan.flops, plan.recipe.max_steps, seconds)
 
     def run(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
@@ -143,16 +150,23 @@ class TranslationExperiment(Experiment):
         training = self.training(setup, cell)
         recipe = self.recipe(setup, training, folder)
         if not (folder / WEIGHTS).exists():
-            train(recipe)
+            note_session(folder, setup.processes)
+            if setup.processes > 1:
+                train_in_processes(recipe, setup.processes)
+            else:
+                train(recipe)
         log = read_training_log(folder / TRAINING_LOG)
         figures = score_translation_model(folder, recipe, training)
-        peak = _peak_here(_precision(recipe))
+        sessions = read_sessions(folder)
+        devices = sessions[-1][1] if sessions else 1
+        peak = _peak_here(_precision(recipe), devices)
         seconds = log[-1]["seconds"]
         figures |= {
             "steps": log[-1]["step"],
             "minutes": round(seconds / 60, 2),
             "flops_counted": self.plan(setup, cell, None).flops * log[-1]["step"] / recipe.max_steps,
-            "flops_by_time": seconds * peak,
+            "devices": devices,
+            "flops_by_time": device_seconds(seconds, sessions) * peak,
             "sustained_tflops": peak / 1e12,
         }
         return figures
@@ -163,8 +177,15 @@ def _precision(recipe: Recipe) -> str:
 
 
 @functools.cache
-def _peak_here(precision: str) -> float:
-    return measure_device(precision).peak(precision, HERE)[1]
+def _peak_here(precision: str, devices: int = 1) -> float:
+    """FLOP/s of one of some devices of this machine: a GPU, or an equal share of this process' threads."""
+    threads = torch.get_num_threads()
+    try:
+        if not torch.cuda.is_available():
+            torch.set_num_threads(max(1, threads // devices))
+        return measure_device(precision).peak(precision, HERE)[1]
+    finally:
+        torch.set_num_threads(threads)
 
 
 def check_data_dir(setup: Setup, names: Sequence[str | None]) -> None:

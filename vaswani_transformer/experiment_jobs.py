@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import UserError
-from .experiments import LOG
+from .experiments import LOG, locks
 
 logger = logging.getLogger(__name__)
 
@@ -35,43 +35,62 @@ class Job:
     folder: Path
 
 
-def device_environments(devices: Sequence[str], jobs: int) -> list[dict[str, str]]:
-    """For each of the jobs that run side by side: what its process sees of the machine.
+def device_environments(devices: Sequence[str], jobs: int, processes: int = 1) -> list[dict[str, str]]:
+    """For each of the jobs that run side by side: what its processes see of the machine.
 
-    Jobs take the devices in turn. On CPUs they share the cores, unless `OMP_NUM_THREADS` is set already.
+    Jobs take the devices in turn, as many at a time as they have processes. On CPUs they share the cores, unless
+    `OMP_NUM_THREADS` is set already.
 
     Args:
         devices: `"cpu"` or `"cuda:N"`, N counting what this process sees; none: whatever there is.
         jobs: how many.
+        processes: of each job.
 
     Raises:
-        UserError: for another device, one that is not there, or no jobs.
+        UserError: for another device, one that is not there, devices that jobs of so many processes cannot share, no
+            jobs or no processes.
     """
-    if jobs < 1:
-        raise UserError(f"--jobs is {jobs}: it must be 1 or more")
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    visible = seen.split(",") if seen else None
+    for option, value in (("--jobs", jobs), ("--processes", processes)):
+        if value < 1:
+            raise UserError(f"{option} is {value}: it must be 1 or more")
+    groups = _groups(devices, processes)
     environments = []
     for place in range(jobs):
-        device = devices[place % len(devices)] if devices else ""
-        match = re.fullmatch(r"cpu|cuda:(\d{1,4})|", device)
-        if match is None:
-            raise UserError(f"--devices {device!r} is not known: give cpu, or cuda:0, cuda:1, ...")
         found = {}
-        if device == "cpu":
-            found["CUDA_VISIBLE_DEVICES"] = ""
-        elif device:
-            number = int(match[1])
-            import torch
-
-            if number >= torch.cuda.device_count():
-                raise UserError(f"--devices {device} is not there: this machine has {torch.cuda.device_count()} GPU(s)")
-            found["CUDA_VISIBLE_DEVICES"] = visible[number] if visible else str(number)
+        if groups:
+            found["CUDA_VISIBLE_DEVICES"] = groups[place % len(groups)]
         if "OMP_NUM_THREADS" not in os.environ:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             found["OMP_NUM_THREADS"] = str(max(1, cores // jobs))
         environments.append(found)
     return environments
+
+
+def _groups(devices: Sequence[str], processes: int) -> list[str]:
+    """For each job of `processes` processes that the devices have room for: `CUDA_VISIBLE_DEVICES`, empty for CPUs."""
+    import torch
+
+    here = torch.cuda.device_count()
+    if not devices and processes > 1:  # or the processes of all jobs would take the first GPUs
+        devices = [f"cuda:{number}" for number in range(here)]
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = seen.split(",") if seen else [str(number) for number in range(here)]
+    shown = []
+    for device in devices:
+        match = re.fullmatch(r"cpu|cuda:(\d{1,4})", device)
+        if match is None:
+            raise UserError(f"--devices {device!r} is not known: give cpu, or cuda:0, cuda:1, ...")
+        if match[1] is not None and int(match[1]) >= here:
+            raise UserError(f"--devices {device} is not there: this machine has {here} GPU(s)")
+        shown.append("" if match[1] is None else visible[int(match[1])])
+    if processes == 1 or not any(shown):
+        return shown
+    rule = f"--processes is {processes}: each takes a GPU of its own"
+    if "" in shown or len(set(shown)) < len(shown):
+        raise UserError(f"{rule}, name different ones in --devices")
+    if len(shown) % processes:
+        raise UserError(f"{rule}, give a multiple of {processes} in --devices and not {len(shown)}")
+    return [",".join(shown[place : place + processes]) for place in range(0, len(shown), processes)]
 
 
 class SideBySide:
@@ -80,13 +99,16 @@ class SideBySide:
     Args:
         jobs: in their order.
         environments: one for each that runs at a time: what is set over this process' own.
+        grace: for jobs that work together, the seconds that the others have once one has failed; none where they go on.
     """
 
-    def __init__(self, jobs: Sequence[Job], environments: Sequence[dict[str, str]]):
-        self.waiting, self.environments = list(jobs), list(environments)
+    def __init__(self, jobs: Sequence[Job], environments: Sequence[dict[str, str]], grace: float | None = None):
+        self.waiting, self.environments, self.grace = list(jobs), list(environments), grace
         self.running: dict[int, tuple[Job, subprocess.Popen]] = {}
         self.failed: list[Job] = []
+        self.statuses: dict[str, int] = {}  # of jobs that have ended, by name
         self.received: int | None = None
+        self._failed_at: float | None = None
 
     def _pass_on(self, number: int, frame: object) -> None:
         self.received = number
@@ -94,7 +116,7 @@ class SideBySide:
             process.send_signal(number)
 
     def run(self) -> list[Job]:
-        """Run them all; returns those that failed, having let the others go on.
+        """Run them all; returns those that failed, having let the others go on or, of jobs that work together, end.
 
         Raises:
             KeyboardInterrupt: after a signal, once all that ran have ended.
@@ -129,8 +151,11 @@ class SideBySide:
                     stdout=subprocess.DEVNULL,
                     stderr=log,
                     start_new_session=True,  # Ctrl-C reaches it through us, once
+                    pass_fds=tuple(locks),
                 )
             self.running[place] = job, process
+            if self.received is not None:  # while it was being started
+                process.send_signal(self.received)
             device = self.environments[place].get("CUDA_VISIBLE_DEVICES")
             logger.info("%s: started%s", job.name, f" on GPU {device}" if device else "")
 
@@ -140,13 +165,19 @@ class SideBySide:
             if status is None:
                 continue
             del self.running[place]
+            self.statuses[job.name] = status
             if status == 0:
                 logger.info("%s: finished", job.name)
             elif self.received is not None and status in EXIT_INTERRUPTED:
                 logger.info("%s: stopped, goes on with the next call", job.name)
             else:
-                logger.warning("%s: failed (%s): %s", job.name, status, last_line(job.folder / LOG))
+                if self.grace is None:  # else one of them has told it, and who started us tells it again
+                    logger.warning("%s: failed (%s): %s", job.name, status, last_line(job.folder / LOG))
                 self.failed.append(job)
+                self._failed_at = self._failed_at or time.monotonic()
+        if None not in (self.grace, self._failed_at) and time.monotonic() - self._failed_at > self.grace:
+            for _, process in self.running.values():
+                process.kill()
 
 
 def last_line(path: Path) -> str:

@@ -27,6 +27,18 @@ logger = logging.getLogger(__name__)
 
 SCALES = ("laptop", "paper")
 RECIPE, LOG, RESULT, LOCK = "recipe.yaml", "log.txt", "result.json", ".lock"
+# File numbers of the locks that this process holds. What it starts for a cell keeps them too, so that the cell is free
+# once all of it has ended, also where this process is killed first.
+locks: set[int] = set()
+
+
+_RESULT = {
+    "figures": dict,
+    "settings": dict,
+    "machine": dict,
+    "seconds": int | float,
+    "date": str,
+}  # what has to be there
 
 
 @dataclass(frozen=True)
@@ -38,12 +50,14 @@ class Setup:
         output: folder of all experiments.
         data_dir: folder of the data files; None where the experiment needs none, or for data of the Hub.
         changes: settings that all cells get over their own, as text.
+        processes: that train one cell together, each on a device of its own or with its share of the cores.
     """
 
     scale: str = "laptop"
     output: Path = Path("runs")
     data_dir: Path | None = None
     changes: dict[str, str] = field(default_factory=dict)
+    processes: int = 1
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,7 @@ class Experiment(abc.ABC):
     name: str
     title: str
     one_at_a_time = False  # a measurement of time would disturb another on the same device
+    distributed = False  # a cell may train in several processes
 
     @abc.abstractmethod
     def cells(self, setup: Setup) -> list[Cell]:
@@ -166,6 +181,10 @@ def check_settings(folder: Path, cell: Cell) -> None:
         earlier = earlier if isinstance(earlier, dict) else {}
     except (yaml.YAMLError, UnicodeDecodeError):
         raise UserError(f"{path} cannot be read: remove {folder} to run {cell.name} anew") from None
+    _compare(folder, cell, earlier)
+
+
+def _compare(folder: Path, cell: Cell, earlier: dict[str, Any]) -> None:
     settings = _plain(cell.settings)
     differ = [name for name in settings if name in earlier and earlier[name] != settings[name]]
     if differ:
@@ -185,9 +204,14 @@ def read_result(folder: Path, cell: Cell) -> dict | None:
     if not path.is_file():
         return None
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError):
-        raise UserError(f"{path} is not a result of an experiment: remove it to have it made again") from None
+        result = json.loads(path.read_text(encoding="utf-8"))
+        is_result = all(isinstance(result[name], kind) for name, kind in _RESULT.items())
+    except (ValueError, TypeError, KeyError):
+        is_result = False
+    if not is_result:
+        raise UserError(f"{path} is not a result of an experiment: remove it to have it made again")
+    _compare(folder, cell, result["settings"])  # the recipe may be gone
+    return result
 
 
 def read_results(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) -> dict[str, dict]:
@@ -214,6 +238,12 @@ def machine() -> dict[str, Any]:
     return found
 
 
+def _processor_seconds() -> float:
+    """What processors have worked for this process and for those that it started and that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 @contextlib.contextmanager
 def _held(folder: Path, cell: Cell) -> Iterator[None]:
     """Keep other processes out of a cell's folder; the system lets go of it when this process ends."""
@@ -223,7 +253,11 @@ def _held(folder: Path, cell: Cell) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(f"{cell.name} is being run by another process in {folder}: wait for it to end") from None
-        yield
+        locks.add(file.fileno())
+        try:
+            yield
+        finally:
+            locks.discard(file.fileno())
 
 
 @contextlib.contextmanager
@@ -254,18 +288,18 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell, logged: bool = Tr
 
     Returns:
         what `result.json` holds: the figures of `Experiment.run` under `figures`, with settings, seconds of this last
-        session, machine, versions and date.
+        session by the clock and of processors at work for it, machine, versions and date.
 
     Raises:
         UserError: as `check_settings` and `Experiment.run`, and for a cell that another process is at.
-        TrainingStopped: after a signal; the next call goes on.
+        TrainingStopped, KeyboardInterrupt: after a signal; the next call goes on.
     """
     folder = experiment_folder(experiment, setup) / cell.name
     check_settings(folder, cell)
     with _held(folder, cell), _logged(folder / LOG) if logged else contextlib.nullcontext():
         if (earlier := read_result(folder, cell)) is not None:
             return earlier
-        started = time.monotonic()
+        started, worked = time.monotonic(), _processor_seconds()
         logger.info("%s %s: started", experiment.name, cell.name)
         figures = experiment.run(setup, cell, folder)
         seconds = time.monotonic() - started
@@ -276,7 +310,8 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell, logged: bool = Tr
             "figures": figures,
             "paper": cell.paper,
             "seconds": round(seconds, 1),
-            "machine": machine(),
+            "processor_seconds": round(_processor_seconds() - worked, 1),
+            "machine": machine() | ({"processes": setup.processes} if setup.processes > 1 else {}),
             "versions": versions(),
             "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             "settings": cell.settings,
@@ -305,6 +340,9 @@ def write_report(experiment: Experiment, setup: Setup) -> str:
     folder = experiment_folder(experiment, setup)
     folder.mkdir(parents=True, exist_ok=True)
     text = experiment.report(setup, cells, results)
+    if setup.changes:
+        changes = ", ".join(f"`{name}={value}`" for name, value in setup.changes.items())
+        text = f"{text.rstrip()}\n\nOther settings than those of this scale: {changes}.\n"
     write_text(folder / f"{experiment.name}.md", text)
     write_text(folder / f"{experiment.name}.json", json.dumps(list(results.values()), indent=1) + "\n")
     if results:
@@ -331,9 +369,14 @@ def told_machine(results: dict[str, dict]) -> str:
     for result in results.values():
         where = result["machine"]
         text = f"{where.get('accelerator') or where['processor']}, {where['cores']} cores, {where['threads']} threads"
+        text += f", {where['processes']} processes a run" if where.get("processes", 1) > 1 else ""
         machines += [text] if text not in machines else []
-    # Seconds are those of a cell's last session, a training's minutes those of all.
-    minutes = sum(max(result["figures"].get("minutes", 0), result["seconds"] / 60) for result in results.values())
+    # Seconds are those of a cell's last session, a training's minutes those of all: if more, it was resumed.
+    found = [(r["seconds"] / 60, r["figures"].get("minutes", 0), r.get("processor_seconds")) for r in results.values()]
+    minutes = sum(max(session, training) for session, training, _ in found)
+    known = all(session >= training and work is not None for session, training, work in found)
+    work = f" ({sum(work for *_, work in found) / 60:.1f} minutes of processor time)" if known else ""
     dates = sorted(result["date"] for result in results.values())
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    return f"{len(results)} runs, {minutes:.1f} minutes in all, one after the other; {'; '.join(machines)}; {when}."
+    runs = f"{len(results)} run{'s' if len(results) > 1 else ''}"
+    return f"{runs}, {minutes:.1f} minutes in all by the clock{work}; {'; '.join(machines)}; {when}."

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .configuration_vaswani import VaswaniConfig
+from .restricted_vaswani import reach
 
 
 def model_flops(
@@ -19,7 +20,9 @@ def model_flops(
     sublayers and the projection to the vocabulary; a backward pass has two products for each of the forward pass.
     Nothing else is (softmax, normalisation, look-ups, recomputation), and the whole square of the decoder's
     self-attention is, though its mask hides half: that is how `torch.utils.flop_counter` counts, and the test compares.
-    Divided by seconds and by the device's peak it is the model-FLOPs utilisation.
+    Of restricted self-attention (`attention_window`) the positions that are in each other's neighbourhood count, in
+    encoder and decoder: what it has to do, of whatever a backend does. Divided by seconds and by the device's peak it
+    is the model-FLOPs utilisation.
 
     Args:
         config: the model.
@@ -36,10 +39,23 @@ def model_flops(
         raise ValueError(f"{sources.size} source lengths for {targets.size} target lengths")
     per_source, per_target = flops_per_token(config)
     per_product = 2.0 * config.num_heads * (config.d_k + config.d_v)  # a query with a key, and its weight with a value
-    products = config.encoder_layers * np.dot(sources, sources)
-    products += config.decoder_layers * (np.dot(targets, targets) + np.dot(targets, sources))
+    products = config.encoder_layers * neighbours(sources, config.attention_window).sum()
+    products += config.decoder_layers * (neighbours(targets, config.attention_window).sum() + np.dot(targets, sources))
     forward = per_source * sources.sum() + per_target * targets.sum() + per_product * products
     return float(forward * (3 if training else 1))
+
+
+def neighbours(lengths: np.ndarray, window: int | None) -> np.ndarray:
+    """Pairs of positions of which one is in the other's neighbourhood, itself included, in sequences of these lengths.
+
+    Args:
+        lengths: of the sequences.
+        window: size r of the neighbourhood, half of it to either side; None for all positions.
+    """
+    if window is None:
+        return lengths * lengths
+    far = np.minimum(reach(window), np.maximum(lengths - 1, 0))
+    return lengths * (2 * far + 1) - far * (far + 1)  # a band of the square, without what lies beyond its corners
 
 
 def flops_per_token(config: VaswaniConfig) -> tuple[float, float]:

@@ -84,7 +84,8 @@ class LayerKind:
         complexity: operations a layer, the paper's O(...).
         sequential: operations that must follow each other, the paper's O(...).
         path: longest path between two positions, the paper's O(...).
-        exponents: of n and of d in `complexity`.
+        operations: multiplications and additions, as pairs, of its matrix products for n, d, k and r: `complexity` with
+            its constants.
         make: a layer of width d; kernel k and neighbourhood r are given too.
         layers_needed: layers until every position has reached every other (applications of the cell in a recurrent
             one, which reaches later positions only), exactly, for n, k and r.
@@ -95,7 +96,7 @@ class LayerKind:
     complexity: str
     sequential: str
     path: str
-    exponents: tuple[float, float]
+    operations: Callable[[int, int, int, int], int]
     make: Callable[[int, int, int], nn.Module]
     layers_needed: Callable[[int, int, int], int]
 
@@ -114,32 +115,37 @@ def _dilated(length: int, kernel: int, neighbourhood: int) -> int:
     return layers
 
 
-_RECURRENT = ("Recurrent", "O(n·d²)", "O(n)", "O(n)", (1, 2))
+_RECURRENT = ("Recurrent", "O(n·d²)", "O(n)", "O(n)")
 _CONVOLUTIONAL = ("Convolutional", "O(k·n·d²)", "O(1)")
-_ATTENTION = ("Self-attention", "O(n²·d)", "O(1)", "O(1)", (2, 1))
+_ATTENTION = ("Self-attention", "O(n²·d)", "O(1)", "O(1)", lambda n, d, k, r: 2 * n * n * d)
 KINDS = {
     "self-attention": LayerKind(
         "self-attention", *_ATTENTION, lambda d, k, r: Attention(d), lambda n, k, r: 1),
     "self-attention-fused": LayerKind(
         "self-attention, fused kernel", *_ATTENTION, lambda d, k, r: Attention(d, fused=True), lambda n, k, r: 1),
     "self-attention-projected": LayerKind(
-        "self-attention with its projections", "Self-attention", "O(n²·d + n·d²)", "O(1)", "O(1)", (2, 1),
+        "self-attention with its projections", "Self-attention", "O(n²·d + n·d²)", "O(1)", "O(1)",
+        lambda n, d, k, r: 2 * n * n * d + 4 * n * d * d,
         lambda d, k, r: Attention(d, projections=True), lambda n, k, r: 1),
     "lstm": LayerKind(
-        "recurrent (LSTM)", *_RECURRENT, lambda d, k, r: Recurrence(nn.LSTM, d), lambda n, k, r: n - 1),
+        "recurrent (LSTM)", *_RECURRENT, lambda n, d, k, r: 8 * n * d * d,
+        lambda d, k, r: Recurrence(nn.LSTM, d), lambda n, k, r: n - 1),
     "gru": LayerKind(
-        "recurrent (GRU)", *_RECURRENT, lambda d, k, r: Recurrence(nn.GRU, d), lambda n, k, r: n - 1),
+        "recurrent (GRU)", *_RECURRENT, lambda n, d, k, r: 6 * n * d * d,
+        lambda d, k, r: Recurrence(nn.GRU, d), lambda n, k, r: n - 1),
     "convolution": LayerKind(
-        "convolutional, contiguous", *_CONVOLUTIONAL, "O(n/k)", (1, 2),
+        "convolutional, contiguous", *_CONVOLUTIONAL, "O(n/k)", lambda n, d, k, r: k * n * d * d,
         lambda d, k, r: Convolution(d, k), lambda n, k, r: _stacked(n, k // 2)),
     "convolution-dilated": LayerKind(
-        "convolutional, dilated", *_CONVOLUTIONAL, "O(log_k(n))", (1, 2),
+        "convolutional, dilated", *_CONVOLUTIONAL, "O(log_k(n))", lambda n, d, k, r: k * n * d * d,
         lambda d, k, r: Convolution(d, k, dilation=k), _dilated),
     "convolution-separable": LayerKind(
-        "convolutional, separable", "Convolutional", "O(k·n·d + n·d²)", "O(1)", "O(n/k)", (1, 2),
+        "convolutional, separable", "Convolutional", "O(k·n·d + n·d²)", "O(1)", "O(n/k)",
+        lambda n, d, k, r: k * n * d + n * d * d,
         lambda d, k, r: Convolution(d, k, separable=True), lambda n, k, r: _stacked(n, k // 2)),
     "self-attention-restricted": LayerKind(
-        "self-attention, restricted", "Self-attention (restricted)", "O(r·n·d)", "O(1)", "O(n/r)", (1, 1),
+        "self-attention, restricted", "Self-attention (restricted)", "O(r·n·d)", "O(1)", "O(n/r)",
+        lambda n, d, k, r: 2 * (r + 1) * n * d,
         lambda d, k, r: Attention(d, neighbourhood=r), lambda n, k, r: _stacked(n, r // 2)),
 }  # fmt: skip
 

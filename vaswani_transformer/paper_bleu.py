@@ -22,12 +22,17 @@ def moses_tokenizer(language: str):
         language: ISO 639-1, such as `"de"`; it decides which full stops end abbreviations.
 
     Raises:
-        UserError: where the library sacremoses, Moses' tokenizer.perl in Python, is not installed.
+        UserError: where the library sacremoses, Moses' tokenizer.perl in Python, is not installed, and for a language
+            that it does not know (it would take the rules of English without a word).
     """
     try:
         from sacremoses import MosesTokenizer
+        from sacremoses.corpus import NonbreakingPrefixes
     except ImportError as error:
         raise UserError(NEEDED) from error
+    languages = sorted(set(NonbreakingPrefixes().available_langs.values()))
+    if language not in languages:
+        raise UserError(f"Moses' tokeniser knows no language {language!r}: give one of {', '.join(languages)}")
     tokenizer = MosesTokenizer(lang=language)
     return lambda text: tokenizer.tokenize(text, return_str=True)
 
@@ -35,8 +40,8 @@ def moses_tokenizer(language: str):
 def paper_tokens(texts: Sequence[str], language: str) -> list[str]:
     """Raw text as the authors' script gets it ready for BLEU: Moses' tokens; in German, compounds split at hyphens.
 
-    The script is get_ende_bleu.sh of tensor2tensor. It is for German; French stays unsplit here, as nobody says that it
-    was split.
+    The script is get_ende_bleu.sh of tensor2tensor, in its first form; a later one turns Unicode punctuation in the
+    output into ASCII before. It is for German; French stays unsplit here, as nobody says that it was split.
 
     Args:
         texts: detokenised sentences.

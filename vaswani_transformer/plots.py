@@ -1,4 +1,4 @@
-"""Pictures: the learning curve of a run, the attention of a sentence. They need the extra `plots`."""
+"""Pictures that need the extra `plots`: the learning curve of a run, an empty figure for those of other modules."""
 
 import logging
 from pathlib import Path
@@ -56,38 +56,5 @@ def plot_learning_curve(log: str | Path, picture: str | Path) -> bool:
     axes[-1].set_xlabel("optimizer step")
     for axis in axes:
         axis.grid(alpha=0.3)
-    figure.savefig(picture, dpi=110)
-    return True
-
-
-def plot_attention(weights, source_tokens: list[str], target_tokens: list[str], picture: str | Path) -> bool:
-    """Draw encoder-decoder attention, one panel a head.
-
-    Args:
-        weights: array `(num_heads, target_length, source_length)`, each row summing to 1.
-        source_tokens: labels of the columns.
-        target_tokens: labels of the rows.
-        picture: the PNG to write.
-
-    Returns:
-        Whether matplotlib was there to draw it.
-    """
-    if (figure_class := _pyplot()) is None:
-        return False
-    heads = len(weights)
-    columns = min(heads, 4)
-    rows = -(-heads // columns)
-    size = 0.27 * max(len(source_tokens), 6) + 1.1, 0.27 * max(len(target_tokens), 6) + 1.1
-    figure = figure_class(figsize=(columns * size[0], rows * size[1]), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for head, axis in enumerate(axes.flat):
-        if head >= heads:
-            axis.axis("off")
-            continue
-        image = axis.imshow(weights[head], cmap="viridis", vmin=0, vmax=1, aspect="auto")
-        axis.set_title(f"head {head + 1}", fontsize=9)
-        axis.set_xticks(range(len(source_tokens)), source_tokens, rotation=90, fontsize=7)
-        axis.set_yticks(range(len(target_tokens)), target_tokens if head % columns == 0 else [], fontsize=7)
-    figure.colorbar(image, ax=axes, shrink=0.6, label="attention weight")
     figure.savefig(picture, dpi=110)
     return True

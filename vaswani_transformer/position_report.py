@@ -141,7 +141,13 @@ def positions_as_markdown(result: dict) -> str:
         lines.append(f"| {cell['task']} | {cell['encoding']} | {cell['seed']} | {numbers} |")
     for study in result["studies"]:
         lines.append(f"\n## {study['task']}, trained on sources of at most {study['trained']} tokens\n")
-        lines.append(f"{study['steps']:,} steps. Percent, mean over seeds, in brackets each seed.\n")
+        seeds = len({cell["seed"] for cell in result["cells"] if cell["task"] == study["task"]})
+        lines.append(
+            f"{study['steps']:,} steps with the same batches for both. Percent, mean over {seeds} seeds, in brackets"
+            " each seed. Tokens: the right one is the likeliest, given the right ones before it; exact: so in all of a"
+            " sentence, which greedy search then writes. Learned positions that training never reaches are as they"
+            " were drawn.\n"
+        )
         lines.append("| length | pairs | " + " | ".join(f"{e}: tokens | {e}: exact" for e in ENCODINGS) + " |")
         lines.append("|" + "---|" * (2 + 2 * len(ENCODINGS)))
         both = [_means(result, study["task"], encoding) for encoding in ENCODINGS]

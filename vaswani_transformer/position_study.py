@@ -157,7 +157,7 @@ class LengthStudy:
                 drawn.append(([*symbols, _END], [*(symbols if self.task == "copy" else symbols[::-1]), _END]))
             return drawn
 
-        rng = random.Random(1)
+        rng = random.Random("tests")  # not a number, which may be the seed of training too
         tests = {length: pairs(rng, self.examples, length, length) for length in self.tested}
         return Task(_FIRST + self.symbols, lambda rng, number: pairs(rng, number, 1, self.trained), tests)
 

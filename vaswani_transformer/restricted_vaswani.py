@@ -18,11 +18,12 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.utils.generic import is_flash_attention_requested
 
 _SMALLEST_BLOCK = 32  # queries that are computed together at least: smaller products are slow on every device
+_EVERYTHING = 2**31 - 1  # positions: no sequence is longer, and what compares with it must be able to hold it
 
 
 def reach(window: int) -> int:
     """How far a position sees to each side, of a neighbourhood of `window` positions."""
-    return window // 2
+    return min(window // 2, _EVERYTHING)
 
 
 def in_window(window: int) -> Callable:
@@ -91,6 +92,20 @@ def window_mask(
     return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
+def narrowed_mask(mask: torch.Tensor, window: int) -> torch.Tensor:
+    """A mask of the caller's own, without what lies beyond the window.
+
+    Args:
+        mask: `(batch_size, 1 or num_heads, query_length, key_length)`, booleans or numbers added to scores; the queries
+            are the last of the keys' positions.
+        window: size r of the neighbourhood.
+    """
+    query_length, key_length = mask.shape[-2:]
+    offset = torch.arange(query_length, device=mask.device)[:, None] + (key_length - query_length)
+    is_far = (offset - torch.arange(key_length, device=mask.device)).abs() > reach(window)
+    return mask.masked_fill(is_far, torch.finfo(mask.dtype).min if mask.is_floating_point() else 0)
+
+
 def restricted_mask(
     config, hidden_states: torch.Tensor, padding_mask: torch.Tensor | None, is_causal: bool, past_key_values
 ) -> torch.Tensor | None:
@@ -99,13 +114,15 @@ def restricted_mask(
     Args:
         config: the model's.
         hidden_states: `(batch_size, length, d_model)`.
-        padding_mask: `(batch_size, cached + length)`, 0 for padding; none without padding.
+        padding_mask: `(batch_size, cached + length)`, 0 for padding; none without padding; or a mask of the caller's
+            own for all queries and keys, as `narrowed_mask` takes it.
         is_causal: whether positions see none behind them.
         past_key_values: the cache of this attention, if there is one.
 
     Returns:
-        a mask of blocks, for sdpa and sequences that are long enough; else one of all positions; None where that is for
-        transformers to make, with `in_window`: in flex attention, for static caches and for masks of other forms.
+        a mask of blocks, for sdpa and sequences that are long enough and begin here; else one of all positions; None
+        where that is for transformers to make, with `in_window`: in flex attention, for static caches and for masks of
+        other forms.
 
     Raises:
         ValueError: for flash attention, which is not supported.
@@ -117,6 +134,8 @@ def restricted_mask(
             " attn_implementation 'sdpa', 'eager' or 'flex_attention'"
         )
     is_static = past_key_values is not None and past_key_values.is_compileable
+    if isinstance(padding_mask, torch.Tensor) and padding_mask.dim() == 4 and not is_static:
+        return narrowed_mask(padding_mask, window)  # for static caches `generate()` has made it with the window
     if kind not in ("sdpa", "eager") or is_static or (padding_mask is not None and padding_mask.dim() != 2):
         return None
     past = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -124,7 +143,7 @@ def restricted_mask(
         padding_mask = torch.ones(hidden_states.shape[0], past + length, device=hidden_states.device)
     # A program that is exported must work for every length, so it gets the mask that does.
     traced = torch.compiler.is_exporting() or torch.jit.is_tracing()
-    if kind == "sdpa" and past_key_values is None and not traced and is_worthwhile(length, window):
+    if kind == "sdpa" and past == 0 and not traced and is_worthwhile(length, window):
         return block_mask(padding_mask, window, is_causal)
     return window_mask(padding_mask, length, window, is_causal, hidden_states.dtype if kind == "eager" else None)
 
@@ -175,6 +194,7 @@ __all__ = [
     "block_size",
     "in_window",
     "is_worthwhile",
+    "narrowed_mask",
     "reach",
     "restricted_attention",
     "restricted_mask",

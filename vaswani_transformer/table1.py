@@ -9,7 +9,7 @@ import torch
 from .errors import UserError
 from .experiments import Cell, Estimate, Experiment, Setup, markdown_table, told_machine, write_recipe
 from .layer_costs import LayerCost, fitted_exponent, measure_layer
-from .layer_kinds import KINDS, path_length
+from .layer_kinds import KINDS, LayerKind, path_length
 
 # Sizes measured: lengths at width `width`, widths at length `length`.
 SCALES = {
@@ -107,7 +107,7 @@ class Table1(Experiment):
             path = str(found["path_length"]) if found else ""
             formulas.append([kind.label, kind.complexity, kind.sequential, kind.path, str(exact), path])
             if found:
-                measured.append([kind.label, *_exponents(kind.exponents, found), *_largest(found)])
+                measured.append([kind.label, *_exponents(_formula(kind, settings), found), *_largest(found)])
         at = f"n = {settings['lengths'][-1]:,}"
         titles = ["one layer", "time ~ n^", "formula", "time ~ d^", "formula", "memory ~ n^", "memory ~ d^",
                   f"forward, {at} (ms)", "and backward (ms)", "memory, forward (MB)", "and backward (MB)"]  # fmt: skip
@@ -131,10 +131,11 @@ class Table1(Experiment):
             f" {widths[0]:,} to {widths[-1]:,} at n = {settings['length']:,}; k = {settings['kernel']}, r ="
             f" {settings['neighbourhood']}. Exponents: least squares of logarithms over the three largest sizes, of"
             f" forward and backward together; time is the shortest of some rounds ({settings['rounds']}; more where"
-            " they are short, two where they are long), memory the most that torch's allocator had given out beyond"
-            " weights and input. Self-attention is one head and"
-            " without projections, as the table counts it, unless named otherwise; the restricted one is the model's"
-            " (`attention_window`). Path by gradients: layers (in a recurrent one, applications of its cell) until"
+            ' they are short, two where they are long); "formula": the same fit to the number of the layer\'s'
+            " operations, since a formula with two terms has no exponent of its own; memory is the most that torch's"
+            " allocator had given out beyond weights and input. Self-attention is one head and without projections, as"
+            " the table counts it, unless named otherwise; the restricted one is the model's (`attention_window`). Path"
+            " by gradients: layers (in a recurrent one, applications of its cell) until"
             " every output changes with every input."
         )
 
@@ -167,10 +168,22 @@ class Table1(Experiment):
         figure.suptitle("Table 1 measured: one layer, one sequence")
 
 
+def _formula(kind: LayerKind, settings: dict) -> tuple[float, float]:
+    """The exponents of n and d that a layer's operations have over the sizes that are measured."""
+
+    def operations(length: int, width: int) -> int:
+        return kind.operations(length, width, settings["kernel"], settings["neighbourhood"])
+
+    over_lengths = [operations(length, settings["width"]) for length in settings["lengths"]]
+    over_widths = [operations(settings["length"], width) for width in settings["widths"]]
+    return fitted_exponent(settings["lengths"], over_lengths), fitted_exponent(settings["widths"], over_widths)
+
+
 def _exponents(formula: tuple[float, float], found: dict) -> list[str]:
     of = found["exponents"]
-    return [f"{of['n_training_seconds']:.2f}", f"{formula[0]:g}", f"{of['d_training_seconds']:.2f}", f"{formula[1]:g}",
-            f"{of['n_training_bytes']:.2f}", f"{of['d_training_bytes']:.2f}"]  # fmt: skip
+    numbers = (of["n_training_seconds"], formula[0], of["d_training_seconds"], formula[1], of["n_training_bytes"],
+               of["d_training_bytes"])  # fmt: skip
+    return [f"{number:.2f}" for number in numbers]
 
 
 def _largest(found: dict) -> list[str]:

@@ -91,7 +91,8 @@ class Table2(TranslationExperiment):
         peaks = sorted({f"{result['figures']['sustained_tflops']:.2f}" for result in results.values()})
         if peaks:
             notes.append(
-                f"Cost by the paper's method (footnote 5): seconds of training times sustained TFLOPS, measured here:"
+                f"Cost by the paper's method (footnote 5): seconds of training times devices ({_told_devices(results)})"
+                f" times the sustained TFLOPS of one, measured here:"
                 f" {', '.join(peaks)}. Counted: the model's matrix products, forward and backward, without padding."
             )
         theirs = [
@@ -106,30 +107,40 @@ class Table2(TranslationExperiment):
         ])  # fmt: skip
 
     def draw(self, figure, cells: Sequence[Cell], results: dict[str, dict]) -> None:
-        """BLEU over training cost, the paper's models and ours, a panel a language."""
-        figure.set_size_inches(11, 5)
-        for axis, language in zip(figure.subplots(1, 2), ("de", "fr"), strict=True):
-            for row in TABLE2:
-                bleu, flops = getattr(row, f"bleu_{language}"), getattr(row, f"flops_{language}")
-                if bleu is not None and flops is not None:
-                    ours = row.model.startswith("Transformer")
-                    axis.scatter(flops, bleu, color="tab:orange" if ours else "tab:gray")
-                    *place, side = _LABELS.get(row.model, (6, 4, "left"))
-                    axis.annotate(row.model, (flops, bleu), place, textcoords="offset points", fontsize=7, ha=side)
-            for cell in cells:
-                if cell.group == language and cell.name in results:
-                    found = results[cell.name]["figures"]
-                    point = found["flops_by_time"], found["paper_bleu"]
-                    axis.scatter(*point, color="tab:blue")
-                    where = ", Multi30k" if results[cell.name]["scale"] == "laptop" else ""
-                    axis.annotate(f"here{where}: {cell.name}", point, (6, 4), textcoords="offset points", fontsize=7)
-            axis.set_xscale("log")
-            axis.set_xlabel("training cost (FLOPs: time x devices x sustained TFLOPS)")
-            axis.set_ylabel("BLEU, tokenised")
-            axis.set_title(f"English to {'German' if language == 'de' else 'French'}")
-            axis.grid(alpha=0.3)
-            axis.margins(x=0.45)
-        if any(result["scale"] == "laptop" for result in results.values()):
-            figure.suptitle(
-                "Table 2. The laptop's test set is another one: its BLEU is on no common scale with the paper's"
-            )
+        """BLEU over training cost, a panel a language: the paper's models, ours among them or, of Multi30k, below."""
+        is_small = any(result["scale"] == "laptop" for result in results.values())
+        figure.set_size_inches(11, 8 if is_small else 5)
+        panels = figure.subplots(2 if is_small else 1, 2, squeeze=False)
+        for above, below, language in zip(panels[0], panels[-1], ("de", "fr"), strict=True):
+            _draw_paper(above, language)
+            for place, cell in enumerate(cell for cell in cells if cell.group == language and cell.name in results):
+                found = results[cell.name]["figures"]
+                point = found["flops_by_time"], found["paper_bleu"]
+                below.scatter(*point, color="tab:blue")
+                offset = (6, 4 if place == 0 else -10)  # the two may lie on each other
+                below.annotate(f"here: {cell.name}", point, offset, textcoords="offset points", fontsize=7)
+            direction = f"English to {'German' if language == 'de' else 'French'}"
+            for axis in {above, below}:
+                axis.set_xscale("log")
+                axis.set_ylabel("BLEU, tokenised")
+                axis.set_title(f"{direction}, {'Multi30k, here' if is_small and axis is below else 'newstest2014'}")
+                axis.grid(alpha=0.3)
+                axis.margins(x=0.45)
+            below.set_xlabel("training cost (FLOPs: time x devices x sustained TFLOPS)")
+        if is_small:
+            figure.suptitle("Table 2. Captions are another test set: BLEU below is on no common scale with BLEU above")
+
+
+def _draw_paper(axis, language: str) -> None:
+    for row in TABLE2:
+        bleu, flops = getattr(row, f"bleu_{language}"), getattr(row, f"flops_{language}")
+        if bleu is not None and flops is not None:
+            ours = row.model.startswith("Transformer")
+            axis.scatter(flops, bleu, color="tab:orange" if ours else "tab:gray")
+            *place, side = _LABELS.get(row.model, (6, 4, "left"))
+            axis.annotate(row.model, (flops, bleu), place, textcoords="offset points", fontsize=7, ha=side)
+
+
+def _told_devices(results: dict[str, dict]) -> str:
+    """How many the trainings had, of those that went on with another number the last."""
+    return ", ".join(map(str, sorted({result["figures"].get("devices", 1) for result in results.values()})))

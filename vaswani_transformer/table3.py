@@ -36,11 +36,11 @@ def row_training(row: VariationRow, scale: str, seed: int = 0) -> Training:
     changes = {"preset": row.preset, "label_smoothing": SMOOTHING.get(row.preset, 0.1), "seed": seed}
     changes["dropout"] = dropout
     if scale == "paper":
-        return Training(recipe, PAPER | changes)
+        return Training(recipe, PAPER | changes, tokenized_bleu=True)
     changes |= scaled_down(Recipe(preset=row.preset)) | {"preset": "base"}
     steps = LAPTOP["max_steps"] * (BIG_STEPS if big else 1)
     settings = with_target("de") | LAPTOP | changes | {"max_steps": steps}
-    return Training(recipe, settings, test_source="val.en.gz", test_target="val.de.gz")
+    return Training(recipe, settings, test_source="val.en.gz", test_target="val.de.gz", tokenized_bleu=True)
 
 
 class Table3(TranslationExperiment):
@@ -66,24 +66,25 @@ class Table3(TranslationExperiment):
         """Perplexity, BLEU and parameters of each row, ours and the paper's, and how far each is from the base."""
         bases = [results[cell.name]["figures"] for cell in cells if cell.group == "base" and cell.name in results]
         bleu, perplexity = (
-            spread([base[key] for base in bases])[0] if bases else None for key in ("bleu", "perplexity")
+            spread([base[key] for base in bases])[0] if bases else None for key in ("paper_bleu", "perplexity")
         )
         rows = []
         for cell in cells:
             ours = results.get(cell.name, {}).get("figures", {})
             differences = [
                 "" if not ours or base is None else f"{ours[key] - base:+.2f}"
-                for key, base in (("perplexity", perplexity), ("bleu", bleu))
+                for key, base in (("perplexity", perplexity), ("paper_bleu", bleu))
             ]
             rows.append([
                 f"({cell.group}) {cell.label}" if len(cell.group) == 1 else cell.label,
-                shown(ours.get("perplexity")), differences[0], shown(ours.get("bleu")), differences[1],
+                shown(ours.get("perplexity")), differences[0], shown(ours.get("bleu")),
+                shown(ours.get("paper_bleu")), differences[1],
                 shown(ours["parameters"] / 1e6) if ours else "", shown(ours.get("minutes"), ".1f"),
                 shown(cell.paper["perplexity"]), f"{cell.paper['perplexity'] - TABLE3[0].perplexity:+.2f}",
                 shown(cell.paper["bleu"], ".1f"), f"{cell.paper['bleu'] - TABLE3[0].bleu:+.1f}",
                 shown(cell.paper.get("millions"), "d"),
             ])  # fmt: skip
-        titles = ["", "PPL", "to base", "BLEU", "to base", "params (M)", "minutes",
+        titles = ["", "PPL", "to base", "sacreBLEU", "BLEU, as the paper", "to base", "params (M)", "minutes",
                   "paper: PPL", "to base", "BLEU", "to base", "params (M)"]  # fmt: skip
         return "\n".join([
             f"# Table 3, {setup.scale} scale: development set\n",
@@ -104,14 +105,14 @@ class Table3(TranslationExperiment):
             )  # fmt: skip
         if len(bases) > 1:
             (bleu, bleu_range), (perplexity, perplexity_range) = (
-                spread([base[key] for base in bases]) for key in ("bleu", "perplexity")
+                spread([base[key] for base in bases]) for key in ("paper_bleu", "perplexity")
             )
             text += (
                 f" {len(bases)} seeds of the base: perplexity {perplexity:.2f} ± {perplexity_range:.2f}, BLEU"
                 f" {bleu:.2f} ± {bleu_range:.2f} (half the range): a difference within that is chance."
             )
         if bases:
-            text += f" BLEU: `{bases[0]['bleu_signature']}`; the paper's is tokenised."
+            text += f" sacreBLEU: `{bases[0]['bleu_signature']}`; as the paper: tokenised (see Table 2)."
         return text
 
     def draw(self, figure, cells: Sequence[Cell], results: dict[str, dict]) -> None:
@@ -122,18 +123,22 @@ class Table3(TranslationExperiment):
         if not bases:
             return
         labels = [f"({cell.group}) {cell.label}" if len(cell.group) == 1 else cell.label for cell in cells]
-        for axis, key, title in ((left, "perplexity", "perplexity, % of base"), (right, "bleu", "BLEU, to base")):
-            mean, half = spread([base[key] for base in bases])
+        for axis, key, mine, title in (
+            (left, "perplexity", "perplexity", "perplexity, % of base"),
+            (right, "bleu", "paper_bleu", "tokenised BLEU, to base"),
+        ):
+            seeds = [base[mine] for base in bases]
+            mean, _ = spread(seeds)
             base = getattr(TABLE3[0], key)
 
             def distance(value, reference, key=key):
                 return 100 * value / reference if key == "perplexity" else value - reference
 
             ours = [
-                distance(results[cell.name]["figures"][key], mean) if cell.name in results else None for cell in cells
+                distance(results[cell.name]["figures"][mine], mean) if cell.name in results else None for cell in cells
             ]
             draw_against(axis, labels, ours, [distance(cell.paper[key], base) for cell in cells])
-            axis.axvspan(distance(mean - half, mean), distance(mean + half, mean), color="tab:blue", alpha=0.15)
+            axis.axvspan(*(distance(end, mean) for end in (min(seeds), max(seeds))), color="tab:blue", alpha=0.15)
             axis.set_xlabel(title)
         left.legend()
         figure.suptitle("Table 3: distance from the base model (band: range of the base's seeds here)")

@@ -51,7 +51,7 @@ class _Drawing:
 
     def __init__(self, tree: Tree, down: bool):
         self.down, self.lines, self.texts = down, [], []
-        self.depth = _depth(tree)
+        self.depth, self.widths = _depth(tree), _widths(tree)
         self.along = _MARGIN  # where the next leaf begins
         self._place(tree, 0)
         self.along += _MARGIN
@@ -72,7 +72,7 @@ class _Drawing:
     def _leaf(self, leaf: Tree, level: int) -> tuple[float, float]:
         """Draw a word at the end of the sentence's row or column, and its tag at its level: no line crosses another."""
         word, end, across = unescape(leaf.word), self._across(self.depth), self._across(level)
-        width = max(text_width(word), text_width(leaf.label), 3 * _LETTER) + _GAP if self.down else _LINE
+        width = self.widths[id(leaf)] if self.down else _LINE
         along = self.along + width / 2
         self.along += width
         self._line((along, across), (along, end - (0 if self.down else _LETTER)), "word")
@@ -85,11 +85,14 @@ class _Drawing:
         """Draw a node; returns where it is along the sentence and across it."""
         if node.word is not None:
             return self._leaf(node, level)
-        before = self.along
-        places = [self._place(child, level + 1) for child in node.children]
+        places = []
+        # A label that is wider than all its words.
+        more = max(0.0, self.widths[id(node)] - sum(self.widths[id(child)] for child in node.children))
+        self.along += more / 2 if self.down else 0
+        for child in node.children:  # no comprehension, which would take of Python's stack twice as much
+            places.append(self._place(child, level + 1))
         here = (places[0][0] + places[-1][0]) / 2, self._across(level)
-        if self.down:  # a label that is wider than all its words
-            self.along = max(self.along, before + text_width(node.label) + _GAP / 2)
+        self.along += more / 2 if self.down else 0
         for place in places:
             self._line(here, place, "branch")
         self._text(*self._point(*here), node.label, "label")
@@ -108,7 +111,22 @@ class _Drawing:
 
 
 def _depth(tree: Tree) -> int:
-    return 1 + max((_depth(child) for child in tree.children), default=0)
+    depth, level = 0, [tree]
+    while level:
+        depth, level = depth + 1, [child for node in level for child in node.children]
+    return depth
+
+
+def _widths(tree: Tree) -> dict[int, float]:
+    """How wide each node is drawn from the top down, in pixels, by its `id`."""
+    widths: dict[int, float] = {}
+    for node in reversed(list(tree.nodes())):
+        if node.word is not None:
+            widths[id(node)] = max(*map(text_width, (unescape(node.word), node.label)), 3 * _LETTER) + _GAP
+        else:
+            inner = sum(widths[id(child)] for child in node.children)
+            widths[id(node)] = max(inner, text_width(node.label) + _GAP / 2)
+    return widths
 
 
 def tree_svg(tree: Tree) -> str:

@@ -37,16 +37,43 @@ class Tree:
 
     def __str__(self) -> str:
         """The brackets on one line; a word's round brackets are escaped."""
-        if self.word is not None:
-            return f"({self.label} {escape(self.word)})"
-        return f"({self.label} {' '.join(map(str, self.children))})"
+        parts: list[str] = []
+        waiting: list[Tree | str] = [self]
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, str):
+                parts.append(part)
+            elif part.word is not None:
+                parts.append(f"({part.label} {escape(part.word)})")
+            else:
+                parts.append(f"({part.label} ")
+                waiting.append(")")
+                for place, child in enumerate(reversed(part.children)):
+                    waiting += [" ", child] if place else [child]
+        return "".join(parts)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other is a tree with the same labels, words and brackets."""
+        return self._outline() == other._outline() if isinstance(other, Tree) else NotImplemented
+
+    def __hash__(self) -> int:
+        """Equal for equal trees."""
+        return hash(tuple(self._outline()))
+
+    def _outline(self) -> list[tuple[str, int, str | None]]:
+        return [(node.label, len(node.children), node.word) for node in self.nodes()]
+
+    def nodes(self) -> Iterator["Tree"]:
+        """Itself, all constituents and all words in it, from the top down and from left to right."""
+        waiting = [self]
+        while waiting:  # no recursion here and above: trees may be deeper than Python's stack
+            node = waiting.pop()
+            yield node
+            waiting.extend(reversed(node.children))
 
     def leaves(self) -> Iterator["Tree"]:
         """Its words from left to right, each with its tag."""
-        if self.word is not None:
-            yield self
-        for child in self.children:
-            yield from child.leaves()
+        return (node for node in self.nodes() if node.word is not None)
 
     def words(self) -> list[str]:
         """What its leaves say."""
@@ -57,11 +84,8 @@ class Tree:
         return [leaf.label for leaf in self.leaves()]
 
     def constituents(self) -> Iterator["Tree"]:
-        """Itself and all constituents in it, from the top down and from left to right; words are none."""
-        if self.word is None:
-            yield self
-            for child in self.children:
-                yield from child.constituents()
+        """Itself and all constituents in it, in the order of `nodes`; words are none."""
+        return (node for node in self.nodes() if node.word is None)
 
 
 def escape(word: str) -> str:
@@ -70,8 +94,8 @@ def escape(word: str) -> str:
 
 
 def unescape(word: str) -> str:
-    """A word of a tree as text has it: `-LRB-` and its kin as the signs that they stand for."""
-    return _UNESCAPES.get(word, word)
+    r"""A word of a tree as text has it: `-LRB-` and its kin as the signs that they stand for, `\/` as `/` and so on."""
+    return _UNESCAPES.get(word) or word.replace("\\/", "/").replace("\\*", "*")
 
 
 class _BadTree(Exception):
@@ -106,7 +130,8 @@ class _Builder:
         elif token == ")":
             label, children, word = self.open.pop()
             if not children and word is None:
-                raise _BadTree(line, f"the bracket {label or ''!r} is empty: neither a word nor a bracket in it")
+                hint = "; a round bracket as a word is -LRB- or -RRB-" if label in (None, "-LRB-", "-RRB-") else ""
+                raise _BadTree(line, f"the bracket {label or ''!r} is empty: neither a word nor a bracket in it{hint}")
             tree = Tree(label, tuple(children), word)
             if self.open:
                 self.open[-1][1].append(tree)
@@ -127,8 +152,8 @@ def parse_trees(lines: Iterator[str], where: str, skipped: list[str] | None = No
     """Trees of lines; as `read_trees`, with `where` in place of the file's name."""
     builder, bad = None, False  # bad: passing over what is left of a tree
 
-    def found(error: _BadTree, line: int) -> None:
-        begun = f" (the tree begins in line {line})" if line != error.line else ""
+    def found(error: _BadTree, begin: int) -> None:
+        begun = f" (the tree begins in line {begin})" if begin != error.line else ""
         message = f"{where}, line {error.line}: {error}{begun}"
         if skipped is None:
             raise UserError(f"{message}; mend the tree, or leave such trees out with --skip-bad")
@@ -137,12 +162,16 @@ def parse_trees(lines: Iterator[str], where: str, skipped: list[str] | None = No
     for number, text in enumerate(lines, 1):
         if text.startswith("("):  # lines that go on with a tree are indented
             if builder is not None:
-                found(_BadTree(builder.line, f"{len(builder.open)} bracket(s) not closed before line {number}"), number)
+                what = f"{len(builder.open)} bracket(s) not closed before line {number}"
+                hint = "lines that go on with a tree must be indented"
+                found(_BadTree(builder.line, f"{what} ({hint})"), builder.line)
             builder, bad = None, False
         if bad:
             continue
         for token in _TOKEN.findall(text):
             try:
+                if "\0" in token:
+                    raise _BadTree(number, f"{token!r} holds a NUL character, so the file is damaged")
                 if builder is None:
                     if token != "(":
                         what = "a closing bracket too many" if token == ")" else f"{token!r} outside of any bracket"
@@ -182,10 +211,21 @@ def plain_label(label: str) -> str:
 
 
 def _cleaned(tree: Tree) -> Tree | None:
-    if tree.word is not None:
-        return None if tree.label == TRACE else Tree(plain_label(tree.label), word=tree.word)
-    children = tuple(child for child in map(_cleaned, tree.children) if child is not None)
-    return Tree(plain_label(tree.label), children) if children else None
+    stack: list[tuple[Tree, Iterator[Tree], list[Tree]]] = [(tree, iter(tree.children), [])]
+    while True:
+        node, children, kept = stack[-1]
+        child = next(children, None)
+        if child is None:
+            stack.pop()
+            done = Tree(plain_label(node.label), tuple(kept)) if kept else None
+            if not stack:
+                return done
+            if done is not None:
+                stack[-1][2].append(done)
+        elif child.word is None:
+            stack.append((child, iter(child.children), []))
+        elif child.label != TRACE:
+            kept.append(Tree(plain_label(child.label), word=child.word))
 
 
 def clean(tree: Tree) -> Tree | None:

@@ -1,0 +1,234 @@
+"""Attention weights as pictures and as a page for a browser: what is where, what is too long, what is not there."""
+
+import base64
+import dataclasses
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from conftest import error_of, tiny_model
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from vaswani_transformer import AttentionWeights, attend, draw_attention, train_tokenizer, write_attention_page
+from vaswani_transformer.attention_weights import KINDS
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["the old black dog sees an apple", "der alte schwarze Hund sieht"], vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    return tiny_model(seed=1, scale=2.0, vocab_size=len(tokenizer), decoder_layers=3)
+
+
+@pytest.fixture(scope="module")
+def weights(model, tokenizer):
+    return attend(model, tokenizer, "the old dog, a $5 hat", "der Hund")
+
+
+# Pictures.
+
+
+def made_up(array: np.ndarray, words: int) -> AttentionWeights:
+    """Weights that are the same for all kinds."""
+    tokens = [f"w{number}" for number in range(words)]
+    return AttentionWeights("source", "target", tokens, tokens, tokens, array, array, array)
+
+
+def test_a_picture_shows_the_weights_of_the_head_asked_for(tmp_path):
+    weights = np.zeros((1, 2, 4, 4), np.float32)
+    weights[0, 0], weights[0, 1] = np.eye(4), 0.25
+    shares = []
+    for head in (1, 2):
+        draw_attention(made_up(weights, 4), "encoder", tmp_path / "one.png", [1], [head])
+        pixels = imread(tmp_path / "one.png")[..., :3]
+        full = np.abs(pixels - np.array([8, 48, 107]) / 255).max(axis=-1) < 0.02  # a weight of 1
+        shares.append(full.sum() / 220**2)  # the panel has two inches each way, 110 pixels an inch
+    assert shares[0] == pytest.approx(0.25, abs=0.02) and shares[1] < 0.01
+
+
+def test_what_a_token_cannot_see_is_grey(tmp_path):
+    even = made_up(np.full((1, 1, 8, 8), 1 / 8, np.float32), 8)
+    for kind, window, hidden in (("encoder", None, 0), ("decoder", None, 28), ("encoder", 4, 30), ("decoder", 4, 43)):
+        draw_attention(dataclasses.replace(even, window=window), kind, tmp_path / "one.png")
+        pixels = imread(tmp_path / "one.png")[..., :3]
+        grey = np.abs(pixels - 0.88).max(axis=-1) < 0.01
+        assert grey.sum() / 220**2 == pytest.approx(hidden / 64, abs=0.02)
+
+
+def figure_of(monkeypatch, *arguments) -> Figure:
+    """What `draw_attention` saves, as large as it saves it."""
+    figures, save = [], Figure.savefig
+
+    def keep(figure, *rest, **options):
+        figures.append(figure)
+        save(figure, *rest, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    draw_attention(*arguments)
+    figures[0].set_dpi(110)
+    return figures[0]
+
+
+@pytest.mark.parametrize(("layers", "tokens"), [(1, 5), (2, 5), (2, 30)])
+def test_labels_stand_at_their_tokens_and_meet_nothing(tmp_path, monkeypatch, layers, tokens):
+    labels = ["MWMWMWMWMWMWMWMWMWMWMWMWMWMW", "$\\alpha$", "·gypsy", ".", "ill"] * (tokens // 5)
+    array = np.full((layers, 2, tokens, tokens), 1 / tokens, np.float32)
+    weights = AttentionWeights("s", "t", labels, labels, labels, array, array, array)
+    figure = figure_of(monkeypatch, weights, "encoder", tmp_path / "one.png")
+    panels = [axes for axes in figure.axes if axes.get_title()]
+    boxes = [axes.get_window_extent() for axes in panels]
+    captions = {text.get_text(): text.get_window_extent() for text in figure.texts}
+    assert {"← source token that looks", "source token looked at →"} <= captions.keys()
+    for axes, box in zip(panels, boxes, strict=True):
+        for text in axes.texts:
+            extent, (x, y) = text.get_window_extent(), text.get_position()
+            assert extent.x0 >= 0 and extent.y0 >= 0
+            assert not any(extent.overlaps(other) for other in [*boxes, *captions.values()])
+            if text.get_rotation():  # below the panel, in the middle of its column
+                assert (extent.x0 + extent.x1) / 2 == pytest.approx(box.x0 + (x + 0.5) * box.width / tokens, abs=2)
+            else:
+                assert (extent.y0 + extent.y1) / 2 == pytest.approx(box.y1 - (y + 0.5) * box.height / tokens, abs=4)
+    counts = [len(axes.texts) for axes in panels]
+    if tokens == 30:  # so large that each panel has its own
+        assert counts == [60] * 4
+    else:
+        assert counts == ([10, 5] if layers == 1 else [5, 0, 10, 5])
+
+
+def test_more_panels_and_more_tokens_make_a_larger_picture(tmp_path, weights):
+    sizes = {}
+    for name, options in {"all": {}, "row": {"layers": [2]}, "one": {"layers": [2], "heads": [3]}}.items():
+        assert draw_attention(weights, "encoder-decoder", tmp_path / f"{name}.png", **options) == []
+        sizes[name] = imread(tmp_path / f"{name}.png").shape[:2]
+    assert sizes["all"][0] > sizes["row"][0] and sizes["row"][1] > sizes["one"][1]
+
+
+def test_letters_without_a_font_are_told(tmp_path, model, tokenizer):
+    private = attend(model, tokenizer, "dog \ue123", "Hund")  # no font has what everyone may define
+    assert draw_attention(private, "decoder", tmp_path / "fine.png") == []
+    assert draw_attention(private, "encoder", tmp_path / "box.png", [1], [1]) == []  # shown by its number
+    chinese = AttentionWeights("\U0001f9ff\u4e2d", "", ["\U00013000"], ["a"], ["a"], *[np.ones((1, 1, 1, 1))] * 3)
+    assert "\U00013000" in draw_attention(chinese, "encoder", tmp_path / "box.png")
+
+
+def test_what_cannot_be_drawn_is_one_line(tmp_path, weights):
+    picture = tmp_path / "no.png"
+    told = error_of(draw_attention, weights, "encoder", picture, layers=[3])
+    assert told == "layer 3 is not there: encoder self-attention has 2 layers, counted from 1"
+    told = error_of(draw_attention, weights, "encoder-decoder", picture, heads=[1, 0])
+    assert told == "head 0 is not there: encoder-decoder attention has 3 heads, counted from 1"
+    long = made_up(np.full((1, 2, 41, 41), 1 / 41, np.float32), 41)
+    assert "41 tokens are too many to read in 2 panels" in error_of(draw_attention, long, "encoder", picture)
+    assert draw_attention(long, "encoder", tmp_path / "yes.png", heads=[2]) == []
+    longer = made_up(np.full((1, 1, 121, 121), 1 / 121, np.float32), 121)
+    assert "121 tokens are too many to read in one panel" in error_of(draw_attention, longer, "encoder", picture)
+    none = made_up(np.zeros((0, 2, 4, 4), np.float32), 4)
+    assert "encoder self-attention has no layers" in error_of(draw_attention, none, "encoder", picture)
+    assert not picture.exists()
+
+
+# The page.
+
+
+class Elements(HTMLParser):
+    """What a browser finds in a page: its elements with their attributes, and the text inside each kind."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.elements, self.texts, self._open = [], {}, None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self._open = dict(attrs).get("id", tag)
+
+    def handle_data(self, data):
+        self.texts[self._open] = self.texts.get(self._open, "") + data
+
+
+def test_the_page_holds_the_arrays_and_needs_nothing_else(tmp_path, model, tokenizer):
+    hostile = '</script><script>alert(1)</script><!-- & \u2028 @DATA@ @TITLE@ "\\'
+    weights = attend(model, tokenizer, hostile, "der Hund")
+    write_attention_page(weights, tmp_path / "page.html", layer=2, head=1)
+    page = Elements((tmp_path / "page.html").read_text(encoding="utf-8"))
+    scripts = [attributes for tag, attributes in page.elements if tag == "script"]
+    assert len(scripts) == 2  # the data and the program, none from the sentence
+    assert not any({"src", "href"} & attributes.keys() for _, attributes in page.elements)
+    policy = next(one["content"] for tag, one in page.elements if "http-equiv" in one)
+    assert policy.startswith("default-src 'none'")
+    data = json.loads(page.texts["data"])
+    assert data["source"] == hostile and data["start"] == {"layer": 2, "head": 1}
+    assert [one["name"] for one in data["kinds"]] == list(KINDS.values())
+    for one in data["kinds"]:
+        array, queries, keys = weights.of(one["kind"])
+        assert (one["queries"], one["keys"]) == (queries, keys)
+        levels = np.frombuffer(base64.b64decode(one["weights"]), "<u2").reshape(array.shape)
+        assert np.abs(levels / 65_535 - array).max() <= 1 / 131_070 + 1e-9
+    assert page.texts["title"].strip() == f"Attention: {' '.join(hostile.split())}" and data["window"] is None
+    write_attention_page(dataclasses.replace(weights, window=5), tmp_path / "page.html")
+    page = Elements((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert json.loads(page.texts["data"])["window"] == 2  # tokens to each side
+    names = {attributes.get("id") for _, attributes in page.elements}
+    assert {"kind", "layer", "head", "view", "told", "query", "key", "overview"} <= names
+
+
+def test_a_page_that_no_browser_opens_is_refused(tmp_path):
+    long = made_up(np.zeros((6, 8, 800, 800), np.float32), 800)
+    told = error_of(write_attention_page, long, tmp_path / "page.html", ["encoder"])
+    assert told == "800 tokens make a page of 59 MB of weights, at most 48: give shorter sentences"
+    none = made_up(np.zeros((0, 2, 4, 4), np.float32), 4)
+    assert "no layers to show" in error_of(write_attention_page, none, tmp_path / "page.html")
+    two = made_up(np.zeros((2, 3, 4, 4), np.float32), 4)
+    told = error_of(write_attention_page, two, tmp_path / "page.html", layer=3)
+    assert told == "layer 3 is not there: encoder self-attention has 2 layers, counted from 1"
+    assert "head 0 is not there" in error_of(write_attention_page, two, tmp_path / "page.html", head=0)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs the browser chromium")
+def test_a_browser_shows_what_a_token_looks_at(tmp_path, weights):
+    windowed = dataclasses.replace(weights, window=4)
+    write_attention_page(windowed, tmp_path / "page.html", ["encoder-decoder", "encoder"])
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    # What is grey in the first small picture of the second kind; then, of the first kind, layer 2 and head 3 by their
+    # small picture, and the second token under the mouse.
+    acts = """<script>
+    choose({kind: 1});
+    const canvas = document.querySelector("canvas"), {width, height} = canvas;
+    const {data: pixels} = canvas.getContext("2d").getImageData(0, 0, width, height);
+    let grey = "";
+    for (let place = 0; place < width * height; place++) {
+      grey += Number(pixels[4 * place] === 224 && pixels[4 * place + 2] === 224);
+    }
+    document.querySelector("h1").textContent = grey;
+    choose({kind: 0});
+    document.querySelector(".thumb[data-layer='2'][data-head='3']").click();
+    document.querySelectorAll("#query .token")[1].dispatchEvent(new Event("mouseenter"));
+    </script></body>"""
+    (tmp_path / "page.html").write_text(text.replace("</body>", acts), encoding="utf-8")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{tmp_path}/page.html"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    page = Elements(done.stdout)
+    length = len(weights.source_tokens)
+    assert page.texts["h1"].strip() == "".join(
+        str(int(abs(query - key) > 2)) for query in range(length) for key in range(length)
+    )
+    row = weights.encoder_decoder[1, 2, 1]
+    best = int(row.argmax())
+    told = page.texts["told"].translate({0x2068: None, 0x2069: None})  # around tokens, of whatever direction
+    assert told.startswith(
+        f"Token 2, “{weights.target_tokens[1]}”, looks at: {weights.source_tokens[best]} ({best + 1})"
+    )
+    assert f"{100 * row[best]:.1f}%" in told
+    tokens = [attributes for _, attributes in page.elements if "token" in attributes.get("class", "").split()]
+    assert len(tokens) == sum(weights.encoder_decoder.shape[2:])
+    pressed = [one for _, one in page.elements if one.get("class") == "thumb" and one["aria-pressed"] == "true"]
+    assert [one["aria-label"] for one in pressed] == ["layer 2, head 3"]

@@ -141,6 +141,7 @@ def command_name() -> str:
     script = Path(sys.argv[0])
     if script.name != "vaswani":
         return "python -m vaswani_transformer"
-    if shutil.which("vaswani") and Path(shutil.which("vaswani")).samefile(script):
+    found = shutil.which("vaswani")
+    if found and (not script.exists() or Path(found).samefile(script)):
         return "vaswani"
     return os.path.relpath(script)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import error_of
 from experimenting import TINY, experiment, write_multi30k
 
 from vaswani_transformer import UserError, VaswaniConfig
 from vaswani_transformer import experiment_cells as cells_module
-from vaswani_transformer.experiment_cells import scaled_down, spread
+from vaswani_transformer.experiment_cells import scaled_down, spread, training_log
 from vaswani_transformer.experiments import Setup
 from vaswani_transformer.paper_tables import TABLE2, TABLE3, TABLE4
 from vaswani_transformer.recipe import Recipe
@@ -215,6 +216,13 @@ def test_table4_command(tmp_path, capsys, cache):
     assert status == 0  # it is finished, and needs no data
     status, _, errors = experiment(capsys, "table4", "--data-dir", data, "--output", tmp_path / "other")
     assert status == 2 and "has no gum.train.trees.gz" in errors
+
+
+def test_a_trained_cell_without_its_log(tmp_path):
+    for text in (None, "", "{torn"):
+        if text is not None:
+            (tmp_path / "training_log.jsonl").write_text(text)
+        assert "no training_log.jsonl: remove that folder" in error_of(training_log, tmp_path)
 
 
 # What the heads look at; positions.

@@ -1,6 +1,7 @@
 """What `import vaswani_transformer` promises."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,11 @@ def test_loading_a_model_does_not_wait_for_the_trainer():
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_the_module_and_the_command_are_one_program():
-    for command in ([sys.executable, "-m", "vaswani_transformer"], [sys.executable, "-m", "vaswani_transformer.cli"]):
-        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=120, check=True)
-        assert done.stdout == f"vaswani_transformer {vaswani_transformer.__version__}\n"
+def test_the_module_and_the_command_are_one_program(monkeypatch, capsys):
+    for module in ("vaswani_transformer", "vaswani_transformer.cli"):
+        monkeypatch.setattr(sys, "argv", ["vaswani", "--version"])
+        monkeypatch.delitem(sys.modules, "vaswani_transformer.cli", raising=False)
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        assert ended.value.code == 0
+        assert capsys.readouterr().out == f"vaswani_transformer {vaswani_transformer.__version__}\n"

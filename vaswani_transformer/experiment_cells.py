@@ -155,7 +155,7 @@ class TranslationExperiment(Experiment):
                 train_in_processes(recipe, setup.processes)
             else:
                 train(recipe)
-        log = read_training_log(folder / TRAINING_LOG)
+        log = training_log(folder)
         figures = score_translation_model(folder, recipe, training)
         sessions = read_sessions(folder)
         devices = sessions[-1][1] if sessions else 1
@@ -170,6 +170,21 @@ class TranslationExperiment(Experiment):
             "sustained_tflops": peak / 1e12,
         }
         return figures
+
+
+def training_log(folder: Path) -> list[dict]:
+    """The training log of a cell that is trained.
+
+    Raises:
+        UserError: for none, or an empty one: the cell's steps and minutes are read from it.
+    """
+    path = folder / TRAINING_LOG
+    entries = read_training_log(path) if path.is_file() else []
+    if not entries:
+        raise UserError(
+            f"{folder} holds a model but no {TRAINING_LOG}: remove that folder to run the cell anew"
+        )
+    return entries
 
 
 def _precision(recipe: Recipe) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 
 from .averaging import WEIGHTS
 from .bracket_scores import score_trees
-from .callbacks import read_training_log
-from .experiment_cells import check_data_dir, settings_of
+from .experiment_cells import check_data_dir, settings_of, training_log
 from .experiments import Cell, Estimate, Experiment, Setup, markdown_table, shown, told_machine, write_recipe
 from .files import write_text
 from .loading import load_model
@@ -18,7 +17,6 @@ from .paper_tables import TABLE4
 from .parsing import Baselines, Parser, TextForm, load_trees, train_parser
 from .plan import make_plan
 from .recipe import Recipe, load_recipe
-from .run_folder import LOG as TRAINING_LOG
 
 BASELINES = {"right-branching": "right_branching", "most-frequent-label": "most_frequent_label"}
 PREDICTED = "predicted.trees"
@@ -138,7 +136,7 @@ class Table4(Experiment):
             figures[prefix + "well_formed"] = 100 * sum(one.well_formed for one in parses) / len(parses)
             figures[prefix + "seconds"] = round(time.monotonic() - started, 1)
         write_text(folder / PREDICTED, "".join(f"{parse.tree}\n" for parse in parses))
-        log = read_training_log(folder / TRAINING_LOG)
+        log = training_log(folder)
         return figures | {
             "parameters": model.num_parameters(),
             "steps": log[-1]["step"],

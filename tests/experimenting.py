@@ -28,3 +28,19 @@ def write_multi30k(folder: Path) -> Path:
             text = "".join(pair[side] + "\n" for pair in pairs)
             (folder / f"{name}.{language}.gz").write_bytes(gzip.compress(text.encode()))
     return folder
+
+
+TREES = [
+    "(ROOT (S (NP (DT the) (NN dog)) (VP (VBZ sees) (NP (DT a) (NN cat))) (. .)))",
+    "(ROOT (S (NP (PRP she)) (VP (VBZ runs)) (. .)))",
+    "(ROOT (NP (DT a) (JJ small) (NN bird)))",
+    "(ROOT (S (NP (DT the) (NN bird)) (VP (VBZ sings) (PP (IN in) (NP (DT the) (NN tree)))) (. .)))",
+]
+
+
+def write_gum(folder: Path) -> Path:
+    """Made-up trees under the names of GUM's files, one of them packed."""
+    folder.mkdir()
+    (folder / "gum.train.trees").write_text("\n".join(TREES * 10) + "\n")
+    (folder / "gum.dev.trees.gz").write_bytes(gzip.compress(("\n".join(TREES) + "\n").encode()))
+    return folder

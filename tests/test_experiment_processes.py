@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import error_of
-from experimenting import TINY, experiment, write_multi30k
+from experimenting import TINY, experiment, write_gum, write_multi30k
 from safetensors.torch import load_file
 
 from vaswani_transformer.callbacks import read_training_log
@@ -18,6 +18,7 @@ from vaswani_transformer.checkpoints import complete_checkpoints
 from vaswani_transformer.experiment_processes import device_seconds, note_session, read_sessions
 from vaswani_transformer.experiments import Setup, run_cell
 from vaswani_transformer.table3 import Table3
+from vaswani_transformer.table4 import Table4
 
 # One process takes a batch in two parts, as two processes do.
 CHANGES = dict(word.split("=") for word in TINY) | {"dropout": "0.0", "tokens_per_batch": "1000"}
@@ -139,3 +140,16 @@ def test_an_interrupted_cell_of_two_processes_goes_on(multi30k, tmp_path):
     assert 0 < step < 200 and f"resuming from step {step}" in (folder / "log.txt").read_text()
     figures = json.loads((folder / "result.json").read_text())["figures"]
     assert figures["steps"] == 200 and figures["devices"] == 2
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_parser_of_one(tmp_path, cache):
+    data, changes = write_gum(tmp_path / "trees"), CHANGES | {"max_length": "60", "vocab_size": "700"}
+    weights = []
+    for processes in (1, 2):
+        table, setup = Table4(), Setup("laptop", tmp_path / str(processes), data, changes, processes)
+        found = run_cell(table, setup, next(cell for cell in table.cells(setup) if cell.name == "transformer"))
+        assert found["figures"]["well_formed"] == 100.0 and found["machine"].get("processes", 1) == processes
+        weights.append(load_file(tmp_path / str(processes) / "table4/laptop/transformer/model.safetensors"))
+    for name, tensor in weights[0].items():
+        assert (weights[1][name] - tensor).abs().max() < 1e-4, name

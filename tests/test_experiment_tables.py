@@ -1,6 +1,5 @@
 """Tables 2 to 4 at tiny scale: every row through the command, on made-up text and trees."""
 
-import gzip
 import json
 import re
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import error_of
-from experimenting import TINY, experiment, write_multi30k
+from experimenting import TINY, experiment, write_gum, write_multi30k
 
 from vaswani_transformer import UserError, VaswaniConfig
 from vaswani_transformer import experiment_cells as cells_module
@@ -186,19 +185,9 @@ def test_paper_figures_agree_with_the_papers_own_arithmetic():
 
 # Table 4.
 
-TREES = [
-    "(ROOT (S (NP (DT the) (NN dog)) (VP (VBZ sees) (NP (DT a) (NN cat))) (. .)))",
-    "(ROOT (S (NP (PRP she)) (VP (VBZ runs)) (. .)))",
-    "(ROOT (NP (DT a) (JJ small) (NN bird)))",
-    "(ROOT (S (NP (DT the) (NN bird)) (VP (VBZ sings) (PP (IN in) (NP (DT the) (NN tree)))) (. .)))",
-]
-
 
 def test_table4_command(tmp_path, capsys, cache):
-    data = tmp_path / "trees"
-    data.mkdir()
-    (data / "gum.train.trees").write_text("\n".join(TREES * 10) + "\n")
-    (data / "gum.dev.trees.gz").write_bytes(gzip.compress(("\n".join(TREES) + "\n").encode()))
+    data = write_gum(tmp_path / "trees")
     changes = [word for word in TINY if not word.startswith("vocab")] + ["max_length=60", "vocab_size=700"]
     words = ["table4", "--data-dir", data, "--output", tmp_path, "--set", *changes]
     status, output, errors = experiment(capsys, *words)

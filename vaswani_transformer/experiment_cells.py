@@ -150,11 +150,7 @@ class TranslationExperiment(Experiment):
         training = self.training(setup, cell)
         recipe = self.recipe(setup, training, folder)
         if not (folder / WEIGHTS).exists():
-            note_session(folder, setup.processes)
-            if setup.processes > 1:
-                train_in_processes(recipe, setup.processes)
-            else:
-                train(recipe)
+            train_cell(setup, recipe)
         log = training_log(folder)
         figures = score_translation_model(folder, recipe, training)
         sessions = read_sessions(folder)
@@ -172,6 +168,19 @@ class TranslationExperiment(Experiment):
         return figures
 
 
+def train_cell(setup: Setup, recipe: Recipe) -> None:
+    """Train what a recipe says, or go on, in as many processes as the call asks for.
+
+    Raises:
+        UserError, TrainingStopped, ProcessLostError: as `train` and `train_in_processes`.
+    """
+    note_session(Path(recipe.output), setup.processes)
+    if setup.processes > 1:
+        train_in_processes(recipe, setup.processes)
+    else:
+        train(recipe)
+
+
 def training_log(folder: Path) -> list[dict]:
     """The training log of a cell that is trained.
 
@@ -181,9 +190,7 @@ def training_log(folder: Path) -> list[dict]:
     path = folder / TRAINING_LOG
     entries = read_training_log(path) if path.is_file() else []
     if not entries:
-        raise UserError(
-            f"{folder} holds a model but no {TRAINING_LOG}: remove that folder to run the cell anew"
-        )
+        raise UserError(f"{folder} holds a model but no {TRAINING_LOG}: remove that folder to run the cell anew")
     return entries
 
 

@@ -1,6 +1,7 @@
 """A constituency parser (Section 6.3): trees to the text that `train` takes, and a trained model that parses."""
 
 import logging
+import tempfile
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -193,14 +194,19 @@ def write_training_text(trees: Sequence[Tree], folder: Path, part: str, form: Te
         "words": [sentence_text(tree.words()) for tree in trees],
         "brackets": [" ".join(form.tokens(tree)) for tree in trees],
     }
-    folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for side, lines in sides.items():
-        path, text = folder / f"{part}.{side}", "".join(line + "\n" for line in lines)
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            write_text(path, text)
+        path = folder / f"{part}.{side}"
+        _write(path, "".join(line + "\n" for line in lines))
         paths.append(path)
     return paths[0], paths[1]
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole, unless it holds that text: another process of the same training may be reading it."""
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
 
 
 # Fields of a recipe that `train_parser` sets from the trees.
@@ -234,9 +240,11 @@ def parsing_recipe(
     source, target = write_training_text(versions, folder, "train", form)
     validation = write_training_text(dev_trees, folder, "dev", form)
     sentences = (sentence_text(tree.words()) for tree in train_trees)
-    train_parser_tokenizer(sentences, form.vocabulary(train_trees), recipe.vocab_size).save_pretrained(
-        folder / "tokenizer"
-    )
+    tokenizer = train_parser_tokenizer(sentences, form.vocabulary(train_trees), recipe.vocab_size)
+    with tempfile.TemporaryDirectory() as name:
+        tokenizer.save_pretrained(name)
+        for file in sorted(Path(name).iterdir()):
+            _write(folder / "tokenizer" / file.name, file.read_text(encoding="utf-8"))
     paths = (source, target, *validation, None, folder / "tokenizer")
     return replace(recipe, **{name: path and str(path) for name, path in zip(OWN_FIELDS, paths, strict=True)})
 

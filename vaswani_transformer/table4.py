@@ -9,12 +9,12 @@ from typing import Any
 
 from .averaging import WEIGHTS
 from .bracket_scores import score_trees
-from .experiment_cells import check_data_dir, settings_of, training_log
+from .experiment_cells import check_data_dir, settings_of, train_cell, training_log
 from .experiments import Cell, Estimate, Experiment, Setup, markdown_table, shown, told_machine, write_recipe
 from .files import write_text
 from .loading import load_model
 from .paper_tables import TABLE4
-from .parsing import Baselines, Parser, TextForm, load_trees, train_parser
+from .parsing import Baselines, Parser, TextForm, load_trees, parsing_recipe
 from .plan import make_plan
 from .recipe import Recipe, load_recipe
 
@@ -79,6 +79,7 @@ class Table4(Experiment):
 
     name = "table4"
     title = "constituency parsing: labelled bracket F1"
+    distributed = True
 
     def _recipe(self, setup: Setup, output: Path | None = None) -> Recipe:
         return load_recipe(SCALES[setup.scale].recipe, setup.changes | {"output": str(output or "runs")})
@@ -111,7 +112,7 @@ class Table4(Experiment):
         recipe = dataclasses.replace(
             self._recipe(setup), train_data="trees", expected_pairs=pairs,
             expected_source_length=source, expected_target_length=target)  # fmt: skip
-        plan = make_plan(recipe, device)
+        plan = make_plan(recipe, device, setup.processes)
         seconds = plan.seconds
         if recipe.max_minutes and seconds is not None:
             seconds = min(seconds, 60 * recipe.max_minutes)
@@ -126,7 +127,8 @@ class Table4(Experiment):
             baseline = getattr(Baselines.of(train_trees), BASELINES[cell.name])
             return score_trees(test, [baseline(tree.words()) for tree in test])
         if not (folder / WEIGHTS).exists():
-            train_parser(self._recipe(setup, folder), train_trees, dev, data.parsers[cell.name][1])
+            recipe = self._recipe(setup, folder)
+            train_cell(setup, parsing_recipe(recipe, train_trees, dev, data.parsers[cell.name][1]))
         model, tokenizer = load_model(folder)
         figures = {}
         for constrained, prefix in ((False, "free_"), (True, "")):

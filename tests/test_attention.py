@@ -309,7 +309,7 @@ def test_a_place_where_nothing_can_be_written_is_told_before_any_work(folder, tm
     (tmp_path / "file").write_text("here\n")
     for words in (["a dog", "--output", tmp_path / "file" / "x.png"], ["--report", tmp_path / "file", "--output", tmp_path / "file" / "new" / "x.md"]):  # fmt: skip  # noqa: E501
         assert run("no_model", *words) == 2
-        assert f"and {tmp_path / 'file'} is a file, not a folder: give another" in capsys.readouterr().err
+        assert f"is within the file {tmp_path / 'file'}: give a folder" in capsys.readouterr().err
     assert (tmp_path / "file").read_text() == "here\n"
 
 

@@ -2,12 +2,11 @@
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from .command_line import Parser, add_command
+from .command_line import Parser, add_command, check_output_place
 from .decoding_options import add_search_options, check_options, generate_options
 from .errors import UserError
 
@@ -166,11 +165,7 @@ def _refuse_existing(arguments: argparse.Namespace, paths) -> None:
         raise UserError("--output is empty: give a folder or a file")
     if output not in paths and output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file: give a folder or another name as --output")
-    folder = next(parent for parent in output.absolute().parents if parent.exists())
-    if not folder.is_dir():
-        raise UserError(f"--output is {output}, and {folder} is a file, not a folder: give another --output")
-    if not os.access(output if output.is_dir() else folder, os.W_OK):
-        raise UserError(f"--output is {output}, and nothing may be written there: give another --output")
+    check_output_place(output)
     for path in paths:
         if path.is_dir():
             raise UserError(f"{path} is a folder: give another --output")

@@ -3,11 +3,10 @@
 import argparse
 import difflib
 import importlib
-import os
 import signal
 from pathlib import Path
 
-from .command_line import add_command, report_stop
+from .command_line import add_command, check_output_place, report_stop
 from .errors import UserError
 
 # Name on the command line: module, and the class in it.
@@ -237,11 +236,7 @@ def _check_output(output: Path) -> None:
     """
     if output.exists() and not output.is_dir():
         raise UserError(f"--output {output} is a file: give a folder")
-    there = next(path for path in (output, *output.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise UserError(f"--output {output} is within the file {there}: give a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"--output {output} cannot be written to: give another folder")
+    check_output_place(output)
 
 
 def _print_plan(experiment, setup, cells: list, finished: dict, arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
+from .errors import UserError
 from .starting import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 
 EXIT_FAILURE, EXIT_USAGE = 1, 2
@@ -145,3 +146,17 @@ def command_name() -> str:
     if found and (not script.exists() or Path(found).samefile(script)):
         return "vaswani"
     return os.path.relpath(script)
+
+
+def check_output_place(output: Path) -> None:
+    """Look whether something can be written under a name, before hours are spent.
+
+    Raises:
+        UserError: where a file is above it, or nothing may be written there.
+    """
+    places = (output.absolute(), *output.absolute().parents)
+    there = next(path for path in places[not output.is_dir() :] if path.exists())
+    if not there.is_dir():
+        raise UserError(f"--output {output} is within the file {there}: give a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"--output {output} cannot be written to: give another folder")

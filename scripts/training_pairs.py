@@ -11,7 +11,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> None:
     """Text files, tokenizer and tokenized pairs in `folder`."""
     import datasets
 
-    from vaswani_transformer.data import load_pairs, tokenize_pairs
+    from vaswani_transformer import load_pairs, tokenize_pairs
     from vaswani_transformer.synthetic import generate_corpus
     from vaswani_transformer.tokenization import train_tokenizer
 

@@ -16,21 +16,11 @@ from conftest import tiny_config
 from huggingface_hub import ModelCard
 
 from vaswani_transformer import VaswaniConfig, load_recipe
+from vaswani_transformer.card_facts import CardFacts, datasets_of, languages_of, read_run
+from vaswani_transformer.card_rows import decoding_rows, training_rows
 from vaswani_transformer.earlier_card import carry_over, is_sealed, may_be_replaced, read_card
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.model_card import (
-    METRICS,
-    CardFacts,
-    check_metadata,
-    choose_kind,
-    compare_with_paper,
-    datasets_of,
-    decoding_rows,
-    languages_of,
-    read_run,
-    render_card,
-    training_rows,
-)
+from vaswani_transformer.model_card import METRICS, check_metadata, choose_kind, compare_with_paper, render_card
 from vaswani_transformer.provenance import evaluation_record, name_of_test_set, read_evaluation, weights_sha256
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -21,13 +21,13 @@ from preparing import CHUNK, digests, make, with_validation
 
 from vaswani_transformer import preparation, train_tokenizer
 from vaswani_transformer.cli import main
-from vaswani_transformer.data import tokenize_pairs
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.prepared import PreparedPairs, open_prepared
 from vaswani_transformer.recipe import Recipe
 from vaswani_transformer.recipe_data import data_sources, load_training_pairs
 from vaswani_transformer.shards import ShardWriter, Workers
 from vaswani_transformer.tokenization import load_tokenizer
+from vaswani_transformer.tokenized_pairs import tokenize_pairs
 
 small_chunks = preparing.small_chunks
 text = preparing.text

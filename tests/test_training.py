@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
-from vaswani_transformer import UserError, average_checkpoints, callbacks, model_card, train, training
+from vaswani_transformer import UserError, average_checkpoints, callbacks, card_rows, train, training
 from vaswani_transformer.checkpoints import Checkpoint, complete_checkpoints, read_checkpoints, step_of, surplus
 from vaswani_transformer.recipe import check_recipe
 from vaswani_transformer.run_folder import checkpoints_at_most
@@ -315,7 +315,7 @@ def test_what_is_kept_is_what_was_asked_for_and_all_is_logged(recipe, trained, k
     assert told == {"eval_loss", "best_loss", "average_loss"} | ({"last_loss"} if keep == "last" else set())
     [loss] = [entry[f"{keep}_loss"] for entry in entries if f"{keep}_loss" in entry]
     assert result.metrics["eval_loss"] == loss
-    said = model_card._kept_weights(dataclasses.asdict(dataclasses.replace(recipe, keep_weights=keep)), entries)
+    said = card_rows._kept_weights(dataclasses.asdict(dataclasses.replace(recipe, keep_weights=keep)), entries)
     assert said.startswith(keep)
 
 

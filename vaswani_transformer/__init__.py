@@ -79,7 +79,7 @@ _LAZY = {
     "score_pairs": "scoring",
     "score_tokens": "scoring",
     "score_trees": "bracket_scores",
-    "tokenize_pairs": "data",
+    "tokenize_pairs": "tokenized_pairs",
     "train": "training",
     "train_tokenizer": "tokenization",
     "write_attention_page": "attention_page",

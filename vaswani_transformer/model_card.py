@@ -3,13 +3,10 @@
 Nothing here needs a network, and no figure comes from anywhere but the model, its run folder and evaluation files.
 """
 
-import contextlib
-import dataclasses
 import math
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
 
@@ -18,13 +15,12 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.utils import validate_repo_id
 
-from .callbacks import read_training_log
+from .card_facts import CardFacts, facts_of
+from .card_rows import decoding_rows, number_in_words, size_rows, training_rows
 from .configuration_vaswani import VaswaniConfig
 from .earlier_card import carry_over, describes, may_be_replaced, seal
 from .errors import UserError
-from .provenance import search_settings, tensors_sha256
-from .recipe import Recipe, convert
-from .run_folder import LOG, RECIPE
+from .provenance import tensors_sha256
 
 KINDS = {"base": "base", "big": "big", "parser": "parsing"}  # template -> preset of the paper it speaks of
 # Score in an evaluation file -> metric on the Hub, words for it, decimals shown (the front matter has all of them).
@@ -39,117 +35,7 @@ METRICS = {
 }
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*|multilingual|code")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
-# ISO 639-1, to tell the column `de` from the column `fr_text`.
-_ISO_639_1 = (
-    " aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo"
-    " es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka"
-    " kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng"
-    " nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st"
-    " su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu "
-)
 _SIZES = ("d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers")
-
-
-@dataclass(frozen=True)
-class CardFacts:
-    """What a card is made from.
-
-    Args:
-        repo_id: `owner/name`.
-        config: the model's configuration.
-        parameters: how many the model has, tied ones counted once.
-        generation: `search_settings` of its `generation_config.json`.
-        recipe: the recipe of its training run; empty if not known.
-        log: the entries of its training log; empty if not known.
-        evaluations: records of `vaswani evaluate --json`.
-        languages: codes (ISO 639), source first.
-        license: the Hub's identifier of the weights' licence; None if none was given.
-        datasets: names of datasets on the Hub.
-        remote_code: whether code travels beside the weights.
-        pipeline: a pipeline task that the saved model brings, or None.
-        weights: `tensors_sha256` of the weights; None if not known.
-    """
-
-    repo_id: str
-    config: VaswaniConfig
-    parameters: int
-    generation: Mapping = field(default_factory=dict)
-    recipe: Mapping = field(default_factory=dict)
-    log: Sequence[Mapping] = ()
-    evaluations: Sequence[Mapping] = ()
-    languages: Sequence[str] = ()
-    license: str | None = None
-    datasets: Sequence[str] = ()
-    remote_code: bool = False
-    pipeline: str | None = None
-    weights: str | None = None
-
-    @property
-    def name(self) -> str:
-        """The repository's name without its owner."""
-        return self.repo_id.rpartition("/")[2]
-
-
-def read_run(folder: str | Path) -> tuple[dict, list[dict]]:
-    """The recipe and the training log of a run's folder; both are empty where there is no recipe.
-
-    A log alone is another program's: its steps and seconds may be of another kind. What is no recipe is left out.
-    """
-    path, log = Path(folder) / RECIPE, Path(folder) / LOG
-    recipe, known = {}, {field.name for field in dataclasses.fields(Recipe)}
-    if path.is_file():
-        with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError):  # a torn file says nothing
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
-            for name in known & values.keys() if isinstance(values, dict) else ():
-                with contextlib.suppress(UserError):
-                    recipe[name] = convert(name, values[name])
-    entries = read_training_log(log) if path.is_file() and log.is_file() else []
-    return recipe, [entry for entry in entries if isinstance(entry, dict)]
-
-
-def languages_of(recipe: Mapping) -> list[str]:
-    """Source and target language as the recipe's column names or file endings say; empty if they do not.
-
-    >>> languages_of({"source_column": "en", "target_column": "de"})
-    ['en', 'de']
-    """
-    columns = [recipe.get("source_column"), recipe.get("target_column")]
-    files = [str(recipe.get(f"train_{side}") or "").removesuffix(".gz") for side in ("source", "target")]
-    for pair in (columns, [name.rpartition(".")[2] for name in files]):
-        if pair[0] != pair[1] and all(code and f" {code} " in _ISO_639_1 for code in pair):
-            return pair
-    return []
-
-
-def datasets_of(recipe: Mapping) -> list[str]:
-    """The Hub dataset that the recipe trained on; empty for files, and where it is not certain."""
-    data = recipe.get("train_data")
-    return [data] if data and recipe.get("data_config") else []  # only datasets of the Hub have configurations
-
-
-def facts_of(model, repo_id: str, folder: str | Path | None, weights: str | None = None) -> CardFacts:
-    """What a saved model and the folder of its run tell.
-
-    Args:
-        model: a [`VaswaniForConditionalGeneration`] after `save_pretrained`, which enters what travels with it.
-        repo_id: `owner/name`.
-        folder: where it was trained, if known; files of the run that are not there are left out.
-        weights: `tensors_sha256` of what it saves.
-    """
-    recipe, log = read_run(folder) if folder is not None else ({}, [])
-    return CardFacts(
-        repo_id=repo_id,
-        config=model.config,
-        parameters=model.num_parameters(),
-        generation=search_settings(model.generation_config),
-        recipe=recipe,
-        log=log,
-        languages=languages_of(recipe),
-        datasets=datasets_of(recipe),
-        remote_code="AutoModelForSeq2SeqLM" in (getattr(model.config, "auto_map", None) or {}),
-        pipeline="translation" if "translation" in (getattr(model.config, "custom_pipelines", None) or {}) else None,
-        weights=weights,
-    )
 
 
 def card_for_push(model, repo_id: str, card: str) -> str:
@@ -219,127 +105,6 @@ def compare_with_paper(config: VaswaniConfig, kind: str) -> str:
     if 1 / 1.1 < ratio < 1.1:
         return f"It has the architecture of the paper's {words} with other sizes."
     return f"It is a {'smaller' if ratio < 1 else 'larger'} model of the same architecture as the paper's {words}."
-
-
-def size_rows(facts: CardFacts) -> list[tuple[str, str]]:
-    """Rows of the table of sizes."""
-    config = facts.config
-    shared = "shared by source, target and output" if config.tie_word_embeddings else "three matrices of embeddings"
-    learned = config.position_encoding == "learned"
-    return [
-        ("parameters", f"{facts.parameters:,}"),
-        ("layers", f"{config.encoder_layers} encoder, {config.decoder_layers} decoder"),
-        ("d_model", f"{config.d_model:,}"),
-        ("d_ff", f"{config.d_ff:,}"),
-        ("attention heads", f"{config.num_heads}, d_k {config.d_k}, d_v {config.d_v}"),
-        ("vocabulary", f"{config.vocab_size:,} entries, {shared}"),
-        ("positions", f"learned, {config.max_position_embeddings:,}" if learned else "sinusoidal"),
-        *([("self-attention", f"{config.attention_window} neighbours")] if config.attention_window else []),
-    ]
-
-
-def _data(recipe: Mapping, part: str) -> str | None:
-    """The data of one part of a run in words; of paths only the last part, which is no secret of the machine."""
-    source, target = recipe.get(f"{part}_source"), recipe.get(f"{part}_target")
-    if source and target:
-        return f"{Path(source).name} and {Path(target).name}"
-    if part == "validation" and not recipe.get("validation_data"):
-        if recipe.get("validation_split") and recipe.get("train_data"):
-            return f"split {recipe['validation_split']} of the same dataset"
-        return f"{recipe['validation_size']:,} pairs held out of them" if recipe.get("validation_size") else None
-    if not recipe.get(f"{part}_data"):
-        return None
-    name = recipe["train_data"] if datasets_of(recipe) and part == "train" else Path(recipe[f"{part}_data"]).name
-    return f"{name} {recipe['data_config']}" if recipe.get("data_config") else name
-
-
-def _kept_weights(recipe: Mapping, log: Sequence[Mapping]) -> str | None:
-    """Which weights the run kept, as its recipe says, or as its log tells where that says the better ones."""
-    by = recipe.get("best_by")
-    best, average = (
-        next((entry[f"{name}_{by}"] for entry in reversed(log) if f"{name}_{by}" in entry), None)
-        for name in ("best", "average")
-    )
-    if best is None and average is None:
-        return None
-    keep = recipe.get("keep_weights", "better")
-    if keep == "last":
-        return "last checkpoint"
-    if best is None or average is None or keep in ("best", "average"):
-        kept_best = average is None or (best is not None and keep == "best")
-    else:
-        kept_best = average <= best if by == "bleu" else average >= best
-    if kept_best:
-        return f"best checkpoint by validation {'BLEU' if by == 'bleu' else by}"
-    count = recipe.get("average_checkpoints")
-    return f"average of the last checkpoints, {count} at most" if count else "average of the last checkpoints"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} hours" if seconds >= 36_000 else f"{seconds / 60:.1f} minutes"
-
-
-def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
-    """Rows of the training table, from recipe and log; a row whose facts are absent is left out."""
-    recipe, config = facts.recipe, facts.config
-    steps = [
-        entry
-        for entry in facts.log
-        if "step" in entry and not {"best_loss", "average_loss", "last_loss"} & entry.keys()
-    ]
-    last = steps[-1] if steps else {}
-
-    def known(*names) -> bool:
-        return all(recipe.get(name) is not None for name in names)
-
-    rows = [("training data", _data(recipe, "train")), ("validation data", _data(recipe, "validation"))]
-    if known("max_length"):
-        rows.append(("longest pair", f"{recipe['max_length']:,} tokens on a side"))
-    if known("tokens_per_batch"):
-        rows.append(("batch", f"{recipe['tokens_per_batch']:,} source tokens, and as many target tokens, at most"))
-    if last:
-        epochs = f", {last['epoch']:.1f} epochs" if "epoch" in last else ""
-        rows.append(("optimizer steps", f"{last['step']:,}{epochs}"))
-    if known("adam_beta1", "adam_beta2", "adam_epsilon"):
-        betas = f"β₁ {recipe['adam_beta1']}, β₂ {recipe['adam_beta2']}, ε {float(recipe['adam_epsilon']):g}"
-        rows.append(("optimizer", f"Adam, {betas}"))
-    if known("warmup_steps"):
-        scale = recipe.get("learning_rate_scale")
-        factor = f" times {scale:g}" if scale is not None and scale != 1 else ""
-        rows.append(("learning rate", f"Equation 3 of the paper{factor}, {recipe['warmup_steps']:,} warmup steps"))
-    if recipe or facts.log:
-        parts = [f"{config.dropout:g}"]
-        parts += [f"{value:g} on attention weights"] if (value := config.attention_dropout) else []
-        parts += [f"{value:g} inside feed-forward layers"] if (value := config.activation_dropout) else []
-        rows.append(("dropout", ", ".join(parts)))
-    if known("label_smoothing"):
-        rows.append(("label smoothing", f"{recipe['label_smoothing']:g}"))
-    rows.append(("weights kept", _kept_weights(recipe, facts.log)))
-    if "seconds" in last:
-        rows.append(("duration", _duration(last["seconds"])))
-    if known("seed"):
-        rows.append(("seed", str(recipe["seed"])))
-    return [(label, value) for label, value in rows if value is not None]
-
-
-def decoding_rows(generation: Mapping) -> list[tuple[str, str]]:
-    """Rows of the decoding table: the paper's settings in words, others by name; what is not set is left out."""
-    words = {
-        "num_beams": "beams",
-        "length_penalty": "length penalty",
-        "max_extra_tokens": "tokens more than the source, at most",
-        "max_new_tokens": "tokens, at most",
-    }
-    names = [*words, *sorted(generation.keys() - words.keys())]
-    return [
-        (words.get(name, f"`{name}`"), _number(generation[name])) for name in names if generation.get(name) is not None
-    ]
-
-
-def _number(value) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _scores(evaluation: Mapping) -> dict[str, float]:
@@ -419,7 +184,7 @@ def _evaluation(evaluation: Mapping) -> dict:
     """One record in the template's terms."""
     how, command = [], evaluation.get("command")
     if "sentences" in evaluation:
-        how.append(("sentences", _number(evaluation["sentences"])))
+        how.append(("sentences", number_in_words(evaluation["sentences"])))
     for side in ("source", "reference"):
         if f"{side}_file" in evaluation:
             digest = f", SHA-256 `{evaluation[f'{side}_sha256']}`" if f"{side}_sha256" in evaluation else ""

@@ -9,7 +9,7 @@ import torch
 
 from .batching import TokenBatchSampler
 from .configuration_vaswani import VaswaniConfig
-from .data import find_shards, tokenize_pairs
+from .data import find_shards
 from .devices import DEFAULT_UTILISATION, DEVICES, HERE, measure_device, parse_device
 from .errors import UserError
 from .flops import model_flops
@@ -19,6 +19,7 @@ from .recipe import Recipe
 from .recipe_data import data_path, data_sources
 from .text_files import home_path
 from .tokenization import load_tokenizer, train_tokenizer
+from .tokenized_pairs import tokenize_pairs
 from .training import _tokenizer, choose_precision, load_training_pairs, new_model, reporters
 
 # Share of `tokens_per_batch` that is tokens on the longer side, the rest being padding. `TokenBatchSampler` gave 0.92

@@ -26,15 +26,11 @@ from huggingface_hub.utils import (
     validate_repo_id,
 )
 
+from .card_facts import CardFacts, facts_of
 from .earlier_card import carry_over, may_be_replaced
 from .errors import UserError
 from .loading import load_model
-from .model_card import (
-    CardFacts,
-    check_metadata,
-    facts_of,
-    render_card,
-)
+from .model_card import check_metadata, render_card
 from .provenance import is_weights_file, read_evaluation, tensors_sha256, weights_sha256
 
 logger = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ import yaml
 
 from .averaging import WEIGHTS
 from .checkpoints import checkpoint_folders, complete_checkpoints, last_complete_checkpoint
-from .data import pair_lengths
 from .errors import UserError
 from .files import publish, remove, remove_leftovers, unfinished, write_text
 from .recipe import Recipe
 from .tokenization import tokenizer_sha256
+from .tokenized_pairs import pair_lengths
 
 CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.jsonl", "learning_curve.png"
 TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"  # a folder, and the files in it that are TensorBoard's

@@ -21,11 +21,11 @@ from transformers import Seq2SeqTrainingArguments, TrainerCallback
 from .agreement import over_processes
 from .batching import IGNORE_INDEX, PairCollator, TokenBatchSampler
 from .checkpointing import CheckpointingTrainer
-from .data import pair_lengths
 from .loss import label_smoothed_cross_entropy, loss_in_place_of_logits
 from .meters import FiniteLossGuard, ThroughputMeter
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .schedule import NoamSchedulerCallback
+from .tokenized_pairs import pair_lengths
 
 logger = logging.getLogger(__name__)
 

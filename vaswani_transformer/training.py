@@ -30,7 +30,6 @@ from .callbacks import (
 )
 from .checkpoints import step_of
 from .configuration_vaswani import VaswaniConfig
-from .data import tokenize_pairs
 from .errors import UserError
 from .files import place_files, remove, unfinished
 from .final_weights import AVERAGE, Candidate, choose_weights
@@ -56,6 +55,7 @@ from .run_folder import (
     torn_checkpoints,
 )
 from .tokenization import check_tokenizer_matches, load_tokenizer
+from .tokenized_pairs import tokenize_pairs
 from .trainer import VaswaniTrainer, VaswaniTrainingArguments
 from .watch import Alone, ProcessWatch, watch_processes
 

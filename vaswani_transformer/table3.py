@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .experiment_cells import Training, TranslationExperiment, draw_against, scaled_down, spread, with_target
+from .experiment_cells import LAPTOP, Training, TranslationExperiment, draw_against, scaled_down, spread, with_target
 from .experiments import Cell, Setup, markdown_table, shown, told_machine
 from .paper_tables import TABLE3, VariationRow
 from .recipe import Recipe
@@ -12,10 +12,7 @@ SEEDS = 3  # of the base model, so that a difference can be told from chance
 SMOOTHING = {"table3-d-smoothing-0.0": 0.0, "table3-d-smoothing-0.2": 0.2}
 # The last checkpoint: Table 3 is without averaging (its caption).
 PAPER = {"checkpoint_minutes": 0.0, "average_checkpoints": 0, "keep_weights": "last"}
-LAPTOP = PAPER | {
-    "tokens_per_batch": 2048, "tokens_per_device": 2048, "max_steps": 2000, "warmup_steps": 500,
-    "evaluate_every": 500, "keep_checkpoints": 1, "validation_bleu": 0,
-}  # fmt: skip
+SMALL = PAPER | LAPTOP | {"max_steps": 2000, "evaluate_every": 500, "keep_checkpoints": 1, "validation_bleu": 0}
 BIG_STEPS = 3  # times those of the others, in the paper and here
 
 
@@ -38,8 +35,8 @@ def row_training(row: VariationRow, scale: str, seed: int = 0) -> Training:
     if scale == "paper":
         return Training(recipe, PAPER | changes, tokenized_bleu=True)
     changes |= scaled_down(Recipe(preset=row.preset)) | {"preset": "base"}
-    steps = LAPTOP["max_steps"] * (BIG_STEPS if big else 1)
-    settings = with_target("de") | LAPTOP | changes | {"max_steps": steps}
+    steps = SMALL["max_steps"] * (BIG_STEPS if big else 1)
+    settings = with_target("de") | SMALL | changes | {"max_steps": steps}
     return Training(recipe, settings, test_source="val.en.gz", test_target="val.de.gz", tokenized_bleu=True)
 
 

@@ -208,7 +208,7 @@ def test_readable_tokens_of_a_vocabulary_of_letters():
         ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.text("adehlorst", min_size=1, max_size=6), min_size=1, max_size=6))
 def test_pieces_with_marks_make_up_the_words(words):
     tokenizer = test_pieces_with_marks_make_up_the_words.tokenizer

@@ -68,7 +68,7 @@ def test_even_attention_of_a_short_sentence_has_no_position():
     assert self_attention(np.full((3, 3), 1 / 3), np.zeros(3, bool))["role"] == "broad"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(2, 9), st.sampled_from(["encoder", "decoder"]), st.integers(0, 10**6))
 def test_measures_of_self_attention_are_those_of_plain_loops(length, kind, seed):
     rng = np.random.default_rng(seed)
@@ -95,7 +95,7 @@ def test_measures_of_self_attention_are_those_of_plain_loops(length, kind, seed)
         assert measures[name] == (pytest.approx(np.mean(values), abs=1e-9) if values else None)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.integers(2, 9),
     st.sampled_from(["encoder", "decoder"]),

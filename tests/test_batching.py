@@ -78,7 +78,7 @@ def lines(number, length, limit):
     }
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(problems(micro_batches=st.sampled_from([1, 1, 2, 3, 5])), st.booleans())
 @example(lines(number=3, length=1, limit=3), True)  # one batch that may be cut short
 @example(lines(number=2, length=3, limit=4), True)  # batches of one pair, which cannot be halved
@@ -124,7 +124,7 @@ def test_number_of_batches_over_a_hundred_epochs_of_skewed_lengths():
         check_epoch(sampler, problem)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(micro_batches=st.sampled_from([2, 3, 4])), st.integers(0, 50), st.booleans())
 def test_batches_do_not_depend_on_the_number_of_parts(problem, epoch, shuffle):
     whole = TokenBatchSampler(**{**problem, "micro_batches": 1}, shuffle=shuffle)
@@ -209,7 +209,7 @@ def test_without_shuffling_every_epoch_is_the_same_and_goes_from_long_to_short()
     assert all(min(earlier) >= max(later) for earlier, later in itertools.pairwise(longest))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(micro_batches=st.sampled_from([1, 1, 2, 4])), st.integers(0, 9))
 def test_statistics_equal_a_plain_count(problem, epoch):
     sampler = TokenBatchSampler(**problem)

@@ -160,6 +160,8 @@ def test_as_a_metric():
     scores = BracketMetric().compute(predictions=[lines[0], "(ROOT (VP (NN c)))"], references=lines)
     assert scores["bracket_f1"] == pytest.approx(75) and scores["exact_match"] == 50
     raw = ["( (S-1 (NP-SBJ (NN a) (-NONE- *T*-1)) (VP (VB b) (NP (-NONE- *)))) )", "(TOP (NP=2 (NN c)))"]
+    odd = ["(ROOT (NP\n  (NN a\u2028b\u0085c)))"]  # line ends, and what only looks like one
+    assert BracketMetric().compute(predictions=odd, references=odd)["bracket_f1"] == 100
     assert BracketMetric().compute(predictions=lines, references=raw)["bracket_f1"] == 100
     with pytest.raises(UserError, match=r"references\[1\]: the tree has no word"):
         BracketMetric().compute(predictions=lines, references=[lines[0], "(S (-NONE- *))"])

@@ -92,7 +92,7 @@ def test_beams_that_go_on_from_one_share_its_past():
 
 
 @torch.no_grad()
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 4), vocab_size=st.integers(512, 900), count=st.integers(1, 8), kinds=st.integers(1, 900),
     hidden=st.sampled_from([0.0, 0.5, 0.999]), seed=st.integers(0, 2**31),

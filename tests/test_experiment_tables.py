@@ -131,6 +131,13 @@ def load_weights(folder: Path) -> list[torch.Tensor]:
     return list(load_file(folder / "model.safetensors").values())
 
 
+def test_no_hours_are_told_for_what_is_only_measured(capsys, tmp_path):
+    status, out, _ = experiment(capsys, "table1", "--scale", "paper", "--dry-run", "--output", tmp_path)
+    assert status == 0 and "9 of 9 cells to run: hours are not known" in out
+    _, out, _ = experiment(capsys, "table1", "--dry-run", "--output", tmp_path)
+    assert "9 of 9 cells to run: 0.025 hours one after the other" in out
+
+
 def test_dry_run_tells_what_is_missing_and_starts_nothing(tmp_path, capsys):
     words = ["table3", "--output", tmp_path, "--dry-run", "--device", "p100 x8"]
     status, output, _ = experiment(capsys, *words, "--scale", "paper", "--only", "base", "big")
@@ -267,7 +274,14 @@ def test_positions_command(tmp_path, capsys, monkeypatch):
         (["table3", "--dry-run", "--devices", "cuda:64"], "cuda:64 is not there"),
         (["table1", "--output", __file__], "is a file: give a folder"),
         (["table1", "--output", f"{__file__}/there"], f"is within the file {__file__}: give a folder"),
-        (["table4"], "give --data-dir, the folder with gum.train.trees.gz"),
+        (["table4"], "give --data-dir, the folder with gum.train.trees.gz, gum.dev.trees.gz (or as plain text"),
+        (
+            ["table4", "--data-dir", "."],
+            "has no gum.train.trees.gz, gum.dev.trees.gz (or as plain text, without .gz): give",
+        ),
+        (["table1", "--output", ""], "--output is empty: give a folder"),
+        (["table3", "--dry-run", "--devices", "gpu", "--device", "p100"], "--devices 'gpu' is not known"),
+        (["table3", "--only", "Z"], "big; groups A, B, C, D, E"),
     ],
 )
 def test_mistakes_end_in_one_line(words, message, tmp_path, capsys):

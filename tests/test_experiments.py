@@ -98,7 +98,10 @@ def test_a_folder_of_another_recipe_is_refused_and_stays(tmp_path):
     run_all(experiment, Setup(output=tmp_path))
     other = Setup(output=tmp_path, changes={"step": "10"})
     message = error_of(run_cell, experiment, other, experiment.cells(other)[0])
-    assert re.search(r"two is of another recipe \(number 2 there and 20 here\): give another --output", message)
+    assert re.search(
+        r"two is of another recipe \(number 2 there and 20 here\): give the --set that it was made with",
+        message,
+    )
     assert "another recipe" in error_of(read_results, experiment, other, experiment.cells(other))
     assert json.loads((tmp_path / "squares/laptop/two/result.json").read_text())["figures"] == {"square": 4}
 
@@ -161,12 +164,12 @@ def test_time_by_the_clock_and_of_processors():
 
     told = told_machine({"a": result(60, 0.5, 30), "b": result(120, 1.5, 90)})
     assert told == (
-        "2 runs, 3.0 minutes in all by the clock (2.0 minutes of processor time); x, 2 cores, 1 threads; 2026-01-02."
+        "2 runs, 3.0 minutes in all by the clock (2.0 minutes of processor time); x, 2 cores, 1 thread; 2026-01-02."
     )
     for other in (result(120, 1.5, None), result(60, 4.0, 90)):  # unknown; of the last of several sessions alone
         assert "processor time" not in told_machine({"a": result(60, 0.5, 30), "b": other})
     told = told_machine({"a": result(60, 0.5, 30, {"processes": 4})})
-    assert told.startswith("1 run, 1.0 minutes") and "1 threads, 4 processes a run;" in told
+    assert told.startswith("1 run, 1.0 minutes") and "1 thread, 4 processes a run;" in told
 
 
 def test_rows_are_chosen_by_name_or_group(tmp_path):

@@ -262,7 +262,7 @@ class TestDropout:
                 assert abs(agreeing - 0.5) < 5 * 0.5 / math.sqrt(100_000)
 
     @given(shape=st.lists(st.integers(0, 7), max_size=4), p=st.floats(0.01, 0.99), seed=st.integers(0, 2**32))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_any_shape_and_the_same_again_from_the_same_seed(self, shape, p, seed):
         states = torch.arange(1.0, 1 + math.prod(shape)).reshape(shape)
         results = []

@@ -62,7 +62,7 @@ TOKENS = ("a", "b", "c", "A", "##AT##-##AT##", "&quot;", ",")
 SENTENCE = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=12).map(" ".join)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(SENTENCE, SENTENCE), min_size=1, max_size=6))
 def test_equals_a_plain_count(pairs):
     translations, references = map(list, zip(*pairs, strict=True))

@@ -3,71 +3,21 @@
 import json
 import re
 
+import parsers
 import pytest
 import torch
+from parsers import TINY, tree_of
 from random_trees import GUM, treebank
 
 from vaswani_transformer import UserError, load_model, load_recipe
-from vaswani_transformer.cli import main
-from vaswani_transformer.linearization import linearize
+from vaswani_transformer.linearization import linearize, without_words
 from vaswani_transformer.model_card import METRICS
-from vaswani_transformer.parsing import Baselines, Parser, load_trees, parsing_recipe, read_parse
+from vaswani_transformer.parsing import Baselines, Parser, TextForm, load_trees, parsing_recipe, read_parse
 from vaswani_transformer.provenance import read_evaluation
 from vaswani_transformer.publishing import publish
 from vaswani_transformer.tree_tokenizer import sentence_text, train_parser_tokenizer, tree_token_ids, word_starts
-from vaswani_transformer.trees import Tree, parse_trees
 
-NOUNS, VERBS, PLACES = ("dog", "cat", "house", "(", "U\u2009S"), ("sees", "likes", "finds"), ("here", "there")
-TINY = ["--vocab-size", "420", "--d-model", "16", "--d-ff", "32", "--num-heads", "2", "--encoder-layers", "1"]
-TINY += ["--decoder-layers", "1", "--max-steps", "3", "--evaluate-every", "2", "--quiet"]
-
-
-def tree_of(text: str) -> Tree:
-    return next(parse_trees(iter([text]), "text"))
-
-
-@pytest.fixture(scope="module")
-def trees(tmp_path_factory):
-    """Files of 60 and of 8 trees, with traces and functions."""
-    folder, lines = tmp_path_factory.mktemp("trees"), []
-    for number in range(68):
-        noun, other = (NOUNS[(number + by) % 4].replace("(", "-LRB-") for by in (0, 1))
-        adverb = f"(ADVP-LOC (RB {PLACES[number % 2]}))" if number % 3 else "(ADVP (-NONE- *T*-1))"
-        verb = f"(VP (VBZ {VERBS[number % 3]}) (NP (DT a) (NN {other})) {adverb})"
-        lines.append(f"(ROOT (S (NP-SBJ-1 (DT the) (NN {noun})) {verb} (. .)))")
-    (folder / "train.trees").write_text("\n".join(lines[:60]) + "\n")
-    (folder / "dev.trees").write_text("\n".join(lines[60:]) + "\n")
-    return folder
-
-
-def train(trees, folder, *options):
-    command = ["parse", "train", "--trees", trees / "train.trees", "--dev", trees / "dev.trees", "--output", folder]
-    assert main([*map(str, command), *TINY, *options]) == 0
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model(trees, cache, tmp_path_factory):
-    """A parser that has learned next to nothing."""
-    return train(trees, tmp_path_factory.mktemp("model") / "run", "--no-words", "--augment", "1", "--num-beams", "3")
-
-
-@pytest.fixture(scope="module")
-def wordy_model(trees, cache, tmp_path_factory):
-    """Another, which writes words too, and whose tags are all `XX`."""
-    folder = tmp_path_factory.mktemp("wordy_model") / "run"
-    return train(trees, folder, "--no-tags", "--vocab-size", "500")
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs a command; returns what it printed, on standard output and error."""
-
-    def call(*words, status: int = 0) -> tuple[str, str]:
-        assert main(["parse", *map(str, words)]) == status
-        return capsys.readouterr()
-
-    return call
+trees, model, wordy_model, run = parsers.trees, parsers.model, parsers.wordy_model, parsers.run
 
 
 def test_training_leaves_text_and_a_model_that_says_how_it_decodes(model):
@@ -136,8 +86,9 @@ def test_drawn_on_the_terminal(model, run):
     assert out.startswith("ROOT\n└─ ") and out.count("the") == 1
 
 
-def test_the_same_trees_in_any_company(model):
-    loaded, tokenizer = load_model(model)
+@pytest.mark.parametrize("kind", ["model", "wordy_model"])
+def test_the_same_trees_in_any_company(request, kind):
+    loaded, tokenizer = load_model(request.getfixturevalue(kind))
     sentences = [["the", "dog"], ["a", "cat", "sees", "the", "dog", "here", "."], ["no"], ["a"] * 30]
     together = list(Parser(loaded, tokenizer, num_beams=4).parse(sentences))
     alone = [next(Parser(loaded, tokenizer, num_beams=4).parse([words])) for words in sentences]
@@ -235,6 +186,10 @@ def test_trees_over_other_words(trees, run, tmp_path):
 
 def test_a_translation_model_is_no_parser(model, tmp_path):
     loaded, tokenizer = load_model(model)
+    tokens = tokenizer.init_kwargs["tree_tokens"]
+    tokenizer.init_kwargs["tree_tokens"] = [token for token in tokens if token != ")NP"]
+    with pytest.raises(UserError, match="tree_tokens are damaged"):
+        Parser(loaded, tokenizer)
     del tokenizer.init_kwargs["tree_tokens"]
     with pytest.raises(UserError, match="no parser"):
         Parser(loaded, tokenizer)
@@ -251,11 +206,16 @@ def test_recipes(tmp_path, trees):
 
 @pytest.mark.parametrize("name", GUM)
 def test_gum_survives_text_and_tokens(shared_data, name):
-    read = load_trees(treebank(shared_data, name))[:600]
+    """What the model would write for each tree, through the tokenizer and back."""
+    read, form = load_trees(treebank(shared_data, name)), TextForm(words=True)
+    read = read[:: max(1, len(read) // 300)]
+    sentences = [sentence_text(tree.words()) for tree in read]
+    tokenizer = train_parser_tokenizer(sentences, form.vocabulary(read), 1500)
     for tree in read:
-        words = sentence_text(tree.words()).split()
-        parse = read_parse(" ".join(linearize(tree)).split(), words)
-        assert parse.well_formed and parse.tree == tree
+        ids = tokenizer(" ".join(form.tokens(tree)))["input_ids"]
+        written = tokenizer.decode(ids, skip_special_tokens=True).split()
+        assert written == form.tokens(tree)
+        assert read_parse(without_words(written), tree.words()).tree == tree
 
 
 def test_a_gpu_or_cpu_gives_the_mask_where_the_scores_are(model):

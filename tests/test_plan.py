@@ -21,7 +21,7 @@ from vaswani_transformer.cli import main
 from vaswani_transformer.devices import DEVICES, UTILISATION_SOURCE, measure_device, parse_device
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.flops import model_flops, neighbours
-from vaswani_transformer.plan import EXPECTED_FILL, make_plan
+from vaswani_transformer.plan import EXPECTED_FILL, PAPER_UTILISATION, make_plan
 from vaswani_transformer.plan_text import describe_plan
 from vaswani_transformer.recipe import load_recipe, recipe_names
 
@@ -194,7 +194,14 @@ def test_the_papers_time_is_for_its_model_and_batch_alone():
     for plan in (smaller, other):
         assert plan.paper_model is None
         assert "Section 5.2" not in describe_plan(plan)
-        assert plan.seconds == pytest.approx(plan.flops / (8 * 9.5e12 * 0.35))
+        assert plan.seconds == pytest.approx(plan.flops / (8 * 9.5e12 * PAPER_UTILISATION))
+
+
+def test_other_sizes_are_reckoned_at_what_the_papers_base_model_reached():
+    base = make_plan(load_recipe("wmt14-en-de-base"), "p100 x8")
+    assert base.step_flops / (0.4 * 8 * 9.5e12) == pytest.approx(PAPER_UTILISATION, abs=5e-4)
+    heads = make_plan(load_recipe("wmt14-en-de-base", {"num_heads": 4, "d_k": 128, "d_v": 128}), "p100 x8")
+    assert heads.paper_model is None and heads.seconds == pytest.approx(base.seconds, rel=2e-3)
 
 
 def test_a_machine_too_fast_for_timed_checkpoints_is_told():
@@ -206,7 +213,7 @@ def test_a_machine_too_fast_for_timed_checkpoints_is_told():
     assert "too few" not in describe_plan(make_plan(by_steps, "h100 x8"))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(300, 30_000), st.integers(300, 30_000), st.integers(1, 16))
 def test_a_step_is_dealt_out_evenly_and_in_as_few_parts_as_fit(tokens, per_device, processes):
     overrides = {"tokens_per_batch": tokens, "tokens_per_device": per_device}

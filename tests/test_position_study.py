@@ -26,7 +26,7 @@ from vaswani_transformer.position_study import (
 SMALL = {"d_model": 16, "d_ff": 32, "num_heads": 2, "layers": 1, "batch": 16, "warmup_steps": 60, "examples": 20}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(-300, 300), st.integers(0, 3000), st.integers(1, 40))
 def test_an_offset_is_a_rotation_whatever_the_position(offset, position, half):
     matrix = offset_matrix(offset, 2 * half)

@@ -27,7 +27,7 @@ def neighbourhood(length: int, window: int, is_causal: bool) -> torch.Tensor:
     return torch.tensor(rows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     length=st.integers(1, 90), window=st.integers(1, 40), is_causal=st.booleans(), padding=st.integers(0, 89),
     block=st.sampled_from([1, 4, 16]), seed=st.integers(0, 2**31),

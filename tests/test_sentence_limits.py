@@ -146,7 +146,7 @@ def search(model, input_ids, attention_mask, options):
     return [(rows[start : start + copies], scores[start : start + copies]) for start in range(0, len(rows), copies)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 3),
     lengths=st.lists(st.integers(1, 8), min_size=2, max_size=5),

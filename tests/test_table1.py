@@ -15,7 +15,7 @@ from vaswani_transformer.layer_costs import fitted_exponent, measure_layer
 from vaswani_transformer.layer_kinds import KINDS, Attention, path_length
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.sampled_from(list(KINDS)), st.integers(2, 24), st.sampled_from([3, 5]), st.sampled_from([2, 4, 6, 10]))
 def test_paths_found_by_gradients_are_those_of_the_formulas(name, length, kernel, neighbourhood):
     expected = KINDS[name].layers_needed(length, kernel, neighbourhood)

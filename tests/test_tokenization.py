@@ -100,14 +100,14 @@ def round_trip(tokenizer, text):
 
 
 @KINDS
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text())
 def test_round_trip_of_any_text(tokenizers, kind, text):
     assert round_trip(tokenizers[kind], text) == text
 
 
 @KINDS
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.lists(st.sampled_from([*SPECIAL_TOKENS, " ", "\n", "##", "‿", "a", "Ein", ".", "'s", "ß", "é"])))
 def test_round_trip_of_awkward_mixtures(tokenizers, kind, text):
     text = "".join(text)

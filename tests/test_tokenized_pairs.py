@@ -91,7 +91,7 @@ TEXTS = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     pairs=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=12),
     max_length=st.integers(2, 20),

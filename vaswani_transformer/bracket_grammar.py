@@ -14,7 +14,7 @@ from transformers import LogitsProcessor
 from .errors import UserError
 from .linearization import is_close, is_open
 
-MAX_OPEN_RUN = 12  # constituents opened one right after the other; the Wall Street Journal and GUM have 8 at most
+MAX_OPEN_RUN = 12  # constituents opened one right after the other; GUM has 6 at most
 
 
 class BracketGrammar:
@@ -42,6 +42,11 @@ class BracketGrammar:
     @staticmethod
     def _is_tag(token: str) -> bool:
         return not (is_open(token) or is_close(token))
+
+
+def least_tokens(words: Sequence[Sequence[int]]) -> int:
+    """Tokens that the smallest tree over these words takes, `</s>` counted; words as `BracketProcessor` has them."""
+    return sum(map(len, words)) + len(words) + 1
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,8 @@ class BracketProcessor(LogitsProcessor):
         grammar: the tokens.
         words: of each sentence of the batch, and of each of its words the token ids that are written for it; none where
             words are not written.
-        limits: tokens that each output may have, `</s>` counted; at least one more than its words and their tags take.
+        limits: tokens that each output may have, `</s>` counted; at least one more than its words and their tags take,
+            and no more than `generate()` itself allows, which would else cut a tree off.
         max_open_run: see above.
         begin: tokens that the decoder is started with.
 
@@ -101,7 +107,7 @@ class BracketProcessor(LogitsProcessor):
         for sentence, limit in zip(words, limits, strict=True):
             if not sentence:
                 raise UserError("a sentence without words has no tree: leave it out")
-            if limit < (least := sum(map(len, sentence)) + len(sentence) + 1):
+            if limit < (least := least_tokens(sentence)):
                 raise UserError(
                     f"a tree over {len(sentence)} words takes at least {least} tokens and an output may have {limit}:"
                     " raise --max-new-tokens"

@@ -12,6 +12,7 @@
 - A sentence of which no word is left is passed over: it is no exact match and no sentence.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
@@ -177,7 +178,7 @@ class BracketMetric(evaluate.Metric):
 
 
 def _one_tree(text: str, where: str) -> Tree:
-    trees = list(parse_trees(iter([" ".join(text.splitlines())]), where))
+    trees = list(parse_trees(iter([re.sub("[\r\n]", " ", text)]), where, mend="mend it"))
     if len(trees) != 1:
         raise UserError(f"{where}: {len(trees)} trees: give one")
     tree = clean(trees[0])

@@ -97,6 +97,8 @@ def _experiment(arguments: argparse.Namespace) -> int:
     experiment = load_experiment(arguments.name)
     data_dir = Path(arguments.data_dir).expanduser() if arguments.data_dir else None
     output, processes = Path(arguments.output).expanduser(), arguments.processes
+    if not arguments.output:
+        raise UserError("--output is empty: give a folder")
     setup = Setup(arguments.scale, output, data_dir, _changes(arguments.set), processes)
     _check_output(setup.output)
     if arguments.device is not None and not arguments.dry_run:
@@ -181,7 +183,7 @@ def _planned_device(setup, arguments: argparse.Namespace) -> tuple[str, bool]:
     import torch
 
     from .devices import HERE, parse_device
-    from .experiment_jobs import device_environments
+    from .experiment_jobs import check_devices, device_environments
 
     devices, device = arguments.devices, arguments.device
     if device is None and setup.scale == "laptop":
@@ -192,6 +194,7 @@ def _planned_device(setup, arguments: argparse.Namespace) -> tuple[str, bool]:
     name, count = parse_device(device)
     if setup.processes > 1 and count not in (None, setup.processes):
         raise UserError(f"--device {device!r} names {count} devices and --processes is {setup.processes}: give one")
+    check_devices(devices)
     if name == HERE:
         device_environments(devices, 1, setup.processes)  # refuses what is not here
     on_cpus = name == HERE and (not torch.cuda.is_available() or "cpu" in devices)
@@ -256,27 +259,35 @@ def _print_plan(experiment, setup, cells: list, finished: dict, arguments: argpa
         rows.append([
             cell.name, state, f"{estimate.parameters:,}" if estimate.parameters else "",
             f"{estimate.steps:,}" if estimate.steps else "", f"{estimate.flops:.2e}" if estimate.flops else "",
-            "" if estimate.seconds is None else f"{estimate.seconds / 3600:.2f}",
+            "" if estimate.seconds is None else _hours(estimate.seconds),
         ])  # fmt: skip
     print(f"{experiment.name}, {setup.scale} scale: {experiment.title}")
-    print(f"in {folder}; {_told_hours(device) if trains else 'hours are those of two CPU cores'}\n")
+    print(f"in {folder}; {_told_hours(device) if trains else 'nothing is trained, hours are those of two CPU cores'}\n")
     print(markdown_table(["cell", "state", "parameters", "steps", "FLOPs", "hours"], rows))
     missing = sum(cell.name not in finished for cell in cells)
     jobs = max(1, _jobs(arguments))
-    beside = f", about {total / 3600 / jobs:.2f} with {jobs} jobs" if jobs > 1 else ""
+    beside = f", about {_hours(total / jobs)} with {jobs} jobs" if jobs > 1 else ""
     beside = ", jobs share the cores" if jobs > 1 and on_cpus else beside
     counted = f"{flops:.2e} FLOPs, " if flops else ""
-    print(f"\n{missing} of {len(cells)} cells to run: {counted}{total / 3600:.2f} hours one after the other{beside}")
+    hours = f"{_hours(total)} hours one after the other{beside}" if total or not missing else "hours are not known"
+    print(f"\n{missing} of {len(cells)} cell{'' if len(cells) == 1 else 's'} to run: {counted}{hours}")
     return 0
+
+
+def _hours(seconds: float) -> str:
+    """Two decimals, or of what is shorter one digit that says something."""
+    hours = seconds / 3600
+    return f"{hours:.2f}" if hours >= 0.1 or not hours else f"{hours:.2g}"
 
 
 def _told_hours(device: str) -> str:
     """What a plan's hours are of."""
     from .devices import DEFAULT_UTILISATION, HERE, parse_device
-    from .plan import PAPER_GPU
+    from .plan import PAPER_GPU, PAPER_UTILISATION
 
     name = parse_device(device)[0]
-    reckoned = f"by FLOPs at {DEFAULT_UTILISATION:.0%} of its peak"
+    share = PAPER_UTILISATION if name == PAPER_GPU else DEFAULT_UTILISATION
+    reckoned = f"by FLOPs at {share:.0%} of its peak"
     if name == PAPER_GPU:
-        reckoned = f"base and big by the paper's step times, other sizes {reckoned}"
+        reckoned = f"base and big by the paper's step times, other sizes {reckoned}, which is what base reached"
     return f"hours are for {'this machine' if name == HERE else device}, {reckoned}, training alone"

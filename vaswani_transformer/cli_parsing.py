@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 
 from .command_line import (
@@ -20,6 +21,7 @@ from .command_line import (
     leave_process_group,
     report_stop,
 )
+from .decoding_files import RESUME, input_lines, is_file, open_output
 from .decoding_options import (
     add_model_options,
     add_search_options,
@@ -109,7 +111,8 @@ def _train(arguments: argparse.Namespace) -> int:
     if is_main_process():
         print(f"trained {result.steps:,} steps in {result.seconds / 60:.1f} minutes; kept the {result.kept}")
         print(f"model: {result.folder}")
-        print(f"scores: {command_name()} parse evaluate {shlex.quote(str(result.folder))} --trees {arguments.dev}")
+        words = shlex.join([str(result.folder), "--trees", arguments.dev])
+        print(f"scores: {command_name()} parse evaluate {words}")
     return 0
 
 
@@ -132,9 +135,15 @@ def _add_predict(commands) -> None:
         " tree in brackets on a line, a blank line a blank one.",
     )
     parser.add_argument("model", metavar="MODEL", help="model folder of `vaswani parse train`")
-    parser.add_argument("sentences", metavar="SENTENCE", nargs="*", help="sentences; without any, standard input")
+    how = "sentences; without any, standard input"
+    parser.add_argument("sentences", metavar="SENTENCE", nargs="*", default=[], help=how)
+    parser.words = "sentences"
     parser.add_argument("--input", metavar="FILE", help="parse the lines of this file (.gz works)")
     parser.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
+    how = "go on with an --output that was interrupted; its trees are on one line each"
+    parser.add_argument("--resume", action="store_true", help=how)
+    how = "sentences that are sorted by length and written together (default: 2000)"
+    parser.add_argument("--window", metavar="N", type=int, help=how)
     parser.add_argument("--text", action="store_true", help="draw the trees with lines instead of brackets")
     parser.add_argument("--pictures", metavar="FOLDER", help="also draw each tree as FOLDER/NUMBER.svg")
     _add_constrained(parser)
@@ -155,43 +164,51 @@ def _load_parser(arguments: argparse.Namespace):
     )
 
 
-def _words(arguments: argparse.Namespace) -> Iterator[list[str]]:
-    from .text_files import decode_lines, read_lines
-
-    if arguments.sentences:
-        lines = iter(arguments.sentences)
-    elif arguments.input is not None:
-        lines = read_lines(Path(arguments.input))
-    else:
-        lines = decode_lines(sys.stdin.buffer, "standard input")
-    return (line.split() for line in lines)
-
-
-def _predict(arguments: argparse.Namespace) -> int:
-    from .tree_pictures import tree_svg, tree_text
-
+def _check_predict(arguments: argparse.Namespace) -> None:
     check_options(arguments)
     if arguments.sentences and arguments.input:
         raise UserError("give sentences or --input, not both")
+    if arguments.resume and (arguments.output is None or not is_file(arguments.input)):
+        raise UserError("--resume goes on with a file from a file: give --input FILE and --output FILE")
+    if arguments.resume and arguments.text:
+        raise UserError("--resume goes on with trees that have a line each: leave --text out, or begin anew")
     check_files(arguments, read=("input",), written=("output",))
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    from .parsing import checked
+    from .parsing_files import FileParser
+    from .survey import survey
+    from .trees import words_of
+    from .windows import WINDOW_LINES
+
+    _check_predict(arguments)
+    surveys = {"--input": survey(Path(arguments.input))} if is_file(arguments.input) else {}
     pictures = Path(arguments.pictures) if arguments.pictures else None
     if pictures is not None:
         pictures.mkdir(parents=True, exist_ok=True)
-    parser = _load_parser(arguments)
-    repaired = 0
-    with contextlib.ExitStack() as stack:
-        output = sys.stdout
-        if arguments.output:
-            output = stack.enter_context(Path(arguments.output).open("w", encoding="utf-8"))
-        for number, parse in enumerate(parser.parse(_words(arguments)), 1):
-            repaired += not parse.well_formed
-            shown = "" if parse.tree is None else tree_text(parse.tree) + "\n" if arguments.text else str(parse.tree)
-            output.write(shown + "\n")
-            output.flush()
-            if pictures is not None and parse.tree is not None:
-                write_text(pictures / f"{number:05}.svg", tree_svg(parse.tree))
-    if repaired:
-        print(f"{repaired:,} output(s) were no trees over their words and were repaired", file=sys.stderr)
+    files = FileParser(_load_parser(arguments), arguments.text, pictures, arguments.window or WINDOW_LINES)
+    interactive = not arguments.sentences and arguments.input is None and sys.stdin.isatty()
+    if interactive:
+        print("parsing standard input, one sentence a line; Ctrl-D ends it", file=sys.stderr)
+        files.window = 1
+    lines = iter(arguments.sentences) if arguments.sentences else input_lines(arguments.input)
+    sentences: Iterator[list[str]] = checked(map(words_of, lines))
+    if not surveys and not interactive:  # a file has been looked at
+        sentences = chain(list(islice(sentences, 1)), sentences)
+    total = surveys["--input"].lines if surveys else len(arguments.sentences) or None
+    output = open_output(arguments, {} if arguments.text else surveys, files.window)
+    ahead = not (interactive or arguments.sentences)
+    with contextlib.closing(output):
+        try:
+            files.run(sentences, output, output.done, total, ahead, progress=not interactive and total != 1)
+        except KeyboardInterrupt:
+            if output.unfinished is not None:
+                print(f"{output.unfinished} is unfinished: {RESUME}", file=sys.stderr)
+            raise
+        output.finish()
+    if files.repaired:
+        print(f"{files.repaired:,} output(s) were no trees over their words and were repaired", file=sys.stderr)
     return 0
 
 
@@ -219,13 +236,18 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     check_options(arguments)
     if (arguments.model is None) == (arguments.predicted is None):
         raise UserError("give a MODEL to evaluate, or the trees of another parser with --predicted: one of the two")
+    if arguments.predicted and arguments.skip_bad:
+        raise UserError("--skip-bad does not go with --predicted, which has a tree for each gold tree: mend the trees")
     check_files(arguments, read=("trees", "predicted", "baselines"), written=("output", "json"))
-    gold = load_trees(arguments.trees, arguments.skip_bad)
-    baselines = Baselines.of(load_trees(arguments.baselines, arguments.skip_bad)) if arguments.baselines else None
+    mend = {"mend": "mend the tree"} if arguments.predicted else {}
+    gold = load_trees(arguments.trees, arguments.skip_bad, **mend)
+    baselines = (
+        Baselines.of(load_trees(arguments.baselines, arguments.skip_bad, **mend)) if arguments.baselines else None
+    )
     rows = {}
     record: dict = {"test_set": arguments.test_set or Path(arguments.trees).name.removesuffix(".gz")}
     if arguments.predicted:
-        predicted = load_trees(arguments.predicted)
+        predicted = load_trees(arguments.predicted, **mend)
         name, extra = Path(arguments.predicted).name, {}
     else:
         predicted, extra, record = _parse_gold(arguments, gold)

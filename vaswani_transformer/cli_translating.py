@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import json
-import os
 import random
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .command_line import add_command, leave_process_group
+from .decoding_files import RESUME, input_lines, is_file, open_output
 from .decoding_options import (
     add_model_options,
     add_sampling_options,
@@ -21,10 +21,8 @@ from .decoding_options import (
     generate_options,
     load_for_decoding,
 )
-from .ensemble import COMBINATIONS
 from .errors import UserError
-
-RESUME = "the same command with --resume goes on behind the last line that was written"
+from .resumable_output import ResumableOutput
 
 
 def add_translate(commands) -> None:
@@ -81,18 +79,13 @@ def _check(arguments: argparse.Namespace) -> None:
             raise UserError(f"sentence {number} is not valid UTF-8: convert it first")
     if arguments.resume and arguments.output is None:
         raise UserError("--resume goes on with a file: give its --output")
-    if not _is_file(arguments.input):
+    if not is_file(arguments.input):
         for name, given in (("--resume", arguments.resume), ("a launch of several processes", is_launched())):
             if given:
                 raise UserError(f"{name} reads the input more than once: give --input FILE, a file on the disk")
     if arguments.prefix is not None and arguments.input is None:
         raise UserError("--prefix goes with the lines of a file: give --input")
     check_files(arguments, read=("input", "prefix"), written=("output",))
-
-
-def _is_file(name: str | None) -> bool:
-    """Whether this is a file on the disk, or could be one that is missing, and not a pipe or a device."""
-    return name is not None and (Path(name).is_file() or not Path(name).exists())
 
 
 def _translate_in_turns(arguments: argparse.Namespace, turns, watch) -> None:
@@ -109,10 +102,10 @@ def _translate_in_turns(arguments: argparse.Namespace, turns, watch) -> None:
     if interactive:
         print("translating standard input, one sentence a line; Ctrl-D ends it", file=sys.stderr)
         files.window = 1
-    lines: Iterator[Any] = iter(arguments.sentences) if arguments.sentences else _lines(arguments.input)
+    lines: Iterator[Any] = iter(arguments.sentences) if arguments.sentences else input_lines(arguments.input)
     if arguments.prefix is not None:
         lines = with_prefixes(lines, Path(arguments.prefix))
-    if not _is_file(arguments.input) and not interactive:  # a file has been looked at
+    if not is_file(arguments.input) and not interactive:  # a file has been looked at
         lines = chain(list(islice(lines, 1)), lines)
     output = None
     with contextlib.ExitStack() as stack:
@@ -140,24 +133,11 @@ def _translate_in_turns(arguments: argparse.Namespace, turns, watch) -> None:
             output.finish()
 
 
-def _lines(path: str | None) -> Iterator[str]:
-    """Lines of a file or of standard input, without their ends."""
-    from .text_files import decode_lines, read_lines
-
-    if path is not None:
-        return read_lines(Path(path))
-    stream = sys.stdin.buffer
-    with contextlib.suppress(OSError, ValueError):  # something else stands in for it
-        # A thread that waits for input would keep Python from closing the stream of `sys`.
-        stream = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
-    return decode_lines(stream, "standard input")
-
-
 def _survey_files(arguments: argparse.Namespace) -> dict[str, Any]:
     from .survey import survey
 
     names = {"--input": arguments.input, "--prefix": arguments.prefix}
-    surveys = {option: survey(Path(name)) for option, name in names.items() if _is_file(name)}
+    surveys = {option: survey(Path(name)) for option, name in names.items() if is_file(name)}
     if len(surveys) == 2 and surveys["--input"].lines != surveys["--prefix"].lines:
         raise UserError(
             f"{arguments.input} has {surveys['--input'].lines:,} lines and {arguments.prefix} has"
@@ -198,35 +178,10 @@ def _aligner(arguments: argparse.Namespace, translator):
 
 
 def _open_output(arguments: argparse.Namespace, files, surveys: dict[str, Any]):
-    from .resumable_output import ResumableOutput, StreamOutput
-
-    if arguments.output is None:
-        return StreamOutput(sys.stdout)
-    path = Path(arguments.output)
-    if not (_is_file(arguments.output) and "--input" in surveys):
-        return StreamOutput(path)
     is_drawn = arguments.seed is None and files.translator.seed is not None
     drawn = {"--seed": files.translator.seed} if is_drawn else {}
     lines = files.layout.lines_per_record(arguments.nbest or 1)
-    output = ResumableOutput(path, _settings(arguments, files, surveys), lines, arguments.resume, drawn)
-    files.translator.seed = output.settings.get("--seed")
+    output = open_output(arguments, surveys, files.window, lines, drawn)
+    if isinstance(output, ResumableOutput):
+        files.translator.seed = output.settings.get("--seed")
     return output
-
-
-# What changes no line of the output, and what is settled by its content.
-_FREE = {"model", "ensemble", "sentences", "input", "output", "prefix", "resume", "device", "long_lines"}
-_FREE |= {"run", "parser"}  # of the parser itself
-
-
-def _settings(arguments: argparse.Namespace, files, surveys: dict[str, Any]) -> dict[str, Any]:
-    """All that the output depends on, by the option that it comes from."""
-    from .provenance import model_sha256
-
-    settings = {option: surveyed.sha256 for option, surveyed in surveys.items()}
-    settings["MODEL"] = model_sha256(arguments.model)
-    if arguments.ensemble:
-        settings["--ensemble"] = " ".join(map(model_sha256, arguments.ensemble))
-    given = {name: value for name, value in vars(arguments).items() if name not in _FREE}
-    given["window"] = files.window
-    given["combine"] = arguments.combine or COMBINATIONS[0]
-    return settings | {"--" + name.replace("_", "-"): value for name, value in given.items()}

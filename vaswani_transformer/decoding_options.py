@@ -49,7 +49,8 @@ def add_search_options(parser: argparse.ArgumentParser, exact: bool = False) -> 
     group.add_argument(
         "--length-penalty", metavar="X", type=float, help="alpha of the length normalisation; the model's own"
     )
-    group.add_argument("--max-new-tokens", metavar="N", type=int, help="longest output in tokens; source length + 50")
+    how = "longest output in tokens; if not given, those of the source and what the model adds (50, a parser 300)"
+    group.add_argument("--max-new-tokens", metavar="N", type=int, help=how)
     if exact:
         group.add_argument(
             "--exact",

@@ -213,19 +213,26 @@ def _peak_here(precision: str, devices: int = 1) -> float:
         torch.set_num_threads(threads)
 
 
-def check_data_dir(setup: Setup, names: Sequence[str | None]) -> None:
+def check_data_dir(setup: Setup, names: Sequence[str | None], forms: str = "") -> None:
     """Look for the data folder and the files in it.
+
+    Args:
+        setup: of the call.
+        names: of the files; None for those that are not needed.
+        forms: in what other form they may be there.
 
     Raises:
         UserError: for none, one that is not there, or files that are not in it.
     """
     if setup.data_dir is None:
-        raise UserError(f"give --data-dir, the folder with {', '.join(dict.fromkeys(filter(None, names)))}")
+        raise UserError(f"give --data-dir, the folder with {', '.join(dict.fromkeys(filter(None, names)))}{forms}")
     if not setup.data_dir.is_dir():
         raise UserError(f"--data-dir {setup.data_dir} is not a folder: give the one that holds the data files")
     missing = [name for name in dict.fromkeys(filter(None, names)) if not (setup.data_dir / name).is_file()]
     if missing:
-        raise UserError(f"--data-dir {setup.data_dir} has no {', '.join(missing)}: give the folder that has them")
+        raise UserError(
+            f"--data-dir {setup.data_dir} has no {', '.join(missing)}{forms}: give the folder that has them"
+        )
 
 
 def data_pairs(

@@ -66,6 +66,19 @@ def device_environments(devices: Sequence[str], jobs: int, processes: int = 1) -
     return environments
 
 
+def check_devices(devices: Sequence[str]) -> list[int | None]:
+    """The number of each GPU that is named, None for CPUs.
+
+    Raises:
+        UserError: for a name of another form.
+    """
+    found = [(device, re.fullmatch(r"cpu|cuda:(\d{1,4})", device)) for device in devices]
+    for device, match in found:
+        if match is None:
+            raise UserError(f"--devices {device!r} is not known: give cpu, or cuda:0, cuda:1, ...")
+    return [None if match[1] is None else int(match[1]) for _, match in found]
+
+
 def _groups(devices: Sequence[str], processes: int) -> list[str]:
     """For each job of `processes` processes that the devices have room for: `CUDA_VISIBLE_DEVICES`, empty for CPUs."""
     import torch
@@ -76,13 +89,10 @@ def _groups(devices: Sequence[str], processes: int) -> list[str]:
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = seen.split(",") if seen else [str(number) for number in range(here)]
     shown = []
-    for device in devices:
-        match = re.fullmatch(r"cpu|cuda:(\d{1,4})", device)
-        if match is None:
-            raise UserError(f"--devices {device!r} is not known: give cpu, or cuda:0, cuda:1, ...")
-        if match[1] is not None and int(match[1]) >= here:
-            raise UserError(f"--devices {device} is not there: this machine has {here} GPU(s)")
-        shown.append("" if match[1] is None else visible[int(match[1])])
+    for number in check_devices(devices):
+        if number is not None and number >= here:
+            raise UserError(f"--devices cuda:{number} is not there: this machine has {here} GPU(s)")
+        shown.append("" if number is None else visible[number])
     if processes == 1 or not any(shown):
         return shown
     rule = f"--processes is {processes}: each takes a GPU of its own"

@@ -75,7 +75,7 @@ class Cell:
     name: str
     label: str
     settings: dict[str, Any]
-    paper: dict[str, float] = field(default_factory=dict)
+    paper: dict[str, float | str] = field(default_factory=dict)
     group: str = ""
 
 
@@ -157,7 +157,9 @@ def chosen_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     for name in only:
         if name.lower() not in names:
             near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(cell.name for cell in cells)}"
+            groups = sorted({cell.group for cell in cells if cell.group} - {cell.name for cell in cells})
+            known = ", ".join(cell.name for cell in cells) + (f"; groups {', '.join(groups)}" if groups else "")
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {known}"
             raise UserError(f"there is no row {name!r} in this table: {hint}")
     wanted = {name.lower() for name in only}
     return [cell for cell in cells if not only or {cell.name.lower(), cell.group.lower()} & wanted]
@@ -190,7 +192,10 @@ def _compare(folder: Path, cell: Cell, earlier: dict[str, Any]) -> None:
     if differ:
         shown = ", ".join(f"{name} {earlier[name]} there and {settings[name]} here" for name in differ[:3])
         more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
-        raise UserError(f"{folder} is of another recipe ({shown}{more}): give another --output, or remove that folder")
+        raise UserError(
+            f"{folder} is of another recipe ({shown}{more}): give the --set that it was made with, another --output, or"
+            " remove that folder"
+        )
 
 
 def read_result(folder: Path, cell: Cell) -> dict | None:
@@ -361,6 +366,10 @@ def shown(value: float | None, form: str = ".2f") -> str:
     return "" if value is None else format(value, form)
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def told_machine(results: dict[str, dict]) -> str:
     """One sentence on what the finished cells ran on and for how long."""
     if not results:
@@ -368,7 +377,8 @@ def told_machine(results: dict[str, dict]) -> str:
     machines = []
     for result in results.values():
         where = result["machine"]
-        text = f"{where.get('accelerator') or where['processor']}, {where['cores']} cores, {where['threads']} threads"
+        name = where.get("accelerator") or where["processor"]
+        text = f"{name}, {_counted(where['cores'], 'core')}, {_counted(where['threads'], 'thread')}"
         text += f", {where['processes']} processes a run" if where.get("processes", 1) > 1 else ""
         machines += [text] if text not in machines else []
     # Seconds are those of a cell's last session, a training's minutes those of all: if more, it was resumed.
@@ -378,5 +388,5 @@ def told_machine(results: dict[str, dict]) -> str:
     work = f" ({sum(work for *_, work in found) / 60:.1f} minutes of processor time)" if known else ""
     dates = sorted(result["date"] for result in results.values())
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    runs = f"{len(results)} run{'s' if len(results) > 1 else ''}"
+    runs = _counted(len(results), "run")
     return f"{runs}, {minutes:.1f} minutes in all by the clock{work}; {'; '.join(machines)}; {when}."

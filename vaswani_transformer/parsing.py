@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import LogitsProcessor
 
-from .bracket_grammar import BracketGrammar, BracketProcessor
+from .bracket_grammar import BracketGrammar, BracketProcessor, least_tokens
 from .errors import UserError
 from .files import write_text
 from .linearization import (
@@ -23,12 +23,13 @@ from .linearization import (
     without_words,
 )
 from .recipe import Recipe, check_recipe
+from .run_folder import CHECKPOINTS, check_output
 from .training import TrainingResult, train
-from .translation import Piece, Translator
+from .translation import Hypothesis, Piece, PreparedWindow, Translator
 from .tree_augmentation import Exchange
 from .tree_tokenizer import sentence_text, split_words, train_parser_tokenizer, tree_token_ids, word_starts
-from .trees import ROOT, Tree, clean, escape, read_trees
-from .windows import WINDOW_LINES
+from .trees import ROOT, Tree, check_words, clean, escape, read_trees
+from .windows import WINDOW_LINES, Window
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,8 @@ class Parse:
 
     Args:
         tree: over exactly its words, under one `ROOT`; None for a sentence without words.
-        well_formed: whether the model's tokens were that tree; else it is what `repair` made of them.
+        well_formed: whether the model's tokens were that tree, its words too where it writes them; else it is what
+            `repair` made of them.
     """
 
     tree: Tree | None
@@ -49,7 +51,7 @@ class Parse:
 
 
 class TreeTranslator(Translator):
-    """Sentences to trees as tokens; constrained, every output is a tree over the words of its sentence.
+    """Sentences, lists of words each, to trees as tokens; constrained, every output is a tree over those words.
 
     Args:
         model: the parser, or an ensemble, in evaluation mode.
@@ -69,12 +71,46 @@ class TreeTranslator(Translator):
         self._grammar = BracketGrammar(ids, tokenizer.eos_token_id) if constrained else None
         self._word_starts = word_starts(tokenizer)
 
+    def prepare(self, window: Window) -> PreparedWindow:
+        """Tokenise a window whose lines are lists of words; where an error ends it, it keeps those before."""
+        found = super().prepare(replace(window, lines=[sentence_text(words) for words in window.lines]))
+        found.window = replace(found.window, lines=window.lines[: len(found.window.lines)])
+        return found
+
+    def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
+        parts = super()._within_limits(number, text, ids)
+        limit, words = self._output_limit(len(ids)), self._written_words(ids)
+        if self._grammar is not None and limit < (least := least_tokens(words)):
+            config, mend = self.model.config, "raise --max-new-tokens"
+            if config.position_encoding == "learned" and limit + 1 == config.max_position_embeddings:
+                mend = "the model has no more positions, split the sentence"
+            raise UserError(
+                f"line {number}: a tree over {len(words)} words takes at least {least} tokens and an output may have"
+                f" {limit}: {mend}"
+            )
+        return parts
+
+    def _written_words(self, ids: list[int]) -> list[list[int]]:
+        """Tokens that are written for each word of a sentence; none where words are no part of trees."""
+        words = split_words(ids, self._word_starts, self.tokenizer.eos_token_id)
+        return words if self.has_words else [[] for _ in words]
+
+    def read(self, words: Sequence[str], hypothesis: Hypothesis) -> Parse:
+        """What an output says of a sentence."""
+        if not words:
+            return Parse(None)
+        words, tokens = [escape(word) for word in words], hypothesis.text.split()
+        if not self.has_words:
+            return read_parse(tokens, words)
+        plain = without_words(tokens)
+        parse = read_parse(plain, words)
+        is_whole = parse.well_formed and tokens == with_words(plain, sentence_text(words).split(" "))
+        return replace(parse, well_formed=is_whole)
+
     def _processors(self, pieces: list[Piece]) -> list[LogitsProcessor]:
         if self._grammar is None:
             return super()._processors(pieces)
-        words = [split_words(piece.ids, self._word_starts, self.tokenizer.eos_token_id) for piece in pieces]
-        if not self.has_words:
-            words = [[[] for _ in sentence] for sentence in words]
+        words = [self._written_words(piece.ids) for piece in pieces]
         limits = [self._output_limit(len(piece.ids)) for piece in pieces]
         return [*super()._processors(pieces), BracketProcessor(self._grammar, words, limits)]
 
@@ -101,25 +137,30 @@ class Parser:
         """The parses of sentences, in their order, as windows of them are ready.
 
         Args:
-            sentences: each its words, brackets escaped (`-LRB-`) or not.
+            sentences: each its words, brackets escaped (`-LRB-`) or not; without any the parse has no tree.
             window: sentences sorted by length together.
             progress: a bar that moves by one a sentence.
 
         Raises:
-            UserError: as `Translator.hypotheses`, and where no tree fits into the outputs that are allowed.
+            UserError: as `Translator.hypotheses`, for what no word can be (`check_words`), and where no tree fits into
+                the outputs that are allowed, with the number of the sentence; those before it are out by then.
         """
-        waiting: deque[list[str]] = deque()
+        waiting: deque[Sequence[str]] = deque()
 
-        def lines() -> Iterator[str]:
-            for words in sentences:
-                waiting.append([escape(word) for word in words])
-                yield sentence_text(words)
+        def lines() -> Iterator[Sequence[str]]:
+            for words in checked(sentences):
+                waiting.append(words)
+                yield words
 
         for found in self.translator.hypotheses(lines(), window, progress):
-            words = waiting.popleft()
-            tokens = found[0].text.split()
-            tokens = without_words(tokens) if self.translator.has_words else tokens
-            yield read_parse(tokens, words) if words else Parse(None)
+            yield self.translator.read(waiting.popleft(), found[0])
+
+
+def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
+    """Sentences one by one, until one has what no word can be (`check_words`)."""
+    for number, words in enumerate(sentences, 1):
+        check_words(words, f"line {number}")
+        yield words
 
 
 def read_parse(tokens: Sequence[str], words: Sequence[str]) -> Parse:
@@ -130,18 +171,19 @@ def read_parse(tokens: Sequence[str], words: Sequence[str]) -> Parse:
         return Parse(repair(tokens, words), well_formed=False)
 
 
-def load_trees(path: str | Path, skip_bad: bool = False) -> list[Tree]:
+def load_trees(path: str | Path, skip_bad: bool = False, **options) -> list[Tree]:
     """The cleaned trees of a file; those without words are left out.
 
     Args:
         path: brackets, plain or `.gz`; see `read_trees`.
         skip_bad: leave bad trees out instead of stopping at them; both are counted in the log.
+        **options: of `read_trees`.
 
     Raises:
         UserError: as `read_trees`, and where no tree is left.
     """
     skipped: list[str] | None = [] if skip_bad else None
-    read = [clean(tree) for tree in read_trees(path, skipped)]
+    read = [clean(tree) for tree in read_trees(path, skipped, **options)]
     trees = [tree for tree in read if tree is not None]
     if skipped:
         logger.warning("%s: %s bad tree(s) left out, the first: %s", path, f"{len(skipped):,}", skipped[0])
@@ -181,12 +223,11 @@ class TextForm:
 TAGGED = TextForm()
 
 
-def write_training_text(trees: Sequence[Tree], folder: Path, part: str, form: TextForm) -> tuple[Path, Path]:
-    """Write trees as line-aligned text: `PART.words` and `PART.brackets`; files that hold it already stay untouched.
+def training_text(trees: Sequence[Tree], part: str, form: TextForm) -> dict[str, str]:
+    """Trees as line-aligned text, the content of each file by its name: `PART.words` and `PART.brackets`.
 
     Args:
         trees: cleaned trees.
-        folder: where to.
         part: begins the files' names.
         form: what the lines hold.
     """
@@ -194,19 +235,11 @@ def write_training_text(trees: Sequence[Tree], folder: Path, part: str, form: Te
         "words": [sentence_text(tree.words()) for tree in trees],
         "brackets": [" ".join(form.tokens(tree)) for tree in trees],
     }
-    paths = []
-    for side, lines in sides.items():
-        path = folder / f"{part}.{side}"
-        _write(path, "".join(line + "\n" for line in lines))
-        paths.append(path)
-    return paths[0], paths[1]
+    return {f"{part}.{side}": "".join(line + "\n" for line in lines) for side, lines in sides.items()}
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file whole, unless it holds that text: another process of the same training may be reading it."""
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text
 
 
 # Fields of a recipe that `train_parser` sets from the trees.
@@ -219,6 +252,9 @@ def parsing_recipe(
 ) -> Recipe:
     """A recipe that trains on these trees: their text and a tokenizer are written to `text/` in its output folder.
 
+    What is refused leaves everything there as it was, and files that hold their text already stay untouched: another
+    process of the same training may be reading them.
+
     Args:
         recipe: model, optimizer and so on; `vocab_size` counts brackets and tags too.
         train_trees: cleaned trees.
@@ -226,7 +262,8 @@ def parsing_recipe(
         form: how trees become text.
 
     Raises:
-        UserError: for a recipe that names other data, an `augment` below 0, and as `train_parser_tokenizer`.
+        UserError: for a recipe that names other data, an `augment` below 0, an interrupted training on other trees, and
+            as `train_parser_tokenizer` and `check_output`.
     """
     for name in (*OWN_FIELDS, *OTHER_DATA):
         if getattr(recipe, name) is not None:
@@ -237,16 +274,25 @@ def parsing_recipe(
     exchange = Exchange(train_trees, recipe.seed) if form.augment else None
     versions = [tree for _ in range(form.augment) for tree in (*train_trees, *exchange.version())] or train_trees
     versions = [*versions, *exchange.parts(versions)] if exchange else versions
-    source, target = write_training_text(versions, folder, "train", form)
-    validation = write_training_text(dev_trees, folder, "dev", form)
+    files = training_text(versions, "train", form) | training_text(dev_trees, "dev", form)
+    paths = [*(folder / name for name in files), None, folder / "tokenizer"]
+    recipe = replace(recipe, **{name: path and str(path) for name, path in zip(OWN_FIELDS, paths, strict=True)})
     sentences = (sentence_text(tree.words()) for tree in train_trees)
     tokenizer = train_parser_tokenizer(sentences, form.vocabulary(train_trees), recipe.vocab_size)
     with tempfile.TemporaryDirectory() as name:
         tokenizer.save_pretrained(name)
-        for file in sorted(Path(name).iterdir()):
-            _write(folder / "tokenizer" / file.name, file.read_text(encoding="utf-8"))
-    paths = (source, target, *validation, None, folder / "tokenizer")
-    return replace(recipe, **{name: path and str(path) for name, path in zip(OWN_FIELDS, paths, strict=True)})
+        files |= {f"tokenizer/{file.name}": file.read_text(encoding="utf-8") for file in sorted(Path(name).iterdir())}
+    resumed = check_output(recipe) is not None
+    changed = {folder / name: text for name, text in files.items() if not _holds(folder / name, text)}
+    if resumed and any(path.exists() for path in changed):
+        raise UserError(
+            f"{recipe.output} holds an interrupted training on other trees, or on another form of them: give the same"
+            f" ones to resume it, give another --output, or remove {Path(recipe.output) / CHECKPOINTS} to start anew"
+        )
+    for path, text in changed.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    return recipe
 
 
 def train_parser(

@@ -31,6 +31,8 @@ LARGEST_READ = 64e6  # bytes of local data that a plan reads; tokenising more ta
 
 PAPER_GPU, PAPER_GPUS, PAPER_TOKENS = "p100", 8, 25_000
 PAPER_STEPS = {"base": 100_000, "big": 300_000}
+# What of eight such GPUs' peak the base model's 0.4 s a step are, by our count of its FLOPs.
+PAPER_UTILISATION = 0.288
 # Preset: seconds a step and the training time it is rounded to (Section 5.2), Table 2's cost in FLOPs.
 PAPER_TIMES = {"base": (0.4, 12 * 3600, "12 hours", "3.3e18"), "big": (1.0, 3.5 * 86400, "3.5 days", "2.3e19")}
 
@@ -127,15 +129,17 @@ def make_plan(recipe: Recipe, device: str | None = None, processes: int = 1, uti
         recipe: the settings, checked by `load_recipe`.
         device: what to tell the hours for, as `parse_device` takes it; `"here"` measures this machine for a second.
         processes: of this launch; a number of devices in `device` takes its place.
-        utilisation: share of the device's peak that training is expected to reach; `DEFAULT_UTILISATION` if none.
+        utilisation: share of the device's peak that training is expected to reach; if none `PAPER_UTILISATION` on the
+            paper's GPU, else `DEFAULT_UTILISATION`.
 
     Raises:
         UserError: for what `vaswani train` would refuse too, and for an unknown device or a utilisation out of range.
     """
-    utilisation = DEFAULT_UTILISATION if utilisation is None else utilisation
+    named, count = parse_device(device) if device is not None else (None, None)
+    if utilisation is None:
+        utilisation = PAPER_UTILISATION if named == PAPER_GPU else DEFAULT_UTILISATION
     if not 0 < utilisation <= 1:
         raise UserError(f"--utilisation is {utilisation}: it must be above 0 and at most 1")
-    named, count = parse_device(device) if device is not None else (None, None)
     processes = count or processes
     precision, peak, peak_source = _peak(named, recipe.precision)
     reporters(recipe.report_to)

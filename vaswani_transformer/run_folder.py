@@ -71,7 +71,7 @@ def check_output(recipe: Recipe) -> Path | None:
         checkpoints.mkdir(parents=True, exist_ok=True)
         probe = checkpoints / ".writable"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # all processes of a training look
     except OSError as error:
         raise UserError(f"cannot write to output folder {folder}: {error.strerror}") from error
     checkpoint = last_complete_checkpoint(checkpoints)

@@ -95,8 +95,9 @@ class Table3(TranslationExperiment):
     def _notes(self, setup: Setup, bases: list[dict]) -> str:
         text = "Perplexity a word piece, not comparable between vocabularies."
         if setup.scale == "laptop":
+            sizes = "" if setup.changes else ", widths divided by 4 and layers by 2, vocabulary 4,000"
             text += (
-                " Here: Multi30k English-German, validation set, widths divided by 4 and layers by 2, vocabulary 4,000;"
+                f" Here: Multi30k English-German, validation set{sizes};"
                 " the paper: WMT 2014, newstest2013. \"To base\" is the difference to the mean of the base's seeds;"
                 " row labels are the paper's sizes."
             )  # fmt: skip

@@ -57,16 +57,18 @@ SCALES = {
 LENGTHS = {"laptop": (4_906, 32.7, (55.7, 87.4)), "paper": (40_000, 28.0, (75.0, 103.0))}
 
 
-def data_file(setup: Setup, name: str) -> Path:
-    """A file of the data folder, plain or `.gz`, whichever is there.
+def data_files(setup: Setup) -> tuple[Path, Path, Path]:
+    """Trees to train, to validate and to score on: files of the data folder, plain or `.gz`, whichever are there.
 
     Raises:
-        UserError: for no folder, or neither.
+        UserError: for no folder, and naming all that are missing.
     """
-    packed = f"{name}.gz"
-    found = setup.data_dir is not None and (setup.data_dir / name).is_file()
-    check_data_dir(setup, [name if found else packed])
-    return setup.data_dir / (name if found else packed)
+    data = SCALES[setup.scale]
+    names = [data.train, data.dev, data.test]
+    folder = setup.data_dir or Path()
+    names = [name if (folder / name).is_file() else f"{name}.gz" for name in names]
+    check_data_dir(setup, names, " (or as plain text, without .gz)")
+    return tuple(folder / name for name in names)
 
 
 @functools.cache
@@ -98,10 +100,8 @@ class Table4(Experiment):
 
     def check(self, setup: Setup, cells: Sequence[Cell]) -> None:
         """Look for the files of trees."""
-        data = SCALES[setup.scale]
         if cells:
-            for name in (data.train, data.dev, data.test):
-                data_file(setup, name)
+            data_files(setup)
 
     def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
         """Of the training, by the lengths that trees are expected to have; baselines take seconds."""
@@ -120,15 +120,14 @@ class Table4(Experiment):
 
     def run(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
         """Train, or go on, then parse and score; a baseline is counted in the training trees."""
-        data = SCALES[setup.scale]
-        train_trees, dev, test = (_trees(data_file(setup, name)) for name in (data.train, data.dev, data.test))
+        train_trees, dev, test = map(_trees, data_files(setup))
         if cell.name in BASELINES:
             write_recipe(folder, cell)
             baseline = getattr(Baselines.of(train_trees), BASELINES[cell.name])
             return score_trees(test, [baseline(tree.words()) for tree in test])
         if not (folder / WEIGHTS).exists():
             recipe = self._recipe(setup, folder)
-            train_cell(setup, parsing_recipe(recipe, train_trees, dev, data.parsers[cell.name][1]))
+            train_cell(setup, parsing_recipe(recipe, train_trees, dev, SCALES[setup.scale].parsers[cell.name][1]))
         model, tokenizer = load_model(folder)
         figures = {}
         for constrained, prefix in ((False, "free_"), (True, "")):

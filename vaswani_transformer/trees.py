@@ -5,7 +5,7 @@ escaped: `-LRB-` for `(`.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,8 @@ MAX_DEPTH = 400  # brackets within each other; what is deeper is a damaged file
 _ESCAPES = {"(": "-LRB-", ")": "-RRB-", "{": "-LCB-", "}": "-RCB-", "[": "-LSB-", "]": "-RSB-"}
 _UNESCAPES = {escape: sign for sign, escape in _ESCAPES.items()}
 _TOKEN = re.compile(r"[()]|[^() \t\r\n\f\v]+")
+_WORD = re.compile(r"[^ \t\r\n\f\v]+")
+_SKIP = "mend the tree, or leave such trees out with --skip-bad"
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,29 @@ def escape(word: str) -> str:
     return word.replace("(", _ESCAPES["("]).replace(")", _ESCAPES[")"]) if "(" in word or ")" in word else word
 
 
+def words_of(line: str) -> list[str]:
+    """The words of a sentence in which they are separated by the white space of ASCII, as they are in trees."""
+    return _WORD.findall(line)
+
+
+def check_words(words: Sequence[str], where: str) -> None:
+    """Refuse what no word of a tree can be.
+
+    Raises:
+        UserError: for a string in place of a list of words, and for a word that is empty, or holds white space of
+            ASCII, a NUL character or half of a surrogate pair, with its place.
+    """
+    if isinstance(words, str):
+        raise UserError(f"{where} is a string: give the list of its words, such as {words_of(words)[:3]}")
+    for place, word in enumerate(words, 1):
+        if not _WORD.fullmatch(word):
+            raise UserError(f"{where}: word {place} is {word!r}: it must have a letter or sign, and no space in it")
+        if "\0" in word:
+            raise UserError(f"{where}: word {place} is {word!r} and holds a NUL character: take it out")
+        if not word.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in word):
+            raise UserError(f"{where}: word {place} is not valid UTF-8: convert it first")
+
+
 def unescape(word: str) -> str:
     r"""A word of a tree as text has it: `-LRB-` and its kin as the signs that they stand for, `\/` as `/` and so on."""
     return _UNESCAPES.get(word) or word.replace("\\/", "/").replace("\\*", "*")
@@ -148,7 +173,9 @@ class _Builder:
                 self.open[-1][2] = token
 
 
-def parse_trees(lines: Iterator[str], where: str, skipped: list[str] | None = None) -> Iterator[Tree]:
+def parse_trees(
+    lines: Iterator[str], where: str, skipped: list[str] | None = None, mend: str = _SKIP
+) -> Iterator[Tree]:
     """Trees of lines; as `read_trees`, with `where` in place of the file's name."""
     builder, bad = None, False  # bad: passing over what is left of a tree
 
@@ -156,7 +183,7 @@ def parse_trees(lines: Iterator[str], where: str, skipped: list[str] | None = No
         begun = f" (the tree begins in line {begin})" if begin != error.line else ""
         message = f"{where}, line {error.line}: {error}{begun}"
         if skipped is None:
-            raise UserError(f"{message}; mend the tree, or leave such trees out with --skip-bad")
+            raise UserError(f"{message}; {mend}")
         skipped.append(message)
 
     for number, text in enumerate(lines, 1):
@@ -189,7 +216,7 @@ def parse_trees(lines: Iterator[str], where: str, skipped: list[str] | None = No
         found(_BadTree(builder.line, f"{len(builder.open)} bracket(s) not closed at the end"), builder.line)
 
 
-def read_trees(path: str | Path, skipped: list[str] | None = None) -> Iterator[Tree]:
+def read_trees(path: str | Path, skipped: list[str] | None = None, mend: str = _SKIP) -> Iterator[Tree]:
     """The trees of a file as they are written: traces, functional tags and outer labels stay.
 
     A tree has one line or several, of which all but the first are indented. Blank lines are passed over.
@@ -197,12 +224,13 @@ def read_trees(path: str | Path, skipped: list[str] | None = None) -> Iterator[T
     Args:
         path: UTF-8 text, plain or `.gz`.
         skipped: what is wrong with each bad tree goes in here, and the tree is left out; without it that is an error.
+        mend: what the error advises.
 
     Raises:
         UserError: for a file that cannot be read, brackets that do not match, an empty tree or bracket, text outside of
             brackets, with file, line and what is wrong.
     """
-    return parse_trees(read_lines(Path(path)), str(path), skipped)
+    return parse_trees(read_lines(Path(path)), str(path), skipped, mend)
 
 
 def plain_label(label: str) -> str:

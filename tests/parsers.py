@@ -1,0 +1,61 @@
+"""Tiny parsers, trained by `vaswani parse train` on a made-up treebank.
+
+A test file takes a fixture of these by its name: `model = parsers.model`.
+"""
+
+import pytest
+
+from vaswani_transformer.cli import main
+from vaswani_transformer.trees import Tree, parse_trees
+
+NOUNS, VERBS, PLACES = ("dog", "cat", "house", "(", "U\u2009S"), ("sees", "likes", "finds"), ("here", "there")
+TINY = ["--vocab-size", "420", "--d-model", "16", "--d-ff", "32", "--num-heads", "2", "--encoder-layers", "1"]
+TINY += ["--decoder-layers", "1", "--max-steps", "3", "--evaluate-every", "2", "--quiet"]
+
+
+def tree_of(text: str) -> Tree:
+    return next(parse_trees(iter([text]), "text"))
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory):
+    """Files of 60 and of 8 trees, with traces and functions."""
+    folder, lines = tmp_path_factory.mktemp("trees"), []
+    for number in range(68):
+        noun, other = (NOUNS[(number + by) % len(NOUNS)].replace("(", "-LRB-") for by in (0, 1))
+        adverb = f"(ADVP-LOC (RB {PLACES[number % 2]}))" if number % 3 else "(ADVP (-NONE- *T*-1))"
+        verb = f"(VP (VBZ {VERBS[number % 3]}) (NP (DT a) (NN {other})) {adverb})"
+        lines.append(f"(ROOT (S (NP-SBJ-1 (DT the) (NN {noun})) {verb} (. .)))")
+    (folder / "train.trees").write_text("\n".join(lines[:60]) + "\n")
+    (folder / "dev.trees").write_text("\n".join(lines[60:]) + "\n")
+    return folder
+
+
+def train(trees, folder, *options):
+    command = ["parse", "train", "--trees", trees / "train.trees", "--dev", trees / "dev.trees", "--output", folder]
+    assert main([*map(str, command), *TINY, *options]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(trees, cache, tmp_path_factory):
+    """A parser that has learned next to nothing."""
+    return train(trees, tmp_path_factory.mktemp("model") / "run", "--no-words", "--augment", "1", "--num-beams", "3")
+
+
+@pytest.fixture(scope="module")
+def wordy_model(trees, cache, tmp_path_factory):
+    """Another, which writes words too, and whose tags are all `XX`."""
+    folder = tmp_path_factory.mktemp("wordy_model") / "run"
+    return train(trees, folder, "--no-tags", "--vocab-size", "500")
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs a command; returns what it printed, on standard output and error."""
+
+    def call(*words, status: int = 0) -> tuple[str, str]:
+        assert main(["parse", *map(str, words)]) == status
+        return capsys.readouterr()
+
+    return call

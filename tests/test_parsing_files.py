@@ -1,0 +1,210 @@
+"""Files of sentences and of trees with the parser's commands: what is written when, and what is left alone."""
+
+import shutil
+
+import parsers
+import pytest
+from parsers import TINY, tree_of
+
+from vaswani_transformer import UserError, load_model
+from vaswani_transformer.parsing import Parser, load_trees
+from vaswani_transformer.translation import Hypothesis
+
+trees, model, wordy_model, run = parsers.trees, parsers.model, parsers.wordy_model, parsers.run
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def training(trees, folder, *options):
+    """The words of the command that made `model`, with these options instead."""
+    given = ["--trees", trees / "train.trees", "--dev", trees / "dev.trees", "--num-beams", "3", "--augment", "1"]
+    return "train", "--output", folder, *TINY, "--no-words", *given, *options
+
+
+@pytest.mark.parametrize("change", [["--words"], ["--no-tags"], ["--augment", "2"], ["--vocab-size", "450"]])
+def test_a_refused_training_changes_nothing(model, trees, run, tmp_path, change):
+    folder = shutil.copytree(model, tmp_path / "run")
+    before = contents(folder)
+    assert "already holds a model" in run(*training(trees, folder, *change), status=2).err
+    assert contents(folder) == before
+
+
+def test_a_vocabulary_without_room_leaves_no_folder(trees, run, tmp_path):
+    err = run(*training(trees, tmp_path / "run", "--vocab-size", "100"), status=2).err
+    assert "vocab_size is 100" in err and not (tmp_path / "run").exists()
+
+
+def test_an_interrupted_training_goes_on_with_the_same_trees_only(model, trees, run, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "run")
+    recipe = (folder / "recipe.yaml").read_text()
+    for path in folder.glob("model*.safetensors"):  # what is left is a training that has not ended
+        path.unlink()
+    (folder / "recipe.yaml").write_text(recipe.replace(str(model), str(folder)))
+    before = contents(folder)
+    for options in (["--trees", trees / "dev.trees"], ["--augment", "2"], ["--words"]):
+        err = run(*training(trees, folder, *options), status=2).err
+        assert "an interrupted training on other trees" in err and err.count("\n") == 1
+        assert contents(folder) == before
+    run(*training(trees, folder))
+    assert (folder / "model.safetensors").is_file()
+
+
+@pytest.fixture
+def sentences(tmp_path):
+    """A file of ten sentences."""
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"the dog sees {'a ' * number}cat .\n" for number in range(10)))
+    return path
+
+
+def test_nothing_is_lost_by_a_mistake_in_the_input(model, run, sentences, tmp_path):
+    output = tmp_path / "out.trees"
+    output.write_text("earlier\n")
+    assert "cannot be read" in run("predict", model, "--input", tmp_path / "no", "--output", output, status=2).err
+    broken = tmp_path / "broken.txt"
+    broken.write_bytes(b"the dog\ncaf\xe9\n")
+    err = run("predict", model, "--input", broken, "--output", output, status=2).err
+    assert "line 2" in err and err.count("\n") == 1
+    assert "holds no model" in run("predict", tmp_path, "--input", sentences, "--output", output, status=2).err
+    assert output.read_text() == "earlier\n"
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("model", 10), ("wordy_model", 25)])
+def test_a_sentence_too_long_for_its_tree_is_named_after_those_before(request, run, sentences, tmp_path, kind, limit):
+    model, output = request.getfixturevalue(kind), tmp_path / "out"
+    err = run("predict", model, "--input", sentences, "--output", output, "--max-new-tokens", limit, status=2).err
+    written = output.read_text().splitlines()
+    assert f"line {len(written) + 1}: a tree over {len(written) + 5} words takes at least" in err
+    assert 0 < len(written) < 10 and err.splitlines()[-1].startswith("error: ")
+    parses = Parser(*load_model(model), max_new_tokens=limit).parse([["a"], ["a"] * 30, ["a"]])
+    assert next(parses).tree.words() == ["a"]
+    with pytest.raises(UserError, match=r"^line 2: a tree over 30 words"):
+        next(parses)
+
+
+def test_an_interrupted_output_is_gone_on_with(model, run, sentences, tmp_path, monkeypatch):
+    whole, output = tmp_path / "whole", tmp_path / "out"
+    command = ("predict", model, "--input", sentences, "--window", 3)
+    run(*command, "--output", whole)
+    assert len(whole.read_text().splitlines()) == 10
+    with monkeypatch.context() as patch:
+        given = iter([True, True])
+        generate = Parser.__init__.__globals__["TreeTranslator"]._generate
+
+        def stopping(self, pieces):
+            if next(given, None) is None:
+                raise KeyboardInterrupt
+            return generate(self, pieces)
+
+        patch.setattr("vaswani_transformer.parsing.TreeTranslator._generate", stopping)
+        err = run(*command, "--output", output, status=130).err
+        assert "--resume" in err
+    written = output.read_text()
+    assert len(written.splitlines()) == 6 and whole.read_text().startswith(written)
+    assert "give --resume" in run(*command, "--output", output, status=2).err
+    err = run(*command, "--output", output, "--resume", "--beams", 2, status=2).err
+    assert "--beams was not given and is 2" in err
+    run(*command, "--output", output, "--resume")
+    assert output.read_text() == whole.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["x", "--resume"], "--resume goes on with a file from a file"),
+        (["--input", "{sentences}", "--output", "out", "--resume", "--text"], "leave --text out"),
+        (["caf\udce9 is"], "line 1: word 1 is not valid UTF-8"),
+        (["a \0 b"], "line 1: word 2 is '\\x00' and holds a NUL character"),
+        (["x", "--window", "0"], "--window is 0"),
+    ],
+)
+def test_mistakes_end_in_one_line(model, run, sentences, words, message):
+    err = run("predict", model, *(word.format(sentences=sentences) for word in words), status=2).err
+    assert message in err and err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_sentences_may_stand_behind_options(model, run):
+    alone = run("predict", model, "the dog", "a cat").out
+    assert run("predict", model, "the dog", "--window", "5", "a cat").out == alone
+    assert run("predict", "--beams", "3", model, "--", "the dog", "a cat").out == alone
+    assert tree_of(run("predict", model, "--beams", "1", "--", "-LRB-").out).words() == ["-LRB-"]
+
+
+def test_words_end_where_those_of_trees_do(model, run, tmp_path):
+    """White space that is not ASCII's is part of a word, for the parser as for readers of trees."""
+    sentence = "10\u00a0000\t dogs\u2009here\u2028now ."
+    run("predict", model, sentence, "--output", tmp_path / "out")
+    tree = load_trees(tmp_path / "out")[0]
+    assert tree.words() == ["10\u00a0000", "dogs\u2009here\u2028now", "."]
+    assert run("evaluate", "--predicted", tmp_path / "out", "--trees", tmp_path / "out").out.count("100.00") >= 4
+
+
+def test_standard_input_is_read(model, tmp_path, run, monkeypatch):
+    (tmp_path / "in").write_text("the dog\n\na cat\n")
+    with (tmp_path / "in").open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        out = run("predict", model).out
+    assert [tree_of(line).words() if line else [] for line in out.split("\n")] == [["the", "dog"], [], ["a", "cat"], []]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("the dog", "is a string: give the list of its words, such as ['the', 'dog']"),
+        (["a", ""], "word 2 is ''"),
+        (["New York"], "word 1 is 'New York'"),
+        (["a\udcff"], "word 1 is not valid UTF-8"),
+    ],
+)
+def test_what_no_word_can_be(model, words, message):
+    parses = Parser(*load_model(model)).parse([["fine"], words])
+    assert next(parses).tree.words() == ["fine"]
+    with pytest.raises(UserError) as caught:
+        next(parses)
+    assert str(caught.value).startswith("line 2") and message in str(caught.value)
+
+
+def test_trees_over_other_words_are_not_well_formed(wordy_model):
+    """The model writes words too: what it writes has to be the sentence's, each in its place."""
+    read = Parser(*load_model(wordy_model)).translator.read
+    right = "the (NP XX) dog XX) )NP"
+    assert read(["the", "dog"], Hypothesis(right)).well_formed
+    for wrong in ("the (NP XX) cat XX) )NP", "(NP XX) XX) )NP", "the dog (NP XX) XX) )NP", right + " dog"):
+        parse = read(["the", "dog"], Hypothesis(wrong))
+        assert not parse.well_formed and parse.tree == read(["the", "dog"], Hypothesis(right)).tree
+
+
+def test_bad_trees_are_left_out_where_asked_and_counted(model, trees, run, tmp_path, caplog):
+    bad, dev = tmp_path / "bad.trees", (trees / "dev.trees").read_text()
+    bad.write_text(dev + "(ROOT (S (NN a)\n(ROOT (X (NN)))\n")
+    assert "bad.trees, line 9" in run("evaluate", model, "--trees", bad, status=2).err
+    out = run("evaluate", model, "--trees", bad, "--skip-bad").out
+    assert "8 sentences parsed" in out and "2 bad tree(s) left out, the first: " in caplog.text
+    command = training(trees, tmp_path / "run", "--trees", bad)
+    assert "bad.trees, line 9" in run(*command, status=2).err
+    run(*command, "--skip-bad")
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    err = run("evaluate", "--trees", trees / "dev.trees", "--predicted", bad, "--skip-bad", status=2).err
+    assert "--skip-bad does not go with --predicted" in err
+    err = run("evaluate", "--trees", trees / "dev.trees", "--predicted", bad, status=2).err
+    assert "bad.trees, line 9" in err and "--skip-bad" not in err
+
+
+def test_what_the_recorded_command_says(model, trees, run, tmp_path):
+    run("evaluate", model, "--trees", trees / "dev.trees", "--no-constrained", "--json", tmp_path / "scores.json")
+    assert '--trees dev.trees --no-constrained"' in (tmp_path / "scores.json").read_text()
+
+
+@pytest.mark.parametrize(("recipe", "words"), [("parser", False), ("parser-small", True)])
+def test_which_recipes_write_words(trees, run, tmp_path, cache, recipe, words):
+    sizes = [*TINY, "--d-k", "8", "--d-v", "8", "--num-beams", "1", "--validation-bleu", "0", "--best-by", "loss"]
+    given = ["--trees", trees / "train.trees", "--dev", trees / "dev.trees", "--output", tmp_path / "run"]
+    run("train", recipe, *given, *sizes)
+    first = (tmp_path / "run" / "text" / "dev.brackets").read_text().split()[0]
+    assert first == ("the" if words else "(S")
+
+
+def test_augment_below_zero_is_refused(trees, run, tmp_path):
+    assert "--augment is -1" in run(*training(trees, tmp_path / "run", "--augment", "-1"), status=2).err

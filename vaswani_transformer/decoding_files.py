@@ -1,0 +1,78 @@
+"""Lines in and records out for the commands that decode, and how they go on with what a killed one has written."""
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .ensemble import COMBINATIONS
+from .provenance import model_sha256
+from .resumable_output import ResumableOutput, StreamOutput
+from .survey import Survey
+from .text_files import decode_lines, read_lines
+
+RESUME = "the same command with --resume goes on behind the last line that was written"
+
+
+def is_file(name: str | None) -> bool:
+    """Whether this is a file on the disk, or could be one that is missing, and not a pipe or a device."""
+    return name is not None and (Path(name).is_file() or not Path(name).exists())
+
+
+def input_lines(path: str | None) -> Iterator[str]:
+    """Lines of a file or of standard input, without their ends."""
+    if path is not None:
+        return read_lines(Path(path))
+    stream = sys.stdin.buffer
+    with contextlib.suppress(OSError, ValueError):  # something else stands in for it
+        # A thread that waits for input would keep Python from closing the stream of `sys`.
+        stream = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    return decode_lines(stream, "standard input")
+
+
+def open_output(
+    arguments: argparse.Namespace,
+    surveys: Mapping[str, Survey],
+    window: int,
+    lines_per_record: int = 1,
+    drawn: dict[str, Any] | None = None,
+) -> StreamOutput | ResumableOutput:
+    """Where `--output` leads to: a file that can be gone on with where a file is read, else a stream.
+
+    Args:
+        arguments: of the command, `input`, `output` and `resume` among them.
+        surveys: of the files that are read, by their option.
+        window: lines that are written together.
+        lines_per_record: lines that are written for a line of the input.
+        drawn: settings that were chosen at random, and are taken over when an output is gone on with.
+
+    Raises:
+        UserError: as `ResumableOutput`.
+    """
+    if arguments.output is None:
+        return StreamOutput(sys.stdout)
+    path = Path(arguments.output)
+    if not (is_file(arguments.output) and "--input" in surveys):
+        return StreamOutput(path)
+    settings = _settings(arguments, surveys, window)
+    return ResumableOutput(path, settings, lines_per_record, arguments.resume, drawn)
+
+
+# What changes no line of the output, and what is settled by its content.
+_FREE = {"model", "ensemble", "sentences", "input", "output", "prefix", "resume", "device", "long_lines"}
+_FREE |= {"run", "parser"}  # of the parser itself
+
+
+def _settings(arguments: argparse.Namespace, surveys: Mapping[str, Survey], window: int) -> dict[str, Any]:
+    """All that the output depends on, by the option that it comes from."""
+    settings = {option: surveyed.sha256 for option, surveyed in surveys.items()}
+    settings["MODEL"] = model_sha256(arguments.model)
+    if arguments.ensemble:
+        settings["--ensemble"] = " ".join(map(model_sha256, arguments.ensemble))
+    given = {name: value for name, value in vars(arguments).items() if name not in _FREE}
+    given["window"] = window
+    given["combine"] = arguments.combine or COMBINATIONS[0]
+    return settings | {"--" + name.replace("_", "-"): value for name, value in given.items()}

@@ -2,7 +2,16 @@
 
 from collections.abc import Sequence
 
-from .experiment_cells import LAPTOP, Training, TranslationExperiment, draw_against, scaled_down, spread, with_target
+from .experiment_cells import (
+    LAPTOP,
+    WARMUP,
+    Training,
+    TranslationExperiment,
+    draw_against,
+    scaled_down,
+    spread,
+    with_target,
+)
 from .experiments import Cell, Setup, markdown_table, shown, told_machine
 from .paper_tables import TABLE3, VariationRow
 from .recipe import Recipe
@@ -36,7 +45,8 @@ def row_training(row: VariationRow, scale: str, seed: int = 0) -> Training:
         return Training(recipe, PAPER | changes, tokenized_bleu=True)
     changes |= scaled_down(Recipe(preset=row.preset)) | {"preset": "base"}
     steps = SMALL["max_steps"] * (BIG_STEPS if big else 1)
-    settings = with_target("de") | SMALL | changes | {"max_steps": steps}
+    warmup = WARMUP["big" if big else "base"]
+    settings = with_target("de") | SMALL | changes | {"max_steps": steps, "warmup_steps": warmup}
     return Training(recipe, settings, test_source="val.en.gz", test_target="val.de.gz", tokenized_bleu=True)
 
 

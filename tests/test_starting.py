@@ -27,7 +27,7 @@ class Finder:
             try:
                 interrupt()
             except KeyboardInterrupt:
-                print("lost")
+                print("lost", flush=True)
                 os._exit(3)
 
 sys.meta_path.insert(0, Finder)
@@ -44,7 +44,7 @@ def interrupted(tmp_path):
 
     def run(moment, *words, **environment):
         paths = os.pathsep.join([str(tmp_path), str(ROOT)])
-        environment = os.environ | {"MOMENT": moment, "PYTHONPATH": paths} | environment
+        environment = os.environ | {"MOMENT": moment, "PYTHONPATH": paths, "PYTHONUNBUFFERED": ""} | environment
         # An ignored Ctrl-C, as of a job in the background, would be inherited.
         previous = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:

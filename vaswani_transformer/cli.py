@@ -39,7 +39,7 @@ _IMPORTS = {
     "experiment": ("experiment_cells", "parsing"),
     "evaluate": ("metrics", "translation"),
     "export": ("exporting",),
-    "predict": ("parsing",),
+    "predict": ("parsing_files",),
     "prepare": ("preparation",),
     "push": ("publishing",),
     "train": ("plan", "training"),

@@ -53,6 +53,8 @@ def end() -> None:
 def close() -> None:
     """Let Ctrl-C end our command without a word: all is said, and the interpreter takes a second to leave."""
     if is_command() and signal.getsignal(signal.SIGINT) in (_leave, signal.default_int_handler):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # gone, closed or never there
+            sys.stdout.flush()  # a signal would lose what waits
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -125,6 +125,11 @@ def test_mistakes_end_in_one_line(model, run, sentences, words, message):
     assert message in err and err.startswith("error: ") and err.count("\n") == 1
 
 
+def test_one_process_parses(model, run, monkeypatch):
+    monkeypatch.setattr("vaswani_transformer.turns.is_launched", lambda: True)
+    assert "runs in one process" in run("predict", model, "the dog", status=2).err
+
+
 def test_sentences_may_stand_behind_options(model, run):
     alone = run("predict", model, "the dog", "a cat").out
     assert run("predict", model, "the dog", "--window", "5", "a cat").out == alone

@@ -165,7 +165,11 @@ def _load_parser(arguments: argparse.Namespace):
 
 
 def _check_predict(arguments: argparse.Namespace) -> None:
+    from .turns import is_launched
+
     check_options(arguments)
+    if is_launched():
+        raise UserError("parse predict runs in one process: start it without torchrun or accelerate launch")
     if arguments.sentences and arguments.input:
         raise UserError("give sentences or --input, not both")
     if arguments.resume and (arguments.output is None or not is_file(arguments.input)):

@@ -31,6 +31,13 @@ def test_a_refused_training_changes_nothing(model, trees, run, tmp_path, change)
     assert contents(folder) == before
 
 
+def test_a_damaged_text_is_made_again(trees, run, tmp_path, cache):
+    (tmp_path / "run" / "text").mkdir(parents=True)
+    (tmp_path / "run" / "text" / "train.words").write_bytes(b"\xff\xfe")
+    run(*training(trees, tmp_path / "run"))
+    assert (tmp_path / "run" / "text" / "train.words").read_text().startswith("the dog sees a cat .\n")
+
+
 def test_a_vocabulary_without_room_leaves_no_folder(trees, run, tmp_path):
     err = run(*training(trees, tmp_path / "run", "--vocab-size", "100"), status=2).err
     assert "vocab_size is 100" in err and not (tmp_path / "run").exists()
@@ -67,8 +74,14 @@ def test_nothing_is_lost_by_a_mistake_in_the_input(model, run, sentences, tmp_pa
     broken.write_bytes(b"the dog\ncaf\xe9\n")
     err = run("predict", model, "--input", broken, "--output", output, status=2).err
     assert "line 2" in err and err.count("\n") == 1
-    assert "holds no model" in run("predict", tmp_path, "--input", sentences, "--output", output, status=2).err
+    nul = tmp_path / "nul.txt"
+    nul.write_text("the dog\na \0 b\n")
+    assert "line 2: word 2" in run("predict", model, "--input", nul, "--output", output, status=2).err
+    assert "line 2" in run("predict", model, "the dog", "caf\udce9 is", "--output", output, status=2).err
+    pictures = ["--pictures", tmp_path / "pictures"]
+    assert "holds no model" in run("predict", tmp_path, "--input", sentences, *pictures, status=2).err
     assert output.read_text() == "earlier\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.txt", "in.txt", "nul.txt", "out.trees"]
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("model", 10), ("wordy_model", 25)])
@@ -104,6 +117,9 @@ def test_an_interrupted_output_is_gone_on_with(model, run, sentences, tmp_path, 
     written = output.read_text()
     assert len(written.splitlines()) == 6 and whole.read_text().startswith(written)
     assert "give --resume" in run(*command, "--output", output, status=2).err
+    for other in ((*command, "--text"), ("predict", model, "the dog")):
+        assert "is unfinished: finish it with --resume" in run(*other, "--output", output, status=2).err
+        assert output.read_text() == written
     err = run(*command, "--output", output, "--resume", "--beams", 2, status=2).err
     assert "--beams was not given and is 2" in err
     run(*command, "--output", output, "--resume")
@@ -118,6 +134,9 @@ def test_an_interrupted_output_is_gone_on_with(model, run, sentences, tmp_path, 
         (["caf\udce9 is"], "line 1: word 1 is not valid UTF-8"),
         (["a \0 b"], "line 1: word 2 is '\\x00' and holds a NUL character"),
         (["x", "--window", "0"], "--window is 0"),
+        (["x", "--pictures", "{sentences}"], "is a file: give a folder"),
+        (["x", "--pictures", "{sentences}/x"], "is within the file"),
+        (["x", "--pictures", ""], "--pictures is empty"),
     ],
 )
 def test_mistakes_end_in_one_line(model, run, sentences, words, message):

@@ -16,6 +16,7 @@ from .command_line import (
     Parser,
     add_command,
     add_recipe_options,
+    check_output_place,
     command_name,
     is_main_process,
     leave_process_group,
@@ -177,6 +178,12 @@ def _check_predict(arguments: argparse.Namespace) -> None:
     if arguments.resume and arguments.text:
         raise UserError("--resume goes on with trees that have a line each: leave --text out, or begin anew")
     check_files(arguments, read=("input",), written=("output",))
+    if arguments.pictures is not None:
+        if not arguments.pictures:
+            raise UserError("--pictures is empty: give a folder")
+        if Path(arguments.pictures).exists() and not Path(arguments.pictures).is_dir():
+            raise UserError(f"--pictures {arguments.pictures} is a file: give a folder")
+        check_output_place(Path(arguments.pictures), "--pictures")
 
 
 def _predict(arguments: argparse.Namespace) -> int:
@@ -189,8 +196,10 @@ def _predict(arguments: argparse.Namespace) -> int:
     _check_predict(arguments)
     surveys = {"--input": survey(Path(arguments.input))} if is_file(arguments.input) else {}
     pictures = Path(arguments.pictures) if arguments.pictures else None
-    if pictures is not None:
-        pictures.mkdir(parents=True, exist_ok=True)
+    # All that can be wrong with the words is told before anything is written, where they can be read twice.
+    given = arguments.sentences or (input_lines(arguments.input) if surveys else ())
+    for _ in checked(map(words_of, given)):
+        pass
     files = FileParser(_load_parser(arguments), arguments.text, pictures, arguments.window or WINDOW_LINES)
     interactive = not arguments.sentences and arguments.input is None and sys.stdin.isatty()
     if interactive:
@@ -203,6 +212,8 @@ def _predict(arguments: argparse.Namespace) -> int:
     total = surveys["--input"].lines if surveys else len(arguments.sentences) or None
     output = open_output(arguments, {} if arguments.text else surveys, files.window)
     ahead = not (interactive or arguments.sentences)
+    if pictures is not None:
+        pictures.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(output):
         try:
             files.run(sentences, output, output.done, total, ahead, progress=not interactive and total != 1)

@@ -39,7 +39,10 @@ def add_train(commands) -> None:
     )
     plan.add_argument("--device", metavar="NAME", help="with --dry-run: the hours on it, such as 'p100 x8' or here")
     plan.add_argument(
-        "--utilisation", type=float, metavar="X", help="with --dry-run: share of the device's peak reckoned with"
+        "--utilisation",
+        type=float,
+        metavar="X",
+        help="with --dry-run: share of the device's peak reckoned with (default: 0.35, of a P100 0.288)",
     )
 
 

@@ -148,8 +148,12 @@ def command_name() -> str:
     return os.path.relpath(script)
 
 
-def check_output_place(output: Path) -> None:
+def check_output_place(output: Path, option: str = "--output") -> None:
     """Look whether something can be written under a name, before hours are spent.
+
+    Args:
+        output: the name.
+        option: that it was given with.
 
     Raises:
         UserError: where a file is above it, or nothing may be written there.
@@ -157,6 +161,6 @@ def check_output_place(output: Path) -> None:
     places = (output.absolute(), *output.absolute().parents)
     there = next(path for path in places[not output.is_dir() :] if path.exists())
     if not there.is_dir():
-        raise UserError(f"--output {output} is within the file {there}: give a folder")
+        raise UserError(f"{option} {output} is within the file {there}: give a folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"--output {output} cannot be written to: give another folder")
+        raise UserError(f"{option} {output} cannot be written to: give another folder")

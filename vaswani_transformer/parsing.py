@@ -239,7 +239,7 @@ def training_text(trees: Sequence[Tree], part: str, form: TextForm) -> dict[str,
 
 
 def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_text(encoding="utf-8") == text
+    return path.is_file() and path.read_bytes() == text.encode("utf-8")
 
 
 # Fields of a recipe that `train_parser` sets from the trees.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .devices import DEVICES, HERE, UTILISATION_SOURCE
 from .flops import flops_per_token
-from .plan import PAPER_GPU, PAPER_GPUS, PAPER_STEPS, PAPER_TIMES, Plan
+from .plan import PAPER_GPU, PAPER_GPUS, PAPER_STEPS, PAPER_TIMES, PAPER_UTILISATION, Plan
 from .run_folder import checkpoints_at_most
 
 CHECKPOINT_BYTES = 12  # a parameter: the weight and Adam's two averages, in float32
@@ -175,11 +175,13 @@ def _time_lines(plan: Plan) -> list[str]:
             f" = {_hours(plan.seconds)}"
         ]
     step = plan.seconds / plan.recipe.max_steps
+    is_papers = name == PAPER_GPU and plan.utilisation == PAPER_UTILISATION
+    what = "what the paper's base model reached" if is_papers else "an assumption"
     lines = [
         f"{shown}, {plan.precision}: {_e(plan.step_flops)} / ({count} x {plan.peak / 1e12:.4g} TFLOPS"
         f" x {plan.utilisation:.0%}) = {step:.3g} s a step",
         f"{plan.recipe.max_steps:,} steps x {step:.3g} s = {_hours(plan.seconds)}, without validation",
-        f"peak: {plan.peak_source}; {plan.utilisation:.0%} of it is an assumption, --utilisation changes it:",
+        f"peak: {plan.peak_source}; {plan.utilisation:.0%} of it is {what}, --utilisation changes it:",
         *UTILISATION_SOURCE,
     ]
     if step < SHORT_STEP and name != HERE:

@@ -30,11 +30,19 @@ def _not_interrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def notes_path(path: Path) -> Path:
+    """The file beside an unfinished output that says what it is being made of."""
+    return path.with_name(path.name + ".unfinished.json")
+
+
 class StreamOutput:
     """Standard output, a device or a pipe, or a file that is not gone on with.
 
     Args:
         target: a text stream, which stays open, or a path.
+
+    Raises:
+        UserError: for a file that a command may still go on with.
     """
 
     done = 0
@@ -42,6 +50,11 @@ class StreamOutput:
 
     def __init__(self, target: TextIO | Path):
         self._own = isinstance(target, Path)
+        if self._own and target.is_file() and notes_path(target).exists():
+            raise UserError(
+                f"{target} is unfinished: finish it with --resume and the command that began it, or delete it and"
+                f" {notes_path(target).name}"
+            )
         self.stream = target.open("w", encoding="utf-8") if isinstance(target, Path) else target
 
     def write(self, text: str) -> None:
@@ -58,11 +71,6 @@ class StreamOutput:
         """Nothing more will be written."""
         if self._own:
             self.stream.close()
-
-
-def notes_path(path: Path) -> Path:
-    """The file beside an unfinished output that says what it is being made of."""
-    return path.with_name(path.name + ".unfinished.json")
 
 
 class ResumableOutput:

@@ -221,9 +221,10 @@ def _predict(arguments: argparse.Namespace) -> int:
             if output.unfinished is not None:
                 print(f"{output.unfinished} is unfinished: {RESUME}", file=sys.stderr)
             raise
+        finally:
+            if files.repaired:
+                print(f"{files.repaired:,} output(s) were no trees over their words and were repaired", file=sys.stderr)
         output.finish()
-    if files.repaired:
-        print(f"{files.repaired:,} output(s) were no trees over their words and were repaired", file=sys.stderr)
     return 0
 
 

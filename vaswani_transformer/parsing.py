@@ -252,8 +252,8 @@ def parsing_recipe(
 ) -> Recipe:
     """A recipe that trains on these trees: their text and a tokenizer are written to `text/` in its output folder.
 
-    What is refused leaves everything there as it was, and files that hold their text already stay untouched: another
-    process of the same training may be reading them.
+    What is refused here leaves everything there as it was, and files that hold their text already stay untouched:
+    another process of the same training may be reading them.
 
     Args:
         recipe: model, optimizer and so on; `vocab_size` counts brackets and tags too.

@@ -27,9 +27,11 @@ class FileParser(FileTranslator):
         repaired: outputs of the model that were no trees over their words.
     """
 
+    doing = "parsing"
+
     def __init__(self, parser: Parser, drawn: bool = False, pictures: Path | None = None, window: int = WINDOW_LINES):
         super().__init__(parser.translator, window=window)
-        self.what, self.drawn, self.pictures, self.repaired = "parsing", drawn, pictures, 0
+        self.drawn, self.pictures, self.repaired = drawn, pictures, 0
 
     def _records(self, prepared: PreparedWindow, bar: tqdm) -> WindowRecords:
         window = prepared.window

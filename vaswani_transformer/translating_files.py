@@ -96,6 +96,8 @@ class FileTranslator:
         turns: of several processes.
     """
 
+    doing = "translating"  # label of the progress bar
+
     def __init__(
         self,
         translator: Translator,
@@ -104,7 +106,7 @@ class FileTranslator:
         window: int = WINDOW_LINES,
         turns: Turns | None = None,
     ):
-        self.translator, self.layout, self.align, self.what = translator, layout or Layout(), align, "translating"
+        self.translator, self.layout, self.align = translator, layout or Layout(), align
         self.window, self.turns = window, turns or Turns()
 
     def run(
@@ -140,7 +142,7 @@ class FileTranslator:
         with contextlib.ExitStack() as stack:
             if ahead:
                 prepared = stack.enter_context(read_ahead(prepared))
-            bar = stack.enter_context(_bar(self.what, total, passed, show))
+            bar = stack.enter_context(_bar(self.doing, total, passed, show))
             if self.turns.rank:
                 for one in prepared:
                     self.turns.give(self._records(one, None))
@@ -197,12 +199,12 @@ class FileTranslator:
         return written
 
 
-def _bar(what: str, total: int | None, initial: int, show: bool) -> tqdm:
+def _bar(doing: str, total: int | None, initial: int, show: bool) -> tqdm:
     # smoothing=0: lines of a window come longest first, so that the latest rate says little about the rest.
     return tqdm(
         total=total,
         initial=initial,
-        desc=what,
+        desc=doing,
         unit=" sentences",
         file=sys.stderr,
         disable=not show,

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 
+from .cli_files import input_lines, is_file, is_interactive, open_output, told_unfinished
 from .command_line import (
     Parser,
     add_command,
@@ -22,7 +23,6 @@ from .command_line import (
     leave_process_group,
     report_stop,
 )
-from .decoding_files import RESUME, input_lines, is_file, open_output
 from .decoding_options import (
     add_model_options,
     add_search_options,
@@ -201,9 +201,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     for _ in checked(map(words_of, given)):
         pass
     files = FileParser(_load_parser(arguments), arguments.text, pictures, arguments.window or WINDOW_LINES)
-    interactive = not arguments.sentences and arguments.input is None and sys.stdin.isatty()
-    if interactive:
-        print("parsing standard input, one sentence a line; Ctrl-D ends it", file=sys.stderr)
+    if interactive := is_interactive(arguments, files.doing):
         files.window = 1
     lines = iter(arguments.sentences) if arguments.sentences else input_lines(arguments.input)
     sentences: Iterator[list[str]] = checked(map(words_of, lines))
@@ -216,11 +214,8 @@ def _predict(arguments: argparse.Namespace) -> int:
         pictures.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(output):
         try:
-            files.run(sentences, output, output.done, total, ahead, progress=not interactive and total != 1)
-        except KeyboardInterrupt:
-            if output.unfinished is not None:
-                print(f"{output.unfinished} is unfinished: {RESUME}", file=sys.stderr)
-            raise
+            with told_unfinished(output):
+                files.run(sentences, output, output.done, total, ahead, progress=not interactive and total != 1)
         finally:
             if files.repaired:
                 print(f"{files.repaired:,} output(s) were no trees over their words and were repaired", file=sys.stderr)

@@ -4,14 +4,13 @@ import argparse
 import contextlib
 import json
 import random
-import sys
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from .cli_files import RESUME, input_lines, is_file, is_interactive, open_output, told_unfinished
 from .command_line import add_command, leave_process_group
-from .decoding_files import RESUME, input_lines, is_file, open_output
 from .decoding_options import (
     add_model_options,
     add_sampling_options,
@@ -98,9 +97,7 @@ def _translate_in_turns(arguments: argparse.Namespace, turns, watch) -> None:
     translator = _make_translator(arguments)
     layout = Layout(arguments.nbest is not None, arguments.scores, arguments.format == "json")
     files = FileTranslator(translator, layout, _aligner(arguments, translator), window, turns)
-    interactive = not arguments.sentences and arguments.input is None and sys.stdin.isatty()
-    if interactive:
-        print("translating standard input, one sentence a line; Ctrl-D ends it", file=sys.stderr)
+    if interactive := is_interactive(arguments, files.doing):
         files.window = 1
     lines: Iterator[Any] = iter(arguments.sentences) if arguments.sentences else input_lines(arguments.input)
     if arguments.prefix is not None:
@@ -116,7 +113,7 @@ def _translate_in_turns(arguments: argparse.Namespace, turns, watch) -> None:
         plan = {"done": output.done, "total": total, "seed": translator.seed} if output is not None else {}
         plan = json.loads(watch.share("plan", lambda: json.dumps(plan)))
         translator.seed = plan["seed"]
-        try:
+        with told_unfinished(output):
             files.run(
                 lines,
                 output,
@@ -125,10 +122,6 @@ def _translate_in_turns(arguments: argparse.Namespace, turns, watch) -> None:
                 ahead=not (interactive or arguments.sentences),
                 progress=not interactive and plan["total"] != 1,
             )
-        except KeyboardInterrupt:
-            if output is not None and output.unfinished is not None:
-                print(f"{output.unfinished} is unfinished: {RESUME}", file=sys.stderr)
-            raise
         if output is not None:
             output.finish()
 

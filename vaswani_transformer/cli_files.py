@@ -33,6 +33,25 @@ def input_lines(path: str | None) -> Iterator[str]:
     return decode_lines(stream, "standard input")
 
 
+def is_interactive(arguments: argparse.Namespace, doing: str) -> bool:
+    """Whether sentences are typed on a terminal one by one, which is said there."""
+    typed = not arguments.sentences and arguments.input is None and sys.stdin.isatty()
+    if typed:
+        print(f"{doing} standard input, one sentence a line; Ctrl-D ends it", file=sys.stderr)
+    return typed
+
+
+@contextlib.contextmanager
+def told_unfinished(output: StreamOutput | ResumableOutput | None) -> Iterator[None]:
+    """Where Ctrl-C ends the body, say how the output is gone on with."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if output is not None and output.unfinished is not None:
+            print(f"{output.unfinished} is unfinished: {RESUME}", file=sys.stderr)
+        raise
+
+
 def open_output(
     arguments: argparse.Namespace,
     surveys: Mapping[str, Survey],

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from hypothesis import settings
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
@@ -29,6 +30,12 @@ settings.load_profile("shared machine")
 def one_thread_of_torch() -> None:
     """Matrices of a few dozen rows are slower on many cores; and a fork after work on several would wait for ever."""
     torch.set_num_threads(1)  # in each module: other libraries set it too
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_accelerator_of_another_module() -> None:
+    """Accelerate keeps one state a process, so that a test's bf16 would be refused to the next module's fp32."""
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def tiny_config(**changes) -> VaswaniConfig:

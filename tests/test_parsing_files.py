@@ -4,6 +4,7 @@ import shutil
 
 import parsers
 import pytest
+import torch
 from parsers import TINY, tree_of
 
 from vaswani_transformer import UserError, load_model
@@ -28,6 +29,24 @@ def test_a_refused_training_changes_nothing(model, trees, run, tmp_path, change)
     folder = shutil.copytree(model, tmp_path / "run")
     before = contents(folder)
     assert "already holds a model" in run(*training(trees, folder, *change), status=2).err
+    assert contents(folder) == before
+
+
+REFUSED_LATE = [
+    (["--attention", "nonesuch"], "attention 'nonesuch' cannot be used here"),
+    (["--precision", "fp16"], "fp16"),
+    (["--report-to", "nonesuch"], "report_to 'nonesuch' cannot be used"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED_LATE)
+def test_what_training_itself_refuses_changes_nothing_either(model, trees, run, tmp_path, options, message):
+    if options[-1] == "fp16" and torch.cuda.is_available():
+        pytest.skip("a GPU trains in fp16")
+    folder = shutil.copytree(model, tmp_path / "run")
+    before = contents(folder)
+    err = run(*training(trees, folder, "--overwrite", "--augment", "2", *options), status=2).err
+    assert message in err and err.count("\n") == 1
     assert contents(folder) == before
 
 
@@ -99,8 +118,9 @@ def test_a_sentence_too_long_for_its_tree_is_named_after_those_before(request, r
 
 def test_an_interrupted_output_is_gone_on_with(model, run, sentences, tmp_path, monkeypatch):
     whole, output = tmp_path / "whole", tmp_path / "out"
-    command = ("predict", model, "--input", sentences, "--window", 3)
-    run(*command, "--output", whole)
+    read, pictures = ("predict", model, "--input", sentences, "--window", 3), tmp_path / "pictures"
+    command = (*read, "--pictures", pictures)
+    run(*read, "--output", whole)
     assert len(whole.read_text().splitlines()) == 10
     with monkeypatch.context() as patch:
         given = iter([True, True])
@@ -122,14 +142,16 @@ def test_an_interrupted_output_is_gone_on_with(model, run, sentences, tmp_path, 
         assert output.read_text() == written
     err = run(*command, "--output", output, "--resume", "--beams", 2, status=2).err
     assert "--beams was not given and is 2" in err
-    run(*command, "--output", output, "--resume")
-    assert output.read_text() == whole.read_text()
+    assert "--pictures was" in run(*command, "--pictures", "others", "--output", output, "--resume", status=2).err
+    run(*read, "--pictures", f"{tmp_path}/./pictures/", "--output", output, "--resume")
+    assert output.read_text() == whole.read_text() and len(list(pictures.iterdir())) == 10
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["x", "--resume"], "--resume goes on with a file from a file"),
+        (["--input", "{sentences}", "--output", "/dev/stdout", "--resume"], "--resume goes on with a file from a file"),
         (["--input", "{sentences}", "--output", "out", "--resume", "--text"], "leave --text out"),
         (["caf\udce9 is"], "line 1: word 1 is not valid UTF-8"),
         (["a \0 b"], "line 1: word 2 is '\\x00' and holds a NUL character"),

@@ -16,10 +16,15 @@ from .text_files import decode_lines, read_lines
 
 RESUME = "the same command with --resume goes on behind the last line that was written"
 
+# A shell may have led them to a file, but it holds them open: there is no name to write beside.
+_STREAMS = ("/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
+
 
 def is_file(name: str | None) -> bool:
     """Whether this is a file on the disk, or could be one that is missing, and not a pipe or a device."""
-    return name is not None and (Path(name).is_file() or not Path(name).exists())
+    if name is None or str(Path(name).absolute()).startswith(_STREAMS):
+        return False
+    return Path(name).is_file() or not Path(name).exists()
 
 
 def input_lines(path: str | None) -> Iterator[str]:
@@ -93,5 +98,7 @@ def _settings(arguments: argparse.Namespace, surveys: Mapping[str, Survey], wind
         settings["--ensemble"] = " ".join(map(model_sha256, arguments.ensemble))
     given = {name: value for name, value in vars(arguments).items() if name not in _FREE}
     given["window"] = window
+    if given.get("pictures") is not None:
+        given["pictures"] = str(Path(given["pictures"]).resolve())  # the same folder however it is spelled
     given["combine"] = arguments.combine or COMBINATIONS[0]
     return settings | {"--" + name.replace("_", "-"): value for name, value in given.items()}

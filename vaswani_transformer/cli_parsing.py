@@ -173,7 +173,7 @@ def _check_predict(arguments: argparse.Namespace) -> None:
         raise UserError("parse predict runs in one process: start it without torchrun or accelerate launch")
     if arguments.sentences and arguments.input:
         raise UserError("give sentences or --input, not both")
-    if arguments.resume and (arguments.output is None or not is_file(arguments.input)):
+    if arguments.resume and not (is_file(arguments.output) and is_file(arguments.input)):
         raise UserError("--resume goes on with a file from a file: give --input FILE and --output FILE")
     if arguments.resume and arguments.text:
         raise UserError("--resume goes on with trees that have a line each: leave --text out, or begin anew")

@@ -76,8 +76,8 @@ def _check(arguments: argparse.Namespace) -> None:
     for number, sentence in enumerate(arguments.sentences, start=1):
         if not sentence.isprintable() and any("\ud800" <= character <= "\udfff" for character in sentence):
             raise UserError(f"sentence {number} is not valid UTF-8: convert it first")
-    if arguments.resume and arguments.output is None:
-        raise UserError("--resume goes on with a file: give its --output")
+    if arguments.resume and not is_file(arguments.output):
+        raise UserError("--resume goes on with a file: give its --output, a file on the disk")
     if not is_file(arguments.input):
         for name, given in (("--resume", arguments.resume), ("a launch of several processes", is_launched())):
             if given:

@@ -24,7 +24,7 @@ from .linearization import (
 )
 from .recipe import Recipe, check_recipe
 from .run_folder import CHECKPOINTS, check_output
-from .training import TrainingResult, train
+from .training import TrainingResult, check_trainable, train
 from .translation import Hypothesis, Piece, PreparedWindow, Translator
 from .tree_augmentation import Exchange
 from .tree_tokenizer import sentence_text, split_words, train_parser_tokenizer, tree_token_ids, word_starts
@@ -263,7 +263,7 @@ def parsing_recipe(
 
     Raises:
         UserError: for a recipe that names other data, an `augment` below 0, an interrupted training on other trees, and
-            as `train_parser_tokenizer` and `check_output`.
+            as `train_parser_tokenizer`, `check_output` and `check_trainable`.
     """
     for name in (*OWN_FIELDS, *OTHER_DATA):
         if getattr(recipe, name) is not None:
@@ -289,6 +289,7 @@ def parsing_recipe(
             f"{recipe.output} holds an interrupted training on other trees, or on another form of them: give the same"
             f" ones to resume it, give another --output, or remove {Path(recipe.output) / CHECKPOINTS} to start anew"
         )
+    check_trainable(recipe, tokenizer)
     for path, text in changed.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)

@@ -278,6 +278,18 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     return model
 
 
+def check_trainable(recipe: Recipe, tokenizer) -> None:
+    """Refuse what a training would refuse of this recipe once it has its data, without making or writing anything.
+
+    Raises:
+        UserError: as `new_model`, `choose_precision` and `reporters`.
+    """
+    with torch.device("meta"):
+        new_model(recipe, tokenizer)
+    choose_precision(recipe.precision)
+    reporters(recipe.report_to)
+
+
 class TrainingRun:
     """A recipe on its way: data, tokenizer, model, trainer. `run()` does it all."""
 

@@ -20,7 +20,7 @@ import torch
 from model_sizes import SIZES, add_whole_numbers, vaswani_config
 from transformers.trainer_pt_utils import LabelSmoother
 
-from vaswani_transformer import VaswaniForConditionalGeneration, layers_vaswani, modeling_vaswani
+from vaswani_transformer import VaswaniForConditionalGeneration, layers_vaswani, stacks_vaswani
 from vaswani_transformer.loss import label_smoothed_cross_entropy
 from vaswani_transformer.memory import keep_freed_memory
 
@@ -68,7 +68,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         replaced = torch.nn.functional.dropout if dropout == "torch" else layers_vaswani.dropout
         with (
             mock.patch.multiple(layers_vaswani, dropout=replaced),
-            mock.patch.multiple(modeling_vaswani, dropout=replaced),
+            mock.patch.multiple(stacks_vaswani, dropout=replaced),
         ):
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 logits = model(

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "vaswani_transformer"
 MODULES = sorted(PACKAGE.glob("*.py"))
 # Each module may import modules of earlier lines only.
 LAYERS = [
-    ["linear_vaswani", "restricted_vaswani"],
+    ["linear_vaswani", "restricted_vaswani", "sentences_vaswani"],
     ["paper_tables", "layer_costs"],
     ["errors", "configuration_vaswani", "pipeline_vaswani", "generation_vaswani", "memory", "synthetic_lexicon"],
     ["files", "text_files", "filtering", "agreement", "starting", "read_ahead", "long_lines"],
@@ -18,6 +18,7 @@ LAYERS = [
     ["linearization", "bracket_scores", "tree_augmentation", "tree_pictures"],
     ["layers_vaswani", "checkpoint_vaswani", "provenance", "earlier_card", "flops", "devices", "checkpoints", "watch"],
     ["decoding_vaswani", "inference"],
+    ["stacks_vaswani"],
     ["modeling_vaswani", "batching", "loss", "schedule", "averaging", "metrics", "tokenization", "data", "synthetic"],
     ["paper_bleu", "layer_kinds"],
     ["exported"],
@@ -68,6 +69,8 @@ TRAVELS = (
     "restricted_vaswani",
     "modeling_vaswani",
     "pipeline_vaswani",
+    "sentences_vaswani",
+    "stacks_vaswani",
 )
 
 
@@ -112,5 +115,5 @@ def test_files_for_the_hub_import_installed_libraries_only(name):
 
 
 def test_no_file_is_too_long_to_read():
-    long = {path.name: count for path in MODULES if (count := path.read_text().count("\n")) > 600}
+    long = {path.name: count for path in MODULES if (count := path.read_text().count("\n")) > 500}
     assert not long

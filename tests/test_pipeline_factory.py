@@ -13,7 +13,14 @@ from pipeline_models import SHORT, TEXTS, TRANSLATION, build, by_hand, texts_by_
 from transformers import AutoModelForSeq2SeqLM
 
 import vaswani_transformer
-from vaswani_transformer import Text2TextGenerationPipeline, TranslationPipeline, UserError, pipeline, pipeline_vaswani
+from vaswani_transformer import (
+    Text2TextGenerationPipeline,
+    TranslationPipeline,
+    UserError,
+    pipeline,
+    pipeline_vaswani,
+    sentences_vaswani,
+)
 from vaswani_transformer.pipeline_vaswani import CUSTOM_PIPELINES
 
 tokenizer = pipeline_models.tokenizer
@@ -258,6 +265,7 @@ class TestOnTheHub:
         shutil.copytree(marian_folder, folder)
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, "custom_pipelines": CUSTOM_PIPELINES}))
+        shutil.copy(sentences_vaswani.__file__, folder)
         code = Path(pipeline_vaswani.__file__).read_text(encoding="utf-8")
         (folder / "pipeline_vaswani.py").write_text(
             code + f"\nimport pathlib\npathlib.Path({str(trace)!r}).touch()\n", encoding="utf-8"

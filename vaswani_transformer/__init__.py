@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 from .configuration_vaswani import VaswaniConfig
 from .errors import UserError
-from .modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel, VaswaniPreTrainedModel
+from .modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel
+from .stacks_vaswani import VaswaniPreTrainedModel
 
 __version__ = "0.1.0"
 

@@ -243,7 +243,7 @@ def _check_output(output: Path) -> None:
 
 
 def _print_plan(experiment, setup, cells: list, finished: dict, arguments: argparse.Namespace) -> int:
-    from .experiments import RECIPE, experiment_folder, markdown_table
+    from .experiments import RECIPE, counted, experiment_folder, markdown_table
 
     device, on_cpus = _planned_device(setup, arguments)
     folder, rows = experiment_folder(experiment, setup), []
@@ -268,9 +268,9 @@ def _print_plan(experiment, setup, cells: list, finished: dict, arguments: argpa
     jobs = max(1, _jobs(arguments))
     beside = f", about {_hours(total / jobs)} with {jobs} jobs" if jobs > 1 else ""
     beside = ", jobs share the cores" if jobs > 1 and on_cpus else beside
-    counted = f"{flops:.2e} FLOPs, " if flops else ""
+    work = f"{flops:.2e} FLOPs, " if flops else ""
     hours = f"{_hours(total)} hours one after the other{beside}" if total or not missing else "hours are not known"
-    print(f"\n{missing} of {len(cells)} cell{'' if len(cells) == 1 else 's'} to run: {counted}{hours}")
+    print(f"\n{missing} of {counted(len(cells), 'cell')} to run: {work}{hours}")
     return 0
 
 

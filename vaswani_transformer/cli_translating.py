@@ -22,6 +22,7 @@ from .decoding_options import (
 )
 from .errors import UserError
 from .resumable_output import ResumableOutput
+from .text_files import has_undecoded
 
 
 def add_translate(commands) -> None:
@@ -74,7 +75,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.sentences and arguments.input:
         raise UserError("give sentences or --input, not both")
     for number, sentence in enumerate(arguments.sentences, start=1):
-        if not sentence.isprintable() and any("\ud800" <= character <= "\udfff" for character in sentence):
+        if has_undecoded(sentence):
             raise UserError(f"sentence {number} is not valid UTF-8: convert it first")
     if arguments.resume and not is_file(arguments.output):
         raise UserError("--resume goes on with a file: give its --output, a file on the disk")

@@ -14,7 +14,8 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from .errors import UserError
 from .generation_vaswani import VaswaniGenerationMixin
 from .loading import load_model
-from .modeling_vaswani import VaswaniPreTrainedModel, shift_right
+from .modeling_vaswani import shift_right
+from .stacks_vaswani import VaswaniPreTrainedModel
 from .tokenization import tokenizer_sha256
 
 #: How the members' distributions of the next token become one.

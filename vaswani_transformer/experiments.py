@@ -366,7 +366,8 @@ def shown(value: float | None, form: str = ".2f") -> str:
     return "" if value is None else format(value, form)
 
 
-def _counted(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """A number of things, such as "1 run" and "2 runs"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -378,7 +379,7 @@ def told_machine(results: dict[str, dict]) -> str:
     for result in results.values():
         where = result["machine"]
         name = where.get("accelerator") or where["processor"]
-        text = f"{name}, {_counted(where['cores'], 'core')}, {_counted(where['threads'], 'thread')}"
+        text = f"{name}, {counted(where['cores'], 'core')}, {counted(where['threads'], 'thread')}"
         text += f", {where['processes']} processes a run" if where.get("processes", 1) > 1 else ""
         machines += [text] if text not in machines else []
     # Seconds are those of a cell's last session, a training's minutes those of all: if more, it was resumed.
@@ -388,5 +389,5 @@ def told_machine(results: dict[str, dict]) -> str:
     work = f" ({sum(work for *_, work in found) / 60:.1f} minutes of processor time)" if known else ""
     dates = sorted(result["date"] for result in results.values())
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    runs = _counted(len(results), "run")
+    runs = counted(len(results), "run")
     return f"{runs}, {minutes:.1f} minutes in all by the clock{work}; {'; '.join(machines)}; {when}."

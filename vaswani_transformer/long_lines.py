@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable
 
+from .sentences_vaswani import split_into_sentences
+
 _CLAUSE_END = re.compile(r"(?<=[,;:–—])\s+|(?<=[，；：、])")
 
 
@@ -20,8 +22,6 @@ def split_line(text: str, limit: int, count: Callable[[str], int]) -> list[str]:
         the pieces in order; joined by spaces (letters by nothing) they are the text but for its white space. A single
         letter is a piece even if it has more tokens.
     """
-    from .pipeline_vaswani import split_into_sentences  # here: few lines are long, and its imports take time
-
     pieces = []
     for sentence in split_into_sentences(text):
         pieces += _divide(sentence, limit, count, 0)

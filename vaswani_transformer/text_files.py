@@ -63,6 +63,11 @@ def decode_lines(lines: Iterable[bytes], where: str) -> Iterator[str]:
         yield text.removeprefix("\ufeff") if number == 1 else text
 
 
+def has_undecoded(text: str) -> bool:
+    """Whether a text holds bytes that were not UTF-8, which Python reads as halves of surrogate pairs."""
+    return not text.isprintable() and any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _read_text(source: Path, target: Path, columns: tuple[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
     sources, targets = read_lines(source), read_lines(target)
     for number, pair in enumerate(zip_longest(sources, targets), 1):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import UserError
-from .text_files import read_lines
+from .text_files import has_undecoded, read_lines
 
 ROOT = "ROOT"
 ROOT_LABELS = ("", "ROOT", "TOP", "S1")  # of brackets around the tree that say nothing
@@ -114,7 +114,7 @@ def check_words(words: Sequence[str], where: str) -> None:
             raise UserError(f"{where}: word {place} is {word!r}: it must have a letter or sign, and no space in it")
         if "\0" in word:
             raise UserError(f"{where}: word {place} is {word!r} and holds a NUL character: take it out")
-        if not word.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in word):
+        if has_undecoded(word):
             raise UserError(f"{where}: word {place} is not valid UTF-8: convert it first")
 
 

@@ -70,7 +70,7 @@ def train_one(options: argparse.Namespace, name: str) -> None:
     import torch
 
     from vaswani_transformer import load_recipe, train
-    from vaswani_transformer import training as training_module
+    from vaswani_transformer.training import run as training_module
 
     torch.set_num_threads(options.threads)
     folder = folder_of(options, name)
@@ -99,7 +99,7 @@ def score(options: argparse.Namespace, folder: Path, searches: list[str]) -> dic
     from safetensors.torch import load_file
 
     from vaswani_transformer import TranslationMetric, Translator, average_checkpoints, load_model, load_pairs
-    from vaswani_transformer.run_folder import complete_checkpoints
+    from vaswani_transformer.training.run_folder import complete_checkpoints
 
     pairs = load_pairs(**{
         side: Path(options.data) / f"test_2016_flickr.{language}.gz"
@@ -151,7 +151,7 @@ def make_tokenizer(options: argparse.Namespace) -> None:
     from itertools import chain
 
     from vaswani_transformer import train_tokenizer
-    from vaswani_transformer.data import read_lines
+    from vaswani_transformer.data.parallel_text import read_lines
 
     if (Path(options.tokenizer) / "tokenizer.json").exists():
         return

@@ -11,8 +11,8 @@ import argparse
 import re
 
 from vaswani_transformer import align, load_model
-from vaswani_transformer.synthetic import generate_corpus, number_words
-from vaswani_transformer.synthetic_lexicon import ADJECTIVES, NOUNS
+from vaswani_transformer.data.synthetic import generate_corpus, number_words
+from vaswani_transformer.data.synthetic_lexicon import ADJECTIVES, NOUNS
 
 
 def known_words() -> dict[str, set[str]]:

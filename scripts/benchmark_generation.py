@@ -94,7 +94,7 @@ def by_ctranslate2(model, options: argparse.Namespace, folder: Path, quantizatio
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    from vaswani_transformer.export_ctranslate2 import write_ctranslate2
+    from vaswani_transformer.export.to_ctranslate2 import write_ctranslate2
 
     words = SPECIAL + [f"w{number}" for number in range(len(SPECIAL), options.vocab_size)]
     names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -123,7 +123,7 @@ def contestants(options: argparse.Namespace, folder: Path) -> dict[str, Callable
     """Whoever takes part, by name; Marian first. Each value makes the function that is timed."""
     from transformers import CompileConfig
 
-    from vaswani_transformer.inference import prepare_for_inference
+    from vaswani_transformer.decoding.cpu_inference import prepare_for_inference
 
     on_cpu = options.device == "cpu"
     model = vaswani_model(options)

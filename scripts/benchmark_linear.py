@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from vaswani_transformer.inference import Int8Linear, PackedLinear
-from vaswani_transformer.linear_vaswani import project
+from vaswani_transformer.decoding.cpu_inference import Int8Linear, PackedLinear
+from vaswani_transformer.model.linear_vaswani import project
 
 SHAPES = ((512, 512), (512, 2048), (2048, 512), (512, 10_000))
 

@@ -20,9 +20,10 @@ import torch
 from model_sizes import SIZES, add_whole_numbers, vaswani_config
 from transformers.trainer_pt_utils import LabelSmoother
 
-from vaswani_transformer import VaswaniForConditionalGeneration, layers_vaswani, stacks_vaswani
-from vaswani_transformer.loss import label_smoothed_cross_entropy
+from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer.memory import keep_freed_memory
+from vaswani_transformer.model import layers_vaswani, stacks_vaswani
+from vaswani_transformer.training.loss import label_smoothed_cross_entropy
 
 
 def smoothed_by_transformers(logits, labels):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, train_tokenizer
-from vaswani_transformer.synthetic import generate_corpus
+from vaswani_transformer.data.synthetic import generate_corpus
 
 SEARCH = ["--beams", "1", "--max-new-tokens", "3", "--tokens-per-batch", "16000"]
 

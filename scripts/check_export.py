@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from vaswani_transformer import load_model, score_pairs
-from vaswani_transformer.data import read_lines
-from vaswani_transformer.exporting import export_model
+from vaswani_transformer.data.parallel_text import read_lines
+from vaswani_transformer.export.exporting import export_model
 
 ROUNDING, TRIALS = 1e-6, 20
 
@@ -111,7 +111,7 @@ def timed(function, *arguments, **options):
 
 def check_ctranslate2(arguments, reference, tokenizer, ours, references, folder: Path) -> list[dict]:
     """Rows of the report for CTranslate2, float32 and the quantizations asked for."""
-    from vaswani_transformer.ctranslate2_translation import CTranslate2Model
+    from vaswani_transformer.export.ctranslate2_model import CTranslate2Model
 
     (greedy, _), (beams, scores) = ours
     texts = [tokenizer.decode(source, skip_special_tokens=True) for source in reference.sources]
@@ -157,8 +157,8 @@ def check_onnx(arguments, reference, tokenizer, ours, references, folder: Path) 
     """Rows of the report for ONNX: greedy search, and logits of the model's own outputs."""
     from translate_onnx import OnnxTranslator
 
-    from vaswani_transformer.export_onnx import decode_in_parts
-    from vaswani_transformer.exported import ExportFacts
+    from vaswani_transformer.export.folder import ExportFacts
+    from vaswani_transformer.export.to_onnx import decode_in_parts
 
     (greedy, _), _ = ours
     done = export_model(arguments.model, folder / "onnx", "onnx")

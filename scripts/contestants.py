@@ -72,7 +72,7 @@ def train_marian(options: argparse.Namespace, folder: Path, bf16: bool) -> None:
     import datasets
     from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
-    from vaswani_transformer.tokenization import load_tokenizer
+    from vaswani_transformer.data.tokenization import load_tokenizer
 
     tokenizer = load_tokenizer(folder / "tokenizer")
     pairs = datasets.load_from_disk(folder / "pairs")
@@ -116,7 +116,7 @@ class BareTransformer(torch.nn.Module):
 
     def __init__(self, options: argparse.Namespace, vocab_size: int, pad: int):
         super().__init__()
-        from vaswani_transformer.layers_vaswani import sinusoidal_positions
+        from vaswani_transformer.model.layers_vaswani import sinusoidal_positions
 
         self.pad, self.scale = pad, options.d_model**0.5
         self.embedding = torch.nn.Embedding(vocab_size, options.d_model, padding_idx=pad)
@@ -150,10 +150,10 @@ def train_bare(options: argparse.Namespace, folder: Path, keep: bool) -> None:
     """torch.nn.Transformer in a loop without anything around it."""
     import datasets
 
-    from vaswani_transformer.batching import PairCollator
+    from vaswani_transformer.data.batching import PairCollator
+    from vaswani_transformer.data.tokenization import load_tokenizer
     from vaswani_transformer.memory import keep_freed_memory
-    from vaswani_transformer.modeling_vaswani import shift_right
-    from vaswani_transformer.tokenization import load_tokenizer
+    from vaswani_transformer.model.modeling_vaswani import shift_right
 
     if keep:
         keep_freed_memory()

@@ -15,8 +15,8 @@ from statistics import median
 import torch
 from benchmark_generation import by_generate, vaswani_model
 
-from vaswani_transformer.decoding_vaswani import DecodingCache
-from vaswani_transformer.inference import PRECISIONS, prepare_for_inference
+from vaswani_transformer.decoding.cpu_inference import PRECISIONS, prepare_for_inference
+from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache
 
 
 def seconds(work: Callable) -> tuple[float, object]:

@@ -2,7 +2,7 @@
 
 import sys
 
-from vaswani_transformer.cli import main
+from vaswani_transformer.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["experiment", "table4", *sys.argv[1:]]))

@@ -12,8 +12,8 @@ def prepare(options: argparse.Namespace, folder: Path) -> None:
     import datasets
 
     from vaswani_transformer import load_pairs, tokenize_pairs
-    from vaswani_transformer.synthetic import generate_corpus
-    from vaswani_transformer.tokenization import train_tokenizer
+    from vaswani_transformer.data.synthetic import generate_corpus
+    from vaswani_transformer.data.tokenization import train_tokenizer
 
     datasets.disable_progress_bars()
     if options.data:
@@ -41,7 +41,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> None:
 
 def token_batches(options: argparse.Namespace, pairs):
     """Our batches of these pairs."""
-    from vaswani_transformer.batching import TokenBatchSampler
+    from vaswani_transformer.data.batching import TokenBatchSampler
 
     columns = pairs.with_format("numpy")
     lengths = columns["source_length"][:], columns["target_length"][:]
@@ -52,7 +52,7 @@ def flops_per_target_token(options: argparse.Namespace, folder: Path) -> float:
     """Training's operations for the pairs' tokens, padding left out, over their target tokens."""
     import datasets
 
-    from vaswani_transformer.flops import model_flops
+    from vaswani_transformer.training.flops import model_flops
 
     pairs = datasets.load_from_disk(folder / "pairs").with_format("numpy")
     sources, targets = pairs["source_length"][:], pairs["target_length"][:]

@@ -9,9 +9,9 @@ from accelerate.state import AcceleratorState
 from hypothesis import settings
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.recipe import Recipe
-from vaswani_transformer.synthetic import generate_corpus, write_corpus
+from vaswani_transformer.recipes.recipe import Recipe
 
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 

@@ -3,8 +3,8 @@
 import gzip
 from pathlib import Path
 
-from vaswani_transformer.cli import main
-from vaswani_transformer.synthetic import generate_corpus
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.data.synthetic import generate_corpus
 
 TINY = [
     *("max_steps=4", "warmup_steps=2", "evaluate_every=2", "average_checkpoints=2", "num_beams=1", "vocab_size=300"),

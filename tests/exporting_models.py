@@ -6,7 +6,7 @@ import torch
 from conftest import tiny_config, tiny_model
 
 from vaswani_transformer import PairCollator, VaswaniForConditionalGeneration, train_tokenizer
-from vaswani_transformer.synthetic import generate_corpus
+from vaswani_transformer.data.synthetic import generate_corpus
 
 PAIRS = generate_corpus(400, 10, 10).train
 SOURCES = [source for source, _ in PAIRS[:12]] + ["A dog.", "Ünïcödé €."]

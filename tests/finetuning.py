@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
 
 import vaswani_transformer as vt
-from vaswani_transformer.synthetic import generate_corpus
+from vaswani_transformer.data.synthetic import generate_corpus
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from translating import LINES, OPTIONS, run
 
-from vaswani_transformer import watch
-from vaswani_transformer.resumable_output import notes_path
-from vaswani_transformer.translation import Translator
+from vaswani_transformer import distributed as watch
+from vaswani_transformer.decoding.output import notes_path
+from vaswani_transformer.decoding.translator import Translator
 
 DISK = 690  # bytes of a full one
 

@@ -96,7 +96,7 @@ def _child(request: dict) -> int:
         if request["code"] is not None:
             exec(request["code"], {"__name__": "__main__"})
             return 0
-        from vaswani_transformer.cli import main
+        from vaswani_transformer.cli.main import main
 
         return main(request["command"])
     except SystemExit as exit_:
@@ -114,8 +114,8 @@ def _serve() -> None:
     import torch
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer  # noqa: F401
 
-    import vaswani_transformer.cli
-    import vaswani_transformer.publishing  # noqa: F401
+    import vaswani_transformer.cli.main
+    import vaswani_transformer.hub.push  # noqa: F401
     from vaswani_transformer import VaswaniConfig, VaswaniModel
 
     torch.set_num_threads(1)

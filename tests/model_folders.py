@@ -6,7 +6,7 @@ from pathlib import Path
 from conftest import tiny_model
 
 from vaswani_transformer import train_tokenizer
-from vaswani_transformer.synthetic import generate_corpus
+from vaswani_transformer.data.synthetic import generate_corpus
 
 PAIRS = generate_corpus(120, 10, 10).train
 

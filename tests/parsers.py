@@ -5,8 +5,8 @@ A test file takes a fixture of these by its name: `model = parsers.model`.
 
 import pytest
 
-from vaswani_transformer.cli import main
-from vaswani_transformer.trees import Tree, parse_trees
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.parsing.trees import Tree, parse_trees
 
 NOUNS, VERBS, PLACES = ("dog", "cat", "house", "(", "U\u2009S"), ("sees", "likes", "finds"), ("here", "there")
 TINY = ["--vocab-size", "420", "--d-model", "16", "--d-ff", "32", "--num-heads", "2", "--encoder-layers", "1"]

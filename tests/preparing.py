@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from conftest import TINY_SIZES
 
-from vaswani_transformer import preparation, train_tokenizer
-from vaswani_transformer.preparation import prepare
-from vaswani_transformer.recipe import Recipe
-from vaswani_transformer.synthetic import generate_corpus, write_corpus
+from vaswani_transformer import train_tokenizer
+from vaswani_transformer.data import prepare as preparation
+from vaswani_transformer.data.prepare import prepare
+from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
+from vaswani_transformer.recipes.recipe import Recipe
 
 CHUNK = 40  # pairs of a shard
 

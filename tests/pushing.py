@@ -10,8 +10,8 @@ from hub_client import HubClient
 from hub_server import HubServer
 
 from vaswani_transformer import train_tokenizer
-from vaswani_transformer.cli import main
-from vaswani_transformer.synthetic import generate_corpus
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.data.synthetic import generate_corpus
 
 REPO = "tester/tiny"
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from vaswani_transformer.linearization import linearize, repair
-from vaswani_transformer.trees import ROOT, Tree
+from vaswani_transformer.parsing.linearization import linearize, repair
+from vaswani_transformer.parsing.trees import ROOT, Tree
 
 LABELS, TAGS = ["S", "NP", "VP", "ADVP", "PRT", "ADVP|PRT", "X"], ["NN", "DT", "PRP$", ",", ".", "''", "-LRB-", ":"]
 WORDS = st.text(

@@ -15,9 +15,9 @@ from vaswani_transformer import (
     load_model,
     train_tokenizer,
 )
-from vaswani_transformer.attention_weights import KINDS, readable_tokens
-from vaswani_transformer.cli import main
-from vaswani_transformer.layers_vaswani import sinusoidal_positions
+from vaswani_transformer.attention.weights import KINDS, readable_tokens
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.model.layers_vaswani import sinusoidal_positions
 
 TEXT = ["the old black dog sees an apple", "der alte schwarze Hund sieht einen Apfel", "naïve 中文 words, a $5 hat."]
 SOURCE, TARGET = "the old dog, a $5 hat", "der Hund"
@@ -269,7 +269,7 @@ def test_the_command_draws_one_file(folder, tmp_path, capsys):
 
 
 def test_without_matplotlib_there_is_still_the_page(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vaswani_transformer.attention_pictures.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("vaswani_transformer.attention.pictures.importlib.util.find_spec", lambda name: None)
     assert run(folder, "the dog", "--output", tmp_path / "all") == 2
     assert "pip install 'vaswani_transformer[plots]', or give --output FILE.html" in capsys.readouterr().err
     assert not (tmp_path / "all").exists()

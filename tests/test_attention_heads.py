@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from model_folders import PAIRS, write_model
 
 from vaswani_transformer import align, attend, load_model, name_heads, pharaoh, train_tokenizer
-from vaswani_transformer.attention_heads import HeadStatistics, delimiters, measures_of
-from vaswani_transformer.attention_report import heads_as_markdown, read_links
-from vaswani_transformer.attention_weights import KINDS
-from vaswani_transformer.cli import main
-from vaswani_transformer.position_study import offset_matrix
+from vaswani_transformer.attention.attention_report import heads_as_markdown, read_links
+from vaswani_transformer.attention.heads import HeadStatistics, delimiters, measures_of
+from vaswani_transformer.attention.weights import KINDS
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.experiments.position_study import offset_matrix
 
 LENGTH = 12
 NONE = np.zeros(LENGTH, bool)

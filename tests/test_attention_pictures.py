@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from vaswani_transformer import AttentionWeights, attend, draw_attention, train_tokenizer, write_attention_page
-from vaswani_transformer.attention_weights import KINDS
+from vaswani_transformer.attention.weights import KINDS
 
 
 @pytest.fixture(scope="module")

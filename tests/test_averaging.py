@@ -15,13 +15,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
-from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, averaged_model, averaging
-from vaswani_transformer.averaged_model import average_models, best_checkpoints, last_checkpoints
-from vaswani_transformer.averaging import average_checkpoints
-from vaswani_transformer.checkpoints import write_manifest
-from vaswani_transformer.cli import main
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.data.tokenization import load_tokenizer, train_tokenizer
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.tokenization import load_tokenizer, train_tokenizer
+from vaswani_transformer.training import averaged_model, averaging
+from vaswani_transformer.training.averaged_model import average_models, best_checkpoints, last_checkpoints
+from vaswani_transformer.training.averaging import average_checkpoints
+from vaswani_transformer.training.checkpoints import write_manifest
 
 
 def write(folder, weights):

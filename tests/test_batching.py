@@ -19,8 +19,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from vaswani_transformer import batching
-from vaswani_transformer.batching import IGNORE_INDEX, BatchStatistics, PairCollator, TokenBatchSampler
+from vaswani_transformer.data import batching
+from vaswani_transformer.data.batching import IGNORE_INDEX, BatchStatistics, PairCollator, TokenBatchSampler
 from vaswani_transformer.errors import UserError
 
 
@@ -176,7 +176,7 @@ def test_the_same_seed_and_epoch_give_the_same_batches_in_another_process():
     sampler = TokenBatchSampler(*some_lengths(), 1500, micro_batches=3, seed=11)
     sampler.set_epoch(7)
     code = (
-        "import json, sys; from vaswani_transformer.batching import TokenBatchSampler\n"
+        "import json, sys; from vaswani_transformer.data.batching import TokenBatchSampler\n"
         "sampler = TokenBatchSampler(*json.load(sys.stdin), 1500, micro_batches=3, seed=11)\n"
         "list(sampler); sampler.set_epoch(7); json.dump(list(sampler), sys.stdout)"
     )

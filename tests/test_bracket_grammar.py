@@ -11,9 +11,15 @@ from random_trees import LABELS, TAGS, constituents
 from transformers import LogitsProcessorList
 
 from vaswani_transformer import UserError
-from vaswani_transformer.bracket_grammar import BracketGrammar, BracketProcessor
-from vaswani_transformer.linearization import MalformedTreeError, delinearize, linearize, with_words, without_words
-from vaswani_transformer.trees import Tree
+from vaswani_transformer.parsing.grammar import BracketGrammar, BracketProcessor
+from vaswani_transformer.parsing.linearization import (
+    MalformedTreeError,
+    delinearize,
+    linearize,
+    with_words,
+    without_words,
+)
+from vaswani_transformer.parsing.trees import Tree
 
 START, END = 0, 2
 SMALL = {"(S": 7, ")S": 3, "(NP": 11, ")NP": 5, "NN": 20, "DT": 4}  # ids in no order

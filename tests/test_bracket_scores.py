@@ -8,8 +8,8 @@ from hypothesis import given
 from random_trees import tree_pairs
 
 from vaswani_transformer import UserError
-from vaswani_transformer.bracket_scores import BracketMetric, count_brackets, score_trees
-from vaswani_transformer.trees import Tree, parse_trees
+from vaswani_transformer.parsing.evalb import BracketMetric, count_brackets, score_trees
+from vaswani_transformer.parsing.trees import Tree, parse_trees
 
 
 def tree_of(text: str) -> Tree:

@@ -13,7 +13,7 @@ import yaml
 from conftest import TINY_RECIPE
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from vaswani_transformer.cli import main, make_parser
+from vaswani_transformer.cli.main import main, make_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = TINY_RECIPE | {"max_steps": 6, "evaluate_every": 3, "validation_bleu": 10, "average_checkpoints": 2}
@@ -124,7 +124,7 @@ def test_lists(capsys):
 def test_help_documents_every_field(capsys):
     import dataclasses
 
-    from vaswani_transformer.recipe import Recipe
+    from vaswani_transformer.recipes.recipe import Recipe
 
     with pytest.raises(SystemExit) as exit_:
         main(["train", "--help"])

@@ -12,9 +12,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
-from vaswani_transformer import UserError, conversion
-from vaswani_transformer.cli import main
-from vaswani_transformer.conversion import convert_pickled_weights
+from vaswani_transformer import UserError
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.importing import pickles as conversion
+from vaswani_transformer.importing.pickles import convert_pickled_weights
 
 FC1 = "model.encoder.layers.0.fc1.weight"
 INDEX = "pytorch_model.bin.index.json"

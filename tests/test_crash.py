@@ -25,8 +25,8 @@ from conftest import tiny_recipe
 from safetensors.torch import load_file
 
 from vaswani_transformer import UserError, train
-from vaswani_transformer.checkpoints import read_checkpoint, read_checkpoints
-from vaswani_transformer.cli import main
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.training.checkpoints import read_checkpoint, read_checkpoints
 
 STEPS, EVERY = 12, 2
 
@@ -249,7 +249,7 @@ def _limit_files(size: int) -> None:
 
 
 def _leave_before_the_end() -> None:
-    from vaswani_transformer import training
+    from vaswani_transformer.training import run as training
 
     def leave(*_):
         raise KeyboardInterrupt
@@ -259,7 +259,7 @@ def _leave_before_the_end() -> None:
 
 def _find_space_at_the_start() -> None:
     """As if someone else had filled the disk later."""
-    from vaswani_transformer import training
+    from vaswani_transformer.training import run as training
 
     training.check_space = lambda *_: None
 

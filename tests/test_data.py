@@ -11,7 +11,7 @@ import pytest
 from conftest import error_of
 from pair_files import GERMAN, PAIRS, REVERSED, SWAPPED, in_memory, rows, write, write_two
 
-from vaswani_transformer.data import load_pairs
+from vaswani_transformer.data.parallel_text import load_pairs
 
 pytestmark = pytest.mark.usefixtures("cache")
 

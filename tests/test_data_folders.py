@@ -7,10 +7,10 @@ import pytest
 from conftest import error_of
 from pair_files import GERMAN, PAIRS, in_memory, rows, write
 
-from vaswani_transformer.data import PairSource, load_pairs
+from vaswani_transformer.data.parallel_text import PairSource, load_pairs
+from vaswani_transformer.data.recipe_data import data_sources
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.recipe import Recipe
-from vaswani_transformer.recipe_data import data_sources
+from vaswani_transformer.recipes.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 
-from vaswani_transformer import decoding_vaswani, generation_vaswani, linear_vaswani, modeling_vaswani
-from vaswani_transformer.decoding_vaswani import DecodingCache
-from vaswani_transformer.linear_vaswani import Projection, has_onednn, project
+from vaswani_transformer.model import generation_vaswani, linear_vaswani, modeling_vaswani
+from vaswani_transformer.model import incremental_decoding_vaswani as decoding_vaswani
+from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache
+from vaswani_transformer.model.linear_vaswani import Projection, has_onednn, project
 
 SOURCES = (7, 3, 9, 1)
 SEARCHES = {

@@ -14,8 +14,8 @@ from model_folders import reconfigure, write_model
 from translating import OPTIONS, run
 
 from vaswani_transformer import load_model
-from vaswani_transformer.cli import make_parser
-from vaswani_transformer.decoding_options import _RANGES
+from vaswani_transformer.cli.main import make_parser
+from vaswani_transformer.cli.options import _RANGES
 from vaswani_transformer.loading import choose_device
 
 model = translating.model
@@ -29,11 +29,11 @@ def fails(capsys, monkeypatch):
     def loading(*_, **__):
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("vaswani_transformer.decoding_options.load_for_decoding", loading)
+    monkeypatch.setattr("vaswani_transformer.cli.options.load_for_decoding", loading)
 
     def call(*arguments):
-        for command in ("translating", "scoring", "evaluating"):
-            monkeypatch.setattr(f"vaswani_transformer.cli_{command}.load_for_decoding", loading)
+        for command in ("translate", "score", "evaluate"):
+            monkeypatch.setattr(f"vaswani_transformer.cli.{command}.load_for_decoding", loading)
         capsys.readouterr()
         assert run(*arguments) == 2
         (line,) = capsys.readouterr().err.splitlines()

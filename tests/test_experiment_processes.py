@@ -13,12 +13,12 @@ from conftest import error_of
 from experimenting import TINY, experiment, write_gum, write_multi30k
 from safetensors.torch import load_file
 
-from vaswani_transformer.callbacks import read_training_log
-from vaswani_transformer.checkpoints import complete_checkpoints
-from vaswani_transformer.experiment_processes import device_seconds, note_session, read_sessions
-from vaswani_transformer.experiments import Setup, run_cell
-from vaswani_transformer.table3 import Table3
-from vaswani_transformer.table4 import Table4
+from vaswani_transformer.experiments.base import Setup, run_cell
+from vaswani_transformer.experiments.experiment_processes import device_seconds, note_session, read_sessions
+from vaswani_transformer.experiments.table3 import Table3
+from vaswani_transformer.experiments.table4 import Table4
+from vaswani_transformer.training.callbacks import read_training_log
+from vaswani_transformer.training.checkpoints import complete_checkpoints
 
 # One process takes a batch in two parts, as two processes do.
 CHANGES = dict(word.split("=") for word in TINY) | {"dropout": "0.0", "tokens_per_batch": "1000"}

@@ -10,12 +10,12 @@ from conftest import error_of
 from experimenting import TINY, experiment, write_gum, write_multi30k
 
 from vaswani_transformer import UserError, VaswaniConfig
-from vaswani_transformer import experiment_cells as cells_module
-from vaswani_transformer.experiment_cells import scaled_down, spread, training_log
-from vaswani_transformer.experiments import Setup
-from vaswani_transformer.paper_tables import TABLE2, TABLE3, TABLE4
-from vaswani_transformer.recipe import Recipe
-from vaswani_transformer.table3 import Table3
+from vaswani_transformer.experiments import translation as cells_module
+from vaswani_transformer.experiments.base import Setup
+from vaswani_transformer.experiments.paper_tables import TABLE2, TABLE3, TABLE4
+from vaswani_transformer.experiments.table3 import Table3
+from vaswani_transformer.experiments.translation import scaled_down, spread, training_log
+from vaswani_transformer.recipes.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -241,8 +241,8 @@ def test_attention_command_takes_the_model_of_table_2(multi30k, tmp_path, capsys
 
 
 def test_positions_command(tmp_path, capsys, monkeypatch):
-    from vaswani_transformer import experiment_positions
-    from vaswani_transformer.position_study import LengthStudy
+    from vaswani_transformer.experiments import positions as experiment_positions
+    from vaswani_transformer.experiments.position_study import LengthStudy
 
     study = LengthStudy(trained=3, tested=(2, 5), examples=4, d_model=16, d_ff=16, layers=1, steps=2, batch=4)
     run = experiment_positions.run_position_study

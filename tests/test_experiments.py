@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from conftest import error_of
 
-from vaswani_transformer import UserError, experiments
-from vaswani_transformer.experiment_jobs import Job, SideBySide, device_environments, last_line
-from vaswani_transformer.experiments import (
+from vaswani_transformer import UserError
+from vaswani_transformer.experiments import base as experiments
+from vaswani_transformer.experiments.base import (
     Cell,
     Estimate,
     Experiment,
@@ -28,6 +28,7 @@ from vaswani_transformer.experiments import (
     write_recipe,
     write_report,
 )
+from vaswani_transformer.experiments.launch import Job, SideBySide, device_environments, last_line
 
 
 class Squares(Experiment):
@@ -237,7 +238,7 @@ def test_ctrl_c_reaches_each_job_once_and_waits_for_it(tmp_path):
         "time.sleep(0.5); (folder / 'saved').write_text(str(len(count))); sys.exit(130)"
     )
     program = (
-        "import sys; from pathlib import Path; from vaswani_transformer.experiment_jobs import Job, SideBySide\n"
+        "import sys; from pathlib import Path; from vaswani_transformer.experiments.launch import Job, SideBySide\n"
         f"folder = Path({str(tmp_path)!r})\n"
         f"jobs = [Job('a', [sys.executable, '-c', {task!r}], folder / 'a'),"
         " Job('later', [sys.executable, '-c', f'open({str(folder / \"ran\")!r}, \"w\")'], folder / 'later')]\n"

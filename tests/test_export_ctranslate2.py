@@ -20,12 +20,12 @@ from vaswani_transformer import (
     load_tokenizer,
     score_pairs,
 )
-from vaswani_transformer.cli import main
-from vaswani_transformer.configuration_vaswani import _PRESETS
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.data.tokenization import tokenizer_sha256
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.exported import check_expressible
-from vaswani_transformer.exporting import load_exported
-from vaswani_transformer.tokenization import tokenizer_sha256
+from vaswani_transformer.export.exporting import load_exported
+from vaswani_transformer.export.folder import check_expressible
+from vaswani_transformer.model.configuration_vaswani import _PRESETS
 
 pytest.importorskip("ctranslate2")
 GREEDY = {"num_beams": 1}
@@ -240,7 +240,7 @@ def test_every_quantization(tmp_path, folder, exported, quantization):
 def test_ctranslate2s_own_converter_knows_our_models(tmp_path, folder):
     import ctranslate2
 
-    import vaswani_transformer.export_ctranslate2  # noqa: F401
+    import vaswani_transformer.export.to_ctranslate2  # noqa: F401
 
     ctranslate2.converters.TransformersConverter(str(folder)).convert(str(tmp_path / "exported"))
     translator = ctranslate2.Translator(str(tmp_path / "exported"))
@@ -301,7 +301,7 @@ def test_what_is_not_installed_is_named(tmp_path, folder, fails, monkeypatch):
 
 
 def test_a_failure_leaves_nothing_and_what_was_there(tmp_path, folder, monkeypatch):
-    from vaswani_transformer import export_ctranslate2
+    from vaswani_transformer.export import to_ctranslate2 as export_ctranslate2
 
     output = export_model(folder, tmp_path / "exported").folder
     before = {path.name: path.read_bytes() for path in output.iterdir()}
@@ -317,7 +317,7 @@ def test_a_failure_leaves_nothing_and_what_was_there(tmp_path, folder, monkeypat
 
 
 def test_an_export_that_differs_is_not_kept(tmp_path, folder, monkeypatch):
-    from vaswani_transformer import export_ctranslate2
+    from vaswani_transformer.export import to_ctranslate2 as export_ctranslate2
 
     def without_positions(self, spec, module):
         spec.encodings = torch.zeros(100, 24)
@@ -379,7 +379,7 @@ def test_what_the_commands_cannot_do_with_an_exported_model(folder, exported, op
 
 def test_exact_reaches_the_search_of_an_exported_model(tmp_path, trained, capsys, monkeypatch):
     """With a search that stops at once and alpha 1.5 most lists are wrong, unless they are proven."""
-    monkeypatch.setattr("vaswani_transformer.ctranslate2_search._PATIENCE", 1.0)
+    monkeypatch.setattr("vaswani_transformer.export.ctranslate2_search._PATIENCE", 1.0)
     (tmp_path / "source.en").write_text("\n".join(SOURCES) + "\n", encoding="utf-8")
     options = ["--input", tmp_path / "source.en", "--length-penalty", "1.5", "--nbest", "2", "--device", "cpu"]
     printed = []

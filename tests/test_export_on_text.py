@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import tiny_recipe
 
-from vaswani_transformer.training import train
+from vaswani_transformer.training.run import train
 
 pytest.importorskip("ctranslate2")
 pytest.importorskip("onnxscript")

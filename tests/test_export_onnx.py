@@ -11,14 +11,14 @@ from conftest import padded_batch
 from exporting_models import SOURCES, save_model, small_tokenizer
 
 from vaswani_transformer import Translator, export_model, load_model
-from vaswani_transformer.cli import main
+from vaswani_transformer.cli.main import main
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.exported import ExportFacts
-from vaswani_transformer.exporting import load_exported
+from vaswani_transformer.export.exporting import load_exported
+from vaswani_transformer.export.folder import ExportFacts
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
-from vaswani_transformer.export_onnx import cache_names, decode_in_parts, open_session
+from vaswani_transformer.export.to_onnx import cache_names, decode_in_parts, open_session
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "translate_onnx.py"
 

@@ -7,9 +7,9 @@ from conftest import error_of
 from exporting_models import save_model, small_tokenizer
 
 from vaswani_transformer import average_models, export_model, load_ensemble, load_model, pipeline, publish
-from vaswani_transformer.cli import main
-from vaswani_transformer.conversion import convert_pickled_weights
-from vaswani_transformer.exported import ExportFacts
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.export.folder import ExportFacts
+from vaswani_transformer.importing.pickles import convert_pickled_weights
 
 TAKE_IT = {"ctranslate2": "`vaswani translate`, `score` and `evaluate`", "onnx": "ONNX Runtime runs it"}
 

@@ -22,7 +22,7 @@ from transformers import (
 from transformers.trainer_pt_utils import LabelSmoother
 
 import vaswani_transformer as vt
-from vaswani_transformer.synthetic import generate_corpus
+from vaswani_transformer.data.synthetic import generate_corpus
 
 pytestmark = pytest.mark.usefixtures("cache")
 folder = finetuning.folder

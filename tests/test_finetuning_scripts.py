@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSeq2SeqLM
 
 import vaswani_transformer as vt
-from vaswani_transformer.recipe import Recipe
-from vaswani_transformer.synthetic import generate_corpus, write_corpus
+from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
+from vaswani_transformer.recipes.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("cache")
 folder = finetuning.folder

@@ -6,18 +6,13 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, linear
 
-from vaswani_transformer import (
-    VaswaniConfig,
-    VaswaniForConditionalGeneration,
-    VaswaniTrainer,
-    VaswaniTrainingArguments,
-    loss,
-)
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTrainer, VaswaniTrainingArguments
+from vaswani_transformer.data.tokenization import train_tokenizer
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.loss import loss_in_place_of_logits, projected_cross_entropy
-from vaswani_transformer.recipe import load_recipe
-from vaswani_transformer.tokenization import train_tokenizer
-from vaswani_transformer.training import new_model, training_arguments
+from vaswani_transformer.recipes.recipe import load_recipe
+from vaswani_transformer.training import loss
+from vaswani_transformer.training.loss import loss_in_place_of_logits, projected_cross_entropy
+from vaswani_transformer.training.run import new_model, training_arguments
 
 TOKENS, WIDTH, VOCABULARY = 37, 6, 23
 

@@ -10,12 +10,13 @@ from conftest import padded_batch, tiny_model
 from model_folders import PAIRS, write_model
 from torch import nn
 
-from vaswani_transformer import Translator, inference, load_model
-from vaswani_transformer.cli import main
-from vaswani_transformer.decoding_vaswani import DecodingCache
+from vaswani_transformer import Translator, load_model
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.decoding import cpu_inference as inference
+from vaswani_transformer.decoding.cpu_inference import Int8Linear, PackedLinear, prepare_for_inference
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.inference import Int8Linear, PackedLinear, prepare_for_inference
-from vaswani_transformer.linear_vaswani import has_onednn
+from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache
+from vaswani_transformer.model.linear_vaswani import has_onednn
 
 needs_onednn = pytest.mark.skipif(not has_onednn(torch.float32), reason="this torch has no oneDNN operator")
 

@@ -12,7 +12,7 @@ from references import sinusoids_by_formula, torch_transformer_logits
 from safetensors import safe_open
 
 from vaswani_transformer import VaswaniForConditionalGeneration, VaswaniModel
-from vaswani_transformer.layers_vaswani import dropout, sinusoidal_positions
+from vaswani_transformer.model.layers_vaswani import dropout, sinusoidal_positions
 
 
 class TestAttentionImplementations:

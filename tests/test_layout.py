@@ -1,119 +1,83 @@
-"""What imports what: one way only, and files that travel to the Hub stand alone."""
+"""The rooms of the package: what may import what, and that the files of `model/` run where the package is missing."""
 
 import ast
+import graphlib
 import sys
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "vaswani_transformer"
-MODULES = sorted(PACKAGE.glob("*.py"))
-# Each module may import modules of earlier lines only.
-LAYERS = [
-    ["linear_vaswani", "restricted_vaswani", "sentences_vaswani"],
-    ["paper_tables", "layer_costs"],
-    ["errors", "configuration_vaswani", "pipeline_vaswani", "generation_vaswani", "memory", "synthetic_lexicon"],
-    ["files", "text_files", "filtering", "agreement", "starting", "read_ahead", "long_lines"],
-    ["survey", "resumable_output", "turns", "trees"],
-    ["linearization", "bracket_scores", "tree_augmentation", "tree_pictures"],
-    ["layers_vaswani", "checkpoint_vaswani", "provenance", "earlier_card", "flops", "devices", "checkpoints", "watch"],
-    ["decoding_vaswani", "inference"],
-    ["stacks_vaswani"],
-    ["modeling_vaswani", "batching", "loss", "schedule", "averaging", "metrics", "tokenization", "data", "synthetic"],
-    ["paper_bleu", "layer_kinds"],
-    ["exported"],
-    ["callbacks", "tokenized_pairs", "recipe", "attention_maps", "meters", "checkpointing", "loading", "windows"],
-    ["tree_tokenizer", "bracket_grammar"],
-    ["scoring", "ensemble", "alignments"],
-    ["attention_weights", "position_study"],
-    ["attention_pictures", "attention_page", "attention_heads"],
-    ["recipe_data", "prepared", "plots", "trainer", "translation", "run_folder", "pipelines"],
-    ["ctranslate2_search", "export_ctranslate2", "export_onnx"],
-    ["attention_report", "position_report"],
-    ["final_weights", "averaged_model", "translating_files", "ctranslate2_translation"],
-    ["training", "shards", "card_facts", "conversion", "exporting"],
-    ["card_rows"],
-    ["model_card"],
-    ["demo", "parsing", "publishing", "plan", "preparation"],
-    ["parsing_files"],
-    ["plan_text", "decoding_options", "experiments"],
-    ["experiment_jobs"],
-    ["experiment_processes"],
-    ["experiment_cells"],
-    ["table1", "table2", "table3", "table4", "experiment_positions"],
-    ["experiment_attention"],
-    ["command_line", "cli_files"],
-    [
-        "cli_training",
-        "cli_translating",
-        "cli_scoring",
-        "cli_evaluating",
-        "cli_sharing",
-        "cli_data",
-        "cli_attention",
-        "cli_averaging",
-        "cli_experiments",
-        "cli_exporting",
-        "cli_parsing",
-    ],
-    ["cli"],
-    ["__main__"],
+# A module may import its own room and rooms of earlier shelves; a module at the top of the package is a room of its own.
+SHELVES = [
+    "errors",
+    "files plots hardware distributed",
+    "model",
+    "recipes evaluation",
+    "data",
+    "loading",
+    "training decoding",
+    "attention parsing export importing hub serving",
+    "experiments",
+    "cli",
+    "__main__",
 ]
-TRAVELS = (
-    "checkpoint_vaswani",
-    "configuration_vaswani",
-    "decoding_vaswani",
-    "generation_vaswani",
-    "layers_vaswani",
-    "linear_vaswani",
-    "restricted_vaswani",
-    "modeling_vaswani",
-    "pipeline_vaswani",
-    "sentences_vaswani",
-    "stacks_vaswani",
-)
+SHELF = {room: level for level, shelf in enumerate(SHELVES) for room in shelf.split()}
+MODULES = {
+    path.relative_to(PACKAGE).with_suffix("").parts: path
+    for path in PACKAGE.rglob("*.py")
+    if path != PACKAGE / "__init__.py"
+}
+EVERY_MODULE = pytest.mark.parametrize("name", MODULES, ids="/".join)
 
 
-def own_imports(path: Path) -> set[str]:
-    """Modules of the package that a file imports, anywhere in it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            if node.level == 1:
-                names = [node.module] if node.module else [alias.name for alias in node.names]
-                found.update(names)
-            elif node.module and node.module.split(".")[0] == PACKAGE.name:
-                found.add(node.module.partition(".")[2] or "__init__")
-    return found - {"__version__"}
-
-
-def test_every_module_has_its_place():
-    assert sorted(path.stem for path in MODULES) == sorted(["__init__", *(name for layer in LAYERS for name in layer)])
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
-def test_imports_go_one_way(path):
-    if path.stem == "__init__":
-        return
-    level = next(index for index, layer in enumerate(LAYERS) if path.stem in layer)
-    allowed = {name for layer in LAYERS[:level] for name in layer}
-    if path.stem in TRAVELS:
-        allowed &= set(TRAVELS)
-    assert own_imports(path) <= allowed | ({"errors"} if path.stem not in TRAVELS and level else set())
-
-
-@pytest.mark.parametrize("name", TRAVELS)
-def test_files_for_the_hub_import_installed_libraries_only(name):
-    tree = ast.parse((PACKAGE / f"{name}.py").read_text(encoding="utf-8"))
-    roots = set()
-    for node in ast.walk(tree):
+def imports(name: tuple[str, ...]) -> tuple[set[tuple[str, ...]], set[str]]:
+    """What a module imports, anywhere in it: modules of the package, and other packages by name."""
+    own, others = set(), set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            roots.update(alias.name.partition(".")[0] for alias in node.names)
+            others.update(alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            roots.add(node.module.partition(".")[0])
-    assert roots - set(sys.stdlib_module_names) <= {"torch", "transformers", "huggingface_hub", "safetensors"}
+            others.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            base = (
+                (*name[: len(name) - node.level], *(node.module or "").split("."))
+                if node.module
+                else name[: -node.level]
+            )
+            for alias in node.names:
+                own.add((*base, alias.name) if (*base, alias.name) in MODULES else base)
+    return own, others
 
 
-def test_no_file_is_too_long_to_read():
-    long = {path.name: count for path in MODULES if (count := path.read_text().count("\n")) > 500}
-    assert not long
+@EVERY_MODULE
+def test_imports_go_to_the_own_room_or_to_earlier_shelves(name):
+    own, others = imports(name)
+    upwards = [other for other in own if other and other[0] != name[0] and SHELF[other[0]] >= SHELF[name[0]]]
+    assert not upwards
+    assert PACKAGE.name not in others  # relative imports only, which the rule above sees
+
+
+def test_no_circle_within_a_room():
+    graph = {name: {other for other in imports(name)[0] if other[:1] == name[:1]} for name in MODULES}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name[0] == "model"], ids="/".join)
+def test_files_for_the_hub_import_installed_libraries_and_siblings_only(name):
+    own, others = imports(name)
+    assert {other[0] for other in own} <= {"model"}
+    assert others - set(sys.stdlib_module_names) <= {"torch", "transformers", "huggingface_hub", "safetensors"}
+
+
+def test_only_files_for_the_hub_are_named_vaswani():
+    assert [
+        name
+        for name in MODULES
+        if name[-1].endswith("_vaswani") != (name[0] == "model" and len(name) == 2 and name[1] != "__init__")
+    ] == []
+
+
+@pytest.mark.parametrize("room", [path.parent for path in PACKAGE.glob("*/__init__.py")], ids=lambda room: room.name)
+def test_each_room_says_what_lives_there(room):
+    assert len(ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))) > 100

@@ -5,7 +5,7 @@ import torch
 from conftest import tiny_config
 
 from vaswani_transformer import VaswaniForConditionalGeneration
-from vaswani_transformer.schedule import noam_scheduler
+from vaswani_transformer.training.schedule import noam_scheduler
 
 SYMBOLS, LENGTH, END = 10, 6, 2
 

@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 from transformers.generation import GenerationMixin
 
 from vaswani_transformer import UserError, VaswaniForConditionalGeneration, load_model, train_tokenizer
-from vaswani_transformer.generation_vaswani import VaswaniGenerationMixin
+from vaswani_transformer.model.generation_vaswani import VaswaniGenerationMixin
 
 
 class StockSearch(VaswaniForConditionalGeneration):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_trees import GUM, TOKENS, clean_trees, treebank
 
-from vaswani_transformer.linearization import (
+from vaswani_transformer.parsing.linearization import (
     MalformedTreeError,
     delinearize,
     linearize,
@@ -13,7 +13,7 @@ from vaswani_transformer.linearization import (
     with_words,
     without_words,
 )
-from vaswani_transformer.trees import Tree, clean, parse_trees, read_trees
+from vaswani_transformer.parsing.trees import Tree, clean, parse_trees, read_trees
 
 
 def tree_of(text: str) -> Tree:

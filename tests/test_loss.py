@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers.trainer_pt_utils import LabelSmoother
 
-from vaswani_transformer import loss as loss_module
-from vaswani_transformer.loss import label_smoothed_cross_entropy
+from vaswani_transformer.training import loss as loss_module
+from vaswani_transformer.training.loss import label_smoothed_cross_entropy
 
 VOCABULARY = 30
 EPSILONS = (0.0, 0.1, 0.9)

@@ -20,10 +20,11 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 
-from vaswani_transformer import load_recipe, train, watch
-from vaswani_transformer.modeling_vaswani import VaswaniForConditionalGeneration
-from vaswani_transformer.run_folder import complete_checkpoints
-from vaswani_transformer.synthetic import generate_corpus, write_corpus
+from vaswani_transformer import distributed as watch
+from vaswani_transformer import load_recipe, train
+from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
+from vaswani_transformer.model.modeling_vaswani import VaswaniForConditionalGeneration
+from vaswani_transformer.training.run_folder import complete_checkpoints
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "scripts" / "accelerate"
@@ -195,8 +196,8 @@ def recipe(tmp_path_factory):
 FAILING = """
 import os, sys
 import torch
-from vaswani_transformer import trainer
-from vaswani_transformer.cli import main
+from vaswani_transformer.training import trainer
+from vaswani_transformer.cli.main import main
 step, number = trainer.VaswaniTrainer.training_step, [0]
 def failing(self, *arguments, **options):
     number[0] += 1
@@ -400,8 +401,8 @@ def test_a_process_that_fails_says_so_alone(start, tmp_path, error):
 
 FULL_DISK = """
 import os, sys
-from vaswani_transformer import trainer
-from vaswani_transformer.cli import main
+from vaswani_transformer.training import trainer
+from vaswani_transformer.cli.main import main
 save, number = trainer.VaswaniTrainer.{method}, [0]
 def failing(self, *arguments, **options):
     number[0] += 1

@@ -10,7 +10,7 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vaswani_transformer.metrics import TranslationMetric, score_translations
+from vaswani_transformer.evaluation.metrics import TranslationMetric, score_translations
 
 PREDICTIONS = ["ein Hund läuft durch den Schnee .", "zwei Katzen schlafen", "Das ist gut!", ""]
 REFERENCES = ["ein Hund rennt durch den Schnee .", "zwei Katzen schlafen", "Das ist sehr gut!", "nichts"]
@@ -22,7 +22,7 @@ def refuse(*args, **kwargs):
     raise OSError("no network in this test")
 
 socket.socket.connect = socket.socket.connect_ex = socket.create_connection = socket.getaddrinfo = refuse
-from vaswani_transformer.metrics import TranslationMetric
+from vaswani_transformer.evaluation.metrics import TranslationMetric
 metric = TranslationMetric()
 first = metric.compute(**json.load(sys.stdin))
 metric.add(prediction="a", reference="a")

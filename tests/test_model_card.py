@@ -16,12 +16,12 @@ from conftest import tiny_config
 from huggingface_hub import ModelCard
 
 from vaswani_transformer import VaswaniConfig, load_recipe
-from vaswani_transformer.card_facts import CardFacts, datasets_of, languages_of, read_run
-from vaswani_transformer.card_rows import decoding_rows, training_rows
-from vaswani_transformer.earlier_card import carry_over, is_sealed, may_be_replaced, read_card
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.model_card import METRICS, check_metadata, choose_kind, compare_with_paper, render_card
-from vaswani_transformer.provenance import evaluation_record, name_of_test_set, read_evaluation, weights_sha256
+from vaswani_transformer.evaluation.records import evaluation_record, name_of_test_set, read_evaluation, weights_sha256
+from vaswani_transformer.hub.card_facts import CardFacts, datasets_of, languages_of, read_run
+from vaswani_transformer.hub.card_rows import decoding_rows, training_rows
+from vaswani_transformer.hub.existing_card import carry_over, is_sealed, may_be_replaced, read_card
+from vaswani_transformer.hub.model_card import METRICS, check_metadata, choose_kind, compare_with_paper, render_card
 
 ROOT = Path(__file__).resolve().parents[1]
 LOG = [
@@ -425,7 +425,7 @@ def test_a_wheel_holds_the_templates(tmp_path):
     names = set(zipfile.ZipFile(wheel).namelist())
     templates = {path.name for path in (ROOT / "model_cards").iterdir()} - {"README.md"}
     assert {f"vaswani_transformer/model_cards/{name}" for name in templates} <= names and len(templates) == 4
-    assert {f"vaswani_transformer/{path.name}" for path in (ROOT / "vaswani_transformer").glob("*.py")} <= names
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "vaswani_transformer").rglob("*.py")} <= names
     assert "vaswani_transformer/recipes/small.yaml" in names
 
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel
-from vaswani_transformer.modeling_vaswani import shift_right
+from vaswani_transformer.model.modeling_vaswani import shift_right
 
 
 class TestAgainstTorch:

@@ -10,12 +10,12 @@ from parsers import TINY, tree_of
 from random_trees import GUM, treebank
 
 from vaswani_transformer import UserError, load_model, load_recipe
-from vaswani_transformer.linearization import linearize, without_words
-from vaswani_transformer.model_card import METRICS
-from vaswani_transformer.parsing import Baselines, Parser, TextForm, load_trees, parsing_recipe, read_parse
-from vaswani_transformer.provenance import read_evaluation
-from vaswani_transformer.publishing import publish
-from vaswani_transformer.tree_tokenizer import sentence_text, train_parser_tokenizer, tree_token_ids, word_starts
+from vaswani_transformer.evaluation.records import read_evaluation
+from vaswani_transformer.hub.model_card import METRICS
+from vaswani_transformer.hub.push import publish
+from vaswani_transformer.parsing.linearization import linearize, without_words
+from vaswani_transformer.parsing.parser import Baselines, Parser, TextForm, load_trees, parsing_recipe, read_parse
+from vaswani_transformer.parsing.tokenizer import sentence_text, train_parser_tokenizer, tree_token_ids, word_starts
 
 trees, model, wordy_model, run = parsers.trees, parsers.model, parsers.wordy_model, parsers.run
 

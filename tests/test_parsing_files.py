@@ -8,8 +8,8 @@ import torch
 from parsers import TINY, tree_of
 
 from vaswani_transformer import UserError, load_model
-from vaswani_transformer.parsing import Parser, load_trees
-from vaswani_transformer.translation import Hypothesis
+from vaswani_transformer.decoding.translator import Hypothesis
+from vaswani_transformer.parsing.parser import Parser, load_trees
 
 trees, model, wordy_model, run = parsers.trees, parsers.model, parsers.wordy_model, parsers.run
 
@@ -131,7 +131,7 @@ def test_an_interrupted_output_is_gone_on_with(model, run, sentences, tmp_path, 
                 raise KeyboardInterrupt
             return generate(self, pieces)
 
-        patch.setattr("vaswani_transformer.parsing.TreeTranslator._generate", stopping)
+        patch.setattr("vaswani_transformer.parsing.parser.TreeTranslator._generate", stopping)
         err = run(*command, "--output", output, status=130).err
         assert "--resume" in err
     written = output.read_text()
@@ -167,7 +167,7 @@ def test_mistakes_end_in_one_line(model, run, sentences, words, message):
 
 
 def test_one_process_parses(model, run, monkeypatch):
-    monkeypatch.setattr("vaswani_transformer.turns.is_launched", lambda: True)
+    monkeypatch.setattr("vaswani_transformer.decoding.turns.is_launched", lambda: True)
     assert "runs in one process" in run("predict", model, "the dog", status=2).err
 
 

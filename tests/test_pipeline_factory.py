@@ -13,15 +13,10 @@ from pipeline_models import SHORT, TEXTS, TRANSLATION, build, by_hand, texts_by_
 from transformers import AutoModelForSeq2SeqLM
 
 import vaswani_transformer
-from vaswani_transformer import (
-    Text2TextGenerationPipeline,
-    TranslationPipeline,
-    UserError,
-    pipeline,
-    pipeline_vaswani,
-    sentences_vaswani,
-)
-from vaswani_transformer.pipeline_vaswani import CUSTOM_PIPELINES
+from vaswani_transformer import Text2TextGenerationPipeline, TranslationPipeline, UserError, pipeline
+from vaswani_transformer.model import pipeline_vaswani
+from vaswani_transformer.model import sentence_splitting_vaswani as sentences_vaswani
+from vaswani_transformer.model.pipeline_vaswani import CUSTOM_PIPELINES
 
 tokenizer = pipeline_models.tokenizer
 marian = pipeline_models.marian

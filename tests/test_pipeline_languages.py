@@ -8,7 +8,7 @@ from pipeline_models import BART_LIKE, IDS, SHORT, TEXTS, TRANSLATION, by_hand, 
 from transformers import GenerationConfig, MBartConfig, MBartForConditionalGeneration, MBartTokenizer
 
 from vaswani_transformer import TranslationPipeline, pipeline
-from vaswani_transformer.sentences_vaswani import split_into_sentences
+from vaswani_transformer.model.sentence_splitting_vaswani import split_into_sentences
 
 tokenizer = pipeline_models.tokenizer
 marian = pipeline_models.marian

@@ -12,13 +12,8 @@ from pipeline_models import IDS, LIMIT, SHORT, TEXTS, TRANSLATION, build, by_han
 from transformers import AutoTokenizer, GenerationConfig
 from transformers.pipelines.pt_utils import KeyDataset
 
-from vaswani_transformer import (
-    SummarizationPipeline,
-    Text2TextGenerationPipeline,
-    TranslationPipeline,
-    pipeline,
-    pipeline_vaswani,
-)
+from vaswani_transformer import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline, pipeline
+from vaswani_transformer.model import pipeline_vaswani
 
 tokenizer = pipeline_models.tokenizer
 marian = pipeline_models.marian

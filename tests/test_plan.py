@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from vaswani_transformer import TokenBatchSampler, VaswaniConfig, VaswaniForConditionalGeneration
-from vaswani_transformer.cli import main
-from vaswani_transformer.devices import DEVICES, UTILISATION_SOURCE, measure_device, parse_device
+from vaswani_transformer.cli.main import main
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.flops import model_flops, neighbours
-from vaswani_transformer.plan import EXPECTED_FILL, PAPER_UTILISATION, make_plan
-from vaswani_transformer.plan_text import describe_plan
-from vaswani_transformer.recipe import load_recipe, recipe_names
+from vaswani_transformer.hardware import DEVICES, UTILISATION_SOURCE, measure_device, parse_device
+from vaswani_transformer.recipes.recipe import load_recipe, recipe_names
+from vaswani_transformer.training.flops import model_flops, neighbours
+from vaswani_transformer.training.plan import EXPECTED_FILL, PAPER_UTILISATION, make_plan
+from vaswani_transformer.training.plan_text import describe_plan
 
 PAPER_RECIPES = ["wmt14-en-de-base", "wmt14-en-de-big", "wmt14-en-fr-base", "wmt14-en-fr-big"]
 
@@ -303,7 +303,7 @@ def test_missing_files_are_said_and_the_rest_is_planned(corpus, tmp_path, capsys
 
 
 def test_data_too_large_to_read_is_looked_at_and_found_as_training_finds_it(corpus, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("vaswani_transformer.plan.LARGEST_READ", 1)
+    monkeypatch.setattr("vaswani_transformer.training.plan.LARGEST_READ", 1)
     monkeypatch.setenv("HOME", str(tmp_path))
     names = ["--train-source=~/tra*.en", "--train-target=~/tra*.de"]
     assert main(["train", "small", *corpus, *names, "--dry-run"]) == 0

@@ -19,15 +19,16 @@ import pytest
 from conftest import TINY_SIZES, error_of
 from preparing import CHUNK, digests, make, with_validation
 
-from vaswani_transformer import preparation, train_tokenizer
-from vaswani_transformer.cli import main
+from vaswani_transformer import train_tokenizer
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.data import prepare as preparation
+from vaswani_transformer.data.prepared import PreparedPairs, open_prepared
+from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs
+from vaswani_transformer.data.shards import ShardWriter, Workers
+from vaswani_transformer.data.tokenization import load_tokenizer
+from vaswani_transformer.data.tokenized_pairs import tokenize_pairs
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.prepared import PreparedPairs, open_prepared
-from vaswani_transformer.recipe import Recipe
-from vaswani_transformer.recipe_data import data_sources, load_training_pairs
-from vaswani_transformer.shards import ShardWriter, Workers
-from vaswani_transformer.tokenization import load_tokenizer
-from vaswani_transformer.tokenized_pairs import tokenize_pairs
+from vaswani_transformer.recipes.recipe import Recipe
 
 small_chunks = preparing.small_chunks
 text = preparing.text
@@ -303,8 +304,8 @@ def test_workers_do_not_run_the_program_that_prepares(text, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         f"open({str(tmp_path / 'runs')!r}, 'a').write('x')\n"
-        "from vaswani_transformer.preparation import prepare\n"
-        "from vaswani_transformer.recipe import Recipe\n"
+        "from vaswani_transformer.data.prepare import prepare\n"
+        "from vaswani_transformer.recipes.recipe import Recipe\n"
         f"prepare(Recipe(train_source={str(text / 'train.en')!r}, train_target={str(text / 'train.de')!r},\n"
         f"    validation_size=5, vocab_size=400), {str(tmp_path / 'p')!r}, workers=2)\n"
     )

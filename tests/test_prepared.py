@@ -14,8 +14,8 @@ from preparing import make, new_recipe
 from safetensors.torch import load_file
 
 from vaswani_transformer import train, train_tokenizer
+from vaswani_transformer.data.prepared import check_recipe_matches, open_prepared, verify_prepared
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.prepared import check_recipe_matches, open_prepared, verify_prepared
 
 small_chunks = preparing.small_chunks
 text = preparing.text

@@ -31,9 +31,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
 from vaswani_transformer import VaswaniForConditionalGeneration, agreement
-from vaswani_transformer.batching import PairCollator
-from vaswani_transformer.schedule import noam_learning_rate
-from vaswani_transformer.trainer import VaswaniTrainer
+from vaswani_transformer.data.batching import PairCollator
+from vaswani_transformer.training.schedule import noam_learning_rate
+from vaswani_transformer.training.trainer import VaswaniTrainer
 
 TOKENS, STEPS, PAIRS = 512, 30, 211  # an odd number of pairs; four batches an epoch or so, the last ones small
 SGD = {"optim": "sgd", "learning_rate_scale": 1.0, "warmup_steps": 4}  # parameters that move as gradients say

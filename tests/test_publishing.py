@@ -14,7 +14,7 @@ from conftest import tiny_model
 from huggingface_hub import ModelCard
 from pushing import REPO, weights_of
 
-from vaswani_transformer.earlier_card import is_sealed
+from vaswani_transformer.hub.existing_card import is_sealed
 
 services = pushing.services
 model = pushing.model
@@ -200,7 +200,7 @@ AutoTokenizer.from_pretrained({str(model)!r}).push_to_hub({REPO!r})
 def test_a_terminal_sees_the_upload_move(client, hub, model):
     code = f"""
 import fcntl, os, pty, struct, sys, termios, threading
-from vaswani_transformer.cli import main
+from vaswani_transformer.cli.main import main
 terminal, end = pty.openpty()
 fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
 seen = bytearray()

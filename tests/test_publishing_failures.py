@@ -19,7 +19,7 @@ from hub_server import Fault
 from pushing import REPO, weights_of
 
 from vaswani_transformer import publish
-from vaswani_transformer.cli import main
+from vaswani_transformer.cli.main import main
 from vaswani_transformer.errors import UserError
 
 services = pushing.services
@@ -207,7 +207,7 @@ def test_storage_that_the_client_prefers_but_cannot_reach(client, hub, model):
     code = f"""
 import sys, huggingface_hub.constants
 huggingface_hub.constants.HF_HUB_DISABLE_XET = False
-from vaswani_transformer.cli import main
+from vaswani_transformer.cli.main import main
 sys.exit(main(["push", {str(model)!r}, {REPO!r}, "--license", "mit"]))
 """
     done = client.python(code)
@@ -321,7 +321,7 @@ def test_an_interrupted_evaluation_leaves_the_earlier_files(evaluate, tmp_path, 
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vaswani_transformer.translation.Translator.translate", interrupt)
+    monkeypatch.setattr("vaswani_transformer.decoding.translator.Translator.translate", interrupt)
     assert evaluate("--json", tmp_path / "scores.json", "--output", tmp_path / "out") == 130
     assert sorted(tmp_path.iterdir()) == before
     assert {(tmp_path / name).read_text() for name in ("scores.json", "out")} == {"earlier\n"}

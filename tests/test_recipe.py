@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vaswani_transformer import VaswaniConfig
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.recipe import (
+from vaswani_transformer.recipes.recipe import (
     Recipe,
     convert,
     describe,

@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache, EncoderDecoderCache
 
-from vaswani_transformer import VaswaniConfig, decoding_vaswani, load_model, restricted_vaswani, train
-from vaswani_transformer.decoding_vaswani import DecodingCache
-from vaswani_transformer.restricted_vaswani import block_mask, block_size, is_worthwhile, restricted_attention
+from vaswani_transformer import VaswaniConfig, load_model, train
+from vaswani_transformer.model import incremental_decoding_vaswani as decoding_vaswani
+from vaswani_transformer.model import local_attention_vaswani as restricted_vaswani
+from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache
+from vaswani_transformer.model.local_attention_vaswani import (
+    block_mask,
+    block_size,
+    is_worthwhile,
+    restricted_attention,
+)
 
 WINDOWS = (1, 2, 3, 4, 7)
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vaswani_transformer import UserError, VaswaniConfig, VaswaniForConditionalGeneration, load_model, train_tokenizer
-from vaswani_transformer.cli import main
+from vaswani_transformer.cli.main import main
 
 TEXTS = ["a small sentence", "another small sentence of words", "words and more words"]
 

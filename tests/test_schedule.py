@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
-from vaswani_transformer.schedule import NoamSchedulerCallback, noam_learning_rate, noam_scheduler
+from vaswani_transformer.training.schedule import NoamSchedulerCallback, noam_learning_rate, noam_scheduler
 
 WARMUP = 5
 

@@ -9,11 +9,11 @@ from conftest import tiny_model
 from model_folders import PAIRS, write_model
 
 from vaswani_transformer import PerplexityMetric, load_model, score_pairs, score_tokens
-from vaswani_transformer.cli import main
-from vaswani_transformer.ensemble import Ensemble
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.decoding.ensemble import Ensemble
+from vaswani_transformer.decoding.scoring import LengthRule, score_ids
+from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.scoring import LengthRule, score_ids
-from vaswani_transformer.translation import Translator
 
 SOURCES, TARGETS = map(list, zip(*PAIRS[:30], strict=True))
 

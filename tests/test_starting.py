@@ -34,7 +34,7 @@ sys.meta_path.insert(0, Finder)
 if os.environ["MOMENT"] == "the end":
     atexit.register(interrupt)
 """
-SCRIPT = "import sys\nfrom vaswani_transformer.cli import main\nsys.exit(main())\n"
+SCRIPT = "import sys\nfrom vaswani_transformer.cli.main import main\nsys.exit(main())\n"
 
 
 @pytest.fixture
@@ -57,7 +57,9 @@ def interrupted(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("words", [["-m", "vaswani_transformer"], ["-u", "-m", "vaswani_transformer.cli"], ["SCRIPT"]])
+@pytest.mark.parametrize(
+    "words", [["-m", "vaswani_transformer"], ["-u", "-m", "vaswani_transformer.cli.main"], ["SCRIPT"]]
+)
 def test_an_interrupted_start_is_one_line(interrupted, tmp_path, words):
     (tmp_path / "vaswani").write_text(SCRIPT)
     words = [tmp_path / "vaswani" if word == "SCRIPT" else word for word in words]
@@ -71,7 +73,7 @@ def test_of_several_processes_one_says_so(interrupted):
 
 
 def test_the_commands_own_imports_count_as_its_start(interrupted):
-    done = interrupted("vaswani_transformer.training", "-m", "vaswani_transformer", "train", "no-such-recipe")
+    done = interrupted("vaswani_transformer.training.run", "-m", "vaswani_transformer", "train", "no-such-recipe")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
@@ -93,7 +95,7 @@ def test_other_programs_get_their_exception(interrupted):
         ("python -u -X importtime -W ignore -m vaswani_transformer", True),
         ("python /some/bin/vaswani translate m", True),
         ("python -m pytest vaswani_transformer", False),
-        ("python -m vaswani_transformer.synthetic", False),
+        ("python -m vaswani_transformer.data.synthetic", False),
         ("python train.py -m vaswani_transformer", False),
         ("python -c spawn_main() vaswani", False),
         ("python", False),

@@ -9,7 +9,7 @@ import pytest
 from conftest import error_of
 from pair_files import GERMAN, PAIRS, in_memory, rows, write
 
-from vaswani_transformer.data import PairSource, held_out_rows, load_pairs
+from vaswani_transformer.data.parallel_text import PairSource, held_out_rows, load_pairs
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vaswani_transformer.errors import UserError
-from vaswani_transformer.synthetic import (
+from vaswani_transformer.data.synthetic import (
     ADJECTIVES,
     COMPOUND_FIRST,
     COMPOUND_HEADS,
@@ -35,6 +34,7 @@ from vaswani_transformer.synthetic import (
     third_person,
     write_corpus,
 )
+from vaswani_transformer.errors import UserError
 
 
 def np(determiner, noun, case="nom", adjective=None, plural=False):
@@ -351,7 +351,7 @@ def test_corpus_does_not_depend_on_the_hash_seed():
     code = (
         "import sys, types; package = types.ModuleType('vaswani_transformer'); "
         "package.__path__ = ['vaswani_transformer']; sys.modules[package.__name__] = package; "
-        "from vaswani_transformer.synthetic import generate_corpus; print(ascii(generate_corpus(200, 10, 10)))"
+        "from vaswani_transformer.data.synthetic import generate_corpus; print(ascii(generate_corpus(200, 10, 10)))"
     )
     root = Path(__file__).parents[1]
     outputs = [

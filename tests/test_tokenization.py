@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
-from vaswani_transformer.errors import UserError
-from vaswani_transformer.tokenization import (
+from vaswani_transformer.data.tokenization import (
     DEFAULT_VOCAB_SIZE,
     SPECIAL_TOKENS,
     check_tokenizer_matches,
     load_tokenizer,
     train_tokenizer,
 )
+from vaswani_transformer.errors import UserError
 
 MULTI30K = Path(__file__).resolve().parents[1].parent / "shared/data/multi30k"
 VOCAB_SIZE = {"bpe": 420, "wordpiece": 700}

@@ -16,9 +16,9 @@ from pair_files import GERMAN, PAIRS, REVERSED, in_memory, write, write_two
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from vaswani_transformer.data import load_pairs
-from vaswani_transformer.filtering import FilterCounts
-from vaswani_transformer.tokenized_pairs import pair_lengths, tokenize_pairs
+from vaswani_transformer.data.filtering import FilterCounts
+from vaswani_transformer.data.parallel_text import load_pairs
+from vaswani_transformer.data.tokenized_pairs import pair_lengths, tokenize_pairs
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -185,8 +185,8 @@ package = types.ModuleType("vaswani_transformer")  # stands in for __init__.py, 
 package.__path__ = [sys.argv.pop(1)]
 sys.modules[package.__name__] = package
 from transformers import PreTrainedTokenizerFast
-from vaswani_transformer.data import load_pairs
-from vaswani_transformer.tokenized_pairs import tokenize_pairs
+from vaswani_transformer.data.parallel_text import load_pairs
+from vaswani_transformer.data.tokenized_pairs import tokenize_pairs
 
 def refuse(*arguments, **options):
     raise SystemExit("tokenised again")

@@ -18,9 +18,9 @@ from transformers import (
 )
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
-from vaswani_transformer.batching import PairCollator, TokenBatchSampler
-from vaswani_transformer.schedule import noam_learning_rate
-from vaswani_transformer.trainer import VaswaniTrainer, VaswaniTrainingArguments
+from vaswani_transformer.data.batching import PairCollator, TokenBatchSampler
+from vaswani_transformer.training.schedule import noam_learning_rate
+from vaswani_transformer.training.trainer import VaswaniTrainer, VaswaniTrainingArguments
 
 BATCH_TOKENS = 128
 SGD = {"optim": "sgd", "learning_rate_scale": 4.0, "warmup_steps": 4}  # parameters that move as gradients say

@@ -15,11 +15,20 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
-from vaswani_transformer import UserError, average_checkpoints, callbacks, card_rows, train, training
-from vaswani_transformer.checkpoints import Checkpoint, complete_checkpoints, read_checkpoints, step_of, surplus
-from vaswani_transformer.recipe import check_recipe
-from vaswani_transformer.run_folder import checkpoints_at_most
-from vaswani_transformer.training import TrainingStopped, choose_precision
+from vaswani_transformer import UserError, average_checkpoints, train
+from vaswani_transformer.hub import card_rows
+from vaswani_transformer.recipes.recipe import check_recipe
+from vaswani_transformer.training import callbacks
+from vaswani_transformer.training import run as training
+from vaswani_transformer.training.checkpoints import (
+    Checkpoint,
+    complete_checkpoints,
+    read_checkpoints,
+    step_of,
+    surplus,
+)
+from vaswani_transformer.training.run import TrainingStopped, choose_precision
+from vaswani_transformer.training.run_folder import checkpoints_at_most
 
 STEPS = 8
 

@@ -11,8 +11,8 @@ from conftest import tiny_model
 from model_folders import PAIRS, write_model
 from translating import LINES, OPTIONS, run
 
-from vaswani_transformer.resumable_output import notes_path
-from vaswani_transformer.translation import Translator
+from vaswani_transformer.decoding.output import notes_path
+from vaswani_transformer.decoding.translator import Translator
 
 model = translating.model
 source = translating.source

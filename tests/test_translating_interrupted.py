@@ -12,7 +12,7 @@ import translating
 from forked_translations import DISK
 from translating import LINES, OPTIONS
 
-from vaswani_transformer.resumable_output import notes_path
+from vaswani_transformer.decoding.output import notes_path
 
 model = translating.model
 source = translating.source

@@ -7,9 +7,9 @@ from test_generation import END, EVERY_PREFIX, LIMIT, VOCABULARY, every_output, 
 from transformers import LogitsProcessorList
 
 from vaswani_transformer import PerplexityMetric, Translator, score_pairs, train_tokenizer
+from vaswani_transformer.data.synthetic import generate_corpus
+from vaswani_transformer.decoding.translator import ForcedPrefixes
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.synthetic import generate_corpus
-from vaswani_transformer.translation import ForcedPrefixes
 
 PAIRS = generate_corpus(100, 10, 10).train
 

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_trees import clean_trees
 
-from vaswani_transformer.tree_augmentation import Exchange
-from vaswani_transformer.trees import Tree
+from vaswani_transformer.parsing.augmentation import Exchange
+from vaswani_transformer.parsing.trees import Tree
 
 LISTS = st.lists(clean_trees(), min_size=1, max_size=6)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_trees import clean_trees
 
-from vaswani_transformer.tree_pictures import text_width, tree_svg, tree_text
-from vaswani_transformer.trees import Tree, parse_trees, unescape
+from vaswani_transformer.parsing.pictures import text_width, tree_svg, tree_text
+from vaswani_transformer.parsing.trees import Tree, parse_trees, unescape
 
 SVG = "{http://www.w3.org/2000/svg}"
 SENTENCE = "(ROOT (S (NP (PRP We)) (VP (VBP saw) (NP (DT the) (NN dog)) (PRN (-LRB- -LRB-) (UH yes) (-RRB- -RRB-)))))"

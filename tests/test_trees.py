@@ -9,10 +9,19 @@ from hypothesis import strategies as st
 from random_trees import GUM, clean_trees, constituents, treebank
 
 from vaswani_transformer import UserError
-from vaswani_transformer.bracket_scores import count_brackets
-from vaswani_transformer.linearization import delinearize, linearize
-from vaswani_transformer.tree_pictures import tree_svg, tree_text
-from vaswani_transformer.trees import MAX_DEPTH, Tree, clean, escape, parse_trees, plain_label, read_trees, unescape
+from vaswani_transformer.parsing.evalb import count_brackets
+from vaswani_transformer.parsing.linearization import delinearize, linearize
+from vaswani_transformer.parsing.pictures import tree_svg, tree_text
+from vaswani_transformer.parsing.trees import (
+    MAX_DEPTH,
+    Tree,
+    clean,
+    escape,
+    parse_trees,
+    plain_label,
+    read_trees,
+    unescape,
+)
 
 
 def read(text: str, skipped: list | None = None) -> list[Tree]:

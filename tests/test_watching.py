@@ -15,13 +15,14 @@ from conftest import tiny_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vaswani_transformer import UserError, train, training
-from vaswani_transformer.batching import IGNORE_INDEX
-from vaswani_transformer.callbacks import LearningCurveCallback, TrainingProgressCallback, duration
-from vaswani_transformer.data import load_pairs
-from vaswani_transformer.meters import NonFiniteLossError, ThroughputMeter
-from vaswani_transformer.run_folder import complete_checkpoints
-from vaswani_transformer.tokenization import load_tokenizer
+from vaswani_transformer import UserError, train
+from vaswani_transformer.data.batching import IGNORE_INDEX
+from vaswani_transformer.data.parallel_text import load_pairs
+from vaswani_transformer.data.tokenization import load_tokenizer
+from vaswani_transformer.training import run as training
+from vaswani_transformer.training.callbacks import LearningCurveCallback, TrainingProgressCallback, duration
+from vaswani_transformer.training.monitoring import NonFiniteLossError, ThroughputMeter
+from vaswani_transformer.training.run_folder import complete_checkpoints
 
 STEPS = 6
 
@@ -178,7 +179,7 @@ def test_a_checkpoint_is_never_written_after_such_a_loss(recipe, monkeypatch):
         return value * float("nan") if self.state.global_step == 5 and self.model.training else value
 
     monkeypatch.setattr(training.VaswaniTrainer, "_training_or_plain_loss", poisoned)
-    monkeypatch.setattr("vaswani_transformer.meters.is_read_at_once", lambda loss: False)
+    monkeypatch.setattr("vaswani_transformer.training.monitoring.is_read_at_once", lambda loss: False)
     with pytest.raises(NonFiniteLossError):
         train(recipe, progress=False)
     assert [path.name for path in complete_checkpoints(Path(recipe.output) / "checkpoints")] == ["checkpoint-3"]

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vaswani_transformer.data.survey import survey
+from vaswani_transformer.decoding.file_translator import Layout, with_prefixes
+from vaswani_transformer.decoding.long_inputs import split_line
+from vaswani_transformer.decoding.output import ResumableOutput, notes_path
+from vaswani_transformer.decoding.read_ahead import read_ahead
+from vaswani_transformer.decoding.streaming import in_windows
+from vaswani_transformer.decoding.translator import Hypothesis
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.long_lines import split_line
-from vaswani_transformer.read_ahead import read_ahead
-from vaswani_transformer.resumable_output import ResumableOutput, notes_path
-from vaswani_transformer.survey import survey
-from vaswani_transformer.translating_files import Layout, with_prefixes
-from vaswani_transformer.translation import Hypothesis
-from vaswani_transformer.windows import in_windows
 
 # Windows.
 

@@ -143,7 +143,7 @@ def test_all_files_that_travel_are_found_by_transformers(tmp_path):
 def test_importing_the_package_is_all_that_is_needed_to_load_a_folder(tmp_path):
     folder = model_folder(tmp_path / "model")
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    assert type(model).__module__ == "vaswani_transformer.modeling_vaswani"
+    assert type(model).__module__ == "vaswani_transformer.model.modeling_vaswani"
 
 
 def test_the_base_model_alone_travels_too(tmp_path):

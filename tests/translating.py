@@ -6,7 +6,7 @@ A test file takes a fixture of these by its name: `model = translating.model`.
 import pytest
 from model_folders import PAIRS, write_model
 
-from vaswani_transformer.cli import main
+from vaswani_transformer.cli.main import main
 
 LINES = [source for source, _ in PAIRS] + ["", "   ", "A dog.\tTwo.", "Ein Hund \u2028 bellt."]
 OPTIONS = ["--max-new-tokens", "8", "--beams", "2", "--window", "7"]

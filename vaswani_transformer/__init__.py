@@ -8,10 +8,10 @@ import importlib
 from . import starting as starting  # isort: skip - first, so that Ctrl-C is seen to while the others are imported
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
-from .configuration_vaswani import VaswaniConfig
 from .errors import UserError
-from .modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel
-from .stacks_vaswani import VaswaniPreTrainedModel
+from .model.configuration_vaswani import VaswaniConfig
+from .model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel
+from .model.stacks_vaswani import VaswaniPreTrainedModel
 
 __version__ = "0.1.0"
 
@@ -25,7 +25,7 @@ VaswaniForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
 
 def _write_card(model: VaswaniPreTrainedModel, repo_id: str, card: str) -> str:
-    from .model_card import card_for_push
+    from .hub.model_card import card_for_push
 
     return card_for_push(model, repo_id, card)
 
@@ -34,56 +34,56 @@ VaswaniForConditionalGeneration.card_writer = _write_card
 
 # Imported when first asked for: whoever only loads a model does not wait for datasets, the Trainer and the metrics.
 _LAZY = {
-    "AttentionWeights": "attention_weights",
-    "BracketMetric": "bracket_scores",
-    "CTranslate2Translator": "ctranslate2_translation",
-    "Ensemble": "ensemble",
-    "NoamSchedulerCallback": "schedule",
-    "PairCollator": "batching",
-    "Parser": "parsing",
-    "PerplexityMetric": "metrics",
-    "Recipe": "recipe",
-    "SummarizationPipeline": "pipeline_vaswani",
-    "Text2TextGenerationPipeline": "pipeline_vaswani",
-    "TokenBatchSampler": "batching",
-    "TranslationMetric": "metrics",
-    "TranslationPipeline": "pipeline_vaswani",
-    "Tree": "trees",
-    "Translator": "translation",
-    "VaswaniTrainer": "trainer",
-    "VaswaniTrainingArguments": "trainer",
-    "align": "alignments",
-    "attend": "attention_weights",
-    "average_checkpoints": "averaging",
-    "average_models": "averaged_model",
-    "describe_plan": "plan_text",
-    "draw_attention": "attention_pictures",
-    "encoder_decoder_attention": "attention_weights",
-    "export_model": "exporting",
-    "label_smoothed_cross_entropy": "loss",
-    "load_ensemble": "ensemble",
+    "AttentionWeights": "attention.weights",
+    "BracketMetric": "parsing.evalb",
+    "CTranslate2Translator": "export.ctranslate2_model",
+    "Ensemble": "decoding.ensemble",
+    "NoamSchedulerCallback": "training.schedule",
+    "PairCollator": "data.batching",
+    "Parser": "parsing.parser",
+    "PerplexityMetric": "evaluation.metrics",
+    "Recipe": "recipes.recipe",
+    "SummarizationPipeline": "model.pipeline_vaswani",
+    "Text2TextGenerationPipeline": "model.pipeline_vaswani",
+    "TokenBatchSampler": "data.batching",
+    "TranslationMetric": "evaluation.metrics",
+    "TranslationPipeline": "model.pipeline_vaswani",
+    "Tree": "parsing.trees",
+    "Translator": "decoding.translator",
+    "VaswaniTrainer": "training.trainer",
+    "VaswaniTrainingArguments": "training.trainer",
+    "align": "attention.alignments",
+    "attend": "attention.weights",
+    "average_checkpoints": "training.averaging",
+    "average_models": "training.averaged_model",
+    "describe_plan": "training.plan_text",
+    "draw_attention": "attention.pictures",
+    "encoder_decoder_attention": "attention.weights",
+    "export_model": "export.exporting",
+    "label_smoothed_cross_entropy": "training.loss",
+    "load_ensemble": "decoding.ensemble",
     "load_model": "loading",
-    "load_pairs": "data",
-    "load_recipe": "recipe",
-    "load_tokenizer": "tokenization",
-    "load_trees": "parsing",
-    "make_plan": "plan",
-    "name_heads": "attention_report",
-    "noam_learning_rate": "schedule",
-    "noam_scheduler": "schedule",
-    "open_prepared": "prepared",
-    "pharaoh": "alignments",
-    "pipeline": "pipelines",
-    "prepare": "preparation",
-    "prepare_for_inference": "inference",
-    "publish": "publishing",
-    "score_pairs": "scoring",
-    "score_tokens": "scoring",
-    "score_trees": "bracket_scores",
-    "tokenize_pairs": "tokenized_pairs",
-    "train": "training",
-    "train_tokenizer": "tokenization",
-    "write_attention_page": "attention_page",
+    "load_pairs": "data.parallel_text",
+    "load_recipe": "recipes.recipe",
+    "load_tokenizer": "data.tokenization",
+    "load_trees": "parsing.parser",
+    "make_plan": "training.plan",
+    "name_heads": "attention.attention_report",
+    "noam_learning_rate": "training.schedule",
+    "noam_scheduler": "training.schedule",
+    "open_prepared": "data.prepared",
+    "pharaoh": "attention.alignments",
+    "pipeline": "decoding.pipelines",
+    "prepare": "data.prepare",
+    "prepare_for_inference": "decoding.cpu_inference",
+    "publish": "hub.push",
+    "score_pairs": "decoding.scoring",
+    "score_tokens": "decoding.scoring",
+    "score_trees": "parsing.evalb",
+    "tokenize_pairs": "data.tokenized_pairs",
+    "train": "training.run",
+    "train_tokenizer": "data.tokenization",
+    "write_attention_page": "attention.page",
 }
 
 __all__ = [

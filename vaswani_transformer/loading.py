@@ -8,12 +8,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from .configuration_vaswani import VaswaniConfig
+from .data.tokenization import check_tokenizer_matches, load_tokenizer
 from .errors import UserError, one_line
-from .exported import refuse_exported
-from .generation_vaswani import LENGTH_NORMALIZATIONS, take_back_defaults
-from .modeling_vaswani import VaswaniForConditionalGeneration
-from .tokenization import check_tokenizer_matches, load_tokenizer
+from .export.folder import refuse_exported
+from .model.configuration_vaswani import VaswaniConfig
+from .model.generation_vaswani import LENGTH_NORMALIZATIONS, take_back_defaults
+from .model.modeling_vaswani import VaswaniForConditionalGeneration
 
 
 def choose_device(name: str = "auto") -> torch.device:

@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from .callbacks import read_training_log
+from .training.callbacks import read_training_log
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ def is_command(words: list[str] | None = None) -> bool:
         if word in ("-X", "-W"):
             next(words, None)
         elif word == "-m":
-            return next(words, "") in (__package__, f"{__package__}.cli")
+            return next(words, "") in (__package__, f"{__package__}.cli.main")
         elif word == "-c" or not word.startswith("-"):
             return Path(word).stem == COMMAND
     return False

@@ -1,0 +1,301 @@
+"""All attention weights of a sentence pair, with tokens that people can read (Section 3.2.3, Figures 3 to 5)."""
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..decoding.scoring import TokenText
+from ..errors import UserError
+from ..model.local_attention_vaswani import reach
+from .attention_maps import pass_with_attention
+
+#: The paper's three kinds of attention (Section 3.2.3), by the names that commands take.
+KINDS = {
+    "encoder": "encoder self-attention",
+    "decoder": "decoder self-attention",
+    "encoder-decoder": "encoder-decoder attention",
+}
+CONTINUES, SPACE = "·", "␣"  # before a piece that goes on with a word; for a token of spaces
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """The attention weights of one sentence pair.
+
+    Rows are queries, the tokens that look, and each sums to 1; columns are keys, the tokens that are looked at. Arrays
+    are indexed from 0 as all arrays are; commands, pictures and reports count layers and heads from 1, as the paper.
+
+    While it predicts token i of the target the decoder reads token i - 1, the first time the start token. In decoder
+    self-attention a query is the token that is read; in encoder-decoder attention it is shown as the one predicted.
+
+    Args:
+        source: the source sentence.
+        target: its translation.
+        source_tokens: tokens of the source as text, `</s>` at the end; see `readable_tokens`.
+        target_tokens: tokens that the decoder predicts, `</s>` at the end.
+        decoder_tokens: tokens that the decoder reads, the start token first; as many.
+        encoder: encoder self-attention, float32 `(encoder_layers, num_heads, source_length, source_length)`.
+        decoder: decoder self-attention, `(decoder_layers, num_heads, target_length, target_length)`; 0 right of the
+            diagonal.
+        encoder_decoder: `(decoder_layers, num_heads, target_length, source_length)`.
+        window: the model's `attention_window`, outside of which self-attention is 0; None without.
+    """
+
+    source: str
+    target: str
+    source_tokens: list[str]
+    target_tokens: list[str]
+    decoder_tokens: list[str]
+    encoder: np.ndarray
+    decoder: np.ndarray
+    encoder_decoder: np.ndarray
+    window: int | None = None
+
+    def of(self, kind: str) -> tuple[np.ndarray, list[str], list[str]]:
+        """Weights `(layers, num_heads, queries, keys)` of a kind, its queries and its keys as text.
+
+        Raises:
+            UserError: for a kind that is not in `KINDS`.
+        """
+        if kind not in KINDS:
+            raise UserError(f"kind is {kind!r}: it must be one of {', '.join(KINDS)}")
+        return {
+            "encoder": (self.encoder, self.source_tokens, self.source_tokens),
+            "decoder": (self.decoder, self.decoder_tokens, self.decoder_tokens),
+            "encoder-decoder": (self.encoder_decoder, self.target_tokens, self.source_tokens),
+        }[kind]
+
+    def visible(self, kind: str) -> np.ndarray:
+        """Which keys each query of a kind may look at: booleans, `(queries, keys)`."""
+        _, queries, keys = self.of(kind)
+        return visible(kind, len(queries), len(keys), self.window)
+
+
+def visible(kind: str, queries: int, keys: int, window: int | None = None) -> np.ndarray:
+    """Which keys each query may look at: those up to itself in the decoder, in self-attention those in the window.
+
+    Args:
+        kind: one of `KINDS`.
+        queries: how many.
+        keys: how many.
+        window: the model's `attention_window`.
+
+    Returns:
+        booleans, `(queries, keys)`.
+    """
+    steps = np.arange(keys) - np.arange(queries)[:, None]  # key minus query
+    seen = np.ones(steps.shape, bool)
+    if window is not None and kind != "encoder-decoder":
+        seen &= abs(steps) <= reach(window)
+    if kind == "decoder":
+        seen &= steps <= 0
+    return seen
+
+
+def check_choice(name: str, chosen: Sequence[int] | None, number: int, where: str) -> list[int]:
+    """Numbers of layers or heads, from 1; all when none is chosen.
+
+    Args:
+        name: `"layer"` or `"head"`.
+        chosen: what was asked for.
+        number: how many there are.
+        where: of what.
+
+    Raises:
+        UserError: for one that is not there, saying how many there are.
+    """
+    if number == 0:
+        raise UserError(f"{where} has no {name}s: there is nothing to draw; give another --kind")
+    for one in chosen or ():
+        if not 1 <= one <= number:
+            raise UserError(f"{name} {one} is not there: {where} has {number} {name}s, counted from 1")
+    return sorted(set(chosen)) if chosen else list(range(1, number + 1))
+
+
+@torch.no_grad()
+def attend(model, tokenizer, source: str, target: str | None = None, **generate_options) -> AttentionWeights:
+    """What every head of a model looks at in a sentence pair.
+
+    Args:
+        model: the model, with any attention implementation; it is left as it was, but the implementation is changed for
+            the time of the call, so no other thread may use the model meanwhile.
+        tokenizer: its tokenizer.
+        source: a sentence.
+        target: its translation; if not given, the tokens that the model's own search finds.
+        **generate_options: for that search, over the model's own generation configuration.
+
+    Returns:
+        weights and tokens.
+
+    Raises:
+        UserError: for a source or target that is blank, no valid UTF-8 or longer than the model has positions for, and
+            a model that is several models or an exported one.
+    """
+    require_one_model(model)
+    source_ids = token_ids(model, tokenizer, "source", source)
+    inputs = torch.tensor([source_ids], device=model.device)
+    mask = torch.ones_like(inputs)
+    if target is not None:
+        target_ids = token_ids(model, tokenizer, "target", target)
+    else:
+        training = model.training
+        try:
+            outputs = model.eval().generate(input_ids=inputs, attention_mask=mask, **generate_options)
+        finally:
+            model.train(training)
+        target_ids = _up_to_end(getattr(outputs, "sequences", outputs)[0].tolist()[1:], model)
+        target = tokenizer.decode(target_ids, skip_special_tokens=True)
+    batch = {"input_ids": inputs, "attention_mask": mask, "labels": torch.tensor([target_ids], device=model.device)}
+    arrays = {kind: weights[:, 0] for kind, weights in attention_of_batch(model, batch).items()}
+    return AttentionWeights(
+        source,
+        target,
+        readable_tokens(tokenizer, source_ids),
+        readable_tokens(tokenizer, target_ids),
+        readable_tokens(tokenizer, [model.config.decoder_start_token_id, *target_ids[:-1]]),
+        arrays["encoder"],
+        arrays["decoder"],
+        arrays["encoder-decoder"],
+        model.config.attention_window,
+    )
+
+
+def encoder_decoder_attention(
+    model, tokenizer, source: str, target: str | None = None, layer: int = -1
+) -> tuple[np.ndarray, list[str], list[str]]:
+    """Encoder-decoder attention of one layer; [`attend`] gives that of all layers, and the other kinds.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer.
+        source: a sentence.
+        target: its translation; the model's own when not given.
+        layer: decoder layer, from 0, or from the end when negative.
+
+    Returns:
+        weights `(num_heads, target_length, source_length)`, and the tokens of source and target as text.
+
+    Raises:
+        UserError: as `attend`.
+        IndexError: for a layer that the decoder does not have.
+    """
+    weights = attend(model, tokenizer, source, target)
+    return weights.encoder_decoder[layer], weights.source_tokens, weights.target_tokens
+
+
+def require_one_model(model) -> None:
+    """Refuse what has no attention weights of its own.
+
+    Raises:
+        UserError: for an ensemble or an exported model.
+    """
+    if hasattr(model, "members"):
+        raise UserError("an ensemble has no attention weights of its own: give one of its members")
+    if not hasattr(model, "set_attn_implementation"):
+        raise UserError("an exported model gives no attention weights: give the model that it was made from")
+
+
+def attention_of_batch(model, batch: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """One pass of a model over a batch as `PairCollator` makes it.
+
+    Args:
+        model: the model; its attention implementation is changed for the time of the call.
+        batch: `input_ids`, `attention_mask` and `labels`, on the model's device.
+
+    Returns:
+        by kind the weights, float32 `(layers, batch_size, num_heads, queries, keys)`; those of padding mean nothing.
+    """
+    output = pass_with_attention(model, batch)
+    rows, source_length = batch["input_ids"].shape
+    target_length = batch["labels"].shape[1]
+    shapes = {
+        "encoder": (output.encoder_attentions, source_length, source_length),
+        "decoder": (output.decoder_attentions, target_length, target_length),
+        "encoder-decoder": (output.cross_attentions, target_length, source_length),
+    }
+    arrays = {}
+    for kind, (layers, queries, keys) in shapes.items():
+        if layers:
+            arrays[kind] = torch.stack([weights.float() for weights in layers]).cpu().numpy()
+        else:  # a stack without layers
+            arrays[kind] = np.zeros((0, rows, model.config.num_heads, queries, keys), np.float32)
+    return arrays
+
+
+def readable_tokens(tokenizer, ids: list[int]) -> list[str]:
+    """Tokens as people read them.
+
+    Words stand as they are, a piece that goes on with a word begins with `·`, punctuation stands alone, special tokens
+    have their names (`<s>`, `</s>`, `<unk>`), spaces are `␣`, other characters that cannot be seen their number
+    (`U+200B`). Of a letter made of several tokens the first is the letter and the others are `·`.
+    """
+    special, labels, before = set(tokenizer.all_special_ids), [], " "
+    for token, text in zip(ids, TokenText(tokenizer)(ids), strict=True):
+        shown = "".join(map(_shown, text.strip(" ")))
+        if token in special:
+            labels.append(text)
+            before = " "
+            continue
+        if not text:
+            labels.append(CONTINUES)
+            continue
+        continues = _is_of_word(before) and _is_of_word(text[0])
+        labels.append(CONTINUES * continues + (shown or SPACE))
+        before = text[-1]
+    return labels
+
+
+def _shown(letter: str) -> str:
+    if letter.isprintable():
+        return letter
+    return SPACE if letter.isspace() else f"U+{ord(letter):04X}"
+
+
+def _is_of_word(letter: str) -> bool:
+    """Whether it is a letter or a digit, or a mark upon one (vowel signs, accents) or a joiner of two."""
+    return letter.isalnum() or unicodedata.category(letter)[0] == "M" or letter in "\u200c\u200d"
+
+
+def token_ids(model, tokenizer, side: str, text: str) -> list[int]:
+    """Tokens of a source or target, `</s>` at the end.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer.
+        side: `"source"` or `"target"`, for messages.
+        text: a sentence.
+
+    Raises:
+        UserError: for a text that is blank, no valid UTF-8, or longer than the model has positions for.
+    """
+    if not text.strip():
+        mend = "its text, or none for the model's own translation" if side == "target" else "a sentence"
+        raise UserError(f"the {side} is empty: give {mend}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # bytes of the command line that are none
+        raise UserError(f"the {side} is not valid UTF-8: convert it first") from None
+    ids = tokenizer([text.strip()])["input_ids"][0]
+    config = model.config
+    if config.position_encoding == "learned" and len(ids) > config.max_position_embeddings:
+        raise UserError(
+            f"the {side} has {len(ids)} tokens and the model has learned {config.max_position_embeddings} positions:"
+            " give a shorter one"
+        )
+    return ids
+
+
+def _up_to_end(ids: list[int], model) -> list[int]:
+    """Generated tokens up to the end token, without the padding behind it."""
+    end = model.generation_config.eos_token_id
+    ends = {end} if isinstance(end, int) else set(end or ())
+    for place, token in enumerate(ids, 1):
+        if token in ends:
+            return ids[:place]
+    return ids
+
+
+__all__ = ["AttentionWeights", "attend", "encoder_decoder_attention"]

@@ -1,0 +1,242 @@
+"""The command that shows what attention looks at: `vaswani attention`."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from .command import Parser, add_command, check_output_place
+from .options import add_search_options, check_options, generate_options
+
+_PAGE, _DEFAULT = "attention.html", "attention"
+_MOST_TOKENS = 1000  # of a sentence: the weights of a longer one would fill the memory
+_NO_PICTURE = (".svg", ".pdf", ".jpg", ".jpeg", ".gif", ".htm", ".npz")  # what a file name may end with by mistake
+
+
+def add_attention(commands) -> None:
+    """Add `vaswani attention`."""
+    from ..attention.weights import KINDS
+
+    parser = add_command(
+        commands,
+        "attention",
+        _attention,
+        "pictures of what every head looks at, a page to explore it, a report that names the heads",
+        "Show what the attention heads of a model look at: in one sentence, as pictures and as a page for a browser, or"
+        " on average over a file (--report). Layers and heads count from 1.",
+    )
+    parser.usage = "vaswani attention MODEL (SENTENCE | --report FILE) [--target ...] [--output ...] [...]"
+    parser.add_argument("model", metavar="MODEL", help="model folder")
+    parser.add_argument("sentence", metavar="SENTENCE", nargs="?", help="source sentence")
+    parser.add_argument(
+        "--target", metavar="TEXT", help="its translation (with --report: a file); the model's own if not given"
+    )
+    parser.add_argument("--kind", choices=list(KINDS), help="one of the three kinds of attention; all if not given")
+    for name in ("layer", "head"):
+        parser.add_argument(
+            f"--{name}", metavar="N", type=int, action="append", help=f"draw this {name} only; may be repeated"
+        )
+    parser.add_argument(
+        "--output",
+        metavar="PATH",
+        default=_DEFAULT,
+        help=f"a folder ({_DEFAULT}) for all of it, or one FILE.png or FILE.html; with --report FILE.md or FILE.json",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace earlier pictures, pages and reports there")
+    _add_report_options(parser)
+    add_search_options(parser)
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps, ...; auto: an accelerator if any")
+
+
+def _add_report_options(parser: Parser) -> None:
+    group = parser.add_argument_group("report")
+    group.add_argument("--report", metavar="FILE", help="name the heads by what they do on these sources, one a line")
+    group.add_argument(
+        "--alignments", metavar="FILE", help="known word alignments of the pairs, 0-0 1-2, instead of the model's own"
+    )
+    group.add_argument("--tokens-per-batch", metavar="N", type=int, help="tokens at once (2048)")
+
+
+def _attention(arguments: argparse.Namespace) -> int:
+    from ..export.folder import is_exported
+
+    check_options(arguments)
+    if (arguments.sentence is None) == (arguments.report is None):
+        raise UserError("give a SENTENCE, or a file of them with --report FILE: one of the two")
+    if is_exported(arguments.model):
+        raise UserError("an exported model gives no attention weights: give the folder of the model it was made from")
+    return _show(arguments) if arguments.report is None else _report(arguments)
+
+
+# One sentence.
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from ..attention.page import write_attention_page
+    from ..attention.pictures import check_readable, draw_attention, require_matplotlib
+    from ..attention.weights import KINDS, attend
+    from ..loading import load_model
+
+    for name in ("alignments", "tokens_per_batch"):
+        if getattr(arguments, name) is not None:
+            raise UserError(f"--{name.replace('_', '-')} goes with --report FILE: leave it out")
+    files = _files(arguments)
+    pictures = [name for name in files if name != "page"]
+    if pictures:
+        require_matplotlib()
+    model, tokenizer = load_model(arguments.model, arguments.device)
+    panels = _panels(arguments, model.config, pictures)
+    _check_sentences(arguments, model, tokenizer)
+    options = {name: value for name, value in generate_options(arguments, model).items() if value is not None}
+    weights = attend(model, tokenizer, arguments.sentence, arguments.target, **options)
+    for kind in pictures:
+        if kind in panels:
+            check_readable(weights, kind, panels[kind])
+    next(iter(files.values())).parent.mkdir(parents=True, exist_ok=True)
+    told, boxes = f"target: {weights.target}\n", set()  # the target once something is written
+    for kind, path in files.items():
+        if kind == "page":
+            layer, head = (some[0] if some else None for some in (arguments.layer, arguments.head))
+            kinds = [arguments.kind] if arguments.kind else ["encoder-decoder", "encoder", "decoder"]
+            write_attention_page(weights, path, kinds, layer or 1, head)
+            line = f"{path}   all layers and heads, to explore in a browser"
+        elif kind in panels:
+            boxes.update(draw_attention(weights, kind, path, arguments.layer, arguments.head))
+            line = f"{path}   {KINDS[kind]}"
+        else:
+            line = f"no picture of {KINDS[kind]}, which has no layers"
+        print(f"{told}{line}")
+        told = ""
+    if boxes:
+        letters = "".join(sorted(boxes))[:20]
+        print(f"no font here has {letters}: boxes in the pictures; Noto Sans CJK has most letters", file=sys.stderr)
+    return 0
+
+
+def _panels(arguments: argparse.Namespace, config, pictures: list[str]) -> dict[str, int]:
+    """Panels of each kind that was asked for; of those that nobody named, those with layers."""
+    from ..attention.weights import KINDS, check_choice
+
+    panels = {}
+    for kind in pictures or ([arguments.kind] if arguments.kind else KINDS):
+        number = config.encoder_layers if kind == "encoder" else config.decoder_layers
+        if number or arguments.kind or len(pictures) == 1:
+            layers = check_choice("layer", arguments.layer, number, KINDS[kind])
+            panels[kind] = len(layers) * len(check_choice("head", arguments.head, config.num_heads, KINDS[kind]))
+    return panels
+
+
+def _check_sentences(arguments: argparse.Namespace, model, tokenizer) -> None:
+    """Refuse, before anything is computed, texts that cannot be shown."""
+    from ..attention.weights import token_ids
+
+    for side, text in (("source", arguments.sentence), ("target", arguments.target)):
+        if text is not None and (tokens := len(token_ids(model, tokenizer, side, text))) > _MOST_TOKENS:
+            raise UserError(f"the {side} has {tokens:,} tokens, too many to show, at most {_MOST_TOKENS:,}")
+
+
+def _files(arguments: argparse.Namespace) -> dict[str, Path]:
+    """What to write: `"page"` or a kind of attention, and where to."""
+    from ..attention.weights import KINDS
+
+    output = Path(arguments.output)
+    kinds = [arguments.kind] if arguments.kind else list(KINDS)
+    if output.suffix == ".html":
+        files = {"page": output}
+    elif output.suffix == ".png":
+        files = {arguments.kind or "encoder-decoder": output}
+    else:
+        _refuse_suffix(output, "FILE.png, FILE.html")
+        files = {"page": output / _PAGE} | {kind: output / f"{kind}.png" for kind in kinds}
+    _refuse_existing(arguments, files.values())
+    return files
+
+
+def _refuse_suffix(output: Path, known: str) -> None:
+    if output.suffix.lower() in (*_NO_PICTURE, ".png", ".html", ".md", ".json"):
+        raise UserError(f"--output {output} is no kind of file that is written here: give {known} or a folder")
+
+
+def _refuse_existing(arguments: argparse.Namespace, paths) -> None:
+    output = Path(arguments.output)
+    if not arguments.output:
+        raise UserError("--output is empty: give a folder or a file")
+    if output not in paths and output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file: give a folder or another name as --output")
+    check_output_place(output)
+    for path in paths:
+        if path.is_dir():
+            raise UserError(f"{path} is a folder: give another --output")
+        if path.exists() and not arguments.overwrite:
+            raise UserError(f"{path} exists: give another --output, or --overwrite to replace it")
+
+
+# A file.
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from tqdm.auto import tqdm
+
+    from ..attention.attention_report import heads_as_markdown, name_heads, read_links
+    from ..data.survey import survey
+    from ..files import write_text
+    from ..loading import load_model
+
+    for name in ("kind", "layer", "head"):
+        if getattr(arguments, name) is not None:
+            raise UserError(f"--{name} is for one sentence: a report is on all heads, leave it out")
+    files = _report_files(arguments)
+    read = {name: getattr(arguments, name) for name in ("report", "target", "alignments")}
+    read = {name: Path(path) for name, path in read.items() if path is not None}
+    surveys = {name: survey(path) for name, path in read.items()}
+    for name, found in surveys.items():
+        if found.lines != surveys["report"].lines:
+            counts = f"{read['report']} has {surveys['report'].lines:,} lines and {read[name]} has {found.lines:,}"
+            raise UserError(f"{counts}: line n of one must belong to line n of the other")
+    links = read_links(read["alignments"]) if "alignments" in read else None
+    model, tokenizer = load_model(arguments.model, arguments.device)
+    options = {name: value for name, value in generate_options(arguments, model).items() if value is not None}
+    with tqdm(total=surveys["report"].lines, desc="heads", unit=" pairs", file=sys.stderr) as bar:
+        found = name_heads(
+            model, tokenizer, _pairs(read), links, arguments.tokens_per_batch or 2048, progress=bar.update, **options
+        )
+    found |= _origin(arguments, read)
+    text = heads_as_markdown(found)
+    contents = {".json": json.dumps(found, indent=1, ensure_ascii=False) + "\n", ".md": text}
+    files[0].parent.mkdir(parents=True, exist_ok=True)
+    for path in files:
+        write_text(path, contents[path.suffix])
+    print(text)
+    for path in files:
+        print(path)
+    return 0
+
+
+def _report_files(arguments: argparse.Namespace) -> list[Path]:
+    output = Path(arguments.output)
+    if output.suffix in (".md", ".json"):
+        files = [output]
+    else:
+        _refuse_suffix(output, "FILE.md, FILE.json")
+        files = [output / "heads.md", output / "heads.json"]
+    _refuse_existing(arguments, files)
+    return files
+
+
+def _pairs(read: dict[str, Path]):
+    from ..data.text_files import read_lines
+
+    if "target" not in read:
+        return ((source, None) for source in read_lines(read["report"]))
+    return zip(read_lines(read["report"]), read_lines(read["target"]), strict=True)
+
+
+def _origin(arguments: argparse.Namespace, read: dict[str, Path]) -> dict[str, Any]:
+    """What the numbers come from; paths are cut to names."""
+    from ..evaluation.records import file_sha256, model_sha256, versions
+
+    files = {name: {"name": path.name, "sha256": file_sha256(path)} for name, path in read.items()}
+    model = {"name": Path(arguments.model).resolve().name, "sha256": model_sha256(arguments.model)}
+    return {"model": model, "files": files, "versions": versions()}

@@ -1,0 +1,141 @@
+"""The command `vaswani`: parses, calls the package, prints, and turns errors into one line and an exit status."""
+
+import argparse
+import errno
+import importlib
+import logging
+import os
+import sys
+import warnings
+
+from .. import starting
+from ..errors import UserError
+from .attention import add_attention
+from .average import add_average
+from .command import (
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    Parser,
+    is_main_process,
+    is_out_of_memory,
+    leave_failed,
+)
+from .data import add_lists, add_prepare, add_tokenizer
+from .evaluate import add_evaluate
+from .experiment import add_experiment
+from .export import add_export
+from .parse import add_parse
+from .score import add_score
+from .share import add_convert, add_push
+from .train import add_demo, add_train
+from .translate import add_translate
+
+# What commands import that takes seconds: a KeyboardInterrupt in the midst of it may get lost, so it comes before.
+_IMPORTS = {
+    "attention": ("attention.attention_report",),
+    "average": ("training.averaged_model",),
+    "demo": ("experiments.demo", "training.run"),
+    "experiment": ("experiments.translation", "parsing.parser"),
+    "evaluate": ("evaluation.metrics", "decoding.translator"),
+    "export": ("export.exporting",),
+    "predict": ("parsing.parsing_files",),
+    "prepare": ("data.prepare",),
+    "push": ("hub.push",),
+    "train": ("training.plan", "training.run"),
+    "score": ("decoding.scoring",),
+    "translate": ("decoding.file_translator",),
+}
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the system's numbers for no more room
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    from .. import __version__
+
+    parser = Parser(
+        prog="vaswani",
+        description='Train, evaluate and use the Transformer of "Attention Is All You Need".',
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"vaswani_transformer {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    work = (add_demo, add_train, add_translate, add_score, add_evaluate, add_average, add_export, add_push)
+    for add in (*work, add_attention, add_parse, add_experiment, add_prepare, add_tokenizer, add_convert, add_lists):
+        add(commands)
+    return parser
+
+
+def _quiet_libraries() -> None:
+    """Leave standard error to our own messages."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    warnings.filterwarnings("ignore")
+    from datasets.utils import logging as datasets_logging
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    datasets_logging.set_verbosity_error()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("vaswani_transformer").setLevel(logging.INFO if is_main_process() else logging.WARNING)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8")  # translations are not limited to the terminal's own encoding
+
+
+def _explain(error: Exception, command: str) -> str | None:
+    """One line for errors that come from the machine and not from a mistake in our code; None for others."""
+    from ..training.checkpoints import is_failed_write
+
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        mend = ": free some space and run the same command again" if error.errno in FULL else ""
+        return f"{error.strerror or error}{where}{mend}"
+    text = str(error)
+    if is_out_of_memory(error):
+        if command in ("evaluate", "predict", "score", "translate"):
+            return "out of memory: give fewer --tokens-per-batch"
+        return "out of memory: lower tokens_per_device; tokens_per_batch, and so the training, stays as it is"
+    if is_failed_write(error):
+        reason = text.splitlines()[0][:200]
+        return f"a file could not be written ({reason}): is the disk full? Free some space and run the command again"
+    return None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns its exit status: 0, 1 (the machine failed), 2 (a mistake in what was given) or 130."""
+    try:
+        arguments, unknown = make_parser().parse_known_args(argv)
+        if unknown:
+            arguments.parser.refuse_unknown(unknown)
+        _quiet_libraries()
+        for name in _IMPORTS.get(arguments.parser.prog.split()[-1], ()):
+            importlib.import_module(f"vaswani_transformer.{name}")
+        starting.end()  # from here on Ctrl-C is the command's own
+        status = arguments.run(arguments)
+        sys.stdout.flush()  # here, so that a reader of our output who has gone is noticed below
+        return status
+    except KeyboardInterrupt:
+        if is_main_process():
+            print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+    except Exception as error:
+        message = _explain(error, arguments.parser.prog.split()[-1])
+        status = EXIT_USAGE if isinstance(error, UserError) else EXIT_FAILURE
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            leave_failed(error, message, status)
+        if message is None:
+            raise
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        return status
+    finally:
+        starting.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

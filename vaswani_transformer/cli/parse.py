@@ -1,0 +1,331 @@
+"""The commands of the constituency parser: `vaswani parse train`, `predict` and `evaluate`."""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+
+from ..errors import UserError
+from ..files import write_text
+from .command import (
+    Parser,
+    add_command,
+    add_recipe_options,
+    check_output_place,
+    command_name,
+    is_main_process,
+    leave_process_group,
+    report_stop,
+)
+from .files import input_lines, is_file, is_interactive, open_output, told_unfinished
+from .options import (
+    add_model_options,
+    add_search_options,
+    check_files,
+    check_options,
+    generate_options,
+    load_for_decoding,
+)
+
+_RECIPE, _PAPER = "parser-small", "parser"
+_LIMITS = ("max_length", "max_length_ratio")  # of the fields for data those that count for trees too
+
+
+def add_parse(commands) -> None:
+    """Add `vaswani parse`."""
+    parser = commands.add_parser("parse", help="constituency parsing: train, predict, evaluate", allow_abbrev=False)
+    own = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    _add_train(own)
+    _add_predict(own)
+    _add_evaluate(own)
+
+
+def _add_train(commands) -> None:
+    from ..recipes.recipe import DATA, Recipe
+
+    parser = add_command(
+        commands,
+        "train",
+        _train,
+        "train a parser on trees in brackets",
+        "Train a parser. RECIPE is a name from `vaswani recipes` (parser-small if none is given; parser is the paper's)"
+        " or a YAML file; every option of the groups below is a field of it. The same command resumes an interrupted"
+        " training.",
+    )
+    parser.usage = "vaswani parse train [RECIPE] --trees FILE --dev FILE --output FOLDER [--FIELD VALUE ...]"
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", default=_RECIPE, help=f"default: {_RECIPE}")
+    parser.add_argument("--trees", required=True, metavar="FILE", help="Penn Treebank brackets to train on (.gz works)")
+    parser.add_argument("--dev", required=True, metavar="FILE", help="trees for validation")
+    parser.add_argument("--tags", action=argparse.BooleanOptionalAction, default=True, help="let it tag the words too")
+    parser.add_argument(
+        "--words",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help=f"write the words into the tree too, each before the brackets that lead to it (default: yes, but for"
+        f" {_PAPER}, which is as in the paper)",
+    )
+    parser.add_argument(
+        "--augment",
+        type=int,
+        default=0,
+        metavar="N",
+        help="train on each tree N times as it is and N times with constituents and words exchanged for others of their"
+        " kind, and on some short constituents by themselves; 0: once as it is (default)",
+    )
+    _add_skip_bad(parser)
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    shown = [field for field in dataclasses.fields(Recipe) if field.metadata["group"] != DATA or field.name in _LIMITS]
+    add_recipe_options(parser, [field for field in shown if field.name != "tokenizer"])
+
+
+def _add_skip_bad(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--skip-bad", action="store_true", help="leave bad trees out, counted, instead of stopping")
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from ..data.recipe_data import expand_home
+    from ..parsing.parser import TextForm, load_trees, train_parser
+    from ..recipes.recipe import Recipe, load_recipe
+    from ..training.run import TrainingStopped
+
+    names = {field.name for field in dataclasses.fields(Recipe)}
+    recipe = load_recipe(arguments.recipe, {name: value for name, value in vars(arguments).items() if name in names})
+    expand_home(recipe)
+    train_trees, dev_trees = (load_trees(path, arguments.skip_bad) for path in (arguments.trees, arguments.dev))
+    try:
+        words = arguments.recipe != _PAPER if arguments.words is None else arguments.words
+        form = TextForm(arguments.tags, words, arguments.augment)
+        result = train_parser(recipe, train_trees, dev_trees, form, progress=not arguments.quiet)
+    except TrainingStopped as stopped:
+        leave_process_group()
+        return report_stop(stopped.signal_number, stopped.step)
+    except KeyboardInterrupt:
+        return report_stop(signal.SIGINT, None)
+    leave_process_group()
+    if is_main_process():
+        print(f"trained {result.steps:,} steps in {result.seconds / 60:.1f} minutes; kept the {result.kept}")
+        print(f"model: {result.folder}")
+        words = shlex.join([str(result.folder), "--trees", arguments.dev])
+        print(f"scores: {command_name()} parse evaluate {words}")
+    return 0
+
+
+def _add_constrained(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--constrained",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="write nothing but trees over the words (default); without it, what is none is repaired and counted",
+    )
+
+
+def _add_predict(commands) -> None:
+    parser = add_command(
+        commands,
+        "predict",
+        _predict,
+        "parse sentences, a file or standard input",
+        "Parse sentences whose words (punctuation, too) are separated by spaces, as in the treebank; each gives one"
+        " tree in brackets on a line, a blank line a blank one.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="model folder of `vaswani parse train`")
+    how = "sentences; without any, standard input"
+    parser.add_argument("sentences", metavar="SENTENCE", nargs="*", default=[], help=how)
+    parser.words = "sentences"
+    parser.add_argument("--input", metavar="FILE", help="parse the lines of this file (.gz works)")
+    parser.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
+    how = "go on with an --output that was interrupted; its trees are on one line each"
+    parser.add_argument("--resume", action="store_true", help=how)
+    how = "sentences that are sorted by length and written together (default: 2000)"
+    parser.add_argument("--window", metavar="N", type=int, help=how)
+    parser.add_argument("--text", action="store_true", help="draw the trees with lines instead of brackets")
+    parser.add_argument("--pictures", metavar="FOLDER", help="also draw each tree as FOLDER/NUMBER.svg")
+    _add_constrained(parser)
+    add_search_options(parser)
+    add_model_options(parser)
+
+
+def _load_parser(arguments: argparse.Namespace):
+    from ..export.folder import is_exported
+    from ..parsing.parser import Parser as TreeParser
+
+    if any(map(is_exported, [arguments.model, *getattr(arguments, "ensemble", [])])):
+        raise UserError("an exported model does not parse: give the folder of `vaswani parse train`")
+    model, tokenizer = load_for_decoding(arguments)
+    options = generate_options(arguments, model)
+    return TreeParser(
+        model, tokenizer, constrained=arguments.constrained, tokens_per_batch=arguments.tokens_per_batch, **options
+    )
+
+
+def _check_predict(arguments: argparse.Namespace) -> None:
+    from ..decoding.turns import is_launched
+
+    check_options(arguments)
+    if is_launched():
+        raise UserError("parse predict runs in one process: start it without torchrun or accelerate launch")
+    if arguments.sentences and arguments.input:
+        raise UserError("give sentences or --input, not both")
+    if arguments.resume and not (is_file(arguments.output) and is_file(arguments.input)):
+        raise UserError("--resume goes on with a file from a file: give --input FILE and --output FILE")
+    if arguments.resume and arguments.text:
+        raise UserError("--resume goes on with trees that have a line each: leave --text out, or begin anew")
+    check_files(arguments, read=("input",), written=("output",))
+    if arguments.pictures is not None:
+        if not arguments.pictures:
+            raise UserError("--pictures is empty: give a folder")
+        if Path(arguments.pictures).exists() and not Path(arguments.pictures).is_dir():
+            raise UserError(f"--pictures {arguments.pictures} is a file: give a folder")
+        check_output_place(Path(arguments.pictures), "--pictures")
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    from ..data.survey import survey
+    from ..decoding.streaming import WINDOW_LINES
+    from ..parsing.parser import checked
+    from ..parsing.parsing_files import FileParser
+    from ..parsing.trees import words_of
+
+    _check_predict(arguments)
+    surveys = {"--input": survey(Path(arguments.input))} if is_file(arguments.input) else {}
+    pictures = Path(arguments.pictures) if arguments.pictures else None
+    # All that can be wrong with the words is told before anything is written, where they can be read twice.
+    given = arguments.sentences or (input_lines(arguments.input) if surveys else ())
+    for _ in checked(map(words_of, given)):
+        pass
+    files = FileParser(_load_parser(arguments), arguments.text, pictures, arguments.window or WINDOW_LINES)
+    if interactive := is_interactive(arguments, files.doing):
+        files.window = 1
+    lines = iter(arguments.sentences) if arguments.sentences else input_lines(arguments.input)
+    sentences: Iterator[list[str]] = checked(map(words_of, lines))
+    if not surveys and not interactive:  # a file has been looked at
+        sentences = chain(list(islice(sentences, 1)), sentences)
+    total = surveys["--input"].lines if surveys else len(arguments.sentences) or None
+    output = open_output(arguments, {} if arguments.text else surveys, files.window)
+    ahead = not (interactive or arguments.sentences)
+    if pictures is not None:
+        pictures.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(output):
+        try:
+            with told_unfinished(output):
+                files.run(sentences, output, output.done, total, ahead, progress=not interactive and total != 1)
+        finally:
+            if files.repaired:
+                print(f"{files.repaired:,} output(s) were no trees over their words and were repaired", file=sys.stderr)
+        output.finish()
+    return 0
+
+
+def _add_evaluate(commands) -> None:
+    parser = add_command(
+        commands, "evaluate", _evaluate, "labelled bracket scores of a model, or of predicted trees, by evalb's rules"
+    )
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="model folder; or give --predicted")
+    parser.add_argument("--trees", required=True, metavar="FILE", help="gold trees (.gz works)")
+    parser.add_argument("--predicted", metavar="FILE", help="score these trees, one for each gold tree, in order")
+    parser.add_argument("--baselines", metavar="FILE", help="also score two baselines made from these training trees")
+    parser.add_argument("--output", metavar="FILE", help="also write the predicted trees here")
+    parser.add_argument("--json", metavar="FILE", help="also write the scores here, and how they were obtained")
+    parser.add_argument("--test-set", metavar="NAME", help="its name in the --json file (default: from the file name)")
+    _add_skip_bad(parser)
+    _add_constrained(parser)
+    add_search_options(parser)
+    add_model_options(parser, ensemble=False)
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from ..parsing.evalb import score_trees
+    from ..parsing.parser import Baselines, load_trees
+
+    check_options(arguments)
+    if (arguments.model is None) == (arguments.predicted is None):
+        raise UserError("give a MODEL to evaluate, or the trees of another parser with --predicted: one of the two")
+    if arguments.predicted and arguments.skip_bad:
+        raise UserError("--skip-bad does not go with --predicted, which has a tree for each gold tree: mend the trees")
+    check_files(arguments, read=("trees", "predicted", "baselines"), written=("output", "json"))
+    mend = {"mend": "mend the tree"} if arguments.predicted else {}
+    gold = load_trees(arguments.trees, arguments.skip_bad, **mend)
+    baselines = (
+        Baselines.of(load_trees(arguments.baselines, arguments.skip_bad, **mend)) if arguments.baselines else None
+    )
+    rows = {}
+    record: dict = {"test_set": arguments.test_set or Path(arguments.trees).name.removesuffix(".gz")}
+    if arguments.predicted:
+        predicted = load_trees(arguments.predicted, **mend)
+        name, extra = Path(arguments.predicted).name, {}
+    else:
+        predicted, extra, record = _parse_gold(arguments, gold)
+        name = Path(arguments.model).resolve().name
+    scores = rows[name] = score_trees(gold, predicted) | extra
+    for baseline in ("right_branching", "most_frequent_label") if baselines else ():
+        trees = [getattr(baselines, baseline)(tree.words()) for tree in gold]
+        rows[baseline.replace("_", "-")] = score_trees(gold, trees)
+    if arguments.output:
+        write_text(Path(arguments.output), "".join(f"{tree}\n" for tree in predicted))
+    if arguments.json:
+        told = {name: row for name, row in rows.items() if row is not scores}
+        full = scores | ({"baselines": told} if told else {}) | record
+        write_text(Path(arguments.json), json.dumps(full, indent=2) + "\n")
+    _print_table(rows)
+    if "seconds" in extra:
+        print(f"{scores['sentences']:,} sentences parsed in {extra['seconds']:.1f} s")
+    return 0
+
+
+def _parse_gold(arguments: argparse.Namespace, gold: list) -> tuple[list, dict, dict]:
+    """Trees that the model makes of the gold trees' words, scores of their form, and how they were obtained."""
+    from tqdm.auto import tqdm
+
+    parser = _load_parser(arguments)
+    record = _how_obtained(arguments, parser.translator) if arguments.json else {}
+    started = time.monotonic()
+    with tqdm(total=len(gold), desc="parsing", unit=" sentences", file=sys.stderr) as bar:
+        parses = list(parser.parse((tree.words() for tree in gold), progress=bar))
+    well_formed = 100 * sum(parse.well_formed for parse in parses) / len(parses)
+    extra = {"well_formed": well_formed, "seconds": round(time.monotonic() - started, 1)}
+    return [parse.tree for parse in parses], extra, record
+
+
+def _how_obtained(arguments: argparse.Namespace, translator) -> dict:
+    from ..evaluation.records import evaluation_record, search_settings
+
+    generation = search_settings(translator.model.generation_config) | translator.generate_options
+    generation |= {"constrained": arguments.constrained}
+    options = {
+        "--beams": arguments.beams,
+        "--length-penalty": arguments.length_penalty,
+        "--max-new-tokens": arguments.max_new_tokens,
+        "--precision": arguments.precision,
+    }
+    record = evaluation_record(arguments.model, arguments.trees, arguments.trees, generation, {}, arguments.test_set)
+    words = ["vaswani", "parse", "evaluate", Path(arguments.model).resolve().name, "--trees", record["source_file"]]
+    words += [str(word) for flag, value in options.items() if value is not None for word in (flag, value)]
+    words += [] if arguments.constrained else ["--no-constrained"]
+    return record | {"command": shlex.join(words)}
+
+
+_COLUMNS = {
+    "bracket_f1": "F1",
+    "bracket_precision": "precision",
+    "bracket_recall": "recall",
+    "exact_match": "exact",
+    "pos_accuracy": "POS",
+    "well_formed": "well-formed",
+    "bracket_f1_40": "F1 (40 words)",
+}
+
+
+def _print_table(rows: dict[str, dict]) -> None:
+    width = max(map(len, rows))
+    print("  ".join([" " * width, *_COLUMNS.values()]))
+    for name, scores in rows.items():
+        cells = [f"{scores[key]:.2f}" if key in scores else "-" for key in _COLUMNS]
+        cells = [cell.rjust(len(title)) for cell, title in zip(cells, _COLUMNS.values(), strict=True)]
+        print("  ".join([name.ljust(width), *cells]))

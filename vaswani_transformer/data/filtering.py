@@ -1,0 +1,65 @@
+"""Which pairs are kept: not empty, not too long, not of too unequal length; and how many are dropped for what."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import UserError
+
+KEPT, EMPTY, TOO_LONG, RATIO = range(4)  # what `pair_status` says of a pair
+
+
+@dataclass(frozen=True)
+class FilterCounts:
+    """Pairs read, kept, and dropped for each reason; a dropped pair counts once, under the first reason that fits."""
+
+    read: int
+    kept: int
+    empty: int  # a side is empty or blank
+    too_long: int  # a side has more than max_length tokens
+    ratio: int  # a side has more than max_length_ratio times the tokens of the other
+    max_length: int  # tokens, </s> included
+    max_length_ratio: float | None  # of token counts without </s>; None or 0: no limit
+
+    def __str__(self) -> str:
+        limits = f"{self.too_long:,} longer than {self.max_length:,} tokens"
+        if self.max_length_ratio:
+            limits += f", {self.ratio:,} with a length ratio above {self.max_length_ratio}"
+        return f"{self.read:,} pairs read, {self.kept:,} kept; dropped: {self.empty:,} empty, {limits}"
+
+
+def check_limits(max_length: int, max_length_ratio: float | None) -> None:
+    """Refuse limits that no pair can keep.
+
+    Raises:
+        UserError: for a length below 2 or a ratio below 1.
+    """
+    if max_length < 2 or (max_length_ratio and not max_length_ratio >= 1):  # "not >=" catches NaN as well
+        raise UserError(f"{max_length=}, {max_length_ratio=}: lengths start at 2 (with </s>), ratios at 1; raise it")
+
+
+def pair_status(
+    texts: Iterable[Iterable[str]], lengths: np.ndarray, max_length: int, max_length_ratio: float | None
+) -> np.ndarray:
+    """What happens to pairs: `KEPT`, or the first reason that fits of `EMPTY`, `TOO_LONG` and `RATIO`.
+
+    Args:
+        texts: sources and targets.
+        lengths: `(2, pairs)`, tokens of each with `</s>`.
+        max_length: see `tokenize_pairs`.
+        max_length_ratio: see `tokenize_pairs`.
+
+    Returns:
+        int8 `(pairs,)`.
+    """
+    blank = np.array([not (source.strip() and target.strip()) for source, target in zip(*texts, strict=True)], bool)
+    shorter, longer = np.sort(lengths - 1, axis=0)
+    too_unequal = longer / np.maximum(shorter, 1) > (max_length_ratio or np.inf)
+    conditions = [blank | (shorter == 0), longer >= max_length, too_unequal]
+    return np.select(conditions, [EMPTY, TOO_LONG, RATIO], KEPT).astype(np.int8)
+
+
+def count_status(status: np.ndarray) -> list[int]:
+    """How many pairs have each status, `KEPT` first."""
+    return [int(np.count_nonzero(status == code)) for code in range(4)]

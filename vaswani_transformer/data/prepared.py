@@ -1,0 +1,332 @@
+"""Prepared data: pairs of token ids in memory-mapped shards, as `vaswani prepare` writes them and training reads them.
+
+A folder holds `manifest.json`, written last; the tokenizer; and for each part (training, validation) its shards, Arrow
+IPC files of one record batch with the columns `input_ids` and `labels`, and its index `PART.lengths.npy`, the numbers
+of source and target tokens of every pair, `(2, pairs)`.
+"""
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+
+from ..errors import UserError, one_line
+from ..evaluation.records import file_sha256
+from ..recipes.recipe import Recipe
+from .filtering import FilterCounts
+from .tokenization import load_tokenizer, tokenizer_sha256
+
+FORMAT, VERSION = "vaswani prepared pairs", 1
+MANIFEST, UNFINISHED, TOKENIZER = "manifest.json", "preparation.json", "tokenizer"
+TRAIN, VALIDATION = "train", "validation"
+_TRAIN_FIELDS = ("train_source", "train_target", "train_data")
+# Recipe fields that decide what is in the folder, besides the limits and the tokenizer.
+DATA_FIELDS = (
+    *_TRAIN_FIELDS,
+    *("data_config", "train_split", "source_column", "target_column"),
+    *("validation_source", "validation_target", "validation_data", "validation_split", "validation_size"),
+)
+LIMIT_FIELDS = ("max_length", "max_length_ratio")
+TOKENIZER_FIELDS = ("tokenizer_kind", "vocab_size")
+
+
+def shard_schema(token_type: str) -> pa.Schema:
+    """Columns of a shard: lists of token ids, uint16 for a vocabulary that allows it, else int32."""
+    ids = pa.list_(pa.type_for_alias(token_type))
+    return pa.schema([("input_ids", ids), ("labels", ids)])
+
+
+class PreparedPairs:
+    """Pairs of one part of a prepared folder, read from memory-mapped shards when they are asked for.
+
+    A row is a dict of arrays `input_ids` and `labels`, views into the file. `lengths` holds the source and the target
+    tokens of all pairs, `(2, pairs)`, memory-mapped.
+
+    Args:
+        folder: the prepared folder.
+        part: `train` or `validation`.
+        manifest: its manifest.
+
+    Raises:
+        UserError: for a file that is missing, cut off, or has another schema; of contents only the lengths are checked,
+            and when a pair is read.
+    """
+
+    def __init__(self, folder: Path, part: str, manifest: dict):
+        self._arguments = folder, part, manifest
+        self.folder, self.facts = Path(folder), manifest["parts"][part]
+        self._schema = shard_schema(manifest["token_type"])
+        self._starts = [0]
+        for shard in self.facts["shards"]:
+            self._starts.append(self._starts[-1] + shard["rows"])
+        self._columns: dict[int, tuple[np.ndarray, ...]] = {}
+        index = self._checked_path(self.facts["index"])
+        try:
+            self.lengths = np.load(index, mmap_mode="r")
+        except ValueError as error:
+            raise UserError(f"{index} is not an index of lengths ({error}): {_AGAIN}") from error
+        if self.lengths.shape != (2, len(self)) or self.lengths.dtype != manifest["length_type"]:
+            what = f"{self.lengths.dtype} numbers of shape {self.lengths.shape}"
+            raise UserError(f"{index} holds {what}, not {manifest['length_type']} of {(2, len(self))}: {_AGAIN}")
+        tokens = [int(side.sum(dtype=np.int64)) for side in self.lengths]  # read in full by every training anyway
+        wanted = [self.facts["source_tokens"], self.facts["target_tokens"]]
+        if tokens != wanted:
+            raise UserError(f"{index} counts {tokens} source and target tokens, not {wanted} as written: {_AGAIN}")
+
+    def __reduce__(self):
+        return PreparedPairs, self._arguments  # a worker process maps the files again instead of getting a copy
+
+    def _checked_path(self, facts: dict) -> Path:
+        path = self.folder / facts["file"]
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise UserError(f"{path} is missing ({error.strerror}): {_AGAIN}") from error
+        if size != facts["bytes"]:
+            rows = f" and {facts['rows']:,} rows" if "rows" in facts else ""
+            raise UserError(f"{path} has {size:,} bytes, not {facts['bytes']:,}{rows} as it was written: {_AGAIN}")
+        return path
+
+    def sha256(self) -> str:
+        """One SHA-256 for all pairs, of the checksums of their files."""
+        checksums = [facts["sha256"] for facts in (self.facts["index"], *self.facts["shards"])]
+        return hashlib.sha256("".join(checksums).encode()).hexdigest()
+
+    def check_shards(self) -> None:
+        """Check size, schema and number of rows of each shard; of its contents only the footer is read.
+
+        Raises:
+            UserError: names the first shard that is missing, cut off or has another schema.
+        """
+        for number in range(len(self.facts["shards"])):
+            self._open(number)
+
+    def _open(self, number: int) -> tuple[np.ndarray, ...]:
+        """Offsets and values of both columns of a shard."""
+        facts = self.facts["shards"][number]
+        path = self._checked_path(facts)
+        try:
+            file = pa.ipc.open_file(pa.memory_map(str(path)))
+            if file.schema != self._schema:
+                given, wanted = (str(schema).replace("\n", ", ") for schema in (file.schema, self._schema))
+                raise UserError(f"{path} has the columns {given}; prepared pairs have {wanted}: {_AGAIN}")
+            batches = [file.get_batch(index) for index in range(file.num_record_batches)]
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UserError(f"{path} is not an Arrow file ({error}): {_AGAIN}") from error
+        if len(batches) != 1 or len(batches[0]) != facts["rows"]:
+            raise UserError(f"{path} has {sum(map(len, batches)):,} rows, not {facts['rows']:,}: {_AGAIN}")
+        columns = []
+        for column in batches[0].columns:
+            columns += [column.offsets.to_numpy(), column.values.to_numpy()]
+        return tuple(columns)
+
+    def __len__(self) -> int:
+        """Number of pairs."""
+        return self._starts[-1]
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """One pair."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
+        """Several pairs; a DataLoader asks for those of a batch at once.
+
+        Raises:
+            UserError: for a pair that has not the lengths of the index, with its file and row.
+        """
+        rows = []
+        for index in indices:
+            if not 0 <= index < len(self):
+                raise IndexError(f"pair {index} of {len(self)}")
+            number = bisect_right(self._starts, index) - 1
+            if number not in self._columns:
+                self._columns[number] = self._open(number)
+            source_offsets, sources, target_offsets, targets = self._columns[number]
+            row = index - self._starts[number]
+            source = sources[source_offsets[row] : source_offsets[row + 1]]
+            target = targets[target_offsets[row] : target_offsets[row + 1]]
+            if len(source) != self.lengths[0, index] or len(target) != self.lengths[1, index]:
+                where = f"{self.folder / self.facts['shards'][number]['file']}, row {row}"
+                found, wanted = f"{len(source)} and {len(target)}", " and ".join(map(str, self.lengths[:, index]))
+                raise UserError(f"{where}: {found} tokens, but {wanted} in the index: {_AGAIN}")
+            rows.append({"input_ids": source, "labels": target})
+        return rows
+
+    def as_dataset(self) -> datasets.Dataset:
+        """All pairs in memory, with the columns of `tokenize_pairs`; for a part that is small."""
+        ids = datasets.List(datasets.Value("int32"))
+        length = datasets.Value("int32")
+        features = {"input_ids": ids, "labels": ids, "source_length": length, "target_length": length}
+        rows = self.__getitems__(range(len(self)))
+        columns = {name: [row[name].astype(np.int32) for row in rows] for name in ("input_ids", "labels")}
+        columns |= {f"{side}_length": self.lengths[i].astype(np.int32) for i, side in enumerate(("source", "target"))}
+        return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+    def verify(self, vocab_size: int) -> None:
+        """Read everything: checksums, ids within the vocabulary, lengths as in the index.
+
+        Raises:
+            UserError: names the file, and the row where there is one.
+        """
+        for facts in (self.facts["index"], *self.facts["shards"]):
+            path = self._checked_path(facts)
+            if file_sha256(path) != facts["sha256"]:
+                row = self._first_wrong_row(facts, vocab_size)
+                where = f"{path}, row {row}" if row is not None else str(path)
+                raise UserError(f"{where}: the content has changed since it was prepared (checksum): {_AGAIN}")
+        for facts in self.facts["shards"]:
+            row = self._first_wrong_row(facts, vocab_size)
+            if row is not None:
+                path = self.folder / facts["file"]
+                raise UserError(f"{path}, row {row}: not of the index's length or the tokenizer's ids: {_AGAIN}")
+
+    def _first_wrong_row(self, facts: dict, vocab_size: int) -> int | None:
+        """First row of a shard whose ids or lengths cannot be right."""
+        if facts not in self.facts["shards"]:
+            return None
+        number = self.facts["shards"].index(facts)
+        columns, start = self._open(number), self._starts[number]
+        for side in range(2):
+            offsets, values = columns[2 * side : 2 * side + 2]
+            lengths = self.lengths[side, start : start + facts["rows"]]
+            expected = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            wrong = np.flatnonzero(offsets != expected)
+            if len(wrong):
+                return max(0, int(wrong[0]) - 1)
+            outside = np.flatnonzero(values >= vocab_size)
+            if len(outside):
+                return int(np.searchsorted(expected, outside[0], "right")) - 1
+        return None
+
+
+_AGAIN = "copy the file again, or remove the folder and prepare it again"
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """What lies in a prepared folder."""
+
+    folder: Path
+    manifest: dict
+    tokenizer: Any
+    train: PreparedPairs
+    validation: PreparedPairs
+
+    def counts(self, part: str) -> FilterCounts:
+        """Counts of the filter for `train` or `validation`."""
+        return FilterCounts(**self.manifest["parts"][part]["counts"])
+
+
+def read_manifest(folder: str | Path) -> dict:
+    """The manifest of a prepared folder: JSON values.
+
+    `parts` has `train` and `validation`, each with `pairs`, `source_tokens`, `target_tokens` (`</s>` included), the
+    `counts` of `FilterCounts`, `shards` and `index`; `tokenizer` has `sha256` and `entries`; `recipe` the fields that
+    decided the content.
+
+    Raises:
+        UserError: for a folder that is not there, not prepared, not finished, or of another version.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"prepared folder {folder} does not exist: make it with `vaswani prepare`")
+    path = folder / MANIFEST
+    if not path.exists() and (folder / UNFINISHED).exists():
+        raise UserError(f"the preparation of {folder} is not finished: run the same `vaswani prepare` command again")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"format {manifest['format']!r}")
+        if manifest.get("version") == VERSION:
+            _check_fields(manifest)
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} holds no {MANIFEST}: give a folder made by `vaswani prepare`") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is not a manifest of prepared pairs ({one_line(error)}): {_AGAIN}") from error
+    if manifest.get("version") != VERSION:
+        raise UserError(f"{path} has format version {manifest.get('version')}, not {VERSION}: prepare the folder again")
+    return manifest
+
+
+def _check_fields(manifest: dict) -> None:
+    """Look at everything that is read of a manifest; one edited by hand may lack it."""
+    shard_schema(manifest["token_type"]), np.dtype(manifest["length_type"])
+    missing = {*LIMIT_FIELDS, *TOKENIZER_FIELDS} - manifest["recipe"].keys()
+    for part in (TRAIN, VALIDATION):
+        facts = manifest["parts"][part]
+        str(FilterCounts(**facts["counts"]))
+        missing |= {"source_tokens", "target_tokens"} - facts.keys()
+        for file in (facts["index"], *facts["shards"]):
+            missing |= {"file", "bytes", "sha256"} - file.keys()
+            if not isinstance(file["bytes"], int) or Path(file["file"]).name != file["file"]:
+                raise ValueError(f"{file['file']!r} of {file['bytes']!r} bytes")
+        if sum(shard["rows"] for shard in facts["shards"]) != facts["pairs"]:
+            raise ValueError(f"rows of the {part} shards are not its pairs")
+    if not isinstance(manifest["tokenizer"]["sha256"], str) or missing:
+        raise ValueError(f"without {', '.join(sorted(missing)) or 'the tokenizer'}")
+
+
+def open_prepared(folder: str | Path) -> PreparedData:
+    """Open a prepared folder; sizes and schemas are checked, contents are not read.
+
+    Raises:
+        UserError: for a folder or a file that is missing, not finished, cut off, or not as the manifest says.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    tokenizer = load_tokenizer(folder / TOKENIZER)
+    if tokenizer_sha256(tokenizer) != manifest["tokenizer"]["sha256"]:
+        raise UserError(f"{folder / TOKENIZER} is not the tokenizer that the pairs were prepared with: {_AGAIN}")
+    parts = {part: PreparedPairs(folder, part, manifest) for part in (TRAIN, VALIDATION)}
+    for part in parts.values():
+        part.check_shards()
+    return PreparedData(folder, manifest, tokenizer, **parts)
+
+
+def check_recipe_matches(prepared: PreparedData, recipe: Recipe) -> None:
+    """Refuse a recipe that would make other pairs; where the data lies may differ, and data that it does not name.
+
+    Raises:
+        UserError: names the fields that differ, with both values.
+    """
+    made_with = prepared.manifest["recipe"]
+    fields = list(LIMIT_FIELDS)
+    if any(getattr(recipe, name) for name in _TRAIN_FIELDS):
+        fields += DATA_FIELDS
+    if recipe.tokenizer is not None:
+        if tokenizer_sha256(load_tokenizer(recipe.tokenizer)) != prepared.manifest["tokenizer"]["sha256"]:
+            raise UserError(
+                f"the tokenizer {recipe.tokenizer} is not the one that {prepared.folder} was prepared with: leave it"
+                " out, or prepare the data with it"
+            )
+    elif made_with["tokenizer_kind"] is not None:
+        fields += TOKENIZER_FIELDS
+    differing = [
+        f"{name} is {getattr(recipe, name)!r}, prepared with {made_with[name]!r}"
+        for name in fields
+        if name in made_with and getattr(recipe, name) != made_with[name]
+    ]
+    if differing:
+        raise UserError(
+            f"{prepared.folder} was prepared with another recipe ({'; '.join(differing)}): give the same values, or"
+            " prepare the data with these"
+        )
+
+
+def verify_prepared(folder: str | Path) -> PreparedData:
+    """Open a prepared folder and read all of it, checksums included.
+
+    Raises:
+        UserError: as `open_prepared`, and for changed content, with file and row.
+    """
+    prepared = open_prepared(folder)
+    for part in (prepared.train, prepared.validation):
+        part.verify(len(prepared.tokenizer))
+    return prepared

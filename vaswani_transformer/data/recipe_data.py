@@ -1,0 +1,98 @@
+"""The text that a recipe names: where it is, what is held out of it, the tokenizer trained on it."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import datasets
+import numpy as np
+
+from ..errors import UserError
+from ..recipes.recipe import Recipe
+from .parallel_text import PairSource, held_out_rows
+from .text_files import home_path
+from .tokenization import train_tokenizer
+
+TOKENIZER_TEXTS = 2_000_000  # sentences a tokenizer is trained on at most; more change next to nothing
+
+
+def expand_home(recipe: Recipe) -> None:
+    """Replace a leading ``~`` in the folders of a recipe: in a file, and in ``--output=~/x``, the shell does not."""
+    for name in ("output", "prepared", "tokenizer", "data_dir"):
+        value = getattr(recipe, name)
+        if value is not None and value.startswith("~"):
+            setattr(recipe, name, str(home_path(value)))
+
+
+def data_path(recipe: Recipe, name: str) -> Path:
+    """Where a name of the recipe's data is: relative to `data_dir`, a leading ``~`` being the home folder."""
+    return home_path(recipe.data_dir or "") / home_path(name)
+
+
+def _source(recipe: Recipe, source: str | None, target: str | None, data: str | None, split: str) -> PairSource:
+    """One part of the recipe's data; a name that is not there is the Hub's."""
+    is_here = data is not None and (data_path(recipe, data).exists() or any(sign in data for sign in "*?["))
+    return PairSource(
+        source=data_path(recipe, source) if source is not None else None,
+        target=data_path(recipe, target) if target is not None else None,
+        data=data_path(recipe, data) if is_here else data,
+        config=recipe.data_config,
+        split=split,
+        source_column=recipe.source_column,
+        target_column=recipe.target_column,
+    )
+
+
+def data_sources(recipe: Recipe) -> tuple[PairSource, PairSource | None]:
+    """Where training and validation text is; without the latter some training pairs are to be held out.
+
+    Raises:
+        UserError: for a recipe without training data, as `PairSource`, and as its `check`, which is made of both parts
+            so that a mistake in the second is not found after hours with the first.
+    """
+    if recipe.data_dir is not None and not home_path(recipe.data_dir).is_dir():
+        raise UserError(f"data_dir {recipe.data_dir} is not a folder: give the one that holds the data files")
+    if recipe.train_data is None and recipe.train_source is None and recipe.train_target is None:
+        raise UserError("no training data: give --train-source and --train-target, or --train-data")
+    train = _source(recipe, recipe.train_source, recipe.train_target, recipe.train_data, recipe.train_split)
+    validation = recipe.validation_source, recipe.validation_target, recipe.validation_data
+    if recipe.validation_split is not None and not any(validation):
+        validation = None, None, recipe.train_data
+    sources = [train]
+    if any(validation):
+        sources.append(_source(recipe, *validation, recipe.validation_split or "validation"))
+    for source in sources:
+        source.check()
+    return train, sources[1] if len(sources) > 1 else None
+
+
+def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Dataset]:
+    """Training and validation text; without validation data some training pairs are held out.
+
+    Raises:
+        UserError: as `data_sources` and `PairSource.load`, and when there is not enough to hold out.
+    """
+    train_source, validation_source = data_sources(recipe)
+    train = train_source.load()
+    if validation_source is not None:
+        return train, validation_source.load()
+    held_out = held_out_rows(len(train), recipe.validation_size, recipe.seed)
+    return train.select(np.delete(np.arange(len(train)), held_out)), train.select(held_out)
+
+
+def pairs_of(dataset: datasets.Dataset) -> Iterator[tuple[str, str]]:
+    """The pairs of a loaded dataset, in order."""
+    for batch in dataset.iter(batch_size=1000):
+        yield from zip(batch["source"], batch["target"], strict=True)
+
+
+def new_tokenizer(recipe: Recipe, pairs: Iterable[tuple[str, str]]):
+    """The recipe's kind of tokenizer, trained on the first `TOKENIZER_TEXTS` sentences of the training text."""
+    texts = (pair for pair, _ in zip(pairs, range(TOKENIZER_TEXTS // 2), strict=False))
+    return train_tokenizer(
+        chain.from_iterable(texts),
+        kind=recipe.tokenizer_kind,
+        vocab_size=recipe.vocab_size,
+        show_progress=sys.stderr is not None and sys.stderr.isatty(),
+    )

@@ -1,0 +1,417 @@
+"""A deterministic English-German corpus from a small grammar, with held-out combinations of known words.
+
+The German side is fully determined by the English side: gender, case, number, verb position, separable prefixes,
+compounds and number words all follow from the source sentence. Every test sentence contains a combination (adjective
+with noun, verb with object noun, compound, or number word) that no training or validation sentence contains, while
+each single word of it is a word of the training set; only a held-out compound or number is itself a new word there,
+made of parts that training shows in other compounds and numbers.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from ..errors import UserError
+from .synthetic_lexicon import (
+    ADJECTIVES,
+    AGREEMENT,
+    AUXILIARIES,
+    COMPOUND_FIRST,
+    COMPOUND_HEADS,
+    DEFINITE,
+    ENGLISH_NUMBERS,
+    GERMAN_NUMBERS,
+    GOALS,
+    INDEFINITE,
+    MATRIX_VERBS,
+    MIXED,
+    MODALS,
+    NOUNS,
+    PLACES,
+    PRONOUNS,
+    STRONG_PLURAL,
+    TIMES,
+    VERBS,
+    WEAK,
+    Adjective,
+    Noun,
+    Verb,
+)
+
+T = TypeVar("T")
+Combination = tuple[str, str, str]  # kind ("adjective", "verb", "compound" or "number"), first part, second part
+
+
+@dataclass(frozen=True)
+class SyntheticCorpus:
+    """The three splits, each a list of (English, German) sentence pairs."""
+
+    train: list[tuple[str, str]]
+    validation: list[tuple[str, str]]
+    test: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A piece of text in both languages, with its agreement, the head nouns in it and the combinations it uses."""
+
+    en: str
+    de: str
+    agreement: str = "3sg"
+    pronoun: bool = False
+    nouns: tuple[str, ...] = ()
+    combinations: frozenset[Combination] = frozenset()
+
+
+@dataclass(frozen=True)
+class Clause:
+    """The choices for one clause; `tense` is "present", "past", "perfect" or the English name of a modal verb."""
+
+    subject: Phrase
+    verb: Verb
+    objects: tuple[Phrase, ...] = ()
+    tense: str = "present"
+    place: Phrase | None = None
+    time: Phrase | None = None
+
+
+HELD_OUT_SHARE = {"adjective": 0.12, "verb": 0.12, "compound": 0.15, "number": 0.15}
+TEST_SHARE = {"adjective": 0.4, "verb": 0.35, "compound": 0.125, "number": 0.125}
+TENSES = ("present", "present", "past", "perfect", *MODALS)  # as often as they stand here
+LENGTHS = range(3, 17)  # words of the English sentence
+MOST_PAIRS = 400_000  # all splits together: the grammar supplies these without repeats
+PATIENCE = 10_000  # draws in a row without a usable sentence after which a split counts as impossible
+
+
+def number_words(number: int) -> tuple[str, str]:
+    """The English and German words for a number from 2 to 99."""
+    en, de = ENGLISH_NUMBERS.split(), GERMAN_NUMBERS.split()
+    tens, unit = divmod(number, 10)
+    if number < 20 or unit == 0:
+        index = number if number < 20 else 18 + tens
+        return en[index], de[index]
+    return f"{en[18 + tens]}-{en[unit]}", f"{de[unit]}und{de[18 + tens]}"
+
+
+def compound(first: str, head: str) -> Noun:
+    """The compound noun of an English first part and an English head, which gives it gender, plural and kind."""
+    noun, link = NOUNS[head], COMPOUND_FIRST[first]
+    de, de_plural = link + noun.de.lower(), link + noun.de_plural.lower()
+    return replace(noun, en=f"{first} {noun.en}", en_plural=f"{first} {noun.en_plural}", de=de, de_plural=de_plural)
+
+
+def noun_phrase(
+    determiner: str, noun: Noun, case: str = "nom", adjective: Adjective | None = None, plural: bool = False
+) -> Phrase:
+    """A noun phrase in `case` ("nom", "acc", "dat"); `determiner` is "the", "a", "my" or a number in digits."""
+    plural = plural or determiner.isdigit()
+    column = 3 if plural else "mfn".index(noun.gender)
+    en_words = [adjective.en] if adjective else []
+    en_words.append(noun.en_plural if plural else noun.en)
+    *first, head = noun.en.split()
+    combinations: set[Combination] = {("compound", first[0], head)} if first else set()
+    if determiner.isdigit():
+        number = int(determiner)
+        en_determiner, de_determiner = number_words(number)
+        ending = STRONG_PLURAL[case]
+        if number > 20 and number % 10:
+            combinations.add(("number", str(number // 10), str(number % 10)))
+    elif determiner == "the":
+        en_determiner, de_determiner = "the", DEFINITE[case].split()[column]
+        ending = WEAK[case].split()[column]
+    else:
+        en_determiner = "an" if determiner == "a" and en_words[0][0] in "aeiou" else determiner
+        de_determiner = {"a": "ein", "my": "mein"}[determiner] + INDEFINITE[case].split()[column].strip("-")
+        ending = MIXED[case].split()[column]
+    de_words = [de_determiner]
+    if adjective:
+        combinations.add(("adjective", adjective.en, head))
+        de_words.append(adjective.stem + ending)
+    # A dative plural takes an n unless the plural ends in n or s.
+    dative_n = "n" if case == "dat" and noun.de_plural[-1] not in "ns" else ""
+    de_words.append(noun.de_plural + dative_n if plural else noun.de)
+    en, de = " ".join([en_determiner, *en_words]), " ".join(de_words)
+    return Phrase(en, de, "3pl" if plural else "3sg", nouns=(head,), combinations=frozenset(combinations))
+
+
+def pronoun(subject: str, case: str = "nom") -> Phrase:
+    """A personal pronoun, named by its English subject form, in `case`."""
+    en_object, agreement, *forms = PRONOUNS[subject].split()
+    en, de = subject if case == "nom" else en_object, forms[("nom", "acc", "dat").index(case)]
+    return Phrase(en, de, agreement, pronoun=True)
+
+
+def prepositional_phrase(en: str, de: str, phrase: Phrase) -> Phrase:
+    """A preposition with a noun phrase already in its case; "in dem" and "in das" contract to "im" and "ins"."""
+    de = re.sub("^in das ", "ins ", re.sub("^in dem ", "im ", f"{de} {phrase.de}"))
+    return replace(phrase, en=f"{en} {phrase.en}", de=de, pronoun=False)
+
+
+def third_person(base: str) -> str:
+    """The English third person singular of the present tense."""
+    word, space, particle = base.partition(" ")
+    return re.sub("(?<=[^aeiou])y$", "ie", re.sub("(?<=[sc]h)$", "e", word)) + "s" + space + particle
+
+
+def english_verb(verb: Verb, tense: str, agreement: str) -> tuple[str, str, str]:
+    """The verb of a statement, then the auxiliary and the remainder that enclose the subject in a question."""
+    base, past, participle = (form.replace("_", " ") for form in verb.en.split())
+    if base == "be":
+        form = {"1sg": "am", "3sg": "is"}.get(agreement, "are")
+        return form, form, ""
+    singular = agreement == "3sg"
+    do, have, want = ("does", "has", "wants to") if singular else ("do", "have", "want to")
+    return {
+        "present": (third_person(base) if singular else base, do, base),
+        "past": (past, "did", base),
+        "perfect": (f"{have} {participle}", have, participle),
+        "want to": (f"{want} {base}", do, f"want to {base}"),
+    }.get(tense, (f"{tense} {base}", tense, base))
+
+
+def german_verb(verb: Verb, tense: str, agreement: str) -> tuple[str, str]:
+    """The finite verb and what stands at the end of a main clause: prefix, participle, infinitive or nothing."""
+    index = AGREEMENT.index(agreement)
+    *prefixes, stem = verb.infinitive.split("|")
+    prefix = "".join(prefixes)
+    if tense == "present":
+        plural = "sind" if verb.infinitive == "sein" else stem
+        return [*verb.forms.split(), plural, plural][index], prefix
+    # Spoken German tells a single past event in the perfect, so both English past tenses become it.
+    if tense in ("past", "perfect"):
+        return AUXILIARIES["sein" if "sein" in verb.options else "haben"].split()[index], verb.participle
+    return AUXILIARIES[tense].split()[index], prefix + stem
+
+
+def clause(kind: str, parts: Clause, front: str = "") -> Phrase:
+    """The words of a clause in the order of `kind`: "main", "question", "inverted" or "subordinate".
+
+    `front` moves the "time" or the "place" of a main clause to its beginning. "inverted" is the order of a main clause
+    that follows a subordinate clause; English then keeps the order of a statement.
+    """
+    subject, time, place = parts.subject, parts.time, parts.place
+    fronted = {"": None, "time": time, "place": place}[front]
+    rest = [phrase for phrase in (*parts.objects, place, time) if phrase is not None and phrase is not fronted]
+    statement, auxiliary, remainder = english_verb(parts.verb, parts.tense, subject.agreement)
+    verb_words = [auxiliary, subject.en, remainder] if kind == "question" else [subject.en, statement]
+    en = [fronted.en if fronted else "", *verb_words, *(phrase.en for phrase in rest)]
+
+    finite, final = german_verb(parts.verb, parts.tense, subject.agreement)
+    # Unstressed pronouns come first in the middle field, then the time, then noun objects and the place.
+    middle = [p.de for p in sorted(rest, key=lambda p: 0 if p.pronoun else 1 if p is time else 2)]
+    if kind == "subordinate":
+        separable = parts.tense == "present"
+        de = [subject.de, *middle, final + finite if separable else f"{final} {finite}"]
+    elif kind == "main":
+        opening = [fronted.de, finite, subject.de] if fronted else [subject.de, finite]
+        de = [*opening, *middle, final]
+    else:
+        de = [finite, subject.de, *middle, final]
+    everything = [subject, *rest, *filter(None, [fronted])]
+    combinations = frozenset().union(*(phrase.combinations for phrase in everything))
+    if parts.verb.takes:  # the object follows the recipient where there is one, and precedes a direction
+        patient = parts.objects[1 if "to" in parts.verb.options.split() else 0]
+        combinations |= {("verb", parts.verb.en.split()[0], noun) for noun in patient.nouns}
+    nouns = tuple(noun for phrase in everything for noun in phrase.nouns)
+    return Phrase(" ".join(filter(None, en)), " ".join(filter(None, de)), nouns=nouns, combinations=combinations)
+
+
+def sentence(en: str, de: str, *clauses: Phrase, end: str = ".") -> Phrase:
+    """A sentence from templates such as "{0} because {1}", one place a clause, with a capital and a final mark."""
+    en, de = en.format(*(c.en for c in clauses)) + end, de.format(*(c.de for c in clauses)) + end
+    nouns = tuple(noun for c in clauses for noun in c.nouns)
+    combinations = frozenset().union(*(c.combinations for c in clauses))
+    return Phrase(en[0].upper() + en[1:], de[0].upper() + de[1:], nouns=nouns, combinations=combinations)
+
+
+@cache  # the tables never change
+def allowed(takes: str) -> tuple[Noun, ...]:
+    """The nouns whose kind or English word is in `takes`."""
+    return tuple(noun for noun in NOUNS.values() if {noun.kind, noun.en} & set(takes.split()))
+
+
+def pick(rng: random.Random, items: Sequence[T]) -> T:
+    """One of the items; only `random()` is used, which Python promises to keep the same in every version."""
+    return items[int(rng.random() * len(items))]
+
+
+def draw_noun_phrase(rng: random.Random, takes: str, case: str, singular: bool = False) -> Phrase:
+    """A random noun phrase with a noun from `takes`."""
+    noun, chance = pick(rng, allowed(takes)), rng.random()
+    adjective = None
+    if rng.random() < 0.35:
+        adjective = pick(rng, [entry for entry in ADJECTIVES.values() if noun in allowed(entry.takes)])
+    if noun.en in COMPOUND_HEADS and rng.random() < 0.45:
+        noun = compound(pick(rng, list(COMPOUND_FIRST)), noun.en)
+    if singular or chance < 0.7:
+        return noun_phrase(pick(rng, ("the", "the", "the", "a", "a", "my")), noun, case, adjective)
+    if chance < 0.84 or noun.kind == "place":
+        return noun_phrase(pick(rng, ("the", "the", "my")), noun, case, adjective, plural=True)
+    return noun_phrase(str(2 + int(rng.random() * 98)), noun, case, adjective)
+
+
+def draw_person(rng: random.Random, case: str, takes: str = "person", avoid: Phrase | None = None) -> Phrase:
+    """A random noun phrase or pronoun; a pronoun of the first or second person is never also that of `avoid`."""
+    if rng.random() < 0.7:
+        return draw_noun_phrase(rng, takes, case)
+    taken = avoid.agreement[0] if avoid and avoid.agreement[0] != "3" else None
+    return pronoun(pick(rng, [en for en, row in PRONOUNS.items() if row.split()[1][0] != taken]), case)
+
+
+def draw_place(rng: random.Random, table: dict[str, tuple[str, str]], en: str, case: str) -> Phrase:
+    """A random phrase of place or direction with the English preposition `en` of `table`."""
+    return prepositional_phrase(en, table[en][0], draw_noun_phrase(rng, table[en][1], case, singular=True))
+
+
+def draw_clause(rng: random.Random, tenses: Sequence[str] = TENSES) -> Clause:
+    """The random choices for a clause in one of the tenses."""
+    tense = pick(rng, tenses)
+    if tense == "present" and rng.random() < 0.2:
+        adjective = pick(rng, list(ADJECTIVES.values()))
+        subject = draw_noun_phrase(rng, adjective.takes, "nom")
+        described = frozenset({("adjective", adjective.en, subject.nouns[0])})
+        predicate = Phrase(adjective.en, adjective.de, combinations=described)
+        return Clause(subject, VERBS["be"], (predicate,))
+    verb = pick(rng, [verb for name, verb in VERBS.items() if name != "be" and name not in MATRIX_VERBS])
+    options = verb.options.split()
+    subject = draw_person(rng, "nom", "person animal" if "animal" in options else "person")
+    objects, place = [], None
+    if "to" in options:
+        objects.append(draw_person(rng, "dat", avoid=subject))
+    if verb.takes:
+        personal = "person" in verb.takes.split() and rng.random() < 0.4
+        case = "dat" if "dat" in options else "acc"
+        patient = draw_person(rng, case, avoid=subject) if personal else draw_noun_phrase(rng, verb.takes, case)
+        objects.append(patient)
+    elif "with" in options and rng.random() < 0.5:
+        objects.append(prepositional_phrase("with", "mit", draw_person(rng, "dat", avoid=subject)))
+    goal = [option for option in options if option in GOALS]
+    if goal:
+        objects.append(draw_place(rng, GOALS, goal[0], "acc"))
+    elif "for" in options and rng.random() < 0.4:
+        objects.append(prepositional_phrase("for", "für", draw_person(rng, "acc", avoid=subject)))
+    elif "place" in options or rng.random() < 0.3:
+        place = draw_place(rng, PLACES, pick(rng, ("in", "in", *PLACES)), "dat")
+    wanted = "modal" if tense in MODALS else tense
+    rows = [row for tenses, table in TIMES.items() if wanted in tenses.split() for row in table.split(",")]
+    time = Phrase(*pick(rng, rows).split("/")) if rng.random() < 0.35 else None
+    return Clause(subject, verb, tuple(objects), tense, place, time)
+
+
+def draw_sentence(rng: random.Random) -> Phrase:
+    """A random sentence of any type and length."""
+    kind = rng.random()
+    if kind < 0.6:
+        parts = draw_clause(rng)
+        fronts = [name for name in ("time", "place") if getattr(parts, name)] if rng.random() < 0.6 else []
+        return sentence("{0}", "{0}", clause("main", parts, pick(rng, fronts) if fronts else ""))
+    if kind < 0.7:
+        return sentence("{0}", "{0}", clause("question", draw_clause(rng)), end="?")
+    if kind < 0.8:
+        main, sub = clause("main", draw_clause(rng)), clause("subordinate", draw_clause(rng))
+        return sentence("{0} because {1}", "{0}, weil {1}", main, sub)
+    if kind < 0.9:
+        main = clause("main", Clause(draw_person(rng, "nom"), VERBS[pick(rng, MATRIX_VERBS)]))
+        return sentence("{0} that {1}", "{0}, dass {1}", main, clause("subordinate", draw_clause(rng)))
+    sub, parts = clause("subordinate", draw_clause(rng, ("present",))), draw_clause(rng, ("present", "will", "can"))
+    if kind < 0.95:
+        return sentence("{0} if {1}", "{0}, wenn {1}", clause("main", parts), sub)
+    return sentence("if {0}, {1}", "wenn {0}, {1}", sub, clause("inverted", parts))
+
+
+def held_out_combinations(seed: int = 0) -> frozenset[Combination]:
+    """The combinations that only the test set of this seed contains."""
+    rng = random.Random(seed)
+    pairs = {
+        "adjective": [(a.en, noun.en) for a in ADJECTIVES.values() for noun in allowed(a.takes)],
+        "verb": [(name, noun.en) for name, verb in VERBS.items() for noun in allowed(verb.takes)],
+        "compound": [(first, head) for first in COMPOUND_FIRST for head in COMPOUND_HEADS],
+        "number": [(str(tens), str(unit)) for tens in range(2, 10) for unit in range(1, 10)],
+    }
+    held: list[Combination] = []
+    for kind, candidates in pairs.items():
+        shuffled = sorted(candidates, key=lambda _: rng.random())
+        held += [(kind, *pair) for pair in shuffled[: round(HELD_OUT_SHARE[kind] * len(shuffled))]]
+    return frozenset(held)
+
+
+def new_words(combination: Combination) -> set[str]:
+    """The lower-case words that exist only through this combination: those of a compound or a number."""
+    kind, a, b = combination
+    if kind == "number":
+        return set(number_words(10 * int(a) + int(b)))
+    phrases = [noun_phrase(d, compound(a, b), c) for d in ("the", "2") for c in DEFINITE] if kind == "compound" else []
+    return {phrase.de.split()[-1].lower() for phrase in phrases}
+
+
+def generate_corpus(
+    train_size: int = 24_000, validation_size: int = 500, test_size: int = 500, seed: int = 0
+) -> SyntheticCorpus:
+    """Sentence pairs in the given numbers, no sentence of either language twice; the same seed gives the same corpus.
+
+    Every validation and test word occurs in training, held-out compounds and numbers excepted. Raises `UserError` for
+    sizes that are not positive integers, or that the grammar cannot supply.
+    """
+    sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise UserError(f"{name}={size!r}: sizes are whole numbers from 1; give a positive number of sentences")
+    if sum(sizes.values()) > MOST_PAIRS:
+        raise UserError(f"sizes {sizes}: the grammar supplies at most {MOST_PAIRS} pairs in all; ask for fewer")
+    rng, held = random.Random(seed), held_out_combinations(seed)
+    seen: set[str] = set()
+    known: set[str] = set()
+
+    def fill(name: str, size: int, kinds: set[str]) -> list[tuple[str, str]]:
+        pairs: list[tuple[str, str]] = []
+        misses = 0
+        while len(pairs) < size:
+            drawn = draw_sentence(rng)
+            new, words = drawn.combinations & held, set[str]()
+            usable = {kind for kind, _, _ in new} == kinds and seen.isdisjoint((drawn.en, drawn.de))
+            usable &= len(drawn.en.split()) in LENGTHS and len(set(drawn.nouns)) == len(drawn.nouns)
+            if usable:
+                words.update(re.findall(r"[^\s.,?]+", f"{drawn.en} {drawn.de}"))
+                built = set().union(*map(new_words, new))
+                usable = name == "train_size" or all(word.lower() in built for word in words - known)
+            misses = 0 if usable else misses + 1
+            if misses > PATIENCE:
+                rule = f"{train_size} training pairs do not supply the words for so many new sentences"
+                raise UserError(f"{name}={sizes[name]}: {rule}; raise train_size or lower {name}")
+            if usable:
+                seen.update((drawn.en, drawn.de))
+                pairs.append((drawn.en, drawn.de))
+                known.update(words if name == "train_size" else ())
+        return pairs
+
+    train = fill("train_size", train_size, set())
+    validation = fill("validation_size", validation_size, set())
+    test: list[tuple[str, str]] = []
+    reached = 0.0
+    for kind, share in TEST_SHARE.items():
+        reached += share
+        test += fill("test_size", round(reached * test_size) - len(test), {kind})
+    return SyntheticCorpus(train, validation, test)
+
+
+def write_corpus(corpus: SyntheticCorpus, folder: str | Path) -> dict[str, Path]:
+    """Write "train.en", "train.de", "validation.en" and so on in UTF-8, one sentence a line; returns name to path.
+
+    Raises `UserError` when `folder` is a file.
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: a corpus is written into a folder and this is a file; give another name")
+    folder.mkdir(parents=True, exist_ok=True)
+    paths: dict[str, Path] = {}
+    for split, pairs in vars(corpus).items():
+        for column, language in enumerate(("en", "de")):
+            path = paths[f"{split}.{language}"] = folder / f"{split}.{language}"
+            path.write_bytes("".join(pair[column] + "\n" for pair in pairs).encode("utf-8"))
+    return paths

@@ -1,0 +1,214 @@
+"""Shared source/target subword vocabularies, trained with `tokenizers` and saved as stock fast tokenizers.
+
+The paper (section 5.1) encodes English-German with byte-pair encoding, a shared vocabulary of about 37,000 tokens, and
+English-French with 32,000 word pieces. Both kinds here work on the bytes of the text, so that every Unicode text can
+be encoded without an unknown token and decoded to exactly the same text.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from ..errors import UserError
+
+# The position is the id. `<pad>` is not 0 because beam search in transformers takes a pad id of 0 for "none given" and
+# fills finished hypotheses with `</s>` instead.
+SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
+DEFAULT_VOCAB_SIZE = {"bpe": 37_000, "wordpiece": 32_000}
+
+_BYTE_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+# Byte-level text consists of 256 printable characters, the last of them U+0143, so this sign (U+203F, undertie) can
+# never be text; the usual "##" could: as the text "##a" and as a continuing "a".
+_CONTINUING_PREFIX = "‿"
+_CONTINUING_BYTES = [_CONTINUING_PREFIX + symbol for symbol in _BYTE_ALPHABET]
+# WordPiece tries all lengths from every position, so its time grows faster than the square of the length of a "word",
+# which may be a whole line where there are no spaces (Chinese, base64). Cutting at this many bytes bounds it.
+_MAX_WORD_BYTES = 100
+_MIN_VOCAB_SIZE = {
+    "bpe": len(SPECIAL_TOKENS) + len(_BYTE_ALPHABET),
+    "wordpiece": len(SPECIAL_TOKENS) + len(_BYTE_ALPHABET) + len(_CONTINUING_BYTES),
+}
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    *,
+    kind: str = "bpe",
+    vocab_size: int | None = None,
+    length: int | None = None,
+    show_progress: bool = False,
+) -> PreTrainedTokenizerFast:
+    """Train a shared vocabulary (paper, section 5.1) and wrap it as a tokenizer that `AutoTokenizer` can load.
+
+    The tokenizer appends `</s>` and prepends nothing; ``decode(..., skip_special_tokens=True)`` gives back the exact
+    text. Special tokens written out in a text (``"</s>"``) are text. The same texts give the same tokenizer.
+
+    Args:
+        texts: Source and target sentences together; read once, lazily. Empty strings are ignored.
+        kind: ``"bpe"`` (byte-pair encoding, as for English-German) or ``"wordpiece"`` (as for English-French).
+        vocab_size: Number of tokens, special tokens included; default 37,000 for ``"bpe"`` and 32,000 for
+            ``"wordpiece"``. The tokenizer has fewer where the texts do not hold so many distinct pieces.
+        length: Number of texts, only for the progress bar.
+        show_progress: Show the progress bars of `tokenizers`.
+
+    Returns:
+        The tokenizer; ``len(tokenizer)`` is its number of tokens, `save_pretrained` writes it into a folder.
+
+    Raises:
+        UserError: The kind is unknown, `vocab_size` is too small to hold every byte, or there is no text.
+    """
+    if kind not in DEFAULT_VOCAB_SIZE:
+        raise UserError(f"tokenizer kind {kind!r} is unknown: choose one of {', '.join(DEFAULT_VOCAB_SIZE)}")
+    vocab_size = DEFAULT_VOCAB_SIZE[kind] if vocab_size is None else vocab_size
+    if vocab_size < _MIN_VOCAB_SIZE[kind]:
+        raise UserError(
+            f"vocabulary size {vocab_size} is too small: a {kind} vocabulary holds all bytes and the special tokens, "
+            f"give at least {_MIN_VOCAB_SIZE[kind]}"
+        )
+    if isinstance(texts, str):
+        raise UserError("one string was given to train a tokenizer on: give a list or an iterator of sentences")
+    sentences = filter(None, texts)
+    first = next(sentences, None)
+    if first is None:
+        raise UserError("there is no text to train a tokenizer on: give at least one sentence that is not empty")
+
+    trainer = _new_trainer(kind, vocab_size, show_progress)
+    learner = _new_pipeline(kind, models.BPE() if kind == "bpe" else models.WordPiece())
+    learner.train_from_iterator(chain([first], sentences), trainer=trainer, length=length)
+    model = learner.model
+    if kind == "wordpiece":
+        # A new model, because the trainer does not keep these options, in a new pipeline, because `learner` takes the
+        # single bytes for special tokens.
+        model = models.WordPiece(
+            learner.get_vocab(),
+            unk_token="<unk>",
+            max_input_chars_per_word=_MAX_WORD_BYTES,
+            continuing_subword_prefix=_CONTINUING_PREFIX,
+        )
+    return finished_tokenizer(_new_pipeline(kind, model))
+
+
+def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFast:
+    """A tokenizer with our special tokens, which ends what it reads with `</s>`.
+
+    Args:
+        backend: model, normalisation and decoding; its vocabulary begins with `SPECIAL_TOKENS`.
+        **settings: further entries of the tokenizer's configuration.
+    """
+    backend.add_special_tokens(list(SPECIAL_TOKENS))
+    end = ("</s>", SPECIAL_TOKENS.index("</s>"))
+    backend.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[end]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<s>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        split_special_tokens=True,  # "</s>" in a text is text; kept in tokenizer_config.json, not in tokenizer.json
+        clean_up_tokenization_spaces=False,
+        padding_side="right",
+        model_input_names=["input_ids", "attention_mask"],
+        **settings,
+    )
+
+
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
+    """Load a tokenizer from a local folder through `AutoTokenizer`; nothing is downloaded.
+
+    Args:
+        folder: Folder with ``tokenizer.json`` and ``tokenizer_config.json``.
+
+    Raises:
+        UserError: The folder does not exist, holds no tokenizer, or its files cannot be read as one.
+    """
+    folder = Path(folder)
+    # Checked first, because AutoTokenizer takes the name of a missing folder for one on the Hub.
+    if not folder.is_dir():
+        raise UserError(f"tokenizer folder {str(folder)!r} does not exist: give a folder written by save_pretrained")
+    missing = [name for name in ("tokenizer.json", "tokenizer_config.json") if not (folder / name).is_file()]
+    if missing:
+        raise UserError(f"folder {str(folder)!r} holds no tokenizer, {' and '.join(missing)} missing: train one first")
+    try:
+        # Said, not left out: transformers would ask on standard input whether to run what lies in the folder.
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except Exception as error:  # `tokenizers` raises bare Exception for a file that it cannot read
+        reason = " ".join(str(error).split())
+        raise UserError(f"the tokenizer in {str(folder)!r} is broken ({reason}): save or train it again") from error
+
+
+def tokenizer_sha256(tokenizer: PreTrainedTokenizerFast) -> str:
+    """SHA-256 of what a tokenizer does, the same for a copy in another folder, in hexadecimal."""
+    # Padding and truncation are left behind by other calls, such as with padding=True, and reset by the next.
+    state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+    special = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "pad", "eos", "unk")]
+    facts = [state, special, bool(tokenizer.split_special_tokens)]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def check_tokenizer_matches(tokenizer: PreTrainedTokenizerFast, config: Any) -> None:
+    """Check that a model can take every id of a tokenizer and gives the special ids the same meaning.
+
+    A model may have more ids than the tokenizer has tokens (an embedding rounded up), not fewer.
+
+    Args:
+        tokenizer: The tokenizer.
+        config: The model's configuration, with `vocab_size`, `bos_token_id`, `pad_token_id` and `eos_token_id`.
+
+    Raises:
+        UserError: The tokenizer has more tokens than ``config.vocab_size``, or a special id differs.
+    """
+    faults = []
+    if len(tokenizer) > config.vocab_size:
+        faults.append(f"vocabulary size {len(tokenizer)} in the tokenizer, {config.vocab_size} in the model")
+    for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
+        given, wanted = getattr(tokenizer, name), getattr(config, name)
+        if given != wanted:
+            faults.append(f"{name} {given} in the tokenizer, {wanted} in the model")
+    if faults:
+        raise UserError(f"tokenizer does not match the model ({'; '.join(faults)}): use the one saved with the model")
+
+
+def _new_trainer(kind: str, vocab_size: int, show_progress: bool) -> trainers.Trainer:
+    special = list(SPECIAL_TOKENS)
+    if kind == "bpe":
+        return trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=special, initial_alphabet=_BYTE_ALPHABET, show_progress=show_progress
+        )
+    # The trainer numbers continuing symbols in the order of a randomly seeded hash map and breaks ties between merges
+    # by these numbers. Listing the symbols here fixes the numbers, so that training is deterministic, and keeps all of
+    # them in the vocabulary, so that no byte is ever unknown.
+    return trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special + _BYTE_ALPHABET + _CONTINUING_BYTES,
+        continuing_subword_prefix=_CONTINUING_PREFIX,
+        show_progress=show_progress,
+    )
+
+
+def _new_pipeline(kind: str, model: models.Model) -> Tokenizer:
+    """Build the text pipeline around `model`: text to byte-level words, and pieces back to text."""
+    tokenizer = Tokenizer(model)
+    # One space always, even before a space, so that the first word of a sentence shares its token with the same word
+    # elsewhere and the decoder may take exactly one space away. `add_prefix_space` adds it only where there is none.
+    tokenizer.normalizer = normalizers.Prepend(" ")
+    # The pattern of `use_regex` never puts letters and punctuation into one word, so no learned piece can spell a
+    # special token and take its id.
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    to_text = [decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)]
+    if kind == "bpe":
+        tokenizer.pre_tokenizer = to_bytes
+        tokenizer.decoder = decoders.Sequence(to_text)
+    else:
+        cut = pre_tokenizers.Split(Regex(f".{{1,{_MAX_WORD_BYTES}}}"), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([to_bytes, cut])
+        # Not decoders.WordPiece: it puts a space before every piece without the prefix.
+        tokenizer.decoder = decoders.Sequence([decoders.Replace(_CONTINUING_PREFIX, ""), *to_text])
+    return tokenizer

@@ -1,0 +1,92 @@
+"""Parallel text as token ids: tokenised once, filtered, and cached."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+
+from ..errors import UserError
+from .filtering import KEPT, FilterCounts, check_limits, count_status, pair_status
+from .parallel_text import CACHE_VERSION
+from .text_files import DEFAULT_COLUMNS
+
+_TOKEN_FEATURES = datasets.Features(
+    dict.fromkeys(("input_ids", "labels"), datasets.List(datasets.Value("int32")))
+    | dict.fromkeys(("source_length", "target_length"), datasets.Value("int32"))
+    | {"status": datasets.Value("int8")}
+)
+
+
+def tokenize_pairs(
+    pairs: datasets.Dataset,
+    tokenizer: Any,
+    *,
+    max_length: int = 256,
+    max_length_ratio: float | None = 3.0,
+    description: str = "Tokenising",
+) -> tuple[datasets.Dataset, FilterCounts]:
+    """Tokenise pairs once, and drop those that are empty, too long or of too unequal length.
+
+    A later call with the same pairs, tokenizer and limits, in any process, reads the result from the cache.
+
+    Args:
+        pairs: dataset with the string columns ``source`` and ``target``, as from `load_pairs`.
+        tokenizer: fast transformers tokenizer that appends ``</s>`` to every text.
+        max_length: most tokens of a side, ``</s>`` included; longer pairs are dropped, never truncated.
+        max_length_ratio: most tokens of a side per token of the other, without ``</s>``; None or 0: no limit.
+        description: label of the progress bar.
+
+    Returns:
+        The memory-mapped dataset with the columns ``input_ids`` and ``labels`` (lists of int32), ``source_length`` and
+        ``target_length`` (int32, tokens, ``</s>`` included), and the counts of the filter in pairs.
+
+    Raises:
+        UserError: an impossible limit, a tokenizer that does not append ``</s>``, no pairs, or none left.
+    """
+    check_limits(max_length, max_length_ratio)
+    if not len(pairs):
+        raise UserError("there are no pairs to tokenise; give a dataset that is not empty")
+
+    def tokenize(*texts: Iterable[str]) -> dict[str, list]:
+        sides = [tokenizer(list(side))["input_ids"] for side in texts]
+        if any(side[0][-1:] != [tokenizer.eos_token_id] for side in sides):
+            raise UserError("the tokenizer does not append its end token to a text; use one with a </s> template")
+        lengths = np.array([[len(ids) for ids in side] for side in sides])
+        status = pair_status(texts, lengths, max_length, max_length_ratio)
+        # Of a dropped pair only the status matters: do not store a line of a million tokens.
+        stored = [[[] if code else ids for ids, code in zip(side, status, strict=True)] for side in sides]
+        return dict(zip(_TOKEN_FEATURES, (*stored, *lengths, status), strict=True))
+
+    # Padding and truncation are left behind by other calls, such as with padding=True, and reset by ours.
+    state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+    key = json.dumps([CACHE_VERSION, pairs._fingerprint, state, max_length, max_length_ratio or 0.0], sort_keys=True)
+    key = hashlib.sha256(key.encode()).hexdigest()[:32]
+    # Not beside the input, where `map` would put it: a folder from save_to_disk may be read-only.
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "vaswani_transformer"
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = {"input_columns": list(DEFAULT_COLUMNS), "remove_columns": pairs.column_names}
+    cache = {"new_fingerprint": key, "cache_file_name": str(folder / f"{key}.arrow")}
+    tokenized = pairs.map(tokenize, batched=True, features=_TOKEN_FEATURES, desc=description, **columns, **cache)
+    status = tokenized.data.column("status").to_numpy()
+    counts = FilterCounts(len(status), *count_status(status), max_length, max_length_ratio)
+    if not counts.kept:
+        raise UserError(f"no pair is left after filtering ({counts}); check the files or raise the limits")
+    tokenized = tokenized.remove_columns("status")
+    if counts.kept < counts.read:
+        tokenized = tokenized.select(np.flatnonzero(status == KEPT), new_fingerprint=f"{key}-kept")
+    return tokenized, counts
+
+
+def pair_lengths(tokenized: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Source and target lengths of all pairs of `tokenize_pairs`, int32, in 4 bytes each.
+
+    Asking the dataset for its columns takes hundreds of times as long and 800 bytes a pair once pairs are filtered.
+    """
+    rows = None if tokenized._indices is None else tokenized._indices.column(0).to_numpy()
+    columns = (tokenized.data.column(f"{side}_length").to_numpy() for side in ("source", "target"))
+    source, target = (column if rows is None else column[rows] for column in columns)
+    return source, target

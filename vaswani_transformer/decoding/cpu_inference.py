@@ -1,0 +1,171 @@
+"""A model made ready for nothing but computing on a CPU: weights in the order of the processor's kernels, or in int8.
+
+Each linear layer is replaced by one that cannot learn and is not saved. `Projection` and `generate()` take them as they
+take any linear layer. The decoder's self-attention gets one more, for queries, keys and values in one product, which
+`DecodingCache` uses: with few rows three products take half as long again as one.
+"""
+
+import warnings
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+from ..errors import UserError
+from ..memory import keep_freed_memory
+from ..model.layers_vaswani import VaswaniAttention
+from ..model.linear_vaswani import has_onednn
+
+PRECISIONS = ("float32", "bfloat16", "int8")
+_ROWS = 16  # what weights are laid out for: measured from 1 to 400 rows, no other number was better for any
+
+
+def _quick(operator):
+    """What an operator of torch calls in the end: before it stand checks that take as long as a small product."""
+    return getattr(operator, "_op", operator)
+
+
+class _FrozenLinear(nn.Module):
+    """What stands in a linear layer's place; its weights are no parameters."""
+
+    def __init__(self, module: nn.Linear):
+        super().__init__()
+        self.in_features, self.out_features = module.in_features, module.out_features
+        self._dtype = module.weight.dtype
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UserError(
+            f"this model was made ready for inference alone and cannot be {what}: do it before `prepare_for_inference`"
+        )
+
+    def refuse_saving(self) -> NoReturn:
+        """What `save_pretrained` asks before it writes anything."""
+        self._refuse("saved")
+
+    def _save_to_state_dict(self, *args, **kwargs):
+        self.refuse_saving()
+
+    def __reduce_ex__(self, protocol):
+        self._refuse("copied or pickled")
+
+    def _apply(self, fn, recurse=True):
+        # What `to`, `half`, `cuda` and the like do to every tensor; the packed weights are none that they could change.
+        changed = fn(torch.empty(0, dtype=self._dtype))
+        if (changed.dtype, changed.device.type) != (self._dtype, "cpu"):
+            self._refuse("moved or converted")
+        return self
+
+    def extra_repr(self) -> str:
+        """Sizes, for `print(model)`."""
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+class PackedLinear(_FrozenLinear):
+    """A linear layer whose weights lie as oneDNN's kernel reads them; the same numbers, up to the order of sums."""
+
+    def __init__(self, module: nn.Linear):
+        super().__init__(module)
+        weight = module.weight.detach()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+        self.bias = None if module.bias is None else module.bias.detach()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """`(..., in_features)` to `(..., out_features)`."""
+        return torch.ops.mkldnn._linear_pointwise(states, self.packed, self.bias, "none", [], "")
+
+    def relu(self, states: torch.Tensor) -> torch.Tensor:
+        """The same, and max(0, x) of it."""
+        return torch.ops.mkldnn._linear_pointwise(states, self.packed, self.bias, "relu", [], "")
+
+    def plus(self, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The same, and `residual` of the result's shape added to it."""
+        return torch.ops.mkldnn._linear_pointwise.binary(states, residual, self.packed, self.bias, "add")
+
+
+class Int8Linear(_FrozenLinear):
+    """Weights in int8 with one scale an output, inputs quantised with one scale for all rows as they come."""
+
+    def __init__(self, module: nn.Linear):
+        super().__init__(module)
+        weight = module.weight.detach().float()
+        scales = weight.abs().amax(dim=1).clamp(min=1e-8).double() / 127
+        zeros = torch.zeros(len(weight), dtype=torch.long)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the tensor type that torch's int8 products still ask for
+            quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+            bias = None if module.bias is None else module.bias.detach().float()
+            self.packed = torch.ops.quantized.linear_prepack(quantized, bias)
+        self._operators = _quick(torch.ops.quantized.linear_dynamic), _quick(torch.ops.quantized.linear_relu_dynamic)
+        # Without these instructions sums of full 8-bit products would overflow 16 bits.
+        self.reduce_range = not torch.cpu._is_vnni_supported()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """`(..., in_features)` to `(..., out_features)`."""
+        return self._operators[0](states, self.packed, self.reduce_range)
+
+    def relu(self, states: torch.Tensor) -> torch.Tensor:
+        """The same, and max(0, x) of it."""
+        return self._operators[1](states, self.packed, self.reduce_range)
+
+
+def prepare_for_inference(model: nn.Module, precision: str | None = None) -> nn.Module:
+    """Make a model on a CPU translate faster; it can neither be trained nor saved afterwards.
+
+    Besides, the process keeps its freed memory from now on (`memory.keep_freed_memory`): large batches of many beams
+    take and free the same large tensors at every step. What each precision is worth, and costs in BLEU:
+    docs/performance.md.
+
+    Args:
+        model: changed in place; of any class with `torch.nn.Linear` layers.
+        precision: of `PRECISIONS`: `"float32"`, `"bfloat16"`: the weights in this type, in the order of the kernels;
+            `"int8"`: weights and inputs of linear layers in 8 bits. The model's own type if none.
+
+    Returns:
+        the model.
+
+    Raises:
+        UserError: for an unknown precision, or a model that is not on a CPU, not in evaluation mode, with adapters
+            that are not merged, or partly replaced already.
+    """
+    if precision not in (None, *PRECISIONS):
+        raise UserError(f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}")
+    devices = {parameter.device.type for parameter in model.parameters()}
+    if devices != {"cpu"}:
+        raise UserError(f"the model is on {', '.join(sorted(devices))}: prepare_for_inference is for a CPU")
+    if model.training:
+        raise UserError("the model is in training mode: call model.eval() before prepare_for_inference")
+    if any(isinstance(module, _FrozenLinear) for module in model.modules()):
+        raise UserError("the model was made ready for inference before: load it again to choose another precision")
+    if any(name.endswith("base_layer") for name, _ in model.named_modules()):
+        raise UserError("the model has adapters beside its layers: call model.merge_and_unload() first")
+    model.requires_grad_(False)
+    keep_freed_memory()
+    if precision == "int8":
+        model.float()
+        return _replace(model, Int8Linear)
+    if precision is not None:
+        model.to(getattr(torch, precision))
+    dtype = next(model.parameters()).dtype
+    return _replace(model, PackedLinear) if has_onednn(dtype) else model
+
+
+def _replace(model: nn.Module, kind: type[_FrozenLinear]) -> nn.Module:
+    for module in list(model.modules()):
+        if isinstance(module, VaswaniAttention) and module.is_causal:
+            parts = module.q_proj, module.k_proj, module.v_proj
+            if all(type(part) is nn.Linear for part in parts):
+                module.qkv_proj = kind(_join(parts))
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear:
+                setattr(module, name, kind(child))
+    return model
+
+
+def _join(parts: tuple[nn.Linear, ...]) -> nn.Linear:
+    """One layer with the outputs of several, one after the other."""
+    weight = torch.cat([part.weight for part in parts])
+    joined = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    joined.weight = nn.Parameter(weight, requires_grad=False)
+    if parts[0].bias is not None:
+        joined.bias = nn.Parameter(torch.cat([part.bias for part in parts]), requires_grad=False)
+    return joined

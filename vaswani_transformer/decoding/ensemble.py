@@ -1,0 +1,244 @@
+"""Several models of one vocabulary that translate together (ensembles)."""
+
+import copy
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+
+from ..data.tokenization import tokenizer_sha256
+from ..errors import UserError
+from ..loading import load_model
+from ..model.generation_vaswani import VaswaniGenerationMixin
+from ..model.modeling_vaswani import shift_right
+from ..model.stacks_vaswani import VaswaniPreTrainedModel
+
+#: How the members' distributions of the next token become one.
+COMBINATIONS = ("probabilities", "log_probabilities")
+
+_SAME = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
+
+
+class MemberCaches:
+    """The members' caches of one search, under one roof."""
+
+    is_compileable = False
+
+    def __init__(self, caches: list):
+        self.caches = caches
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Target tokens that are cached."""
+        return self.caches[0].get_seq_length(layer_idx)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Keep the rows `(batch_size * num_beams,)` of the beams that go on."""
+        for cache in self.caches:
+            cache.reorder_cache(beam_idx)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget tokens at the end, as assisted decoding does."""
+        for cache in self.caches:
+            cache.crop(tokens_to_remove)
+
+    def activate_past_recording(self) -> None:
+        """Get ready for `crop`."""
+        for cache in self.caches:
+            cache.activate_past_recording()
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether all are."""
+        return all(cache.is_croppable for cache in self.caches)
+
+
+class MemberEncoders(nn.Module):
+    """The members' encoders as one; their states stand side by side along the last axis."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self, members: Sequence[nn.Module]):
+        super().__init__()
+        self.encoders = [member.get_encoder() for member in members]  # a plain list: weights belong to the members
+
+    def forward(
+        self, input_ids: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **kwargs
+    ) -> BaseModelOutput:
+        """Encode `(batch_size, source_length)` ids; `last_hidden_state` is as wide as all members together."""
+        if input_ids is None:
+            raise UserError("an ensemble takes input_ids: members have embeddings of their own")
+        states = [
+            encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state for encoder in self.encoders
+        ]
+        return BaseModelOutput(last_hidden_state=torch.cat(states, dim=-1))
+
+
+class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
+    r"""Models that translate together; `generate()`, `Translator` and `score_pairs` take it for one model.
+
+    After every token the members' distributions of the next one become one distribution. With `"probabilities"` it is
+    their mean, \(\frac{1}{M}\sum_m P_m(y_t \mid y_{<t}, X)\), the default of fairseq and Sockeye; with
+    `"log_probabilities"` it is proportional to their geometric mean, the default of OpenNMT-py, so that one member that
+    is sure of its no is heard. Sizes and architectures of the members may differ.
+
+    The generation configuration is the first member's. An ensemble cannot be saved or trained: save its members.
+
+    Args:
+        models: the members, each a [`VaswaniForConditionalGeneration`] in evaluation mode.
+        combine: one of `COMBINATIONS`.
+
+    Raises:
+        UserError: for no members, members of different vocabularies, special tokens or devices, or an unknown
+            combination. Vocabularies of one size cannot be told apart here; `load_ensemble` compares tokenizers.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], combine: str = "probabilities"):
+        models = list(models)
+        if not models:
+            raise UserError("an ensemble has no members: give one model or more")
+        if combine not in COMBINATIONS:
+            raise UserError(f"combine is {combine!r}: it must be one of {', '.join(COMBINATIONS)}")
+        for number, model in enumerate(models[1:], start=2):
+            for name in _SAME:
+                first, own = getattr(models[0].config, name), getattr(model.config, name)
+                if first != own:
+                    raise UserError(
+                        f"member {number} of the ensemble has {name} {own} and the first has {first}: members must"
+                        " share one vocabulary and its special tokens"
+                    )
+            if model.device != models[0].device:
+                raise UserError(
+                    f"member {number} of the ensemble is on {model.device} and the first on {models[0].device}: put"
+                    " them on one device"
+                )
+        config = copy.deepcopy(models[0].config)
+        learned = [model.config for model in models if model.config.position_encoding == "learned"]
+        if learned:
+            config.position_encoding = "learned"
+            config.max_position_embeddings = min(member.max_position_embeddings for member in learned)
+        super().__init__(config)
+        self.members, self.combine = nn.ModuleList(models), combine
+        self.generation_config = copy.deepcopy(models[0].generation_config)
+        self.training = models[0].training  # the members keep their own
+
+    def get_encoder(self, modality: str | None = None) -> MemberEncoders:
+        """The members' encoders as one."""
+        del modality
+        return MemberEncoders(self.members)
+
+    def _parts(self, encoder_outputs: BaseModelOutput) -> list[BaseModelOutput]:
+        """Each member's own part of what `MemberEncoders` returned."""
+        states = encoder_outputs[0].split([member.config.d_model for member in self.members], dim=-1)
+        return [
+            BaseModelOutput(last_hidden_state=own.to(member.dtype))
+            for own, member in zip(states, self.members, strict=True)
+        ]
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args):
+        if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
+            return
+        caches = []
+        for member, part in zip(self.members, self._parts(model_kwargs["encoder_outputs"]), strict=True):
+            own = {**model_kwargs, "encoder_outputs": part}
+            member._prepare_cache_for_generation(generation_config, own, *args)
+            caches.append(own["past_key_values"])
+        model_kwargs["past_key_values"] = MemberCaches(caches)
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
+        past_key_values: MemberCaches | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ) -> Seq2SeqLMOutput:
+        """The common distribution of the next token at every position.
+
+        Args:
+            input_ids: `(batch_size, source_length)` token ids.
+            attention_mask: `(batch_size, source_length)`, 1 for a token and 0 for padding.
+            decoder_input_ids: `(batch_size, target_length)`.
+            decoder_attention_mask: `(batch_size, target_length)`; not needed for padding on the right.
+            encoder_outputs: what the encoders of `get_encoder()` returned for this source.
+            past_key_values: the members' caches.
+            use_cache: keep keys and values for the next step.
+            **kwargs: not used; attention weights and hidden states of members are not handed out.
+
+        Returns:
+            logits `(batch_size, target_length, vocab_size)`: log-probabilities, but for a constant at a position.
+        """
+        del kwargs
+        if encoder_outputs is None:
+            encoder_outputs = self.get_encoder()(input_ids=input_ids, attention_mask=attention_mask)
+        caches = [None] * len(self.members) if past_key_values is None else past_key_values.caches
+        log_probs, caches_after = [], []
+        for member, part, cache in zip(self.members, self._parts(encoder_outputs), caches, strict=True):
+            output = member(
+                encoder_outputs=part,
+                attention_mask=attention_mask,
+                decoder_input_ids=decoder_input_ids,
+                decoder_attention_mask=decoder_attention_mask,
+                past_key_values=cache,
+                use_cache=use_cache,
+            )
+            log_probs.append(output.logits.float().log_softmax(dim=-1))
+            caches_after.append(output.past_key_values)
+        stacked = torch.stack(log_probs)  # (members, batch_size, target_length, vocab_size)
+        if self.combine == "probabilities":
+            logits = stacked.logsumexp(dim=0) - math.log(len(self.members))
+        else:
+            logits = stacked.mean(dim=0)
+        return Seq2SeqLMOutput(
+            logits=logits,
+            past_key_values=MemberCaches(caches_after) if use_cache else None,
+            encoder_last_hidden_state=encoder_outputs[0],
+        )
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """`shift_right` with the members' special tokens."""
+        return shift_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
+
+    def save_pretrained(self, *args, **kwargs):
+        """Not for ensembles.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError("an ensemble is not saved: save its members, and put them together again with Ensemble")
+
+
+def load_ensemble(
+    folders: Sequence[str | Path], device: str = "auto", combine: str = "probabilities", **options
+) -> tuple[Ensemble, PreTrainedTokenizerBase]:
+    """Saved models as one [`Ensemble`], and their tokenizer.
+
+    Args:
+        folders: a model folder each.
+        device: where to put the members.
+        combine: see [`Ensemble`].
+        **options: for `load_model`.
+
+    Raises:
+        UserError: as `load_model` and `Ensemble` say, and for members whose tokenizers differ.
+    """
+    models, tokenizers = [], []
+    for folder in folders:
+        model, tokenizer = load_model(folder, device, **options)
+        if tokenizers and tokenizer_sha256(tokenizer) != tokenizer_sha256(tokenizers[0]):
+            raise UserError(
+                f"{folder} and {folders[0]} have different tokenizers: members of an ensemble must share one vocabulary"
+            )
+        models.append(model)
+        tokenizers.append(tokenizer)
+    return Ensemble(models, combine), tokenizers[0]
+
+
+__all__ = ["COMBINATIONS", "Ensemble", "load_ensemble"]

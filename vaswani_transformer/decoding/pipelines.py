@@ -1,0 +1,206 @@
+"""`pipeline("translation", model=...)` for any encoder-decoder model, as it was called in transformers 4."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import (
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+from transformers.pipelines.base import Pipeline
+
+from ..errors import UserError, one_line
+from ..export.folder import refuse_exported
+from ..model.pipeline_vaswani import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
+
+PIPELINES = {
+    "translation": TranslationPipeline,
+    "text2text-generation": Text2TextGenerationPipeline,
+    "summarization": SummarizationPipeline,
+}
+
+
+def pipeline(
+    task: str | None = None,
+    model: Any = None,
+    config: str | PreTrainedConfig | None = None,
+    tokenizer: str | tuple[str, dict[str, Any]] | PreTrainedTokenizerBase | None = None,
+    *,
+    device: Any = None,
+    device_map: Any = None,
+    dtype: Any = "auto",
+    revision: str | None = None,
+    token: str | bool | None = None,
+    trust_remote_code: bool | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    pipeline_class: type[Pipeline] | None = None,
+    **options,
+) -> Pipeline:
+    """Build a pipeline, those that transformers 5 removed included; stands in for `transformers.pipeline`.
+
+    Args:
+        task: `"translation"`, `"translation_XX_to_YY"`, `"text2text-generation"` or `"summarization"`, for any
+            encoder-decoder model. `None` takes the one task that the model's configuration names under
+            `custom_pipelines`, else `"text2text-generation"`. Any other task, and any other model without a task, is
+            handed to `transformers.pipeline` as it is.
+        model: a name on the Hub, a folder, or a loaded model.
+        config: a configuration for the model, or its name, when the model's own will not do.
+        tokenizer: a tokenizer, its name, or its name and options for loading it; by default the one saved with the
+            model.
+        device: such as `"cpu"`, `"cuda:0"`, `0`; by default the first accelerator there is.
+        device_map: spread the model over devices; not together with `device`.
+        dtype: such as `"bfloat16"` or `torch.float16`; `"auto"` is what the model was saved in.
+        revision, token, trust_remote_code, model_kwargs: for `from_pretrained`. Models of this package need no
+            `trust_remote_code`. Without it no code beside a model runs and nobody is asked whether to run it.
+        pipeline_class: a class of your own in place of the task's.
+        **options: for the pipeline, see [`Text2TextGenerationPipeline`]: `batch_size`, `split_sentences`, `truncation`,
+            `src_lang` and `tgt_lang`, and anything for `generate()`. Names of old are understood: `torch_dtype` for
+            `dtype`, and `framework="pt"`, which says nothing now.
+
+    Raises:
+        UserError: for a task of this module when no model is given, it cannot be loaded, it is no encoder-decoder
+            model, it was exported to another engine, it has no tokenizer, a device is not there, or an option has no
+            such value.
+    """
+    if "torch_dtype" in options:
+        dtype = options.pop("torch_dtype")
+    if (framework := options.pop("framework", None)) not in (None, "pt"):
+        raise UserError(f"framework is {framework!r}: transformers 5 has PyTorch only, so leave it out")
+    # None would have transformers ask on the terminal.
+    hub = {"revision": revision, "token": token, "trust_remote_code": bool(trust_remote_code)}
+    hub |= {name: options.pop(name) for name in ("local_files_only", "code_revision") if name in options}
+    model = str(model) if isinstance(model, Path) else model
+    if isinstance(model, str):
+        refuse_exported(model)
+    if task is None and model is not None:
+        task = _infer_task(model, config, hub)
+    kind = "translation" if task is not None and task.startswith("translation_") else task
+    if kind not in PIPELINES:
+        given = {"device": device, "device_map": device_map, "pipeline_class": pipeline_class, **hub, **options}
+        return transformers.pipeline(
+            task, model, config=config, tokenizer=tokenizer, dtype=dtype, model_kwargs=model_kwargs, **given
+        )
+    if model is None:
+        raise UserError(f"no model was given for {task}: give model=..., a name on the Hub, a folder or a loaded model")
+    placed = device_map if device_map is not None else (model_kwargs or {}).get("device_map")
+    if device is not None and placed is not None:
+        raise UserError(f"device is {device!r} and device_map is {placed!r}: give one of the two")
+    _check_device(device)
+    use_fast = options.pop("use_fast", True)
+    hub |= {name: value for name, value in (model_kwargs or {}).items() if name in ("cache_dir", "subfolder")}
+    if isinstance(model, str):
+        config = _load_config(config or model, hub)
+        if not _is_seq2seq(config):
+            raise UserError(
+                f"{model!r} is a {config.model_type!r} model: {task} takes encoder-decoder models, those that"
+                " AutoModelForSeq2SeqLM loads"
+            )
+    tokenizer = _tokenizer(tokenizer, model, {"use_fast": use_fast, **hub})
+    if isinstance(model, str):
+        loading = {"dtype": dtype, "device_map": device_map, **hub, **(model_kwargs or {})}
+        model = _load_model(model, config, loading)
+    _check_task_settings(model)
+    try:
+        return (pipeline_class or PIPELINES[kind])(
+            model=model, tokenizer=tokenizer, task=task, device=device, **options
+        )
+    except Exception as error:
+        raise UserError(f"cannot build the pipeline for {task}: {one_line(error)}") from error
+
+
+def _infer_task(model: Any, config: Any, hub: dict[str, Any]) -> str | None:
+    """A task of this module that fits a model, or `None`."""
+    try:
+        config = _load_config(config or model, hub) if config or isinstance(model, str) else model.config
+    except (UserError, AttributeError):
+        if isinstance(model, str) and (Path(model) / "config.json").is_file():
+            raise
+        return None  # transformers may know what to do with it
+    named = getattr(config, "custom_pipelines", None)
+    named = [task for task in PIPELINES if task in named] if isinstance(named, dict) else []
+    if len(named) == 1:
+        return named[0]
+    return "text2text-generation" if _is_seq2seq(config) else None
+
+
+def _is_seq2seq(config: PreTrainedConfig) -> bool:
+    remote = getattr(config, "auto_map", None)
+    remote = isinstance(remote, dict) and "AutoModelForSeq2SeqLM" in remote
+    return remote or type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+
+
+def _check_device(device: Any) -> None:
+    """Refuse a device that is not there before a model is loaded for it; a number counts accelerators, if any."""
+    if device is None:
+        return
+    try:
+        if isinstance(device, int):
+            accelerator = torch.accelerator.current_accelerator(check_available=True)
+            if device < 0 or accelerator is None:
+                return  # the CPU
+            device = torch.device(accelerator.type, device)
+        torch.empty(1, device=torch.device(device))
+    except Exception as error:
+        raise UserError(f"cannot use device {device!r}: {one_line(error, 200)}") from error
+
+
+def _check_task_settings(model: Any) -> None:
+    settings = getattr(getattr(model, "config", None), "task_specific_params", None) or {}
+    if not isinstance(settings, dict) or not all(isinstance(values, dict | None) for values in settings.values()):
+        raise UserError(
+            f"task_specific_params in the model's configuration is {settings!r:.200}: it must be a table of settings"
+            " by task"
+        )
+
+
+def _name_of(model: Any) -> str:
+    return model if isinstance(model, str) else getattr(model, "name_or_path", "")
+
+
+def _load_config(name: str | Path | PreTrainedConfig, hub: dict[str, Any]) -> PreTrainedConfig:
+    if isinstance(name, PreTrainedConfig):
+        return name
+    if not isinstance(name, str | Path):
+        raise UserError(f"config is of type {type(name).__name__}: give a configuration or its name")
+    try:
+        return AutoConfig.from_pretrained(name, **hub)
+    except Exception as error:  # a file of unexpected content raises errors of any kind
+        raise UserError(f"cannot load the configuration of model {str(name)!r}: {one_line(error)}") from error
+
+
+def _tokenizer(given: Any, model: Any, options: dict[str, Any]) -> PreTrainedTokenizerBase:
+    """The tokenizer for a pipeline from what the user gave for one."""
+    if isinstance(given, tuple):
+        if len(given) != 2 or not isinstance(given[0], str | Path) or not isinstance(given[1], dict):
+            raise UserError("tokenizer is a tuple: it must be a name and a dict of options for loading it")
+        given, options = given[0], {**options, **given[1]}
+    if given is None or isinstance(given, str | Path):
+        return _load_tokenizer(given or _name_of(model), model, options)
+    if not callable(given):
+        raise UserError(f"tokenizer is of type {type(given).__name__}: give a tokenizer or its name")
+    return given
+
+
+def _load_tokenizer(name: str | Path, model: Any, options: dict[str, Any]) -> PreTrainedTokenizerBase:
+    if not str(name):
+        raise UserError(f"this {type(model).__name__} came without the name of a tokenizer: give tokenizer=...")
+    try:
+        return AutoTokenizer.from_pretrained(str(name), **options)
+    except Exception as error:  # `tokenizers` raises bare Exception for a file that it cannot read
+        raise UserError(f"cannot load a tokenizer from {str(name)!r}: {one_line(error)}; give tokenizer=...") from error
+
+
+def _load_model(name: str, config: PreTrainedConfig, loading: dict[str, Any]):
+    try:
+        return AutoModelForSeq2SeqLM.from_pretrained(name, config=config, **loading)
+    except Exception as error:  # as above
+        raise UserError(f"cannot load the model {name!r}: {one_line(error)}") from error
+
+
+__all__ = ["PIPELINES", "pipeline"]

@@ -1,0 +1,200 @@
+"""The layer types of Table 1, each as a module that maps a sequence to one of its size, and the table's formulas."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..model.local_attention_vaswani import block_mask, restricted_attention
+
+
+class Attention(nn.Module):
+    """Equation 1 over a sequence itself, one head, as Table 1 counts it: without projections unless asked for.
+
+    Args:
+        width: d.
+        projections: with the four matrices of multi-head attention.
+        neighbourhood: restrict it to so many positions around each, by the model's own `restricted_attention`.
+        fused: by torch's `scaled_dot_product_attention`, which need not keep the n x n weights.
+    """
+
+    def __init__(self, width: int, projections: bool = False, neighbourhood: int | None = None, fused: bool = False):
+        super().__init__()
+        self.neighbourhood, self.fused = neighbourhood, fused
+        self.projections = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(4 if projections else 0))
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """`(batch_size, length, width)` to the same."""
+        *projections, out = self.projections or [nn.Identity()] * 4
+        query, key, value = (project(states).unsqueeze(1) for project in projections)
+        scaling = states.shape[-1] ** -0.5
+        if self.neighbourhood is not None:
+            padding_mask = torch.ones(states.shape[:2], device=states.device)
+            mask = block_mask(padding_mask, self.neighbourhood, is_causal=False)
+            found = restricted_attention(query, key, value, mask, self.neighbourhood, is_causal=False, scaling=scaling)
+            return out(found.squeeze(2))
+        if self.fused:
+            return out(nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling).squeeze(1))
+        return out((((query @ key.transpose(-1, -2)) * scaling).softmax(-1) @ value).squeeze(1))
+
+
+class Recurrence(nn.Module):
+    """torch's LSTM or GRU, one layer, one direction."""
+
+    def __init__(self, kind: type[nn.RNNBase], width: int):
+        super().__init__()
+        self.layer = kind(width, width, batch_first=True)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """`(batch_size, length, width)` to the same."""
+        return self.layer(states)[0]
+
+
+class Convolution(nn.Module):
+    """A convolution over positions, width to width, centred, as long as its input.
+
+    Args:
+        width: channels.
+        kernel: the paper's k, odd.
+        dilation: distance between the kernel's positions.
+        separable: a kernel for each channel, then a product with a matrix, as in Section 4's last paragraph.
+    """
+
+    def __init__(self, width: int, kernel: int, dilation: int = 1, separable: bool = False):
+        super().__init__()
+        padding = dilation * (kernel // 2)
+        groups = width if separable else 1
+        self.layer = nn.Conv1d(width, width, kernel, padding=padding, dilation=dilation, groups=groups)
+        self.mix = nn.Linear(width, width) if separable else nn.Identity()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """`(batch_size, length, width)` to the same."""
+        return self.mix(self.layer(states.transpose(1, 2)).transpose(1, 2))
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """A row of Table 1, or a variant of one.
+
+    Args:
+        label: of the row.
+        row: the row of the paper's table that it belongs to.
+        complexity: operations a layer, the paper's O(...).
+        sequential: operations that must follow each other, the paper's O(...).
+        path: longest path between two positions, the paper's O(...).
+        operations: multiplications and additions, as pairs, of its matrix products for n, d, k and r: `complexity` with
+            its constants.
+        make: a layer of width d; kernel k and neighbourhood r are given too.
+        layers_needed: layers until every position has reached every other (applications of the cell in a recurrent
+            one, which reaches later positions only), exactly, for n, k and r.
+    """
+
+    label: str
+    row: str
+    complexity: str
+    sequential: str
+    path: str
+    operations: Callable[[int, int, int, int], int]
+    make: Callable[[int, int, int], nn.Module]
+    layers_needed: Callable[[int, int, int], int]
+
+
+def _stacked(length: int, reach: int) -> int:
+    """Layers of the same reach to cross a sequence."""
+    return math.ceil((length - 1) / reach)
+
+
+def _dilated(length: int, kernel: int, neighbourhood: int) -> int:
+    """Layers of dilation 1, k, k^2, ...: together they reach (k^L - 1) / 2 to either side."""
+    layers, reach = 0, 0
+    while reach < length - 1:
+        reach += kernel**layers * (kernel // 2)
+        layers += 1
+    return layers
+
+
+_RECURRENT = ("Recurrent", "O(n·d²)", "O(n)", "O(n)")
+_CONVOLUTIONAL = ("Convolutional", "O(k·n·d²)", "O(1)")
+_ATTENTION = ("Self-attention", "O(n²·d)", "O(1)", "O(1)", lambda n, d, k, r: 2 * n * n * d)
+KINDS = {
+    "self-attention": LayerKind(
+        "self-attention", *_ATTENTION, lambda d, k, r: Attention(d), lambda n, k, r: 1),
+    "self-attention-fused": LayerKind(
+        "self-attention, fused kernel", *_ATTENTION, lambda d, k, r: Attention(d, fused=True), lambda n, k, r: 1),
+    "self-attention-projected": LayerKind(
+        "self-attention with its projections", "Self-attention", "O(n²·d + n·d²)", "O(1)", "O(1)",
+        lambda n, d, k, r: 2 * n * n * d + 4 * n * d * d,
+        lambda d, k, r: Attention(d, projections=True), lambda n, k, r: 1),
+    "lstm": LayerKind(
+        "recurrent (LSTM)", *_RECURRENT, lambda n, d, k, r: 8 * n * d * d,
+        lambda d, k, r: Recurrence(nn.LSTM, d), lambda n, k, r: n - 1),
+    "gru": LayerKind(
+        "recurrent (GRU)", *_RECURRENT, lambda n, d, k, r: 6 * n * d * d,
+        lambda d, k, r: Recurrence(nn.GRU, d), lambda n, k, r: n - 1),
+    "convolution": LayerKind(
+        "convolutional, contiguous", *_CONVOLUTIONAL, "O(n/k)", lambda n, d, k, r: k * n * d * d,
+        lambda d, k, r: Convolution(d, k), lambda n, k, r: _stacked(n, k // 2)),
+    "convolution-dilated": LayerKind(
+        "convolutional, dilated", *_CONVOLUTIONAL, "O(log_k(n))", lambda n, d, k, r: k * n * d * d,
+        lambda d, k, r: Convolution(d, k, dilation=k), _dilated),
+    "convolution-separable": LayerKind(
+        "convolutional, separable", "Convolutional", "O(k·n·d + n·d²)", "O(1)", "O(n/k)",
+        lambda n, d, k, r: k * n * d + n * d * d,
+        lambda d, k, r: Convolution(d, k, separable=True), lambda n, k, r: _stacked(n, k // 2)),
+    "self-attention-restricted": LayerKind(
+        "self-attention, restricted", "Self-attention (restricted)", "O(r·n·d)", "O(1)", "O(n/r)",
+        lambda n, d, k, r: 2 * (r + 1) * n * d,
+        lambda d, k, r: Attention(d, neighbourhood=r), lambda n, k, r: _stacked(n, r // 2)),
+}  # fmt: skip
+
+
+class _CellOnce(nn.Module):
+    """One application of a recurrent cell everywhere at once: each position takes the state of the one before it."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.cell = nn.RNNCell(width, width)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        before = nn.functional.pad(states, (0, 0, 1, -1))
+        return self.cell(states.flatten(0, 1), before.flatten(0, 1)).view_as(states)
+
+
+def path_length(name: str, length: int, kernel: int, neighbourhood: int, width: int = 4) -> int:
+    """The longest path between two positions, found by gradients: layers until every input moves every output.
+
+    Of a recurrent layer applications of its cell are counted and only later outputs have to move. The n positions stand
+    in the midst of a longer sequence, so that dilated convolutions may pass beyond their ends. Weights are random and
+    in float64.
+
+    Args:
+        name: of `KINDS`.
+        length: n, in positions.
+        kernel: k.
+        neighbourhood: r.
+        width: d; any will do.
+    """
+    generator = torch.Generator().manual_seed(0)
+    recurrent = name in ("lstm", "gru")
+    middle = slice(length, 2 * length)
+    wanted = torch.ones(length, length, dtype=torch.bool)
+    wanted = wanted.tril() if recurrent else wanted  # there an output depends on inputs up to it
+    reached = torch.eye(3 * length, dtype=torch.bool)
+    layers = 0
+    while not (reached[middle, middle] | ~wanted).all():
+        if name == "convolution-dilated":
+            layer = Convolution(width, kernel, dilation=kernel**layers)
+        else:
+            layer = _CellOnce(width) if recurrent else KINDS[name].make(width, kernel, neighbourhood)
+        reached = (_directly(layer.double(), 3 * length, width, generator).double() @ reached.double()) > 0
+        layers += 1
+    return layers
+
+
+def _directly(layer: nn.Module, length: int, width: int, generator: torch.Generator) -> torch.Tensor:
+    """Which outputs (rows) of one layer any input (columns) moves, itself always counted; `(length, length)`."""
+    states = torch.randn(1, length, width, dtype=torch.float64, generator=generator)
+    jacobian = torch.autograd.functional.jacobian(lambda given: layer(given)[0].sum(-1), states)
+    return (jacobian[:, 0].abs().amax(-1) > 0) | torch.eye(length, dtype=torch.bool)

@@ -1,0 +1,273 @@
+"""Section 3.5 checked: offsets as linear maps of sinusoids, and sentences longer than any in training."""
+
+import dataclasses
+import functools
+import random
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from ..data.batching import PairCollator
+from ..data.synthetic import generate_corpus
+from ..errors import UserError
+from ..model.configuration_vaswani import VaswaniConfig
+from ..model.layers_vaswani import sinusoidal_positions
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..training.loss import IGNORE_INDEX, label_smoothed_cross_entropy
+from ..training.schedule import noam_scheduler
+
+Pair = tuple[list[int], list[int]]  # token ids of source and target, the end token included
+ENCODINGS = ("sinusoidal", "learned")
+_END, _FIRST = 2, 3  # ids of the end token and of the first token that is none of the special ones
+
+
+# Offsets.
+
+
+def offset_matrix(offset: int, d_model: int) -> np.ndarray:
+    r"""The matrix M of Section 3.5 with \(PE_{pos+k} = M_k PE_{pos}\) for every position.
+
+    Column pair i of the encoding is \((\sin\omega_i pos, \cos\omega_i pos)\) with \(\omega_i = 10000^{-2i/d}\), so by
+    the addition theorems M is made of the blocks \(((\cos\omega_i k, \sin\omega_i k), (-\sin\omega_i k, \cos\omega_i
+    k))\): rotations, which depend on the offset k and not on the position.
+
+    Args:
+        offset: k, of either sign.
+        d_model: width of the encoding, even.
+
+    Returns:
+        float64 `(d_model, d_model)`.
+    """
+    angles = offset / 10_000.0 ** (np.arange(0, d_model, 2) / d_model)  # (d_model / 2,)
+    matrix = np.zeros((d_model, d_model))
+    even = np.arange(0, d_model, 2)
+    matrix[even, even] = matrix[even + 1, even + 1] = np.cos(angles)
+    matrix[even, even + 1] = np.sin(angles)
+    matrix[even + 1, even] = -np.sin(angles)
+    return matrix
+
+
+def offset_error(d_model: int, positions: int, offsets: Sequence[int]) -> float:
+    """The largest error of `offset_matrix` over positions 0 to `positions` - 1, all offsets and all columns."""
+    farthest = torch.arange(positions + max(offsets))
+    table = sinusoidal_positions(farthest, d_model).numpy()
+    errors = (table[k : k + positions] - table[:positions] @ offset_matrix(k, d_model).T for k in offsets)
+    return max(float(np.abs(error).max()) for error in errors)
+
+
+def unexplained(table: np.ndarray, offset: int, folds: int = 5) -> float:
+    """How much of a table's rows no linear map of the rows `offset` before them foretells.
+
+    The map is fitted by least squares (of the least norm where several fit) to all pairs of rows but every fifth, and
+    judged on those, in turn: a table has hardly more rows than columns, so that any could be fitted exactly.
+
+    Args:
+        table: `(positions, d_model)`.
+        offset: k.
+        folds: parts of which each is left out once.
+
+    Returns:
+        squared error over squared distance from the mean row: 0 for an exact map, about 1 for one that knows nothing.
+    """
+    before, after = table[:-offset].astype(np.float64), table[offset:].astype(np.float64)
+    error = np.zeros_like(after)
+    for fold in range(folds):
+        held = np.arange(len(before)) % folds == fold
+        matrix = np.linalg.lstsq(before[~held], after[~held], rcond=1e-9)[0]
+        error[held] = after[held] - before[held] @ matrix
+    return float((error**2).sum() / ((after - after.mean(axis=0)) ** 2).sum())
+
+
+# Lengths.
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Pairs to learn from, and pairs of each length to be tested on.
+
+    Args:
+        vocab_size: ids in use.
+        draw: so many training pairs, from a source of random numbers.
+        tests: for each length of the source, without the end token, the pairs to test on.
+    """
+
+    vocab_size: int
+    draw: Callable[[random.Random, int], list[Pair]]
+    tests: dict[int, list[Pair]]
+
+    def longest(self) -> int:
+        """Tokens on a side, the end token included, of the longest test pair."""
+        return max(len(side) for pairs in self.tests.values() for pair in pairs for side in pair)
+
+
+@dataclasses.dataclass(frozen=True)
+class LengthStudy:
+    """What is trained on short sentences and tested on longer ones.
+
+    Args:
+        task: `"copy"` or `"reverse"` sequences of random symbols, or `"translate"` generated English into German.
+        trained: longest source in training, in tokens without the end token.
+        tested: lengths to test, some longer than `trained`.
+        examples: test pairs a length, at most.
+        symbols: distinct symbols to copy or reverse.
+        pairs: of the generated corpus, short ones and long ones.
+        d_model, d_ff, num_heads, layers: sizes of the model; as many layers in both stacks.
+        dropout: in training.
+        steps: updates.
+        batch: pairs an update.
+        warmup_steps: updates in which the learning rate grows.
+        scale: factor on the learning rate of Equation 3.
+    """
+
+    task: str = "copy"
+    trained: int = 20
+    tested: tuple[int, ...] = (5, 10, 15, 20, 21, 22, 24, 28, 32, 40)
+    examples: int = 200
+    symbols: int = 20
+    pairs: int = 16_000
+    d_model: int = 64
+    d_ff: int = 128
+    num_heads: int = 4
+    layers: int = 2
+    dropout: float = 0.0
+    steps: int = 1500
+    batch: int = 64
+    warmup_steps: int = 300
+    scale: float = 1.0
+
+    def make_task(self) -> Task:
+        """The pairs, the same at every call.
+
+        Raises:
+            UserError: for an unknown task, or lengths of which none is longer than in training.
+        """
+        if max(self.tested) <= self.trained:
+            raise UserError(f"tested lengths {self.tested} are all at most {self.trained}: give longer ones too")
+        if self.task == "translate":
+            return _translation_task(self)
+        if self.task not in ("copy", "reverse"):
+            raise UserError(f"task is {self.task!r}: it must be copy, reverse or translate")
+
+        def pairs(rng: random.Random, number: int, shortest: int, longest: int) -> list[Pair]:
+            drawn = []
+            for _ in range(number):
+                symbols = [_FIRST + rng.randrange(self.symbols) for _ in range(rng.randint(shortest, longest))]
+                drawn.append(([*symbols, _END], [*(symbols if self.task == "copy" else symbols[::-1]), _END]))
+            return drawn
+
+        rng = random.Random("tests")  # not a number, which may be the seed of training too
+        tests = {length: pairs(rng, self.examples, length, length) for length in self.tested}
+        return Task(_FIRST + self.symbols, lambda rng, number: pairs(rng, number, 1, self.trained), tests)
+
+
+@functools.cache
+def _translation_task(study: LengthStudy) -> Task:
+    """Word by word, punctuation marks apart: training on the shorter sentences of the generated corpus."""
+    corpus = generate_corpus(train_size=study.pairs, validation_size=study.pairs // 16, test_size=1)
+    texts = [[re.findall(r"\w+(?:-\w+)*|[^\w\s]", side) for side in pair] for pair in corpus.train]
+    held_out = [[re.findall(r"\w+(?:-\w+)*|[^\w\s]", side) for side in pair] for pair in corpus.validation]
+    words = sorted({word for pair in texts + held_out for side in pair for word in side})
+    ids = {word: _FIRST + number for number, word in enumerate(words)}
+
+    def numbered(pair: list[list[str]]) -> Pair:
+        source, target = ([*(ids[word] for word in side), _END] for side in pair)
+        return source, target
+
+    short = [numbered(pair) for pair in texts if len(pair[0]) <= study.trained]
+    unseen = [pair for pair in texts if len(pair[0]) > study.trained] + held_out
+    tests: dict[int, list[Pair]] = {}
+    for length in study.tested:
+        tests[length] = [numbered(pair) for pair in unseen if len(pair[0]) == length][: study.examples]
+    return Task(
+        _FIRST + len(words), lambda rng, number: rng.choices(short, k=number), {n: t for n, t in tests.items() if t}
+    )
+
+
+def train_and_test(
+    study: LengthStudy, encoding: str, seed: int, progress: Callable[[int, float], None] | None = None
+) -> tuple[list[dict], np.ndarray]:
+    """Train one model on short pairs and test it at every length.
+
+    Args:
+        study: sizes and lengths.
+        encoding: one of `ENCODINGS`; a learned table has rows for the longest test, which short pairs never reach.
+        seed: of weights and pairs.
+        progress: called now and then with the step and the loss in nats a token.
+
+    Returns:
+        as `accuracy_by_length` says, and the encoder's rows that training used, `(trained + 1, d_model)`.
+    """
+    task = study.make_task()
+    model = train_on_short(study, task, encoding, seed, progress)
+    rows = torch.arange(study.trained + 1)
+    table = model.model.encoder.embed_positions(rows, len(rows)).detach().numpy()
+    return accuracy_by_length(model, task), table
+
+
+def train_on_short(
+    study: LengthStudy,
+    task: Task,
+    encoding: str,
+    seed: int,
+    progress: Callable[[int, float], None] | None = None,
+) -> VaswaniForConditionalGeneration:
+    """A model in evaluation mode, trained on the task's training pairs; arguments as `train_and_test` takes them."""
+    torch.manual_seed(seed)
+    model = VaswaniForConditionalGeneration(_config(study, task, encoding))
+    model.set_attn_implementation("eager")  # the fastest for short sequences on a CPU
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
+    schedule = noam_scheduler(optimizer, study.d_model, study.warmup_steps, study.scale)
+    rng = random.Random(seed)
+    model.train()
+    for step in range(1, study.steps + 1):
+        batch = _batch(task.draw(rng, study.batch))
+        labels = batch.pop("labels")
+        inputs = model.prepare_decoder_input_ids_from_labels(labels)
+        loss = label_smoothed_cross_entropy(model(**batch, decoder_input_ids=inputs).logits, labels, 0.0)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if progress is not None and (step % 100 == 0 or step == study.steps):
+            progress(step, loss.item())
+    return model.eval()
+
+
+def _config(study: LengthStudy, task: Task, encoding: str) -> VaswaniConfig:
+    sizes = {"d_model": study.d_model, "d_ff": study.d_ff, "num_heads": study.num_heads, "dropout": study.dropout}
+    layers = {"encoder_layers": study.layers, "decoder_layers": study.layers}
+    rows = {"max_position_embeddings": task.longest() + 1}
+    return VaswaniConfig(vocab_size=task.vocab_size, position_encoding=encoding, **sizes, **layers, **rows)
+
+
+def _batch(pairs: list[Pair]) -> dict[str, torch.Tensor]:
+    return PairCollator(1)([{"input_ids": source, "labels": target} for source, target in pairs])
+
+
+@torch.no_grad()
+def accuracy_by_length(model, task: Task) -> list[dict]:
+    """Accuracy at each length, with the right tokens before each token.
+
+    A target is exactly right if the likeliest token is the right one everywhere, which is when greedy search writes it.
+
+    Returns:
+        a dict a length: `length`, `examples`, `token_accuracy` and `exact_match` in percent.
+    """
+    rows = []
+    for length, pairs in task.tests.items():
+        batch = _batch(pairs)
+        labels = batch.pop("labels")
+        inputs = model.prepare_decoder_input_ids_from_labels(labels)
+        right = model(**batch, decoder_input_ids=inputs).logits.argmax(dim=-1) == labels
+        kept = labels != IGNORE_INDEX
+        rows.append(
+            {
+                "length": length,
+                "examples": len(pairs),
+                "token_accuracy": 100 * float(right[kept].float().mean()),
+                "exact_match": 100 * float((right | ~kept).all(dim=1).float().mean()),
+            }
+        )
+    return rows

@@ -1,0 +1,295 @@
+"""Cells that train a translation model and score it: what Tables 2 and 3 are made of."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.parallel_text import PairSource
+from ..data.recipe_data import data_path
+from ..decoding.scoring import score_pairs
+from ..decoding.translator import Translator
+from ..errors import UserError
+from ..evaluation.metrics import PerplexityMetric, score_translations
+from ..evaluation.paper_bleu import moses_tokenizer, paper_bleu
+from ..files import write_text
+from ..hardware import HERE, measure_device
+from ..loading import load_model
+from ..recipes.recipe import Recipe, load_recipe, model_config
+from ..training.averaging import WEIGHTS
+from ..training.callbacks import read_training_log
+from ..training.plan import Plan, make_plan
+from ..training.run import choose_precision, train
+from ..training.run_folder import LOG as TRAINING_LOG
+from .base import Cell, Estimate, Experiment, Setup
+from .experiment_processes import device_seconds, note_session, read_sessions, train_in_processes
+
+# Where a run lies and what it reads does not decide on what it is; nor does how much of a batch one device takes.
+PLACES = ("data_dir", "output", "overwrite", "prepared", "tokens_per_device", "data_workers", "report_to")
+TRANSLATIONS = "translations.txt"
+
+# The laptop's text in place of WMT's: Multi30k, image captions. Lengths are means of its training pairs.
+MULTI30K = {
+    "train_data": None, "data_config": None, "source_column": "source", "target_column": "target",
+    "validation_split": None, "train_source": "train.en.gz", "validation_source": "val.en.gz", "max_length": 100,
+    "expected_pairs": 29_000, "expected_source_length": 16.6, "expected_target_length": 17.7,
+    "tokenizer_kind": "bpe", "vocab_size": 4000,
+}  # fmt: skip
+LAPTOP = {"tokens_per_batch": 2048, "tokens_per_device": 2048}
+# Equation 3 gives widths this small a high rate: with 500 steps of warmup it peaks at 0.004, and models with more
+# dropout or layers do not come to attend to the source within the steps there are (perplexity 17 where base has 8).
+WARMUP = {"base": 1000, "big": 2000}
+DIVISOR, LAYER_DIVISOR = 4, 2  # of widths and of layers, laptop scale
+
+
+def scaled_down(recipe: Recipe) -> dict[str, Any]:
+    """A model of the paper with widths divided by 4 and layers by 2: d_model, d_ff, d_k, d_v and N; heads stay.
+
+    So every ratio between rows of Table 3 stays what it is.
+
+    Args:
+        recipe: names a preset of the paper.
+
+    Returns:
+        fields of a recipe.
+    """
+    config = model_config(recipe, recipe.vocab_size)
+    widths = {name: getattr(config, name) // DIVISOR for name in ("d_model", "d_ff", "d_k", "d_v")}
+    layers = {name: max(1, getattr(config, name) // LAYER_DIVISOR) for name in ("encoder_layers", "decoder_layers")}
+    others = ("num_heads", "dropout", "position_encoding")
+    return widths | layers | {name: getattr(config, name) for name in others}
+
+
+def settings_of(recipe: Recipe) -> dict[str, Any]:
+    """What a training's recipe decides on: all fields but for places."""
+    return {name: value for name, value in dataclasses.asdict(recipe).items() if name not in PLACES}
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A training of an experiment, and what its model is scored on.
+
+    Args:
+        recipe: name of a shipped recipe.
+        changes: fields over it.
+        language: of the targets.
+        test_source: text file of sources, or None for `test_split` of the Hub dataset that the recipe trains on.
+        test_target: its references.
+        test_split: see above.
+        tokenized_bleu: also score as the paper did.
+    """
+
+    recipe: str
+    changes: dict[str, Any]
+    language: str = "de"
+    test_source: str | None = None
+    test_target: str | None = None
+    test_split: str = "validation"
+    tokenized_bleu: bool = False
+
+
+class TranslationExperiment(Experiment):
+    """Trainings as cells; subclasses say which, and what the table looks like."""
+
+    distributed = True
+
+    def trainings(self, setup: Setup) -> dict[str, tuple[str, str, Training, dict]]:
+        """By cell name: label, group, training, the paper's figures."""
+        raise NotImplementedError
+
+    def recipe(self, setup: Setup, training: Training, output: Path | None = None) -> Recipe:
+        """A training's recipe, with the changes of the call.
+
+        Raises:
+            UserError: as `load_recipe`.
+        """
+        values = training.changes | setup.changes
+        folders = {"data_dir": str(setup.data_dir) if setup.data_dir else None, "output": str(output or "runs")}
+        return load_recipe(training.recipe, values | folders)
+
+    def cells(self, setup: Setup) -> list[Cell]:
+        """One for each training."""
+        return [
+            Cell(name, label, settings_of(self.recipe(setup, training)), paper, group)
+            for name, (label, group, training, paper) in self.trainings(setup).items()
+        ]
+
+    def training(self, setup: Setup, cell: Cell) -> Training:
+        """What a cell trains."""
+        return self.trainings(setup)[cell.name][2]
+
+    def check(self, setup: Setup, cells: Sequence[Cell]) -> None:
+        """Look for the folder of the data, its files, and what tokenised BLEU needs."""
+        for cell in cells:
+            training = self.training(setup, cell)
+            recipe = self.recipe(setup, training)
+            if training.test_source is not None:
+                names = ("train_source", "train_target", "validation_source", "validation_target")
+                files = [getattr(recipe, name) for name in names]
+                check_data_dir(setup, [*files, training.test_source, training.test_target])
+            if training.tokenized_bleu:
+                moses_tokenizer(training.language)
+
+    def plan(self, setup: Setup, cell: Cell, device: str | None) -> Plan:
+        """The training's plan by what its recipe expects of the text, which is not read."""
+        recipe = self.recipe(setup, self.training(setup, cell))
+        unread = {"train_source": None, "train_target": None, "data_dir": None, "prepared": None}
+        recipe = dataclasses.replace(recipe, **unread, train_data=recipe.train_data or "text")
+        return make_plan(recipe, device, setup.processes)
+
+    def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
+        """By the plan; scoring comes on top."""
+        plan = self.plan(setup, cell, None if device == HERE else device)
+        seconds = plan.seconds
+        if device == HERE:
+            peak = setup.processes * _peak_here(_precision(plan.recipe), setup.processes)
+            seconds = plan.flops / (peak * plan.utilisation)
+        return Estimate(sum(plan.parameters.values()), plan.flops, plan.recipe.max_steps, seconds)
+
+    def run(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
+        """Train, or go on, then translate and score the test set."""
+        training = self.training(setup, cell)
+        recipe = self.recipe(setup, training, folder)
+        if not (folder / WEIGHTS).exists():
+            train_cell(setup, recipe)
+        log = training_log(folder)
+        figures = score_translation_model(folder, recipe, training)
+        sessions = read_sessions(folder)
+        devices = sessions[-1][1] if sessions else 1
+        peak = _peak_here(_precision(recipe), devices)
+        seconds = log[-1]["seconds"]
+        figures |= {
+            "steps": log[-1]["step"],
+            "minutes": round(seconds / 60, 2),
+            "flops_counted": self.plan(setup, cell, None).flops * log[-1]["step"] / recipe.max_steps,
+            "devices": devices,
+            "flops_by_time": device_seconds(seconds, sessions) * peak,
+            "sustained_tflops": peak / 1e12,
+        }
+        return figures
+
+
+def train_cell(setup: Setup, recipe: Recipe) -> None:
+    """Train what a recipe says, or go on, in as many processes as the call asks for.
+
+    Raises:
+        UserError, TrainingStopped, ProcessLostError: as `train` and `train_in_processes`.
+    """
+    note_session(Path(recipe.output), setup.processes)
+    if setup.processes > 1:
+        train_in_processes(recipe, setup.processes)
+    else:
+        train(recipe)
+
+
+def training_log(folder: Path) -> list[dict]:
+    """The training log of a cell that is trained.
+
+    Raises:
+        UserError: for none, or an empty one: the cell's steps and minutes are read from it.
+    """
+    path = folder / TRAINING_LOG
+    entries = read_training_log(path) if path.is_file() else []
+    if not entries:
+        raise UserError(f"{folder} holds a model but no {TRAINING_LOG}: remove that folder to run the cell anew")
+    return entries
+
+
+def _precision(recipe: Recipe) -> str:
+    return next((kind for kind, chosen in choose_precision(recipe.precision).items() if chosen), "fp32")
+
+
+@functools.cache
+def _peak_here(precision: str, devices: int = 1) -> float:
+    """FLOP/s of one of some devices of this machine: a GPU, or an equal share of this process' threads."""
+    threads = torch.get_num_threads()
+    try:
+        if not torch.cuda.is_available():
+            torch.set_num_threads(max(1, threads // devices))
+        return measure_device(precision).peak(precision, HERE)[1]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def check_data_dir(setup: Setup, names: Sequence[str | None], forms: str = "") -> None:
+    """Look for the data folder and the files in it.
+
+    Args:
+        setup: of the call.
+        names: of the files; None for those that are not needed.
+        forms: in what other form they may be there.
+
+    Raises:
+        UserError: for none, one that is not there, or files that are not in it.
+    """
+    if setup.data_dir is None:
+        raise UserError(f"give --data-dir, the folder with {', '.join(dict.fromkeys(filter(None, names)))}{forms}")
+    if not setup.data_dir.is_dir():
+        raise UserError(f"--data-dir {setup.data_dir} is not a folder: give the one that holds the data files")
+    missing = [name for name in dict.fromkeys(filter(None, names)) if not (setup.data_dir / name).is_file()]
+    if missing:
+        raise UserError(
+            f"--data-dir {setup.data_dir} has no {', '.join(missing)}{forms}: give the folder that has them"
+        )
+
+
+def data_pairs(
+    recipe: Recipe, source: str | None, target: str | None, split: str | None
+) -> tuple[list[str], list[str]]:
+    """Sources and targets of two files of the data folder, or of a split of the Hub dataset that a recipe trains on.
+
+    Raises:
+        UserError: as `PairSource.load`.
+    """
+    if source is not None:
+        found = PairSource(data_path(recipe, source), data_path(recipe, target))
+    else:
+        found = PairSource(
+            data=recipe.train_data,
+            config=recipe.data_config,
+            split=split,
+            source_column=recipe.source_column,
+            target_column=recipe.target_column,
+        )
+    pairs = found.load()
+    return list(pairs["source"]), list(pairs["target"])
+
+
+def score_translation_model(folder: Path, recipe: Recipe, training: Training) -> dict[str, Any]:
+    """BLEU, perplexity a word piece and parameters of a trained model; its translations are kept in its folder."""
+    sources, references = data_pairs(recipe, training.test_source, training.test_target, training.test_split)
+    model, tokenizer = load_model(folder)
+    translations = list(Translator(model, tokenizer).translate(sources))
+    write_text(folder / TRANSLATIONS, "".join(line + "\n" for line in translations))
+    scores = score_translations(translations, references)
+    filled = [pair for pair in zip(sources, references, strict=True) if all(side.strip() for side in pair)]
+    losses, counts = score_pairs(model, tokenizer, *map(list, zip(*filled, strict=True)))
+    figures = {name: scores[name] for name in ("bleu", "chrf", "bleu_signature")}
+    figures |= PerplexityMetric().compute(predictions=losses, references=counts)
+    if training.tokenized_bleu:
+        figures["paper_bleu"] = paper_bleu(translations, references, training.language)
+    return figures | {"parameters": model.num_parameters(), "sentences": len(sources)}
+
+
+def with_target(language: str) -> dict[str, Any]:
+    """Multi30k from English to `de` or `fr`, as fields of a recipe."""
+    return MULTI30K | {"train_target": f"train.{language}.gz", "validation_target": f"val.{language}.gz"}
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half the range of some values."""
+    return sum(values) / len(values), (max(values) - min(values)) / 2
+
+
+def draw_against(axis, labels: Sequence[str], ours: Sequence[float | None], paper: Sequence[float | None]) -> None:
+    """Two series of dots on one axis, a row each label: ours filled, the paper's hollow."""
+    for values, color, face, name in ((ours, "tab:blue", "tab:blue", "here"), (paper, "tab:orange", "none", "paper")):
+        places = [(value, place) for place, value in enumerate(values) if value is not None]
+        if places:
+            axis.scatter(*zip(*places, strict=True), edgecolors=color, facecolors=face, label=name, zorder=3)
+    axis.set_yticks(range(len(labels)), labels)
+    axis.set_ylim(len(labels) - 0.5, -0.5)
+    axis.grid(alpha=0.3)

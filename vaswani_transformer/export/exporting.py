@@ -1,0 +1,186 @@
+"""A trained model written in another engine's format: `vaswani export`."""
+
+import importlib
+import random
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from ..data.tokenization import load_tokenizer
+from ..errors import UserError
+from ..files import publish, remove, unfinished
+from ..loading import choose_device, load_model
+from .folder import (
+    COPIED,
+    EXTRAS,
+    FACTS,
+    ExportFacts,
+    check_expressible,
+    reference_logits,
+    require,
+    set_positions,
+)
+
+_TOLERANCE = 0.01  # of log-probabilities and logits in float32; what is seen is below 0.001
+
+
+class Export(NamedTuple):
+    """What `export_model` did.
+
+    Args:
+        folder: where the exported model is.
+        positions: rows of its position table.
+        bytes: size of the folder.
+        difference: the largest difference of a log-probability (CTranslate2) or a logit (ONNX) from the model's, over
+            a few sentences of random tokens.
+    """
+
+    folder: Path
+    positions: int
+    bytes: int
+    difference: float
+
+
+def export_model(
+    model: str | Path,
+    output: str | Path,
+    format: str = "ctranslate2",
+    quantization: str | None = None,
+    positions: int | None = None,
+    overwrite: bool = False,
+) -> Export:
+    """Write a model folder in the format of another engine, tokenizer beside it, and compare the two.
+
+    Args:
+        model: a folder that `vaswani train` or `save_pretrained` wrote.
+        output: a new or empty folder; it appears when all of it is written and compared.
+        format: `"ctranslate2"` or `"onnx"`.
+        quantization: how CTranslate2 stores weights: float32 (the default), int8, int8_float32, bfloat16, float16 or
+            int16.
+        positions: rows of the exported position table; the model's max_position_embeddings if not given.
+        overwrite: replace an exported model in the output folder.
+
+    Raises:
+        UserError: for a model that cannot be loaded or expressed, naming the setting; a format that is unknown or not
+            installed; an output that is there.
+    """
+    if format not in EXTRAS:
+        raise UserError(f"format is {format!r}: it must be one of {', '.join(EXTRAS)}")
+    require(format)
+    if format == "ctranslate2":
+        from .to_ctranslate2 import QUANTIZATIONS
+
+        quantization = quantization or "float32"
+        if quantization not in QUANTIZATIONS:
+            raise UserError(f"quantization is {quantization!r}: it must be one of {', '.join(QUANTIZATIONS)}")
+    elif quantization not in (None, "float32"):
+        raise UserError(f"quantization is {quantization!r}: weights in ONNX are float32; for others use ctranslate2")
+    if not str(output):
+        raise UserError("output is empty: give a folder")
+    folder, output = Path(model), Path(output)
+    _check_output(output, folder, overwrite)
+    loaded, tokenizer = load_model(folder, "cpu")
+    loaded = loaded.float()
+    check_expressible(loaded.config)
+    rows = set_positions(loaded, positions)
+    output = output.absolute()
+    staging = unfinished(output)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        remove(staging)
+    except OSError as error:
+        raise UserError(f"cannot write to {output.parent}: {error.strerror}") from error
+    try:
+        difference = _write(format, folder, loaded, tokenizer, staging, rows, quantization or "float32")
+        size = sum(path.stat().st_size for path in staging.iterdir())
+        publish(staging, output)
+    finally:
+        remove(staging)
+    return Export(output, rows, size, difference)
+
+
+def _check_output(output: Path, model: Path, overwrite: bool) -> None:
+    """Refuse an output that would destroy anything but an earlier export."""
+    if output.exists() and not output.is_dir():
+        raise UserError(f"output {output} is a file: give a folder")
+    above = next(path for path in output.absolute().parents if path.exists())
+    if not above.is_dir():
+        raise UserError(f"output {output} lies below {above}, which is a file: give another folder")
+    if not output.is_dir() or not any(output.iterdir()):
+        return
+    if not overwrite:
+        raise UserError(f"output {output} is not empty: give another one, or --overwrite to replace a model in it")
+    if not (output / FACTS).is_file():
+        raise UserError(f"output {output} holds no exported model that could be overwritten: give another folder")
+    if model.resolve().is_relative_to(output.resolve()):
+        raise UserError(f"output {output} holds the model itself: give another folder")
+
+
+def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int, quantization: str) -> float:
+    """All files of an export; returns how far it is from the model."""
+    from .. import __version__
+
+    config = model.config
+    random_numbers = random.Random(0)
+    sentences = [
+        [random_numbers.randrange(config.vocab_size) for _ in range(min(length, rows) - 1)] + [config.eos_token_id]
+        for length in (12, 5, 20)
+    ]
+    logits = reference_logits(model, sentences)  # first: writing changes the model
+    module = importlib.import_module(f".to_{format}", __package__)
+    if format == "ctranslate2":
+        module.write_ctranslate2(folder, model, tokenizer, staging, quantization)
+    else:
+        staging.mkdir()
+        for name in COPIED:
+            if (folder / name).is_file():
+                (staging / name).write_bytes((folder / name).read_bytes())
+        module.write_onnx(model, staging, rows)
+    names = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id", "decoder_layers", "num_heads")
+    ExportFacts(
+        format=format,
+        positions=rows,
+        quantization=quantization,
+        vaswani_transformer=__version__,
+        **{name: getattr(config, name) for name in (*names, "d_k", "d_v")},
+    ).write(staging)
+    difference = module.largest_difference(staging, sentences, logits)
+    if quantization == "float32" and not difference <= _TOLERANCE:
+        raise RuntimeError(
+            f"the exported model differs from the model by {difference:.3g} and was not kept: please report this"
+        )
+    return difference
+
+
+def load_exported(
+    folder: str | Path, device: str = "auto", precision: str | None = None, exact: bool = False
+) -> tuple[Any, PreTrainedTokenizerBase]:
+    """An exported model and its tokenizer, as `load_model` gives a model.
+
+    Args:
+        folder: what `vaswani export --format ctranslate2` wrote.
+        device: `"cpu"`, `"cuda"`, `"cuda:1"` or `"auto"`.
+        precision: what it computes in; what the weights are stored in if not given.
+        exact: prove that no running beam can win any more, see `CTranslate2Model`.
+
+    Raises:
+        UserError: for a folder that holds no such model, or a device or precision that CTranslate2 has not.
+    """
+    facts = ExportFacts.read(folder)
+    if facts.format != "ctranslate2":
+        raise UserError(
+            f"{folder} holds a model exported to {facts.format}, which this command does not run: export it with"
+            " --format ctranslate2, or give the model itself"
+        )
+    require(facts.format)
+    from .ctranslate2_model import CTranslate2Model, compute_types
+
+    if device == "auto":
+        chosen = choose_device()  # each of several processes its own
+        device = str(chosen) if chosen.type == "cuda" else "cpu"
+    if precision is not None and precision not in (known := compute_types(device)):
+        raise UserError(
+            f"--precision is {precision!r}: an exported model computes on {device} in one of {', '.join(known)}"
+        )
+    return CTranslate2Model(folder, device, precision or "default", exact=exact), load_tokenizer(folder)

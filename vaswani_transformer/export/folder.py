@@ -1,0 +1,198 @@
+"""What an exported model's folder says of itself, and what exporting to every format shares."""
+
+import importlib.util
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from ..errors import UserError, one_line
+from ..model.configuration_vaswani import VaswaniConfig
+from ..model.layers_vaswani import VaswaniSinusoidalPositions
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration, shift_right
+
+FACTS = "export.json"
+#: Formats, the extra of this package that each needs, and the modules that the extra brings.
+EXTRAS = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime", "onnxscript")}
+#: Files of a model folder that are copied beside the exported weights.
+COPIED = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "vocab.txt", "merges.txt", "generation_config.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExportFacts:
+    """`export.json`: what a program that uses the exported model has to know.
+
+    Args:
+        format: one of `EXTRAS`.
+        positions: rows of the exported position table: neither source nor output can have more tokens.
+        vocab_size: ids of the model, of which the tokenizer may have fewer.
+        pad_token_id, eos_token_id, decoder_start_token_id: special tokens of the model.
+        decoder_layers, num_heads, d_k, d_v: the shapes of keys and values.
+        quantization: of the weights.
+        vaswani_transformer: version that wrote it.
+    """
+
+    format: str
+    positions: int
+    vocab_size: int
+    pad_token_id: int
+    eos_token_id: int
+    decoder_start_token_id: int
+    decoder_layers: int
+    num_heads: int
+    d_k: int
+    d_v: int
+    quantization: str
+    vaswani_transformer: str
+
+    def write(self, folder: Path) -> None:
+        """Write `export.json` into a folder that is not yet published."""
+        (folder / FACTS).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: str | Path, wanted: str | None = None) -> "ExportFacts":
+        """Read `export.json`.
+
+        Args:
+            folder: of an exported model.
+            wanted: the format that it must have.
+
+        Raises:
+            UserError: for a folder that is missing, holds no export, a damaged one, or one of another format.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {folder}: give one written by `vaswani export`")
+        if not (folder / FACTS).is_file():
+            raise UserError(f"{folder} holds no exported model: it has no {FACTS}; make one with `vaswani export`")
+        try:
+            facts = cls(**json.loads((folder / FACTS).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{folder / FACTS} is damaged ({one_line(error)}): export the model again") from error
+        if wanted is not None and facts.format != wanted:
+            raise UserError(f"{folder} holds a model exported to {facts.format}: export it with --format {wanted}")
+        return facts
+
+
+def read_vocabulary(folder: str | Path) -> list[str]:
+    """The tokens of an exported model, by id.
+
+    Raises:
+        UserError: for a folder without them.
+    """
+    path = Path(folder) / "shared_vocabulary.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({one_line(error)}): export the model again") from error
+
+
+def is_exported(folder: str | Path) -> bool:
+    """Whether a folder was written by `vaswani export`."""
+    return (Path(folder) / FACTS).is_file()
+
+
+def refuse_exported(folder: str | Path) -> None:
+    """Refuse the folder of an exported model where a model is needed.
+
+    Raises:
+        UserError: for such a folder, saying what can be done with it.
+    """
+    if not is_exported(folder):
+        return
+    format = ExportFacts.read(folder).format
+    use = {
+        "ctranslate2": "`vaswani translate`, `score` and `evaluate` and CTranslate2Translator take it",
+        "onnx": "ONNX Runtime runs it (scripts/translate_onnx.py)",
+    }
+    raise UserError(
+        f"{folder} holds a model exported to {format}, which cannot be made a model again: give the folder that it was"
+        f" exported from; {use.get(format, 'another program takes it')}"
+    )
+
+
+def require(format: str) -> None:
+    """Refuse a format whose libraries are not installed.
+
+    Raises:
+        UserError: naming the modules and the extra that brings them.
+    """
+    missing = [name for name in EXTRAS[format] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"{' and '.join(missing)} not installed, which models exported to {format} need:"
+            f" pip install 'vaswani_transformer[{format}]'"
+        )
+
+
+def check_expressible(config: VaswaniConfig) -> None:
+    """Refuse what no exported format can express.
+
+    Raises:
+        UserError: naming the setting of the configuration.
+    """
+    if isinstance(config.eos_token_id, list):
+        raise UserError(
+            f"eos_token_id is {config.eos_token_id}: a model with several end tokens cannot be exported; leave one in"
+            " config.json"
+        )
+    for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
+        if getattr(config, name) is None:
+            raise UserError(f"{name} is not set in config.json: an exported model needs it")
+
+
+def set_positions(model: VaswaniForConditionalGeneration, positions: int | None) -> int:
+    """Give a model with sinusoids a table of so many rows, since an exported one computes no further ones.
+
+    Args:
+        model: changed in place.
+        positions: rows wanted; those that it has when not given.
+
+    Returns:
+        the rows.
+
+    Raises:
+        UserError: for a number that is not positive or beyond the model's learned positions, or beyond what a table
+            of sinusoids may hold.
+    """
+    config, most = model.config, VaswaniSinusoidalPositions.max_rows
+    if config.position_encoding == "learned":
+        most = config.max_position_embeddings
+    if positions is not None and not 1 <= positions <= most:
+        kind = "learned positions" if config.position_encoding == "learned" else "positions of a sinusoidal table"
+        raise UserError(f"positions is {positions}: it must be from 1 to the {most} {kind}")
+    rows = positions or min(config.max_position_embeddings, most)
+    if config.position_encoding == "sinusoidal":
+        for stack in (model.model.encoder, model.model.decoder):
+            stack.embed_positions = VaswaniSinusoidalPositions(rows, config.d_model)
+    return rows
+
+
+def position_table(positions: torch.nn.Module, rows: int) -> torch.Tensor:
+    """The first `rows` encodings of a stack's positions, `(rows, d_model)`."""
+    table = positions.table if isinstance(positions, VaswaniSinusoidalPositions) else positions.weight
+    return table.detach()[:rows].clone()
+
+
+def padded_pairs(facts, sentences: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sentences as source and target at once: ids, mask and decoder inputs, each `(sentences, longest)`.
+
+    Args:
+        facts: a configuration or `ExportFacts`.
+        sentences: token ids with the end token.
+    """
+    longest = max(map(len, sentences))
+    ids = torch.tensor([sentence + [facts.pad_token_id] * (longest - len(sentence)) for sentence in sentences])
+    mask = (torch.arange(longest) < torch.tensor([[len(sentence)] for sentence in sentences])).long()
+    return ids, mask, shift_right(ids, facts.pad_token_id, facts.decoder_start_token_id)
+
+
+@torch.no_grad()
+def reference_logits(model: VaswaniForConditionalGeneration, sentences: list[list[int]]) -> torch.Tensor:
+    """What the model itself computes for `padded_pairs`: `(sentences, longest, vocab_size)`."""
+    ids, mask, inputs = padded_pairs(model.config, sentences)
+    return model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits

@@ -1,0 +1,184 @@
+"""Export to CTranslate2 through its own converter: a loader for `VaswaniConfig`.
+
+Importing this module registers the loader, so that CTranslate2's `TransformersConverter` takes our model folders. All
+of the architecture can be expressed but a stack without layers. CTranslate2 has one width for a head's queries, keys
+and values; where d_k and d_v differ (Table 3, rows B) zeros fill the narrower ones, which changes no product.
+"""
+
+import logging
+from pathlib import Path
+
+import ctranslate2
+import torch
+from ctranslate2.converters.transformers import BartLoader, TransformersConverter, register_loader
+from ctranslate2.converters.utils import fuse_linear
+from ctranslate2.specs import common_spec, transformer_spec
+from torch import nn
+
+from ..errors import UserError
+from .folder import COPIED, position_table, read_vocabulary
+
+#: Types that weights can be stored in. What they are computed in is decided where the model is used.
+QUANTIZATIONS = ("float32", "int8", "int8_float32", "bfloat16", "float16", "int16")
+
+
+@register_loader("VaswaniConfig")
+class VaswaniLoader(BartLoader):
+    """Fills CTranslate2's specification of a Transformer from a [`VaswaniForConditionalGeneration`]."""
+
+    architecture_name = "AutoModelForSeq2SeqLM"
+
+    def get_model_spec(self, model) -> transformer_spec.TransformerSpec:
+        """The specification, weights filled in.
+
+        Raises:
+            UserError: for a stack without layers.
+        """
+        config = model.config
+        for name in ("encoder_layers", "decoder_layers"):
+            if getattr(config, name) == 0:
+                raise UserError(f"{name} is 0: CTranslate2 has no stacks without layers, so this cannot be exported")
+        if config.attention_window is not None:
+            raise UserError(
+                f"attention_window is {config.attention_window}: CTranslate2 has no restricted self-attention in"
+                " encoders, so this cannot be exported"
+            )
+        width = max(config.d_k, config.d_v)
+        options = {
+            "pre_norm": False,
+            "activation": common_spec.Activation.RELU,
+            "head_dim": None if config.num_heads * width == config.d_model else width,
+        }
+        spec = transformer_spec.TransformerSpec(
+            transformer_spec.TransformerEncoderSpec(config.encoder_layers, config.num_heads, **options),
+            transformer_spec.TransformerDecoderSpec(config.decoder_layers, config.num_heads, **options),
+        )
+        self.set_encoder(spec.encoder, model.model.encoder)
+        self.set_decoder(spec.decoder, model.model.decoder)
+        self.set_linear(spec.decoder.projection, model.lm_head)
+        return spec
+
+    def set_attention(self, spec, attention, self_attention: bool = False) -> None:
+        """Projections side by side: one matrix for all three, or one for queries and one for keys and values."""
+        d_k, d_v = attention.d_k, attention.d_v
+        width = max(d_k, d_v)
+        query, key, value = (
+            _widened(projection, narrow, width)
+            for projection, narrow in ((attention.q_proj, d_k), (attention.k_proj, d_k), (attention.v_proj, d_v))
+        )
+        if width != d_k:
+            spec.queries_scale = d_k**-0.5  # else it would be that of the width
+        if self_attention:
+            fuse_linear(spec.linear[0], [query, key, value])
+        else:
+            fuse_linear(spec.linear[0], [query])
+            fuse_linear(spec.linear[1], [key, value])
+        output = attention.out_proj
+        by_head = output.weight.detach().unflatten(1, (-1, d_v))  # (d_model, num_heads, d_v)
+        spec.linear[-1].weight = nn.functional.pad(by_head, (0, width - d_v)).flatten(1)
+        if output.bias is not None:
+            spec.linear[-1].bias = output.bias.detach()
+
+    def set_position_encodings(self, spec, module) -> None:
+        """The table, sinusoids too: CTranslate2's own start at position 1 and are another variant."""
+        rows = module.num_positions if hasattr(module, "num_positions") else module.num_embeddings
+        spec.encodings = position_table(module, rows)
+
+    def get_vocabulary(self, model, tokenizer) -> list[str]:
+        """A token for every id of the model; those that the tokenizer has none for get made-up names."""
+        names = {number: token for token, number in tokenizer.get_vocab().items()}
+        taken = set(names.values())
+        tokens = []
+        for number in range(model.config.vocab_size):
+            token = names.get(number, f"<unused {number}>")
+            while number not in names and token in taken:
+                token += "'"
+            tokens.append(token)
+        return tokens
+
+    def set_config(self, config, model, tokenizer) -> None:
+        """Special tokens and the epsilon of layer normalisation. Our tokenizer puts the end token itself."""
+        tokens = self.get_vocabulary(model, tokenizer)
+        names = {name: getattr(model.config, f"{name}_token_id") for name in ("bos", "eos", "decoder_start")}
+        config.bos_token, config.eos_token, config.decoder_start_token = (
+            None if number is None else tokens[number] for number in names.values()
+        )
+        config.bos_token = config.bos_token or config.decoder_start_token
+        config.unk_token = tokenizer.unk_token or tokens[model.config.pad_token_id]
+        config.layer_norm_epsilon = float(model.config.layer_norm_eps)
+        config.add_source_bos = config.add_source_eos = False
+
+
+def _widened(projection: nn.Linear, narrow: int, width: int) -> common_spec.LinearSpec:
+    """A projection to heads of `narrow` units as one to heads of `width`, the others zero."""
+    spec = common_spec.LinearSpec()
+    by_head = projection.weight.detach().unflatten(0, (-1, narrow))  # (num_heads, narrow, d_model)
+    spec.weight = nn.functional.pad(by_head, (0, 0, 0, width - narrow)).flatten(0, 1)
+    if projection.bias is not None:
+        by_head = projection.bias.detach().unflatten(0, (-1, narrow))
+        spec.bias = nn.functional.pad(by_head, (0, width - narrow)).flatten()
+    return spec
+
+
+class VaswaniConverter(TransformersConverter):
+    """CTranslate2's converter for a model that is loaded already, and so was checked.
+
+    Args:
+        folder: where the model came from; its tokenizer and generation configuration are copied.
+        model: the model.
+        tokenizer: its tokenizer.
+    """
+
+    def __init__(self, folder: str | Path, model, tokenizer):
+        super().__init__(str(folder), copy_files=[name for name in COPIED if (Path(folder) / name).is_file()])
+        self._model, self._tokenizer = model, tokenizer
+
+    def load_model(self, model_class, model_name_or_path, **kwargs):
+        """The model given to the constructor."""
+        del model_class, model_name_or_path, kwargs
+        return self._model
+
+    def load_tokenizer(self, tokenizer_class, model_name_or_path, **kwargs):
+        """The tokenizer given to the constructor."""
+        del tokenizer_class, model_name_or_path, kwargs
+        return self._tokenizer
+
+
+def write_ctranslate2(folder: Path, model, tokenizer, output: Path, quantization: str = "float32") -> None:
+    """Write a model in CTranslate2's format.
+
+    Args:
+        folder: where the model came from.
+        model: in float32 on the CPU; quantisation works in place and leaves it unusable.
+        tokenizer: its tokenizer.
+        output: a folder that does not exist yet.
+        quantization: one of `QUANTIZATIONS`.
+
+    Raises:
+        UserError: for what CTranslate2 cannot express, naming it.
+    """
+    VaswaniConverter(folder, model, tokenizer).convert(str(output), quantization=quantization)
+
+
+def largest_difference(output: Path, sentences: list[list[int]], logits: torch.Tensor) -> float:
+    """How far token log-probabilities of the exported model are from the model's, at most, over these sentences.
+
+    Args:
+        output: the exported folder.
+        sentences: token ids with the end token, each taken for source and target.
+        logits: the model's own, `(sentences, longest, vocab_size)`.
+    """
+    vocabulary = read_vocabulary(output)
+    tokens = [[vocabulary[number] for number in sentence] for sentence in sentences]
+    level = ctranslate2.get_log_level()
+    ctranslate2.set_log_level(logging.ERROR)  # that this machine computes in another type matters where it is used
+    try:
+        engine = ctranslate2.Translator(str(output), device="cpu")
+    finally:
+        ctranslate2.set_log_level(level)
+    scored = engine.score_batch(tokens, [sentence[:-1] for sentence in tokens], max_input_length=0)
+    worst = 0.0
+    for sentence, ours, theirs in zip(sentences, logits.log_softmax(dim=-1), scored, strict=True):
+        log_probs = ours[: len(sentence)].gather(-1, torch.tensor(sentence)[:, None])[:, 0]
+        worst = max(worst, float((log_probs - torch.tensor(theirs.log_probs)).abs().max()))
+    return worst

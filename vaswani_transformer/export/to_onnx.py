@@ -1,0 +1,208 @@
+"""Export to ONNX by torch's exporter: an encoder, and a decoder that takes and gives its cache.
+
+`encoder.onnx` runs once a sentence: it also gives the keys and values that the decoder's layers attend to.
+`decoder.onnx` runs once a step, for a whole prefix or for one token; its cache may be empty at first. Batch and lengths
+are free.
+"""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+from .folder import ExportFacts, padded_pairs, position_table
+
+ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
+OPSET = 18
+
+
+class _TablePositions(nn.Module):
+    """Positions by look-up alone, without the check of a length that is not known when the graph is made."""
+
+    def __init__(self, table: torch.Tensor):
+        super().__init__()
+        self.register_buffer("table", table)
+
+    def forward(self, position_ids: torch.Tensor, end) -> torch.Tensor:
+        return nn.functional.embedding(position_ids, self.table)
+
+
+class _Encoder(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.encoder = model.model.encoder
+        self.attentions = nn.ModuleList(layer.encoder_attn for layer in model.model.decoder.layers)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`(batch_size, source_length)` twice; the encoder's output, then keys and values of each decoder layer."""
+        states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        outputs = [states]
+        for attention in self.attentions:
+            for projection, width in ((attention.k_proj, attention.d_k), (attention.v_proj, attention.d_v)):
+                outputs.append(projection(states).unflatten(-1, (-1, width)).transpose(1, 2))
+        return tuple(outputs)
+
+
+class _Decoder(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.decoder, self.lm_head = model.model.decoder, model.lm_head
+
+    def forward(
+        self, input_ids: torch.Tensor, encoder_attention_mask: torch.Tensor, *past: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """`(batch_size, target_length)`, `(batch_size, source_length)`, and keys and values, `(batch_size, num_heads,
+        length, width)`: of the target for each layer, then of the source. The logits, then the target's keys and
+        values, longer by the new ones.
+        """
+        layers = len(self.decoder.layers)
+        caches = DynamicCache(), DynamicCache()
+        for cache, tensors in zip(caches, (past[: 2 * layers], past[2 * layers :]), strict=True):
+            for index in range(layers):
+                cache.update(tensors[2 * index], tensors[2 * index + 1], index)
+        outputs = self.decoder(
+            input_ids=input_ids,
+            # Read for its length alone, since keys and values are there.
+            encoder_hidden_states=encoder_attention_mask[..., None].to(past[0].dtype),
+            encoder_attention_mask=encoder_attention_mask,
+            past_key_values=EncoderDecoderCache(*caches),
+            use_cache=True,
+        )
+        present = outputs.past_key_values.self_attention_cache
+        keys_and_values = (states for layer in present.layers for states in (layer.keys, layer.values))
+        return self.lm_head(outputs.last_hidden_state), *keys_and_values
+
+
+def cache_names(prefix: str, side: str, layers: int) -> list[str]:
+    """Names of a cache's tensors in the graphs, such as `past_key_values.0.decoder.key`."""
+    return [f"{prefix}.{index}.{side}.{kind}" for index in range(layers) for kind in ("key", "value")]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's remarks, on what is not installed and on its own names, from standard output and error."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@torch.no_grad()
+def write_onnx(model, output: Path, rows: int) -> None:
+    """Write `encoder.onnx` and `decoder.onnx`.
+
+    Args:
+        model: in float32 on the CPU, in evaluation mode; its positions are replaced.
+        output: a folder.
+        rows: of the position table.
+    """
+    config = model.config
+    layers, heads = config.decoder_layers, config.num_heads
+    for stack in (model.model.encoder, model.model.decoder):
+        stack.embed_positions = _TablePositions(position_table(stack.embed_positions, rows))
+    batch, source, target, past = (torch.export.Dim(name) for name in ("batch", "source", "target", "past"))
+    # Sizes of 0 and 1 would be taken for constants.
+    sentences = torch.full((3, min(5, rows)), config.eos_token_id)
+    mask = torch.ones_like(sentences)
+    encoded = _Encoder(model)(sentences, mask)
+    widths = (config.d_k, config.d_v) * layers
+    cached = [torch.zeros(3, heads, 2, width) for width in widths]
+    with _quiet():
+        torch.onnx.export(
+            _Encoder(model),
+            (sentences, mask),
+            dynamo=True,
+            dynamic_shapes=({0: batch, 1: source}, {0: batch, 1: source}),
+            input_names=["input_ids", "attention_mask"],
+            output_names=["last_hidden_state", *cache_names("present", "encoder", layers)],
+            opset_version=OPSET,
+            external_data=False,
+        ).save(output / ENCODER)
+        torch.onnx.export(
+            _Decoder(model),
+            (sentences[:, :2], mask, *cached, *encoded[1:]),
+            dynamo=True,
+            dynamic_shapes=(
+                {0: batch, 1: target},
+                {0: batch, 1: source},
+                (*({0: batch, 2: past} for _ in widths), *({0: batch, 2: source} for _ in widths)),
+            ),
+            input_names=[
+                "input_ids",
+                "encoder_attention_mask",
+                *cache_names("past_key_values", "decoder", layers),
+                *cache_names("past_key_values", "encoder", layers),
+            ],
+            output_names=["logits", *cache_names("present", "decoder", layers)],
+            opset_version=OPSET,
+            external_data=False,
+        ).save(output / DECODER)
+
+
+def open_session(path: Path, threads: int = 0):
+    """An `onnxruntime.InferenceSession` on the CPU, with so many threads; 0 leaves it to onnxruntime."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def largest_difference(output: Path, sentences: list[list[int]], logits: torch.Tensor) -> float:
+    """How far logits of the exported model are from the model's, at most, over these sentences.
+
+    Args:
+        output: the exported folder.
+        sentences: token ids with the end token, each taken for source and target.
+        logits: the model's own, `(sentences, longest, vocab_size)`.
+    """
+    facts = ExportFacts.read(output, "onnx")
+    ids, mask, inputs = (tensor.numpy() for tensor in padded_pairs(facts, sentences))
+    theirs = torch.from_numpy(decode_in_parts(output, ids, mask, inputs, facts))
+    return float((logits - theirs)[torch.from_numpy(mask).bool()].abs().max())
+
+
+def decode_in_parts(
+    folder: Path, input_ids: np.ndarray, attention_mask: np.ndarray, decoder_input_ids: np.ndarray, facts: ExportFacts
+) -> np.ndarray:
+    """Logits of a target by onnxruntime: its first half at once, the rest token by token on the cache.
+
+    Args:
+        folder: of the exported model.
+        input_ids, attention_mask: `(batch_size, source_length)` arrays.
+        decoder_input_ids: `(batch_size, target_length)`.
+        facts: of the exported model.
+
+    Returns:
+        array of shape `(batch_size, target_length, vocab_size)`.
+    """
+    encoder, decoder = open_session(Path(folder) / ENCODER), open_session(Path(folder) / DECODER)
+    names = cache_names("past_key_values", "encoder", facts.decoder_layers)
+    encoded = encoder.run(None, {"input_ids": input_ids, "attention_mask": attention_mask})
+    feed = {"encoder_attention_mask": attention_mask, **dict(zip(names, encoded[1:], strict=True))}
+    names = cache_names("past_key_values", "decoder", facts.decoder_layers)
+    for name, width in zip(names, (facts.d_k, facts.d_v) * facts.decoder_layers, strict=True):
+        feed[name] = np.zeros((len(input_ids), facts.num_heads, 0, width), dtype=np.float32)
+    half = (decoder_input_ids.shape[1] + 1) // 2
+    parts = [slice(half), *(slice(place, place + 1) for place in range(half, decoder_input_ids.shape[1]))]
+    logits = []
+    for part in parts:
+        new, *present = decoder.run(None, {"input_ids": decoder_input_ids[:, part], **feed})
+        feed.update(zip(names, present, strict=True))
+        logits.append(new)
+    return np.concatenate(logits, axis=1)

@@ -1,0 +1,333 @@
+"""One decoder step at a time, for `generate()`: the layers' own arithmetic, with less around it.
+
+A step of the search feeds one token a row. The layers' forward handles whole sequences, masks and caches of any kind,
+and at one token all of that costs as much as the arithmetic. Here
+
+- keys and values lie in buffers with room for the steps to come, in place of tensors that grow by copying;
+- rows that are beams of one sentence share its source: its keys and values exist once;
+- beams that change places are not copied: the beams of a sentence look at one set of keys and values, through a mask
+  that says which of them are a beam's own past, and it is the mask's rows that change places;
+- what no beam looks at any more is dropped whenever the buffers are full;
+- masks are made once a step, and not at all where nothing is hidden.
+
+The search itself is transformers'. This file travels to the Hub beside the weights: it may import installed libraries
+and siblings in its own folder only.
+"""
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationMode
+
+from .layers_vaswani import VaswaniAttention, VaswaniDecoderLayer, VaswaniSinusoidalPositions
+from .linear_vaswani import Projection, has_hooks, has_own_methods
+from .local_attention_vaswani import reach
+
+_ROOM = 32  # target tokens that the buffers have room for at first
+_MANY = 16  # sentences from which on, with so few queries each, plain products are faster on a CPU than torch's kernel
+_MODES = (
+    GenerationMode.GREEDY_SEARCH,
+    GenerationMode.SAMPLE,
+    GenerationMode.ASSISTED_GENERATION,
+    GenerationMode.BEAM_SEARCH,
+    GenerationMode.BEAM_SAMPLE,
+)
+
+
+class _Attention:
+    """One attention of a decoder layer, and the keys and values it looks at."""
+
+    def __init__(self, module: VaswaniAttention):
+        self.q_proj, self.k_proj = Projection(module.q_proj), Projection(module.k_proj)
+        self.v_proj, self.out_proj = Projection(module.v_proj), Projection(module.out_proj)
+        self.d_k, self.d_v, self.scaling = module.d_k, module.d_v, module.scaling
+        joined = getattr(module, "qkv_proj", None)  # `prepare_for_inference` makes it
+        self.qkv_proj = None if joined is None else Projection(joined)
+        self.keys = self.values = None  # (sentences, num_heads, slots, d_k or d_v)
+
+    def queries(self, states: torch.Tensor, sentences: int) -> torch.Tensor:
+        """Queries of `(rows, d_model)`, `(sentences, num_heads, rows of a sentence, d_k)`."""
+        return _split_heads(self.q_proj(states), sentences, self.d_k)
+
+    def keys_and_values(self, states: torch.Tensor, sentences: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values in the same form, of width `d_k` and `d_v`."""
+        key, value = self.k_proj(states), self.v_proj(states)
+        return _split_heads(key, sentences, self.d_k), _split_heads(value, sentences, self.d_v)
+
+    def project(self, states: torch.Tensor, sentences: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values, in one product where the weights lie together."""
+        if self.qkv_proj is None:
+            return self.queries(states, sentences), *self.keys_and_values(states, sentences)
+        heads = self.out_proj.module.in_features // self.d_v
+        widths = [heads * width for width in (self.d_k, self.d_k, self.d_v)]
+        query, key, value = self.qkv_proj(states).split(widths, dim=-1)
+        return (
+            _split_heads(query, sentences, self.d_k),
+            _split_heads(key, sentences, self.d_k),
+            _split_heads(value, sentences, self.d_v),
+        )
+
+    def attend(self, query: torch.Tensor, seen: slice, mask: torch.Tensor | None, residual: torch.Tensor):
+        """From queries to the keys in the slots `seen`, added to `residual`, `(rows, d_model)`."""
+        keys, values = self.keys[:, :, seen], self.values[:, :, seen]
+        output = _attention(query, keys, values, mask, self.scaling)
+        return self.out_proj.plus(output.transpose(1, 2).reshape(len(residual), -1), residual)
+
+
+def _split_heads(states: torch.Tensor, sentences: int, width: int) -> torch.Tensor:
+    return states.view(sentences, len(states) // sentences, -1, width).transpose(1, 2)
+
+
+def _attention(query, keys, values, mask, scaling: float) -> torch.Tensor:
+    r"""Equation 1, \(\mathrm{softmax}(QK^T/\sqrt{d_k})V\), with an additive mask."""
+    if not query.is_cpu or len(query) < _MANY:
+        return scaled_dot_product_attention(query, keys, values, mask, scale=scaling)
+    scores = query * scaling @ keys.transpose(-1, -2)
+    if mask is not None:
+        scores += mask
+    return scores.softmax(dim=-1) @ values
+
+
+class _Layer:
+    """A decoder layer taken apart."""
+
+    def __init__(self, layer: VaswaniDecoderLayer):
+        self.self_attn, self.encoder_attn = _Attention(layer.self_attn), _Attention(layer.encoder_attn)
+        self.fc1, self.fc2 = Projection(layer.fc1), Projection(layer.fc2)
+        self.norms = self.norms_of(layer)
+
+    @staticmethod
+    def norms_of(layer: VaswaniDecoderLayer) -> tuple[nn.Module, nn.Module, nn.Module]:
+        """In their order."""
+        return layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm
+
+
+def _normalize(norm: nn.LayerNorm, states: torch.Tensor) -> torch.Tensor:
+    return torch.layer_norm(states, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+
+class DecodingCache(EncoderDecoderCache):
+    """What a search has computed so far, and how to compute the next step; the rows of one sentence stand together.
+
+    Args:
+        model: the model that generates.
+        beams: rows of a sentence that may change places; 1 where rows stay where they are.
+        copies: rows of a sentence, in whose number the encoder's output is handed over.
+    """
+
+    def __init__(self, model, beams: int = 1, copies: int = 1):
+        super().__init__(DynamicCache(), DynamicCache())
+        self.decoder, self.lm_head = model.model.decoder, Projection(model.lm_head)
+        self.steps = [_Layer(layer) for layer in self.decoder.layers]
+        self.beams, self.copies = beams, copies
+        self.length = self.filled = self.room = 0  # target tokens; slots of keys and values in use, and all there are
+        self.past: torch.Tensor | None = None  # (groups of beams, beams, room): 0 for a beam's own past, else -inf
+        self.own: torch.Tensor | None = None  # (beams, beams): the same for the slots that a step fills
+        window = model.config.attention_window
+        self.reach = None if window is None else reach(window)  # tokens back that self-attention sees, if not all
+        self.positions: torch.Tensor | None = None  # (groups of beams, room): of the slots, where `reach` matters
+        self.source_mask: torch.Tensor | None = None
+        self.has_source = False
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens of the target so far."""
+        return self.length
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens of the target, as assisted decoding does.
+
+        Args:
+            tokens_to_remove: how many, as a negative number or 0.
+
+        Raises:
+            ValueError: for a positive number, which transformers once understood as the length to keep.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(f"tokens_to_remove is {tokens_to_remove}: it must be negative, or 0")
+        self.length = self.filled = max(0, self.length + tokens_to_remove)
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Let each row go on from another row of its sentence.
+
+        Args:
+            beam_idx: `(rows,)`, for each row the number of the one that it goes on from.
+        """
+        if self.beams > 1:
+            index = (beam_idx % self.beams).view(-1, self.beams, 1).expand(-1, -1, self.room)
+            self.past = self.past.gather(1, index)
+
+    def look_at_source(self, states: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Project the encoder's output for all steps to come.
+
+        Args:
+            states: `(rows, source_length, d_model)`.
+            mask: `(rows, source_length)`, 0 for padding.
+        """
+        states = states[:: self.copies]
+        for layer in self.steps:
+            attention = layer.encoder_attn
+            keys, values = attention.keys_and_values(states.flatten(0, 1), states.shape[0])
+            attention.keys, attention.values = keys.contiguous(), values.contiguous()
+        if mask is not None:
+            mask = mask[:: self.copies].bool()
+            if not (mask.is_cpu and mask.all()):  # elsewhere the answer would have to be waited for
+                self.source_mask = _additive(mask[:, None, None, :], states.dtype)
+        self.has_source = True
+
+    def _make_room(self, rows: int, more: int, like: torch.Tensor) -> None:
+        """Room for `more` slots in all buffers: what nobody looks at goes first."""
+        groups, beams = rows // self.beams, self.beams
+        if beams > 1 and self.filled:
+            self._drop_unseen()
+        if 2 * (self.filled + more) <= self.room:
+            return
+        room = max(_ROOM * beams, 2 * self.room, self.filled + more)
+        for layer in self.steps:
+            attention = layer.self_attn
+            heads = layer.encoder_attn.keys.shape[1]
+            for name, width in (("keys", attention.d_k), ("values", attention.d_v)):
+                new = like.new_empty(groups, heads, room, width)
+                if self.room:
+                    new[:, :, : self.room] = getattr(attention, name)
+                setattr(attention, name, new)
+        if beams > 1:
+            past = like.new_full((groups, beams, room), -torch.inf)
+            if self.room:
+                past[:, :, : self.room] = self.past
+            self.past = past
+            self.own = _additive(torch.eye(beams, dtype=torch.bool, device=like.device), like.dtype)
+            if self.reach is not None:
+                positions = torch.zeros(groups, room, dtype=torch.long, device=like.device)
+                if self.room:
+                    positions[:, : self.room] = self.positions
+                self.positions = positions
+        self.room = room
+
+    def _drop_unseen(self) -> None:
+        """Keep the slots that a beam's past is in; a sentence with fewer of them keeps some of the others."""
+        seen = (self.past[:, :, : self.filled] == 0).any(dim=1)
+        filled = int(seen.sum(dim=1).max())
+        kept = seen.byte().sort(dim=1, descending=True, stable=True).indices[:, :filled]  # (groups, filled)
+        past = self.past.gather(2, kept[:, None].expand(-1, self.beams, -1))
+        self.past.fill_(-torch.inf)[:, :, :filled] = past
+        if self.positions is not None:
+            self.positions[:, :filled] = self.positions.gather(1, kept)
+        for layer in self.steps:
+            for states in (layer.self_attn.keys, layer.self_attn.values):
+                index = kept[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
+                states[:, :, :filled] = states.gather(2, index)
+        self.filled = filled
+
+    def _embed(self, input_ids: torch.LongTensor) -> torch.Tensor:
+        """What enters the first layer for `(rows, new tokens)`, `(rows * new tokens, d_model)`."""
+        decoder, start, new = self.decoder, self.length, input_ids.shape[1]
+        encodings, end = decoder.embed_positions, start + new
+        embeddings = decoder.look_up(input_ids, None, "decoder_input")
+        if isinstance(encodings, VaswaniSinusoidalPositions) and end <= encodings.num_positions:
+            encoding = encodings.table[start:end]
+        else:
+            encoding = encodings(torch.arange(start, end, device=embeddings.device), end)
+        return (embeddings * decoder.embed_scale + encoding.to(embeddings.dtype)).flatten(0, 1)
+
+    def _mask(self, new: int, end: int, like: torch.Tensor) -> torch.Tensor | None:
+        """What each row may look at of the first `end` slots of its group, `(groups or 1, 1, queries, end)`."""
+        if self.beams > 1:
+            self.past[:, :, self.filled : end] = self.own
+            if self.reach is not None:
+                self.positions[:, self.filled : end] = self.length
+                far = self.positions[:, None, :end] < self.length - self.reach
+                self.past[:, :, :end].masked_fill_(far, -torch.inf)
+            return self.past[:, None, :, :end]
+        if new == 1:
+            return None  # what a window hides is not handed over
+        seen = torch.ones(new, end, dtype=torch.bool, device=like.device).tril(self.length)
+        if self.reach is not None:
+            seen = seen.triu(self.length - self.reach)
+        return _additive(seen[None, None], like.dtype)
+
+    def step(self, input_ids: torch.LongTensor) -> torch.Tensor:
+        """The decoder's output at the next positions.
+
+        Args:
+            input_ids: `(rows, new tokens)`; one token where rows are beams.
+
+        Returns:
+            `(rows * new tokens, d_model)`.
+        """
+        states, new = self._embed(input_ids), input_ids.shape[1]
+        groups, more = len(input_ids) // self.beams, new * self.beams
+        if self.filled + more > self.room:
+            self._make_room(len(input_ids), more, states)
+        start, end = self.filled, self.filled + more
+        mask, seen, source = self._mask(new, end, states), slice(0, end), slice(None)
+        if self.reach is not None and mask is None:
+            seen = slice(max(0, start - self.reach), end)
+        for layer in self.steps:
+            attention = layer.self_attn
+            query, keys, values = attention.project(states, groups)
+            attention.keys[:, :, start:end] = keys
+            attention.values[:, :, start:end] = values
+            states = _normalize(layer.norms[0], attention.attend(query, seen, mask, states))
+            attention = layer.encoder_attn
+            query = attention.queries(states, attention.keys.shape[0])
+            attended = attention.attend(query, source, self.source_mask, states)
+            states = _normalize(layer.norms[1], attended)
+            states = _normalize(layer.norms[2], layer.fc2.plus(layer.fc1.relu(states), states))
+        self.length, self.filled = self.length + new, end
+        return states
+
+    def logits(self, input_ids: torch.LongTensor) -> torch.Tensor:
+        """Logits after each of `(rows, new tokens)`, `(rows, new tokens, vocab_size)`; of beams, after the last one."""
+        if self.beams == 1:
+            return self.lm_head(self.step(input_ids)).view(*input_ids.shape, -1)
+        for token in input_ids.split(1, dim=1):  # a prefix that is given: as many steps as generating it would take
+            states = self.step(token)
+        return self.lm_head(states).unsqueeze(1)
+
+
+def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask that is added to scores: 0 where attention is allowed, else minus infinity."""
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, -torch.inf)
+
+
+def takes_steps(model, generation_config, generation_mode: GenerationMode, model_kwargs: dict) -> bool:
+    """Whether `DecodingCache` does what the model's own forward would do in this `generate()`.
+
+    It does not where somebody looks into the layers, has replaced one or spread it over devices, where another kind of
+    cache or mask is asked for, and in training. A linear layer may be of any class.
+    """
+    config, decoder = model.config, model.model.decoder
+    if generation_mode not in _MODES or not generation_config.use_cache or model.training or decoder.training:
+        return False
+    if torch.is_grad_enabled():  # buffers that are written to cannot be gone back through
+        return False
+    if generation_config.cache_implementation not in (None, "dynamic"):
+        return False
+    looks_into = ("output_attentions", "output_hidden_states")
+    if any(getattr(generation_config, name, None) for name in looks_into):
+        return False
+    if model_kwargs.get("decoder_attention_mask") is not None:
+        return False
+    if config._attn_implementation not in ("sdpa", "eager") or torch.is_autocast_enabled(model.device.type):
+        return False
+    return _is_as_built(model) and not nn.modules.module._has_any_global_hook()
+
+
+def _is_as_built(model) -> bool:
+    """Whether decoder and projection are of our classes but for linear layers, on one device, without hooks."""
+    decoder = model.model.decoder
+    if any(has_hooks(module) for module in (model, model.model, model.lm_head, *decoder.modules())):
+        return False
+    if any(type(layer) is not VaswaniDecoderLayer for layer in decoder.layers):
+        return False
+    attentions = [attention for layer in decoder.layers for attention in (layer.self_attn, layer.encoder_attn)]
+    if any(type(attention) is not VaswaniAttention for attention in attentions):
+        return False
+    norms = [norm for layer in decoder.layers for norm in _Layer.norms_of(layer)]
+    if any(type(norm) is not nn.LayerNorm or norm.weight is None for norm in norms):
+        return False
+    if any(has_own_methods(module) for module in (decoder, *decoder.layers)):
+        return False
+    weights = [parameter for module in (decoder, model.lm_head) for parameter in module.parameters()]
+    return len({weight.device for weight in weights}) == 1 and not any(hasattr(w, "device_mesh") for w in weights)

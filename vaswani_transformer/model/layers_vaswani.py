@@ -1,0 +1,344 @@
+"""Building blocks of the Transformer: positions, attention, encoder and decoder layers (Sections 3.1 to 3.5).
+
+Axis names in shapes: `batch_size`, `source_length` and `target_length` in tokens, `query_length` and `key_length` for
+either, `num_heads` (the paper's h), `d_model`, `d_k`, `d_v`, `d_ff` and `vocab_size` as in the configuration.
+
+This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
+"""
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
+from transformers.utils.generic import is_flash_attention_requested
+
+from .configuration_vaswani import VaswaniConfig
+from .linear_vaswani import project
+from .local_attention_vaswani import restricted_attention
+
+
+def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
+    """`torch.nn.functional.dropout`, with cheaper random numbers on a CPU.
+
+    There torch draws one double a value, which a training step notices (`scripts/benchmark_training_step.py`); here one
+    64-bit number decides on four values, so p is met to within 1/65536, with the scale that belongs to it. Random
+    numbers come from torch's default generator, so that seeds and checkpoints work as usual.
+
+    Args:
+        states: any shape.
+        p: the probability of zeroing a value.
+        training: whether to drop anything at all.
+    """
+    if p == 0 or not training or not states.is_cpu or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return nn.functional.dropout(states, p=p, training=training)
+    threshold = min(round(p * 65_536), 65_535)
+    bits = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    kept = bits.view(torch.int16)[: states.numel()].view(states.shape) >= threshold - 32_768
+    return states * kept.to(states.dtype).mul_(65_536 / (65_536 - threshold))
+
+
+def sinusoidal_positions(positions: torch.Tensor, d_model: int) -> torch.Tensor:
+    r"""Section 3.5: \(PE_{(pos,2i)} = \sin(pos/10000^{2i/d})\) and \(PE_{(pos,2i+1)} = \cos(pos/10000^{2i/d})\).
+
+    Args:
+        positions: integer positions from 0, of any shape `(...)`.
+        d_model: width, even.
+
+    Returns:
+        float64 tensor of shape `(..., d_model)`, sines on even and cosines on odd columns.
+    """
+    exponents = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device) / d_model
+    angles = positions.to(torch.float64)[..., None] / 10_000.0**exponents  # (..., d_model / 2)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+
+
+class VaswaniSinusoidalPositions(nn.Module):
+    """Adds nothing to a checkpoint: the table is computed, and positions past its end are computed on the spot."""
+
+    max_rows = 16_384  # no sentence is longer, and a configuration cannot ask for terabytes
+
+    def __init__(self, num_positions: int, d_model: int):
+        super().__init__()
+        self.num_positions, self.d_model = min(num_positions, self.max_rows), d_model
+        self.register_buffer("table", self.compute_table(), persistent=False)
+
+    def compute_table(self) -> torch.Tensor:
+        """The first `num_positions` rows, `(num_positions, d_model)` in torch's default floating-point type."""
+        return sinusoidal_positions(torch.arange(self.num_positions), self.d_model).to(torch.get_default_dtype())
+
+    def forward(self, position_ids: torch.Tensor, end: int) -> torch.Tensor:
+        """Encodings of shape `(length, d_model)` of `position_ids`, all below `end`."""
+        if end <= self.num_positions:
+            return nn.functional.embedding(position_ids, self.table)
+        return sinusoidal_positions(position_ids, self.d_model).to(self.table.dtype)
+
+
+class VaswaniLearnedPositions(nn.Embedding):
+    """One trained vector a position (Table 3, row E)."""
+
+    def forward(self, position_ids: torch.Tensor, end: int) -> torch.Tensor:
+        """Encodings of shape `(length, d_model)`.
+
+        Raises:
+            ValueError: for a sequence longer than the table.
+        """
+        if end > self.num_embeddings:
+            raise ValueError(
+                f"a sequence of {end} tokens is longer than the {self.num_embeddings} learned positions of this model:"
+                " shorten it, or train with a larger max_position_embeddings or with sinusoids"
+            )
+        return super().forward(position_ids)
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Equation 1: \(\mathrm{softmax}(QK^T/\sqrt{d_k})V\), with an additive mask.
+
+    Args:
+        module: the attention module; its training mode decides on dropout.
+        query: `(batch_size, num_heads, query_length, d_k)`.
+        key: `(batch_size, num_heads, key_length, d_k)`.
+        value: `(batch_size, num_heads, key_length, d_v)`.
+        attention_mask: 0 where attention is allowed and very negative where it is not, broadcast to
+            `(batch_size, num_heads, query_length, key_length)`.
+        scaling: the factor of Equation 1, \(1/\sqrt{d_k}\).
+        dropout: probability of dropping an attention weight.
+        **kwargs: taken for the attention interface's sake and not used.
+
+    Returns:
+        the output, `(batch_size, query_length, num_heads, d_v)`, and the weights,
+        `(batch_size, num_heads, query_length, key_length)`.
+    """
+    scores = query @ key.transpose(-1, -2) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = nn.functional.dropout(scores.softmax(dim=-1), p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+def match_head_widths(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Fill queries and keys with zeros up to the width of values (Table 3, rows B); their products stay the same.
+
+    Flash attention needs one width for all three. Where values are the narrower ones transformers fills them.
+
+    Args:
+        query: `(batch_size, num_heads, query_length, d_k)`.
+        key: `(batch_size, num_heads, key_length, d_k)`.
+        value: `(batch_size, num_heads, key_length, d_v)`.
+    """
+    missing = value.shape[-1] - key.shape[-1]
+    if missing > 0:
+        query, key = nn.functional.pad(query, (0, missing)), nn.functional.pad(key, (0, missing))
+    return query, key, value
+
+
+def drop_padding(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, padding_mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor | int]]:
+    """Keys and values of a padded source without the padding, one sentence after the other, for flash attention.
+
+    Handed a mask, transformers' flash attention takes it for the queries' padding too, which it is in self-attention
+    only: an output at a position where its source has padding would be zero.
+
+    Args:
+        query: `(batch_size, num_heads, query_length, head_width)`; all queries stay.
+        key: `(batch_size, num_heads, key_length, head_width)`.
+        value: `(batch_size, num_heads, key_length, d_v)`.
+        padding_mask: `(batch_size, key_length)`, 0 for padding.
+
+    Returns:
+        keys and values, `(1, num_heads, tokens, head_width)`, and where sentences begin and end, as transformers'
+        `FlashAttentionKwargs`.
+    """
+    kept = padding_mask.bool()
+    key_lengths = kept.sum(dim=1)
+    key, value = (states.transpose(1, 2)[kept].transpose(0, 1).unsqueeze(0) for states in (key, value))
+    batch_size, query_length = query.shape[0], query.shape[2]
+    starts = torch.arange(batch_size + 1, dtype=torch.int32, device=query.device)
+    lengths = {
+        "cu_seq_lens_q": starts * query_length,
+        "cu_seq_lens_k": nn.functional.pad(key_lengths.cumsum(0, dtype=torch.int32), (1, 0)),
+        "max_length_q": query_length,
+        "max_length_k": int(key_lengths.max()),
+    }
+    return key, value, lengths
+
+
+class VaswaniAttention(nn.Module):
+    """Multi-head attention (Section 3.2.2), over its own input or, given `key_value_states`, over another sequence."""
+
+    def __init__(self, config: VaswaniConfig, layer_idx: int, is_causal: bool = False):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.is_causal = is_causal
+        self.d_k, self.d_v = config.d_k, config.d_v
+        self.scaling = config.d_k**-0.5
+        self.dropout = config.attention_dropout
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(config.d_model, config.num_heads * config.d_k, bias=bias)
+        self.k_proj = nn.Linear(config.d_model, config.num_heads * config.d_k, bias=bias)
+        self.v_proj = nn.Linear(config.d_model, config.num_heads * config.d_v, bias=bias)
+        self.out_proj = nn.Linear(config.num_heads * config.d_v, config.d_model, bias=bias)
+
+    def _split_heads(self, states: torch.Tensor, head_width: int) -> torch.Tensor:
+        # (batch_size, length, num_heads * head_width) -> (batch_size, num_heads, length, head_width)
+        # Not config.num_heads: under tensor parallelism a process holds some of the heads only.
+        return states.view(*states.shape[:-1], states.shape[-1] // head_width, head_width).transpose(1, 2)
+
+    def _keys_and_values(self, states: torch.Tensor, cache: Cache | None, is_cross_attention: bool):
+        """Project `states`, or take what the cache holds; a source is projected once for a whole generation."""
+        if isinstance(cache, EncoderDecoderCache):
+            if is_cross_attention and cache.is_updated.get(self.layer_idx):
+                layer = cache.cross_attention_cache.layers[self.layer_idx]
+                return layer.keys, layer.values
+            layers = cache.cross_attention_cache if is_cross_attention else cache.self_attention_cache
+        else:
+            layers = cache
+        key = self._split_heads(project(self.k_proj, states), self.d_k)
+        value = self._split_heads(project(self.v_proj, states), self.d_v)
+        if layers is not None:
+            key, value = layers.update(key, value, self.layer_idx)
+            if is_cross_attention and isinstance(cache, EncoderDecoderCache):
+                cache.is_updated[self.layer_idx] = True
+        return key, value
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        key_value_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend from `hidden_states` to `key_value_states`, or to itself.
+
+        Args:
+            hidden_states: `(batch_size, query_length, d_model)`.
+            key_value_states: `(batch_size, key_length, d_model)`, the encoder's output in encoder-decoder attention.
+            attention_mask: mask in the form of the chosen attention implementation, or of
+                `restricted_vaswani.block_mask`, which has more rows than there are sentences.
+            past_key_values: the cache to read and extend.
+            **kwargs: handed to the attention implementation.
+
+        Returns:
+            the output, `(batch_size, query_length, d_model)`, and the weights,
+            `(batch_size, num_heads, query_length, key_length)`, or `None` from implementations that form none.
+        """
+        query = self._split_heads(project(self.q_proj, hidden_states), self.d_k)
+        is_cross_attention = key_value_states is not None
+        states = key_value_states if is_cross_attention else hidden_states
+        key, value = self._keys_and_values(states, past_key_values, is_cross_attention)
+        window = self.config.attention_window
+        if window is not None and isinstance(attention_mask, torch.Tensor) and attention_mask.shape[0] > query.shape[0]:
+            # It is one of blocks.
+            p = self.dropout if self.training else 0.0
+            output = restricted_attention(
+                query, key, value, attention_mask, window, self.is_causal, self.scaling, dropout=p
+            )
+            return project(self.out_proj, output.flatten(-2)), None
+        if is_flash_attention_requested(self.config):
+            query, key, value = match_head_widths(query, key, value)
+            if is_cross_attention and attention_mask is not None:
+                key, value, lengths = drop_padding(query, key, value, attention_mask)
+                attention_mask, kwargs = None, {**kwargs, **lengths}
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        output, weights = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        return project(self.out_proj, output.flatten(-2)), weights
+
+
+class VaswaniLayer(GradientCheckpointingLayer):
+    """What encoder and decoder layers share: the feed-forward sublayer and the post-norm residual (Section 3.1)."""
+
+    def __init__(self, config: VaswaniConfig):
+        super().__init__()
+        self.dropout = config.dropout
+        self.activation_dropout = config.activation_dropout
+        self.fc1 = nn.Linear(config.d_model, config.d_ff)
+        self.fc2 = nn.Linear(config.d_ff, config.d_model)
+        self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def add_and_norm(self, norm: nn.LayerNorm, residual: torch.Tensor, sublayer_output: torch.Tensor) -> torch.Tensor:
+        """LayerNorm(x + Dropout(Sublayer(x))), Sections 3.1 and 5.4; all of `(batch_size, length, d_model)`."""
+        return norm(residual + dropout(sublayer_output, p=self.dropout, training=self.training))
+
+    def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Equation 2, max(0, xW1 + b1)W2 + b2, of `(batch_size, length, d_model)`, with its residual."""
+        inner = nn.functional.relu(project(self.fc1, hidden_states))  # (batch_size, length, d_ff)
+        inner = dropout(inner, p=self.activation_dropout, training=self.training)
+        return self.add_and_norm(self.final_layer_norm, hidden_states, project(self.fc2, inner))
+
+
+class VaswaniEncoderLayer(VaswaniLayer):
+    """Self-attention, then feed-forward (Section 3.1, left of Figure 1)."""
+
+    def __init__(self, config: VaswaniConfig, layer_idx: int):
+        super().__init__(config)
+        self.self_attn = VaswaniAttention(config, layer_idx)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs: Unpack[TransformersKwargs]
+    ) -> torch.Tensor:
+        """`(batch_size, source_length, d_model)` to the same shape."""
+        attended, _ = self.self_attn(hidden_states, attention_mask=attention_mask, **kwargs)
+        hidden_states = self.add_and_norm(self.self_attn_layer_norm, hidden_states, attended)
+        return self.feed_forward(hidden_states)
+
+
+class VaswaniDecoderLayer(VaswaniLayer):
+    """Masked self-attention, attention over the encoder's output, feed-forward (Section 3.1, right of Figure 1)."""
+
+    def __init__(self, config: VaswaniConfig, layer_idx: int):
+        super().__init__(config)
+        self.self_attn = VaswaniAttention(config, layer_idx, is_causal=True)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.encoder_attn = VaswaniAttention(config, layer_idx)
+        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        encoder_hidden_states: torch.Tensor | None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """`(batch_size, target_length, d_model)` to the same shape, attending to the encoder's output if given."""
+        attended, _ = self.self_attn(
+            hidden_states, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs
+        )
+        hidden_states = self.add_and_norm(self.self_attn_layer_norm, hidden_states, attended)
+        if encoder_hidden_states is not None:
+            attended, _ = self.encoder_attn(
+                hidden_states,
+                key_value_states=encoder_hidden_states,
+                attention_mask=encoder_attention_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+            hidden_states = self.add_and_norm(self.encoder_attn_layer_norm, hidden_states, attended)
+        return self.feed_forward(hidden_states)

@@ -1,0 +1,307 @@
+r"""The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al., 2017, arXiv 1706.03762v7).
+
+Written for transformers 5: it runs under `generate()`, `Trainer`, `torch.compile` and the attention interface. Checked
+against `torch.nn.Transformer` in `tests/test_modeling.py`. Shapes name their axes as `layers_vaswani` does.
+
+This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
+"""
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
+from transformers.masking_utils import create_masks_for_generate
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+
+from .configuration_vaswani import VaswaniConfig
+from .generation_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, VaswaniGenerationMixin
+from .incremental_decoding_vaswani import DecodingCache, takes_steps
+from .linear_vaswani import project
+from .local_attention_vaswani import in_window
+from .stacks_vaswani import VaswaniDecoder, VaswaniEncoder, VaswaniPreTrainedModel
+
+IGNORE_INDEX = -100  # the label that torch, transformers and the Trainer leave out of a loss
+
+
+class VaswaniModel(VaswaniPreTrainedModel):
+    """Encoder and decoder without the output projection.
+
+    With `config.tie_word_embeddings` both embeddings are the one matrix `shared` (Section 3.4); without it each has
+    its own.
+    """
+
+    def __init__(self, config: VaswaniConfig):
+        super().__init__(config)
+        if config.tie_word_embeddings:
+            self.shared = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
+            self._tied_weights_keys = {
+                "encoder.embed_tokens.weight": "shared.weight",
+                "decoder.embed_tokens.weight": "shared.weight",
+            }
+        self.encoder = VaswaniEncoder(config)
+        self.decoder = VaswaniDecoder(config)
+        self.post_init()
+
+    def init_parallel_plans(self) -> None:
+        """The configuration's plan, and for the matrix behind the embeddings the same as for them."""
+        super().init_parallel_plans()
+        self._tp_plan.pop("embed_tokens", None)  # transformers 5.20 adds it to every plan
+        if self.config.tie_word_embeddings and "encoder.embed_tokens" in self._tp_plan:
+            self._tp_plan["shared"] = self._tp_plan["encoder.embed_tokens"]
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The source embeddings: the shared matrix when tied."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the shared matrix, or the source embeddings alone when untied."""
+        self.encoder.embed_tokens = value
+        if self.config.tie_word_embeddings:
+            self.shared = value
+            self.decoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: tuple | BaseModelOutput | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
+        """Encode the source, unless `encoder_outputs` holds it already, and decode the target prefix.
+
+        Args:
+            input_ids: `(batch_size, source_length)` token ids.
+            attention_mask: `(batch_size, source_length)`, 1 for a token and 0 for padding.
+            decoder_input_ids: `(batch_size, target_length)`: `decoder_start_token_id`, then the target but its last.
+            decoder_attention_mask: `(batch_size, target_length)`; not needed for padding on the right.
+            encoder_outputs: what the encoder returned for this source.
+            past_key_values: keys and values of earlier decoding steps.
+            inputs_embeds: `(batch_size, source_length, d_model)` in place of `input_ids`, not yet scaled.
+            decoder_inputs_embeds: `(batch_size, target_length, d_model)` in place of `decoder_input_ids`.
+            use_cache: keep keys and values for the next step.
+            **kwargs: `output_attentions`, `output_hidden_states` and the like.
+
+        Raises:
+            ValueError: for ids beyond the vocabulary, or when neither or both of ids and embeddings are given.
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            )
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = BaseModelOutput(
+                **dict(zip(("last_hidden_state", "hidden_states", "attentions"), encoder_outputs, strict=False))
+            )
+        decoder_outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+def shift_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id: int) -> torch.Tensor:
+    """Decoder inputs for `labels` (Section 3.1, "outputs shifted right"): the start token, then all but the last.
+
+    Args:
+        labels: `(batch_size, target_length)` token ids, -100 where there is padding.
+        pad_token_id: put where labels are -100.
+        decoder_start_token_id: put first.
+
+    Returns:
+        `(batch_size, target_length)` token ids.
+    """
+    start = labels.new_full((labels.shape[0], 1), decoder_start_token_id)
+    shifted = torch.cat((start, labels[:, :-1]), dim=1)
+    return shifted.masked_fill(shifted == IGNORE_INDEX, pad_token_id)
+
+
+class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
+    """The whole model of Figure 1: encoder, decoder, and the projection to the vocabulary."""
+
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
+
+    def __init__(self, config: VaswaniConfig):
+        super().__init__(config)
+        self.model = VaswaniModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self._tied_weights_keys = {
+                "lm_head.weight": "model.shared.weight",
+                "model.encoder.embed_tokens.weight": "model.shared.weight",
+                "model.decoder.embed_tokens.weight": "model.shared.weight",
+            }
+        self.post_init()
+        if self.generation_config is not None:
+            # Marked as made from the model's configuration, it would lose our own entry when it is loaded again.
+            self.generation_config._from_model_config = False
+            self.generation_config.max_extra_tokens = MAX_EXTRA_TOKENS
+            self.generation_config.length_normalization = LENGTH_NORMALIZATIONS[0]
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: tuple | BaseModelOutput | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqLMOutput:
+        """Logits of the next token at every position and, given `labels`, the loss.
+
+        Args:
+            input_ids: `(batch_size, source_length)` token ids.
+            attention_mask: `(batch_size, source_length)`, 1 for a token and 0 for padding.
+            decoder_input_ids: `(batch_size, target_length)`; made from `labels` when not given.
+            decoder_attention_mask: `(batch_size, target_length)`; not needed for padding on the right.
+            encoder_outputs: what the encoder returned for this source.
+            past_key_values: keys and values of earlier decoding steps.
+            inputs_embeds: `(batch_size, source_length, d_model)` in place of `input_ids`, not yet scaled.
+            decoder_inputs_embeds: `(batch_size, target_length, d_model)` in place of `decoder_input_ids`.
+            labels: `(batch_size, target_length)` target token ids, the end token included; -100 is left out.
+            use_cache: keep keys and values for the next step; off when labels are given.
+            num_items_in_batch: label tokens of the whole optimizer step, over accumulated batches and devices. The
+                loss is then the sum over this batch divided by it; otherwise the mean over this batch's labels.
+            **kwargs: `output_attentions`, `output_hidden_states` and the like.
+
+        Returns:
+            logits `(batch_size, target_length, vocab_size)` and the cross-entropy in nats a token, not smoothed
+            (smoothing belongs to training: Section 5.4).
+
+        Raises:
+            ValueError: for ids beyond the vocabulary, or when neither or both of ids and embeddings are given.
+        """
+        if isinstance(past_key_values, DecodingCache):
+            return self._step(past_key_values, decoder_input_ids, encoder_outputs, attention_mask)
+        if labels is not None:
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        logits = project(self.lm_head, outputs.last_hidden_state)
+        loss = None
+        if labels is not None:
+            labels = labels.to(logits.device)
+            try:
+                total = nn.functional.cross_entropy(
+                    logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+                )
+            except IndexError as error:  # the last label is no decoder input, so `look_up` does not see it
+                raise ValueError(
+                    f"labels has token ids up to {int(labels.max())}: they must be at least 0 and below the vocabulary"
+                    f" size {logits.shape[-1]}"
+                ) from error
+            loss = total / (num_items_in_batch if num_items_in_batch is not None else (labels != IGNORE_INDEX).sum())
+        return Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
+        )
+
+    def _step(
+        self,
+        cache: DecodingCache,
+        decoder_input_ids: torch.LongTensor,
+        encoder_outputs: tuple | BaseModelOutput | None,
+        attention_mask: torch.Tensor | None,
+    ) -> Seq2SeqLMOutput:
+        if not cache.has_source:
+            cache.look_at_source(encoder_outputs[0], attention_mask)
+        return Seq2SeqLMOutput(
+            logits=cache.logits(decoder_input_ids),
+            past_key_values=cache,
+            encoder_last_hidden_state=None if encoder_outputs is None else encoder_outputs[0],
+        )
+
+    def prepare_inputs_for_generation(self, input_ids, next_sequence_length=None, past_key_values=None, **kwargs):
+        """As in `GenerationMixin`; for a step of ours without what other caches and models need."""
+        if not isinstance(past_key_values, DecodingCache):
+            return super().prepare_inputs_for_generation(
+                input_ids, next_sequence_length=next_sequence_length, past_key_values=past_key_values, **kwargs
+            )
+        inputs = {name: kwargs.get(name) for name in ("encoder_outputs", "attention_mask")}
+        new = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
+        return {**inputs, "decoder_input_ids": new.to(self.device), "past_key_values": past_key_values}
+
+    def _prepare_cache_for_generation(
+        self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+    ):
+        own = model_kwargs.get("past_key_values") is None
+        as_built = type(self.model) is VaswaniModel and type(self.model.decoder) is VaswaniDecoder
+        if own and as_built and takes_steps(self, generation_config, generation_mode, model_kwargs):
+            beams, returned = generation_config.num_beams, generation_config.num_return_sequences
+            model_kwargs["past_key_values"] = DecodingCache(self, beams, max(beams, returned))
+        else:
+            super()._prepare_cache_for_generation(
+                generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+            )
+
+    @staticmethod
+    def create_masks_for_generate(config, **options):
+        """As transformers', which `generate()` calls for static caches, within `attention_window`."""
+        if config.attention_window is not None:
+            options["and_mask_function"] = in_window(config.attention_window)
+        return create_masks_for_generate(config=config, **options)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """`shift_right` with this model's special tokens; transformers' collator for label smoothing calls it."""
+        return shift_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
+
+
+__all__ = [
+    "VaswaniForConditionalGeneration",
+    "VaswaniModel",
+    "VaswaniPreTrainedModel",
+    "shift_right",
+]

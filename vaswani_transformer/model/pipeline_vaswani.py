@@ -1,0 +1,466 @@
+"""Text in, text out for any encoder-decoder model: the translation pipelines that transformers 5 no longer has.
+
+Called as the classes of transformers 4 were and answering with the same keys. New: `split_sentences`, and input that is
+too long or blank is dealt with in the open.
+
+This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
+"""
+
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+from transformers import AutoModelForSeq2SeqLM
+from transformers.pipelines.base import Pipeline
+
+from .sentence_splitting_vaswani import split_into_sentences
+
+logger = logging.getLogger(__name__)
+
+#: What the configuration of a model on the Hub carries as `custom_pipelines`, so that
+#: `transformers.pipeline("translation", model, trust_remote_code=True)` finds this file beside the weights. One entry:
+#: with two, transformers would no longer infer the task where none is given. Write a copy of it, since transformers
+#: changes the entry that it reads.
+CUSTOM_PIPELINES = {"translation": {"impl": "pipeline_vaswani.TranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}}
+
+#: The search of a model whose own generation configuration does not say, as in transformers 4.
+DEFAULT_NUM_BEAMS = 4
+DEFAULT_MAX_NEW_TOKENS = 256
+
+#: Sentences translated at once with `split_sentences` when no batch size is given.
+SENTENCES_PER_BATCH = 16
+
+_TRUNCATIONS = ("do_not_truncate", "longest_first", "only_first")  # besides True and False
+_UNLIMITED_LENGTH = 10**9  # tokenizers without a limit of their own say 10^30
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A text and where it came from, so that messages can name it even from a worker process."""
+
+    index: int
+    text: Any
+    sentence: int | None = None
+
+    def __str__(self) -> str:
+        return f"row {self.index}" + ("" if self.sentence is None else f", sentence {self.sentence}")
+
+
+class _Rows(Dataset):
+    """A dataset's items with their indices, loaded as late as the dataset's own."""
+
+    def __init__(self, dataset: Dataset):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> _Row:
+        return _Row(index, self.dataset[index])
+
+
+def _check_text(row: _Row) -> None:
+    if not isinstance(row.text, str):
+        hint = "; for a dataset of dicts give KeyDataset(dataset, column)" if isinstance(row.text, Mapping) else ""
+        raise TypeError(f"{row} is of type {type(row.text).__name__}: a pipeline takes strings{hint}")
+
+
+def _rows(inputs: Any) -> "list[_Row] | _Rows | Iterator[_Row]":
+    """The inputs of a call as rows: a list is checked at once, datasets and iterators are read as they are used."""
+    if isinstance(inputs, Dataset) and not isinstance(inputs, IterableDataset):
+        return _Rows(inputs)
+    if isinstance(inputs, str | bytes | Mapping) or not isinstance(inputs, Iterable):
+        raise TypeError(
+            f"the input is of type {type(inputs).__name__}: a pipeline takes a string, or a list, dataset or generator"
+            " of strings"
+        )
+    rows = (_Row(index, text) for index, text in enumerate(inputs))
+    if isinstance(inputs, Dataset) or not isinstance(inputs, Sized):
+        return rows
+    rows = list(rows)
+    for row in rows:
+        _check_text(row)
+    return rows
+
+
+@contextmanager
+def _evaluation_mode(model: nn.Module):
+    """No dropout inside, whatever mode a model that came straight from training is in; afterwards all is as before."""
+    in_training = [module for module in model.modules() if module.training]
+    for module in in_training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in in_training:
+            module.training = True
+
+
+def _position_limit(stack: nn.Module | None) -> int | None:
+    """Rows of the position table of an encoder or decoder, `None` where any length goes (relative, computed).
+
+    A learned table and Marian's sinusoids are embeddings of fixed size, BART's with two rows that are no positions.
+    FSMT's grows by itself.
+    """
+    table = getattr(stack, "embed_positions", None)
+    if not isinstance(table, nn.Embedding) or hasattr(table, "make_weight"):
+        return None
+    return table.num_embeddings - getattr(table, "offset", 0)
+
+
+class Text2TextGenerationPipeline(Pipeline):
+    """Text in, generated text out, for every encoder-decoder model with a language-modelling head.
+
+    Args:
+        model: such a model.
+        tokenizer: its tokenizer.
+        task: `"text2text-generation"`, or a name such as `"translation_en_to_fr"`. `config.task_specific_params` of
+            this name give the prefix (as T5 needs) and settings of the search; for plain `"translation"` it is the
+            first direction there.
+        split_sentences: as in a call.
+        **options: `device`, `batch_size`, `num_workers`, and whatever a call takes, as the default for all calls.
+
+    The search is the model's own generation configuration, over it `task_specific_params`, the constructor's options
+    and the call's. What none of them sets is 4 beams and at most 256 new tokens, as in transformers 4; models of this
+    package are left to their own rules. A `generation_config` in a call or in the constructor is used as it stands.
+
+    Raises:
+        ValueError: when the model is no encoder-decoder model that generates, or there is no tokenizer.
+    """
+
+    _load_tokenizer = True
+    _load_processor = False
+    _load_image_processor = False
+    _load_video_processor = False
+    _load_feature_extractor = False
+
+    #: First part of the keys of a result.
+    return_name = "generated"
+
+    def __init__(
+        self,
+        model,
+        tokenizer=None,
+        *,
+        task: str = "",
+        split_sentences: bool | Callable[[str], Iterable[str]] = False,
+        **options,
+    ):
+        name = type(self).__name__
+        if not getattr(model.config, "is_encoder_decoder", False) or not model.can_generate():
+            raise ValueError(
+                f"{name} got a {type(model).__name__}: it takes encoder-decoder models with a language-modelling head,"
+                " as AutoModelForSeq2SeqLM loads them"
+            )
+        if tokenizer is None:
+            raise ValueError(f"{name} got no tokenizer: give tokenizer=..., the one that was saved with the model")
+        every_task = getattr(model.config, "task_specific_params", None) or {}
+        directions = [name for name in every_task if name.startswith("translation_")]
+        if task == "translation" and directions:
+            task = directions[0]
+            logger.warning(f"this model's translation directions are {', '.join(directions)}: the task is now {task!r}")
+        self._task_options = dict(every_task.get(task) or {})
+        self.prefix = self._task_options.pop("prefix", getattr(model.config, "prefix", None)) or ""
+        self._split_sentences = split_sentences
+        self._source_limit = _position_limit(model.get_encoder())
+        self._target_limit = _position_limit(model.get_decoder())
+        super().__init__(model=model, tokenizer=tokenizer, task=task, **options)
+
+    def __call__(self, inputs, *args, split_sentences: bool | Callable[[str], Iterable[str]] | None = None, **options):
+        """Generate for one text or many.
+
+        Args:
+            inputs: a string; a list of strings (or another sized collection, such as a column of a dataset); a torch
+                dataset of strings, such as `KeyDataset(dataset, "en")`; a generator or other iterator of strings.
+            split_sentences: `True` splits each text by `split_into_sentences`, a callable from a text to its sentences
+                splits by its own rule. The sentences are translated in batches across rows (of 16 when no `batch_size`
+                is given) and joined by a space, one result a row; k-th alternatives are joined with each other.
+            batch_size, num_workers: as in every pipeline of transformers; with `split_sentences` there are no workers.
+            truncation (`bool`, `str`): cut texts that are longer than `tokenizer.model_max_length` or the model's table
+                of positions; each cut is logged as a warning that names the row. Without it nothing is cut.
+            return_tensors (`bool`): token ids in place of the text, `return_text=True` with it: both.
+            return_text (`bool`): see above.
+            clean_up_tokenization_spaces (`bool`): see the tokenizer's `decode`.
+            stop_sequence (`str`): end at the first token of this string instead of the model's end token.
+            **options: for `generate()`, such as `max_new_tokens`, `num_beams`, `num_return_sequences`.
+
+        Returns:
+            for a string a list of dicts, one for each of `num_return_sequences`; for a list of strings a list of dicts,
+            or of such lists when `num_return_sequences` is above 1; for a dataset or an iterator an iterator, lazily
+            filled, over such lists. Keys, for `translation`: `translation_text` (`str`) and, when asked for,
+            `translation_token_ids` (tensor of shape `(length,)`, padded to the longest of its batch). A blank text
+            gives an empty one; the model is not asked.
+
+        Raises:
+            TypeError: for input that is not text, naming the row (counted from 0).
+            ValueError: for a text longer than the model has positions, naming the row, and for an unknown truncation.
+        """
+        if split_sentences is None:
+            split_sentences = self._split_sentences
+        single = isinstance(inputs, str)
+        rows = _rows([inputs] if single else inputs)
+        if isinstance(rows, list) and not rows:
+            return []
+        if split_sentences:
+            splitter = split_into_sentences if split_sentences is True else split_sentences
+            results = self._call_on_sentences(rows, splitter, *args, **options)
+        elif single:
+            return super().__call__(rows[0], *args, **options)
+        else:
+            results = super().__call__(rows, *args, **options)
+        if not isinstance(rows, list):
+            return results
+        results = list(results)
+        if single:
+            return results[0]
+        if all(len(records) == 1 for records in results):
+            return [records[0] for records in results]
+        return results
+
+    def _call_on_sentences(self, rows, splitter, *args, num_workers=None, batch_size=None, **options) -> Iterator[list]:
+        """Results of rows from results of their sentences, both streams read no further ahead than a batch."""
+        del num_workers  # sentences are counted in this process
+        if not callable(splitter):
+            raise TypeError(
+                f"split_sentences is {splitter!r}: give True, False or a function from a text to its sentences"
+            )
+        if options.get("return_tensors", self._postprocess_params.get("return_tensors")):
+            raise ValueError(
+                "split_sentences joins texts, and token ids cannot be joined: leave out one of"
+                " split_sentences and return_tensors"
+            )
+        if batch_size is None:
+            batch_size = self._batch_size
+        if batch_size is None:
+            batch_size = SENTENCES_PER_BATCH if self.tokenizer.pad_token_id is not None else 1
+        counts = deque()
+
+        def sentences():
+            for row in rows if not isinstance(rows, _Rows) else (rows[index] for index in range(len(rows))):
+                _check_text(row)
+                parts = _split(row, splitter)
+                counts.append(len(parts))
+                yield from parts
+
+        results = super().__call__(sentences(), *args, num_workers=0, batch_size=batch_size, **options)
+        return _joined(iter(results), counts, f"{self.return_name}_text")
+
+    def _sanitize_parameters(
+        self,
+        return_tensors=None,
+        return_text=None,
+        clean_up_tokenization_spaces=None,
+        truncation=None,
+        stop_sequence=None,
+        **generate_options,
+    ):
+        """Sort what a call or the constructor got into parameters of preprocess, forward and postprocess."""
+        if not (truncation is None or isinstance(truncation, bool) or truncation in _TRUNCATIONS):
+            raise ValueError(f"truncation is {truncation!r}: give True, False or one of {', '.join(_TRUNCATIONS)}")
+        preprocess = {} if truncation is None else {"truncation": truncation}
+        postprocess = {
+            "return_tensors": return_tensors,
+            "return_text": return_text,
+            "clean_up_tokenization_spaces": clean_up_tokenization_spaces,
+        }
+        if stop_sequence is not None:
+            ids = self.tokenizer.encode(stop_sequence, add_special_tokens=False)
+            if not ids:
+                raise ValueError(f"stop_sequence {stop_sequence!r} has no tokens: give a string that has")
+            if len(ids) > 1:
+                logger.warning(
+                    f"stop_sequence {stop_sequence!r} has {len(ids)} tokens: generation stops at the first of them,"
+                    f" {self.tokenizer.decode(ids[:1])!r}; use stop_strings=... with tokenizer=... to stop at all of it"
+                )
+            generate_options["eos_token_id"] = ids[0]
+        return preprocess, generate_options, {name: value for name, value in postprocess.items() if value is not None}
+
+    def _tokenize(self, text: str, **options):
+        """The encoder's inputs of one text, `(1, length)` each."""
+        return self.tokenizer(self.prefix + text, return_tensors="pt", **options)
+
+    def preprocess(self, inputs, truncation=False, **tokenize_options) -> dict[str, Any]:
+        """One text (a `str`, or a row of a call) to the encoder's inputs, `(1, length)` each."""
+        row = inputs if isinstance(inputs, _Row) else _Row(0, inputs)
+        _check_text(row)
+        # What the tokenizer would say about length is said here, by row.
+        encoding = self._tokenize(row.text, verbose=False, **tokenize_options)
+        length = encoding["input_ids"].shape[1]
+        if truncation in (None, False, "do_not_truncate"):
+            if self._source_limit is not None and length > self._source_limit:
+                raise ValueError(
+                    f"{row} has {length} tokens and the model has {self._source_limit} positions: shorten it, or give"
+                    " split_sentences=True, or truncation=True to drop the rest"
+                )
+        else:
+            limits = [self._source_limit or _UNLIMITED_LENGTH, self.tokenizer.model_max_length]
+            if length > min(limits):
+                options = {"truncation": truncation, "max_length": min(limits), **tokenize_options}
+                encoding = self._tokenize(row.text, verbose=False, **options)
+                kept = encoding["input_ids"].shape[1]
+                logger.warning(f"{row} was cut: {kept} of its {length} tokens are kept (truncation={truncation})")
+        inputs = {name: value for name, value in encoding.items() if name != "token_type_ids"}
+        return {**inputs, "is_blank": torch.tensor([not row.text.strip()])}
+
+    def _forward(self, model_inputs, **generate_options) -> dict[str, torch.Tensor]:
+        """Generate for a batch: token ids of shape `(batch_size, num_return_sequences, length)`.
+
+        Blank rows are left out of the batch and come back as padding.
+        """
+        inputs = dict(model_inputs)
+        filled = ~inputs.pop("is_blank")
+        options = self._generate_options(generate_options)
+        if not filled.any():
+            empty = self.tokenizer.pad_token_id
+            empty = self.model.config.eos_token_id if empty is None else empty
+            return {"output_ids": torch.full((len(filled), self._num_return_sequences(options), 1), empty)}
+        for name, value in inputs.items():
+            # Other than tensors there is only the language's first token, which is the same in all rows.
+            is_batched = isinstance(value, list)
+            inputs[name] = value[filled] if isinstance(value, torch.Tensor) else value[0] if is_batched else value
+        with _evaluation_mode(self.model):
+            outputs = self.model.generate(**inputs, **options)
+        outputs = getattr(outputs, "sequences", outputs)
+        outputs = outputs.reshape(int(filled.sum()), -1, outputs.shape[-1])
+        if not filled.all():
+            everything = outputs.new_full((len(filled), *outputs.shape[1:]), self.tokenizer.pad_token_id)
+            everything[filled] = outputs
+            outputs = everything
+        return {"output_ids": outputs}
+
+    def _generate_options(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Options of `generate()`: what was given, over the task's, over what the model's configuration leaves open."""
+        if "generation_config" in given:
+            return given
+        task = dict(self._task_options)
+        if "max_new_tokens" in given:
+            task.pop("max_length", None)  # generate() takes one of the two
+        options = {**task, **given}
+        own = self.model.generation_config
+
+        def is_open(*names: str) -> bool:
+            return all(options.get(name) is None and getattr(own, name, None) is None for name in names)
+
+        # The paper's model bounds an output by its source, which a number of tokens would override; its pipeline gives
+        # what its `generate()` gives.
+        if self.model.config.model_type != "vaswani":
+            if is_open("num_beams", "assistant_model"):
+                options["num_beams"] = DEFAULT_NUM_BEAMS
+            if is_open("max_new_tokens", "max_length"):
+                room = DEFAULT_MAX_NEW_TOKENS if self._target_limit is None else self._target_limit - 1
+                options["max_new_tokens"] = min(DEFAULT_MAX_NEW_TOKENS, room)
+        if is_open("pad_token_id") and self.tokenizer.pad_token_id is not None:
+            options["pad_token_id"] = self.tokenizer.pad_token_id
+        return options
+
+    def _num_return_sequences(self, options: dict[str, Any]) -> int:
+        for source in (options, vars(options.get("generation_config") or self.model.generation_config)):
+            if source.get("num_return_sequences") is not None:
+                return source["num_return_sequences"]
+        return 1
+
+    def postprocess(
+        self, model_outputs, return_tensors=False, return_text=None, clean_up_tokenization_spaces=False
+    ) -> list[dict[str, Any]]:
+        """The records of one row: a dict for each returned sequence."""
+        if return_text is None:
+            return_text = not return_tensors
+        if not (return_text or return_tensors):
+            raise ValueError("return_text and return_tensors are both False: nothing is left to return")
+        records = []
+        for ids in model_outputs["output_ids"][0]:
+            record = {}
+            if return_tensors:
+                record[f"{self.return_name}_token_ids"] = ids
+            if return_text:
+                record[f"{self.return_name}_text"] = self.tokenizer.decode(
+                    ids, skip_special_tokens=True, clean_up_tokenization_spaces=clean_up_tokenization_spaces
+                )
+            records.append(record)
+        return records
+
+
+def _split(row: _Row, splitter: Callable[[str], Iterable[str]]) -> list[_Row]:
+    """The sentences of a row, at least one."""
+    sentences = splitter(row.text)
+    if isinstance(sentences, str) or not isinstance(sentences, Iterable):
+        raise TypeError(f"split_sentences gave a {type(sentences).__name__} for {row}: it must give a list of strings")
+    parts = [_Row(row.index, sentence, number) for number, sentence in enumerate(sentences)]
+    for part in parts:
+        _check_text(part)
+    return [part for part in parts if part.text.strip()] or [_Row(row.index, "")]
+
+
+def _joined(results: Iterator[list[dict]], counts: deque, key: str) -> Iterator[list[dict]]:
+    """Join the results of as many sentences as each row has, first alternatives with first ones and so on."""
+    for first in results:
+        parts = [first, *(next(results) for _ in range(counts.popleft() - 1))]
+        yield [{key: " ".join(record[key] for record in alternatives)} for alternatives in zip(*parts, strict=True)]
+
+
+class SummarizationPipeline(Text2TextGenerationPipeline):
+    """Text in, `summary_text` out; all else as in [`Text2TextGenerationPipeline`]."""
+
+    return_name = "summary"
+
+
+class TranslationPipeline(Text2TextGenerationPipeline):
+    """Text in, `translation_text` out; all else as in [`Text2TextGenerationPipeline`].
+
+    `src_lang` and `tgt_lang`, in the constructor or a call, choose the languages of a multilingual model (mBART,
+    M2M100, NLLB) by the tokenizer's codes; models of one direction ignore them. A task `"translation_XX_to_YY"` gives
+    them too.
+    """
+
+    return_name = "translation"
+
+    def _sanitize_parameters(self, src_lang=None, tgt_lang=None, **options):
+        preprocess, forward, postprocess = super()._sanitize_parameters(**options)
+        languages = {"src_lang": src_lang, "tgt_lang": tgt_lang}
+        return {**preprocess, **{k: v for k, v in languages.items() if v is not None}}, forward, postprocess
+
+    def _tokenize(self, text: str, src_lang=None, tgt_lang=None, **options):
+        build = getattr(self.tokenizer, "_build_translation_inputs", None)
+        if build is None:
+            return super()._tokenize(text, **options)
+        named = re.fullmatch(r"translation_(.+)_to_(.+)", self.task or "")
+        if named:
+            src_lang, tgt_lang = src_lang or named[1], tgt_lang or named[2]
+        if src_lang is None or tgt_lang is None:
+            missing = "src_lang" if src_lang is None else "tgt_lang"
+            raise ValueError(
+                f"this model translates between several languages: give {missing}, a code of its tokenizer"
+            )
+        try:
+            inputs = build(text, return_tensors="pt", src_lang=src_lang, tgt_lang=tgt_lang, **options)
+        except KeyError as error:
+            raise ValueError(f"language {error} is none of this model's tokenizer: give one of its codes") from error
+        # Other tokenizers take <unk> for the mark of a language that they do not know.
+        source_mark = getattr(self.tokenizer, "cur_lang_code", None)
+        for code, mark in ((src_lang, source_mark), (tgt_lang, inputs.get("forced_bos_token_id"))):
+            if mark is not None and mark == self.tokenizer.unk_token_id:
+                raise ValueError(f"language {code!r} is none of this model's tokenizer: give one of its codes")
+        return inputs
+
+
+# What `save_pretrained` of a pipeline reads: it then writes `custom_pipelines` and a copy of this file.
+for _task, _class in (
+    ("text2text-generation", Text2TextGenerationPipeline),
+    ("summarization", SummarizationPipeline),
+    ("translation", TranslationPipeline),
+):
+    _class._registered_impl = {_task: {"impl": _class, "pt": (AutoModelForSeq2SeqLM,)}}
+
+__all__ = [
+    "CUSTOM_PIPELINES",
+    "SummarizationPipeline",
+    "Text2TextGenerationPipeline",
+    "TranslationPipeline",
+]

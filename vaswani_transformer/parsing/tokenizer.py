@@ -1,0 +1,131 @@
+"""The parser's tokenizer: byte-pair encoding of the words, and one token for each bracket and each tag of the trees.
+
+A sentence is its words separated by spaces, a tree its tokens (`linearize`) separated by spaces. The vocabulary is
+shared, as in Section 6.3; a bracket's token cannot be a word, since words of trees hold no round brackets.
+"""
+
+import json
+import re
+from collections.abc import Container, Iterable, Sequence
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from ..data.tokenization import SPECIAL_TOKENS, finished_tokenizer
+from ..errors import UserError
+from .linearization import is_close, is_open, is_tag_among_words
+from .trees import escape
+
+DEFAULT_VOCAB_SIZE = 16_000  # Section 6.3, trained on the Wall Street Journal alone
+TREE_TOKENS = "tree_tokens"  # entry of `tokenizer_config.json`: all tokens that trees are written with
+_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+_SPACE = "Ġ"  # the space before a word, in the byte-level alphabet
+
+
+def sentence_text(words: Iterable[str]) -> str:
+    """The line that the model reads for words as text or trees have them.
+
+    Round brackets are escaped as in trees; white space within a word, which would make two of it, becomes `_`.
+
+    Args:
+        words: of one sentence.
+    """
+    return " ".join(re.sub(r"\s", "_", escape(word)) for word in words)
+
+
+def train_parser_tokenizer(
+    sentences: Iterable[str], tree_tokens: Sequence[str], vocab_size: int = DEFAULT_VOCAB_SIZE
+) -> PreTrainedTokenizerFast:
+    """Train a tokenizer that `AutoTokenizer` can load.
+
+    Args:
+        sentences: lines of `sentence_text`.
+        tree_tokens: all tokens that trees are written with; each is one token of the vocabulary.
+        vocab_size: number of tokens in all; there are fewer where the sentences do not hold so many distinct pieces.
+
+    Raises:
+        UserError: for a vocabulary that has no room for all bytes, brackets and tags, or for no sentences.
+    """
+    least = len(SPECIAL_TOKENS) + len(_ALPHABET) + len(tree_tokens)
+    if vocab_size < least:
+        raise UserError(
+            f"vocab_size is {vocab_size}: the special tokens, all bytes, and the {len(tree_tokens)} brackets and tags"
+            f" of the trees need {least}; give at least that"
+        )
+    learner = _pipeline(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(tree_tokens),
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=_ALPHABET,
+        show_progress=False,
+    )
+    learner.train_from_iterator(sentences, trainer=trainer)
+    learned = json.loads(learner.to_str())["model"]
+    vocabulary = learned["vocab"]
+    if not learned["merges"]:
+        raise UserError("there are no sentences to train a vocabulary on: give trees with words")
+    for token in tree_tokens:
+        vocabulary.setdefault(_SPACE + token, len(vocabulary))
+    merges = [tuple(pair) for pair in learned["merges"]]
+    # A word that is an entry of the vocabulary is that entry, whatever the merges: brackets and tags have none.
+    backend = _pipeline(models.BPE(vocabulary, merges, ignore_merges=True))
+    return finished_tokenizer(backend, **{TREE_TOKENS: list(tree_tokens)})
+
+
+def _pipeline(model: models.Model) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Prepend(" ")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(" ?[^ ]+"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)])
+    return tokenizer
+
+
+def tree_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Id of each token that trees are written with.
+
+    Raises:
+        UserError: for a tokenizer of a model that is no parser.
+    """
+    tokens = tokenizer.init_kwargs.get(TREE_TOKENS)
+    vocabulary = tokenizer.get_vocab()
+    if not isinstance(tokens, list) or not tokens or any(_SPACE + str(token) not in vocabulary for token in tokens):
+        raise UserError(
+            "the model is no parser: its tokenizer_config.json does not name the brackets and tags of trees; give a"
+            " model of `vaswani parse train`"
+        )
+    ids = {token: vocabulary[_SPACE + token] for token in tokens}
+    opens, closes = ({token[1:] for token in ids if kind(token)} for kind in (is_open, is_close))
+    tags = {token for token in ids if not (is_open(token) or is_close(token))}
+    if opens != closes or not tags or len(set(map(is_tag_among_words, tags))) > 1:
+        raise UserError(
+            "the tokenizer's tree_tokens are damaged: each label needs the token that opens and the one that closes"
+            " it, there must be a tag, and all tags end with a bracket or none; copy the model again"
+        )
+    return ids
+
+
+def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Ids of the tokens that a word of a sentence begins with: a sentence has as many words as such tokens."""
+    return {number for token, number in tokenizer.get_vocab().items() if token.startswith(_SPACE)}
+
+
+def split_words(ids: Iterable[int], starts: Container[int], end: int) -> list[list[int]]:
+    """The token ids of each word of a sentence.
+
+    Args:
+        ids: of the sentence.
+        starts: what `word_starts` returns.
+        end: the token that ends a sentence.
+    """
+    words: list[list[int]] = []
+    for token in ids:
+        if token in starts:
+            words.append([token])
+        elif token != end:
+            words[-1].append(token)
+    return words

@@ -1,0 +1,339 @@
+"""Recipes: everything one training needs, as flat YAML; each field is also an option of `vaswani train`."""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from importlib import resources
+from pathlib import Path
+
+import yaml
+
+from ..errors import UserError
+from ..model.configuration_vaswani import VaswaniConfig
+
+
+def _option(default, help_text: str, group: str):
+    return dataclasses.field(default=default, metadata={"help": help_text, "group": group})
+
+
+DATA, TOKENIZER, MODEL, BATCHES = "data", "tokenizer", "model", "batches"
+OPTIMIZER, CHECKS, DECODING, OUTPUT = "optimizer", "validation and checkpoints", "decoding", "output"
+
+
+@dataclasses.dataclass
+class Recipe:
+    """All settings of one training run; the help of each field is its documentation.
+
+    Raises:
+        UserError: from `load_recipe` and `check_recipe`, for unknown fields, wrong types and values out of range.
+    """
+
+    train_source: str | None = _option(None, "text file of training sources, or a pattern: a.*.en.gz", DATA)
+    train_target: str | None = _option(None, "text file of training targets, aligned with train_source", DATA)
+    train_data: str | None = _option(
+        None, "instead of two text files: a TSV, CSV, JSON lines or Parquet file, a folder, or a Hub dataset", DATA
+    )
+    prepared: str | None = _option(None, "folder made by `vaswani prepare`, to train on instead of the text", DATA)
+    validation_source: str | None = _option(None, "text file of validation sources", DATA)
+    validation_target: str | None = _option(None, "text file of validation targets", DATA)
+    validation_data: str | None = _option(None, "instead of two text files, as train_data", DATA)
+    validation_size: int = _option(1000, "pairs held out of the training data when there is no validation data", DATA)
+    data_dir: str | None = _option(None, "folder that relative data paths start from; the current one if none", DATA)
+    data_config: str | None = _option(None, "configuration of a Hub dataset, such as de-en for wmt14", DATA)
+    train_split: str = _option("train", "split of a Hub dataset to train on", DATA)
+    validation_split: str | None = _option(
+        None, "split of a Hub dataset to validate on, of train_data if there is no validation_data", DATA
+    )
+    source_column: str = _option("source", "column of the sources, or its key in a translation column: en", DATA)
+    target_column: str = _option("target", "column of the targets, or its key in a translation column: de", DATA)
+    max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
+    max_length_ratio: float = _option(
+        3.0, "pairs with one side more than this many times longer are dropped; 0 for no limit", DATA
+    )
+    expected_pairs: int | None = _option(
+        None, "sentence pairs of an epoch that --dry-run reckons with where the data is not at hand", DATA
+    )
+    expected_source_length: float | None = _option(None, "the same: mean tokens of a source, </s> included", DATA)
+    expected_target_length: float | None = _option(None, "the same: mean tokens of a target, </s> included", DATA)
+
+    tokenizer: str | None = _option(None, "folder of a trained tokenizer; none: train one on the data", TOKENIZER)
+    tokenizer_kind: str = _option("bpe", "kind to train: bpe or wordpiece", TOKENIZER)
+    vocab_size: int = _option(37_000, "entries of the vocabulary shared by source and target", TOKENIZER)
+
+    preset: str = _option("base", "model of the paper to start from: vaswani presets", MODEL)
+    d_model: int | None = _option(None, "width of the model; from the preset if none, as all below", MODEL)
+    d_ff: int | None = _option(None, "inner width of the feed-forward sublayers", MODEL)
+    num_heads: int | None = _option(None, "attention heads", MODEL)
+    d_k: int | None = _option(None, "width of a head's queries and keys; d_model / num_heads if none", MODEL)
+    d_v: int | None = _option(None, "width of a head's values; d_model / num_heads if none", MODEL)
+    encoder_layers: int | None = _option(None, "layers of the encoder", MODEL)
+    decoder_layers: int | None = _option(None, "layers of the decoder", MODEL)
+    dropout: float | None = _option(None, "dropout on sublayer outputs and embedding sums", MODEL)
+    attention_dropout: float | None = _option(None, "dropout on attention weights", MODEL)
+    activation_dropout: float | None = _option(None, "dropout inside the feed-forward sublayers", MODEL)
+    attention_bias: bool | None = _option(None, "biases in the attention projections", MODEL)
+    position_encoding: str | None = _option(None, "sinusoidal or learned", MODEL)
+    max_position_embeddings: int | None = _option(None, "positions to learn, in tokens; sinusoids have no end", MODEL)
+    attention_window: int | None = _option(None, "positions that self-attention sees; all if none (Section 4)", MODEL)
+
+    tokens_per_batch: int = _option(
+        4096, "source tokens, and as many target tokens, of one optimizer step over all devices; paper: 25000", BATCHES
+    )
+    tokens_per_device: int = _option(
+        4096, "about what one device takes at once; gradients are accumulated up to tokens_per_batch", BATCHES
+    )
+    data_workers: int = _option(0, "processes that make batches ahead; 0: the training process does", BATCHES)
+
+    max_steps: int = _option(100_000, "optimizer steps in all", OPTIMIZER)
+    max_minutes: float = _option(0.0, "stop after this many minutes of training; 0 for no limit", OPTIMIZER)
+    warmup_steps: int = _option(4000, "optimizer steps over which the learning rate grows", OPTIMIZER)
+    learning_rate_scale: float = _option(1.0, "factor on the learning rate of the paper's Equation 3", OPTIMIZER)
+    label_smoothing: float = _option(0.1, "share of the target probability spread over the vocabulary", OPTIMIZER)
+    adam_beta1: float = _option(0.9, "Adam's beta 1", OPTIMIZER)
+    adam_beta2: float = _option(0.98, "Adam's beta 2", OPTIMIZER)
+    adam_epsilon: float = _option(1e-9, "Adam's epsilon", OPTIMIZER)
+    max_gradient_norm: float = _option(0.0, "clip gradients to this norm; 0 for none, as in the paper", OPTIMIZER)
+    precision: str = _option("auto", "fp32, bf16, fp16, or auto: bf16 where the device computes in it", OPTIMIZER)
+    attention: str = _option(
+        "auto", "eager, sdpa, ...: transformers' implementations; auto: eager on a CPU, else sdpa", OPTIMIZER
+    )
+    fused_loss: bool = _option(
+        True, "compute projection and loss together, so that the logits of a whole batch never exist", OPTIMIZER
+    )
+    compile: bool = _option(False, "compile the layers with torch.compile: a minute at the start", OPTIMIZER)
+    seed: int = _option(0, "of initial weights, dropout and shuffling", OPTIMIZER)
+
+    evaluate_every: int = _option(1000, "optimizer steps between validations, each with a checkpoint", CHECKS)
+    log_every: int = _option(50, "optimizer steps between lines of the training log", CHECKS)
+    report_to: str = _option(
+        "none", "what else follows the log, comma-separated: tensorboard, wandb, ... (transformers' names)", CHECKS
+    )
+    validation_bleu: int = _option(
+        500,
+        "validate on a fixed sample of this many pairs, translated greedily for BLEU; 0: loss on all pairs, no BLEU",
+        CHECKS,
+    )
+    best_by: str = _option("loss", "what the best checkpoint is best by: loss or bleu", CHECKS)
+    early_stopping: int = _option(0, "stop after this many validations without a better one; 0 for never", CHECKS)
+    checkpoint_minutes: float = _option(
+        0.0, "minutes between further checkpoints, which are then the ones averaged (paper: 10); 0: none", CHECKS
+    )
+    keep_checkpoints: int = _option(5, "latest checkpoints kept, besides the best and those to average", CHECKS)
+    average_checkpoints: int = _option(5, "average this many latest checkpoints at the end; 0: no", CHECKS)
+    keep_weights: str = _option(
+        "better",
+        "what the model folder gets: average, best, last, or better: best or average, whichever validates better",
+        CHECKS,
+    )
+
+    num_beams: int = _option(4, "beam size the saved model decodes with", DECODING)
+    length_penalty: float = _option(0.6, "alpha of the paper's length normalisation", DECODING)
+    max_extra_tokens: int = _option(50, "tokens an output may be longer than its source", DECODING)
+
+    output: str | None = _option(None, "folder for the model; runs/NAME-OF-THE-RECIPE if none", OUTPUT)
+    overwrite: bool = _option(
+        False,
+        "start anew where another run has been: its model, checkpoints (with the batch of a non-finite loss), log and"
+        " TensorBoard events are removed from the output folder. An interrupted run of the same settings is resumed",
+        OUTPUT,
+    )
+
+    def model_overrides(self) -> dict:
+        """The configuration fields that this recipe sets over its preset."""
+        names = [field.name for field in dataclasses.fields(self) if field.metadata["group"] == MODEL]
+        values = {name: getattr(self, name) for name in names if name != "preset"}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+_FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
+_TYPES = typing.get_type_hints(Recipe)
+
+
+def field_type(name: str) -> tuple[type, bool]:
+    """The plain type of a field, and whether it may be none."""
+    hint = _TYPES[name]
+    if isinstance(hint, types.UnionType):
+        return next(part for part in typing.get_args(hint) if part is not type(None)), True
+    return hint, False
+
+
+def unknown_field_message(name: str) -> str:
+    """One line that names an unknown field and the nearest valid one."""
+    near = difflib.get_close_matches(name.replace("-", "_"), _FIELDS, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else "`vaswani train --help` lists the fields"
+    return f"there is no recipe field {name!r}: {hint}"
+
+
+def convert(name: str, value) -> object:
+    """A value from YAML or the command line (a string) as the type of its field.
+
+    Raises:
+        UserError: when it does not fit, naming field, value and type.
+    """
+    kind, optional = field_type(name)
+    text = value.strip() if isinstance(value, str) else value
+    if text is None or (isinstance(text, str) and text.lower() in ("none", "null") and optional):
+        if optional:
+            return None
+        raise UserError(f"{name} must be given a value of type {kind.__name__}")
+    if kind is bool:
+        words = {"true": True, "yes": True, "false": False, "no": False}
+        text = words.get(text.lower(), text) if isinstance(text, str) else text
+        if isinstance(text, bool):
+            return text
+    elif not isinstance(text, bool | list | dict):
+        try:
+            if kind is int and isinstance(text, float) and not text.is_integer():
+                raise ValueError
+            converted = kind(str(text).replace("_", "")) if kind is int and isinstance(text, str) else kind(text)
+            if kind is not float or math.isfinite(converted):
+                return converted
+        except (ValueError, TypeError, OverflowError):
+            pass
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    raise UserError(f"{name} is {value!r}: it must be {names[kind]}")
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that ship with the package."""
+    folder = resources.files(__package__)
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def describe(name: str) -> str:
+    """The first comment line of a shipped recipe."""
+    text = (resources.files(__package__) / f"{name}.yaml").read_text(encoding="utf-8")
+    return text.splitlines()[0].lstrip("# ")
+
+
+def read_recipe(name_or_path: str) -> tuple[str, str]:
+    """Text of a recipe, shipped or one's own, and a name for it.
+
+    Raises:
+        UserError: for a file or a name that is not there, or a file that is not UTF-8.
+    """
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        if not path.is_file():
+            raise UserError(f"there is no recipe file {name_or_path}")
+        try:
+            return path.read_text(encoding="utf-8"), path.stem
+        except UnicodeDecodeError as error:
+            raise UserError(f"{name_or_path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
+    names = recipe_names()
+    if name_or_path not in names:
+        near = difflib.get_close_matches(name_or_path, names, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else "`vaswani recipes` lists them"
+        raise UserError(f"there is no recipe {name_or_path!r} and no such file: {hint}")
+    return (resources.files(__package__) / f"{name_or_path}.yaml").read_text("utf-8"), name_or_path
+
+
+def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
+    """A shipped recipe by name, or one's own by path, with some fields replaced.
+
+    Args:
+        name_or_path: one of `recipe_names()`, or a YAML file.
+        overrides: field names to values, as on the command line.
+
+    Raises:
+        UserError: for a missing or malformed file, unknown fields, wrong types and values out of range.
+    """
+    text, name = read_recipe(name_or_path)
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = " ".join(str(getattr(error, "problem", error)).split())
+        raise UserError(f"{name_or_path}{where} is not valid YAML: {problem}") from error
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise UserError(f"{name_or_path} must hold lines of the form `field: value`")
+    values.update(overrides or {})
+    for field in values:
+        if field not in _FIELDS:
+            raise UserError(unknown_field_message(str(field)))
+    recipe = Recipe(**{field: convert(field, value) for field, value in values.items()})
+    if recipe.output is None:
+        recipe.output = str(Path("runs") / name)
+    check_recipe(recipe)
+    return recipe
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Check ranges and choices, and that the model can be built.
+
+    Raises:
+        UserError: naming the field, its value and the rule.
+    """
+    at_least = {
+        1: "max_length tokens_per_batch tokens_per_device max_steps warmup_steps evaluate_every log_every num_beams"
+        " keep_checkpoints",
+        0: "validation_size max_length_ratio max_minutes max_gradient_norm validation_bleu early_stopping"
+        " average_checkpoints checkpoint_minutes max_extra_tokens seed data_workers",
+    }
+    for lowest, names in at_least.items():
+        for name in names.split():
+            if getattr(recipe, name) < lowest:
+                raise UserError(f"{name} is {getattr(recipe, name)}: it must be {lowest} or more")
+    for name in ("expected_pairs", "expected_source_length", "expected_target_length"):
+        if getattr(recipe, name) is not None and getattr(recipe, name) < 1:
+            raise UserError(f"{name} is {getattr(recipe, name)}: it must be 1 or more, or none")
+    if recipe.max_length < 2:
+        raise UserError(f"max_length is {recipe.max_length}: it must be 2 or more, since </s> counts")
+    if 0 < recipe.max_length_ratio < 1:
+        raise UserError(f"max_length_ratio is {recipe.max_length_ratio}: it must be 1 or more, or 0 for no limit")
+    if recipe.seed >= 2**32:
+        raise UserError(f"seed is {recipe.seed}: it must be below 2**32")
+    for name in ("learning_rate_scale", "adam_epsilon"):
+        if getattr(recipe, name) <= 0:
+            raise UserError(f"{name} is {getattr(recipe, name)}: it must be above 0")
+    for name in ("label_smoothing", "adam_beta1", "adam_beta2"):
+        if not 0 <= getattr(recipe, name) < 1:
+            raise UserError(f"{name} is {getattr(recipe, name)}: it must be at least 0 and below 1")
+    choices = {
+        "tokenizer_kind": ("bpe", "wordpiece"),
+        "precision": ("auto", "fp32", "bf16", "fp16"),
+        "best_by": ("loss", "bleu"),
+        "keep_weights": ("better", "average", "best", "last"),
+    }
+    for name, allowed in choices.items():
+        if getattr(recipe, name) not in allowed:
+            raise UserError(f"{name} is {getattr(recipe, name)!r}: it must be one of {', '.join(allowed)}")
+    if recipe.best_by == "bleu" and recipe.validation_bleu == 0:
+        raise UserError("best_by is 'bleu' but validation_bleu is 0: set validation_bleu, or best_by to 'loss'")
+    if recipe.keep_weights == "average" and recipe.average_checkpoints < 2:
+        raise UserError(
+            f"keep_weights is 'average' but average_checkpoints is {recipe.average_checkpoints}: make it 2 or more, or"
+            " keep other weights"
+        )
+    if max(recipe.max_length, 1) > min(recipe.tokens_per_batch, recipe.tokens_per_device):
+        raise UserError(
+            f"max_length {recipe.max_length} is above tokens_per_batch {recipe.tokens_per_batch} or tokens_per_device"
+            f" {recipe.tokens_per_device}: a sentence has to fit in a batch"
+        )
+    config = model_config(recipe, recipe.vocab_size)
+    if config.position_encoding == "learned" and recipe.max_length > config.max_position_embeddings:
+        raise UserError(
+            f"max_length {recipe.max_length} is above the {config.max_position_embeddings} positions that the model"
+            " learns: raise max_position_embeddings or lower max_length"
+        )
+
+
+def model_config(recipe: Recipe, vocab_size: int) -> VaswaniConfig:
+    """The configuration of the recipe's model, for a vocabulary of this many entries.
+
+    Raises:
+        UserError: for an unknown preset or sizes that no model can have, in one line.
+    """
+    overrides = recipe.model_overrides()
+    if {"d_model", "num_heads"} & overrides.keys():  # a preset's own head widths belong to its own d_model and heads
+        overrides = {"d_k": None, "d_v": None, **overrides}
+    try:
+        return VaswaniConfig.from_preset(recipe.preset, **{**overrides, "vocab_size": vocab_size})
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error.__cause__, ValueError | TypeError) else error
+        raise UserError(" ".join(str(cause).split())) from error

@@ -1,0 +1,4 @@
+"""Training: schedule, loss, trainer, callbacks, checkpoints, averaging, the plan of a run, and the run itself.
+
+Batches come from `data`, settings from `recipes`.
+"""

@@ -1,0 +1,159 @@
+"""Checkpoints of a training: which of them are whole, why each was written, which are kept and averaged.
+
+A checkpoint is written under another name, its files are forced to the disk, and it is renamed when it is whole. Its
+manifest, written last, lists its files with their sizes, so that a half-copied or half-deleted one is not taken for
+whole either.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from ..files import write_text
+
+MANIFEST = "checkpoint.json"
+TIME, VALIDATION, INTERVAL, STOP, END = "time", "validation", "interval", "stop", "end"  # why one was written
+
+
+class CheckpointError(OSError):
+    """A checkpoint could not be written; the earlier ones are whole."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint.
+
+    Args:
+        path: its folder.
+        reasons: why it was written: validation, interval, time, stop, end; empty for one without a manifest.
+        world_size: how many processes wrote it; None where that is not known.
+    """
+
+    path: Path
+    reasons: frozenset[str] = frozenset()
+    world_size: int | None = None
+
+    @property
+    def step(self) -> int:
+        """The optimizer step after which it was written."""
+        return step_of(self.path)
+
+    @property
+    def timed(self) -> bool:
+        """Whether the clock asked for it, alone or among others."""
+        return TIME in self.reasons
+
+
+def write_manifest(folder: Path, step: int, world_size: int, reasons: set[str]) -> None:
+    """Say what belongs to a checkpoint, once all else has been written."""
+    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    record = {"step": step, "world_size": world_size, "written_for": sorted(reasons), "files": files}
+    write_text(folder / MANIFEST, json.dumps(record, indent=1) + "\n")
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step in a checkpoint's name."""
+    return int(Path(checkpoint).name.rpartition("-")[2])
+
+
+def read_checkpoint(folder: Path) -> Checkpoint | None:
+    """A checkpoint, or None where it is not whole.
+
+    One without a manifest, as earlier versions and other programs write them, is whole if its trainer's state can be
+    read, which is written last.
+    """
+    try:
+        text = (folder / MANIFEST).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Checkpoint(folder) if _has_state(folder) else None
+    except (OSError, UnicodeDecodeError):
+        return None
+    try:
+        record = json.loads(text)
+        sizes = {name: (folder / name).stat().st_size for name in record["files"]}
+        if sizes != record["files"] or record["step"] != step_of(folder):
+            return None
+        return Checkpoint(folder, frozenset(record["written_for"]), record["world_size"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _has_state(folder: Path) -> bool:
+    try:
+        return isinstance(json.loads((folder / TRAINER_STATE_NAME).read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def checkpoint_folders(folder: Path) -> list[Path]:
+    """Folders that are named as checkpoints, whole or not, by step."""
+    found = [path for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.name.rpartition("-")[2].isdigit()]
+    return sorted(found, key=step_of)
+
+
+def read_checkpoints(folder: Path) -> list[Checkpoint]:
+    """The whole checkpoints in a folder, by step."""
+    found = [read_checkpoint(path) for path in checkpoint_folders(folder)]
+    return [checkpoint for checkpoint in found if checkpoint is not None]
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Folders of the whole checkpoints, by step."""
+    return [checkpoint.path for checkpoint in read_checkpoints(folder)]
+
+
+def last_complete_checkpoint(folder: Path) -> Path | None:
+    """The whole checkpoint of the highest step."""
+    return next(reversed(complete_checkpoints(folder)), None)
+
+
+def to_average(checkpoints: list[Checkpoint], count: int, timed: bool, every: int, end: int) -> list[Checkpoint]:
+    """The last checkpoints of a run, those that are averaged (Section 6.1), by step.
+
+    Args:
+        checkpoints: by step.
+        count: how many at most.
+        timed: take those that the clock asked for, and the last step's; else those of validations.
+        every: steps between validations. What a signal had written in between does not count, so that an interrupted
+            run ends as an uninterrupted one.
+        end: the last step of the run.
+    """
+    chosen = [one for one in checkpoints if (one.timed if timed else one.step % every == 0) or one.step == end]
+    return chosen[-count:] if count > 0 else []
+
+
+def surplus(
+    checkpoints: list[Checkpoint], limit: int | None, timed_limit: int | None, best_step: int | None
+) -> list[Checkpoint]:
+    """What may be removed: those of validations and those of the clock are counted apart.
+
+    Args:
+        checkpoints: oldest first; the last is always kept, to resume from.
+        limit: how many that neither the clock nor a signal asked for alone, the best one included; None: all. What a
+            signal had written is of no use once there is a later one, and must not push out what is averaged.
+        timed_limit: how many that the clock asked for; None: all.
+        best_step: step of the best one, which is always kept.
+    """
+    keep = {one.step for one in checkpoints[-1:]} | {best_step}
+    timed = [one.step for one in checkpoints if one.timed]
+    keep |= set(timed if timed_limit is None else timed[len(timed) - min(timed_limit, len(timed)) :])
+    if limit is None:
+        keep |= {one.step for one in checkpoints if one.reasons != {TIME}}
+    others = [one.step for one in checkpoints if not one.reasons or one.reasons - {TIME, STOP}]
+    room = 0 if limit is None else limit - (best_step in others)
+    for step in reversed([step for step in others if step != best_step]):
+        if room > 0:
+            keep.add(step)
+            room -= 1
+    return [one for one in checkpoints if one.step not in keep]
+
+
+def is_failed_write(error: BaseException) -> bool:
+    """Whether an error means that a file could not be written: a full disk, a quota, a disk that has gone."""
+    # torch and safetensors report the system's error in their own words.
+    told = any(words in str(error) for words in ("PytorchStreamWriter", "unexpected pos", "iostream error"))
+    return isinstance(error, OSError | SafetensorError) or (isinstance(error, RuntimeError) and told)

@@ -1,0 +1,174 @@
+"""What a trainer measures of itself: throughput, padding, and losses that are no numbers."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..data.batching import IGNORE_INDEX
+from ..errors import UserError
+
+
+class ThroughputMeter:
+    """Target tokens a second and the share of padding since it was read last, validation left out."""
+
+    def __init__(self):
+        self._since = None
+        self._tokens, self._positions, self._timed_tokens = (np.zeros(2, np.int64) for _ in range(3))
+
+    def start(self) -> None:
+        """Begin to measure; what was counted before stays counted."""
+        self._since = time.monotonic()
+
+    def state(self) -> dict[str, list[int]]:
+        """What was counted when it was last read, for `restore`."""
+        return {"tokens": self._tokens.tolist(), "positions": self._positions.tolist()}
+
+    def restore(self, state: dict[str, list[int]], tokens: np.ndarray) -> None:
+        """Go on where an earlier session was; the `tokens` that it has seen do not count for this one's speed."""
+        self._tokens, self._positions = (np.array(state[name], np.int64) for name in ("tokens", "positions"))
+        self._timed_tokens = tokens.copy()
+
+    def pause(self) -> float:
+        """Note a time at which something else than training begins."""
+        return time.monotonic()
+
+    def resume(self, paused: float) -> None:
+        """Leave out the time since `paused`."""
+        if self._since is not None:
+            self._since += time.monotonic() - paused
+
+    def read(self, tokens: np.ndarray, positions: np.ndarray) -> dict[str, float]:
+        """Measures since the last reading.
+
+        Args:
+            tokens: source and target tokens so far, padding not counted.
+            positions: the same with padding.
+
+        Returns:
+            `target_tokens_per_second`, and `padding`, the share of all positions of both sides that hold no token.
+        """
+        now, result = time.monotonic(), {}
+        new_tokens, new_positions = tokens - self._tokens, positions - self._positions
+        if self._since is not None:
+            result["target_tokens_per_second"] = float(tokens[1] - self._timed_tokens[1]) / max(now - self._since, 1e-9)
+        if new_positions.sum():
+            result["padding"] = float(1 - new_tokens.sum() / new_positions.sum())
+        self._since, self._tokens, self._positions = now, tokens.copy(), positions.copy()
+        self._timed_tokens = self._tokens
+        return result
+
+
+def is_read_at_once(loss: torch.Tensor) -> bool:
+    """Whether a loss can be read without waiting for a device."""
+    return loss.is_cpu
+
+
+def _is_finite(weight: torch.Tensor) -> bool:
+    """Whether a weight is finite, of a sharded one the part that lies here: asking all would wait for the others."""
+    here = weight.detach()
+    here = here.to_local() if hasattr(here, "to_local") else here
+    return here.numel() == 0 or bool(torch.linalg.vector_norm(here, float("inf")).isfinite())
+
+
+class NonFiniteLossError(UserError):
+    """The training loss, or a weight, is no longer a number; the batch of such a loss was saved."""
+
+
+class FiniteLossGuard:
+    """Notes losses that are nan or infinite and saves their batches.
+
+    A loss is read from the device only once the next one is there, so that the device is never waited for.
+
+    Args:
+        trainer: asked for step, folder and tokenizer.
+    """
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+        self._unread: list[tuple[torch.Tensor, dict]] = []
+        self._saved: Path | None = None
+        self._count = 0
+
+    def note(self, loss: torch.Tensor, inputs: dict) -> None:
+        """Take up the loss of a micro-batch and what it was computed from."""
+        loss = loss.detach()
+        # Asked for now: asked later, the device would answer only after all that it was given in between.
+        finite, answered = torch.isfinite(loss).to("cpu", non_blocking=True), None
+        if not loss.is_cpu:
+            answered = torch.Event(loss.device.type)
+            answered.record()
+        self._unread.append((loss, finite, answered, inputs))
+        self._read(keep=0 if is_read_at_once(loss) else 1)
+
+    def count(self, wait: bool = False) -> int:
+        """How many losses were not finite; `wait` for the latest one too."""
+        if wait:
+            self._read(keep=0)
+        return self._count
+
+    def count_broken_weights(self) -> int:
+        """How many of the weights that are trained are not finite, each matrix counted once.
+
+        A gradient may be infinite where the loss is not, and no loss has seen what it did to the weights.
+        """
+        return len(self._broken_weights())
+
+    def _broken_weights(self) -> list[str]:
+        parameters = self.trainer.model.named_parameters()
+        return [name for name, weight in parameters if weight.requires_grad and not _is_finite(weight)]
+
+    def _read(self, keep: int) -> None:
+        while len(self._unread) > keep:
+            loss, finite, answered, inputs = self._unread.pop(0)
+            if answered is not None:
+                answered.synchronize()
+            if not finite:
+                self._count += 1
+                if self._saved is None:
+                    self._saved = self._save(float(loss), inputs)
+
+    def _save(self, loss: float, inputs: dict) -> Path:
+        """Write the pairs of a batch, as ids and as text, with what else may explain the loss."""
+        trainer, tokenizer = self.trainer, self.trainer.processing_class
+        rank = f"-rank-{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
+        path = Path(trainer.args.output_dir) / f"non-finite-loss-after-step-{trainer.state.global_step}{rank}.json"
+        mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+        pairs = []
+        for ids, kept, labels in zip(inputs["input_ids"].cpu(), mask.cpu(), inputs["labels"].cpu(), strict=True):
+            pair = {"source_ids": ids[kept].tolist(), "target_ids": labels[labels != IGNORE_INDEX].tolist()}
+            if tokenizer is not None:
+                pair |= {side: tokenizer.decode(pair[f"{side}_ids"]) for side in ("source", "target")}
+            pairs.append(pair)
+        record = {
+            "loss": str(loss),
+            "steps_done": trainer.state.global_step,
+            "learning_rate": trainer.optimizer.param_groups[0]["lr"] if trainer.optimizer is not None else None,
+            "parameters_not_finite": self._broken_weights(),
+            "pairs": pairs,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return path
+
+    def refuse(self, losses: int, weights: int = 0) -> None:
+        """End training if so many losses or weights, over all processes, are not finite.
+
+        Raises:
+            NonFiniteLossError: saying where the batch is and what to change.
+        """
+        if not losses and not weights:
+            return
+        step, folder = self.trainer.state.global_step, self.trainer.args.output_dir
+        if self._saved is not None:
+            what = f"the loss is not finite around step {step + 1}: its batch is in {self._saved}"
+        elif losses:
+            what = f"the loss is not finite around step {step + 1}: another process has saved its batch in {folder}"
+        else:
+            what = f"the weights are not finite after step {step}, though all losses were: a gradient was not"
+        raise NonFiniteLossError(
+            f"{what}; checkpoints before it are whole. Lower learning_rate_scale, raise warmup_steps or clip with"
+            " max_gradient_norm, and start again"
+        )

@@ -1,0 +1,310 @@
+"""What a training will take, told before it starts: `vaswani train --dry-run`."""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..data.batching import TokenBatchSampler
+from ..data.parallel_text import find_shards
+from ..data.prepared import check_recipe_matches, open_prepared
+from ..data.recipe_data import data_path, data_sources
+from ..data.text_files import home_path
+from ..data.tokenization import load_tokenizer, train_tokenizer
+from ..data.tokenized_pairs import tokenize_pairs
+from ..errors import UserError
+from ..hardware import DEFAULT_UTILISATION, DEVICES, HERE, measure_device, parse_device
+from ..model.configuration_vaswani import VaswaniConfig
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..recipes.recipe import Recipe
+from .flops import model_flops
+from .run import _tokenizer, choose_precision, load_training_pairs, new_model, reporters
+
+# Share of `tokens_per_batch` that is tokens on the longer side, the rest being padding. `TokenBatchSampler` gave 0.92
+# to 0.95 for 25,000 tokens and 400,000 generated pairs: log-normal lengths of mean 30, sides 15% to 25% apart.
+EXPECTED_FILL = 0.93
+EXPECTED_LENGTH = 30.0  # tokens a sentence, where nothing is known
+BLOCK = 2**20  # pairs looked at together
+LARGEST_READ = 64e6  # bytes of local data that a plan reads; tokenising more takes minutes
+
+PAPER_GPU, PAPER_GPUS, PAPER_TOKENS = "p100", 8, 25_000
+PAPER_STEPS = {"base": 100_000, "big": 300_000}
+# What of eight such GPUs' peak the base model's 0.4 s a step are, by our count of its FLOPs.
+PAPER_UTILISATION = 0.288
+# Preset: seconds a step and the training time it is rounded to (Section 5.2), Table 2's cost in FLOPs.
+PAPER_TIMES = {"base": (0.4, 12 * 3600, "12 hours", "3.3e18"), "big": (1.0, 3.5 * 86400, "3.5 days", "2.3e19")}
+
+
+@dataclass(frozen=True)
+class EpochFacts:
+    """What an epoch holds: counted where the data is at hand, expected otherwise.
+
+    Args:
+        pairs: sentence pairs; None if nobody knows.
+        source_length: mean tokens of a source, `</s>` included.
+        target_length: the same for targets.
+        pairs_per_step: of one optimizer step, on average.
+        flops_per_pair: of the model, forward and backward, on average.
+        steps: optimizer steps an epoch; None if `pairs` is.
+        exact: whether it was counted.
+        origin: where it comes from.
+    """
+
+    pairs: int | None
+    source_length: float
+    target_length: float
+    pairs_per_step: float
+    flops_per_pair: float
+    steps: int | None
+    exact: bool
+    origin: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe's training in numbers: tokens, FLOPs (a multiplication and an addition counting two), seconds, bytes.
+
+    Args:
+        recipe: the settings.
+        config: the model.
+        parameters: by part, tied ones once.
+        processes: that share a step.
+        micro_batches: parts of a step, over all processes and accumulation.
+        epoch: what an epoch holds.
+        step_flops: of one optimizer step, padding not counted.
+        device: name, and how many; None if none was named.
+        precision: that training takes on the device.
+        peak: FLOP/s of one device.
+        utilisation: share of the peak that is reckoned with.
+        peak_source: where the peak is from.
+    """
+
+    recipe: Recipe
+    config: VaswaniConfig
+    parameters: dict[str, int]
+    processes: int
+    micro_batches: int
+    epoch: EpochFacts
+    step_flops: float
+    device: tuple[str, int] | None
+    precision: str | None
+    peak: float | None
+    utilisation: float
+    peak_source: str
+
+    @property
+    def flops(self) -> float:
+        """Of the whole training."""
+        return self.step_flops * self.recipe.max_steps
+
+    @property
+    def paper_model(self) -> str | None:
+        """`"base"` or `"big"` if the paper tells how long a step of this model and batch takes."""
+        if self.recipe.tokens_per_batch != PAPER_TOKENS:
+            return None
+        sizes = ("d_model", "d_ff", "num_heads", "d_k", "d_v", "encoder_layers", "decoder_layers")
+        for name in PAPER_TIMES:
+            preset = VaswaniConfig.from_preset(name)
+            if all(getattr(preset, size) == getattr(self.config, size) for size in sizes):
+                return name
+        return None
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the whole training on the named device: the paper's time where it tells one, else FLOPs over peak."""
+        if self.device is None:
+            return None
+        name, count = self.device
+        if name == PAPER_GPU and self.paper_model:
+            return self.recipe.max_steps * PAPER_TIMES[self.paper_model][0] * PAPER_GPUS / count
+        return self.flops / (self.peak * count * self.utilisation)
+
+
+def make_plan(recipe: Recipe, device: str | None = None, processes: int = 1, utilisation: float | None = None) -> Plan:
+    """Plan a training without starting it: no output folder is made, nothing is fetched.
+
+    Args:
+        recipe: the settings, checked by `load_recipe`.
+        device: what to tell the hours for, as `parse_device` takes it; `"here"` measures this machine for a second.
+        processes: of this launch; a number of devices in `device` takes its place.
+        utilisation: share of the device's peak that training is expected to reach; if none `PAPER_UTILISATION` on the
+            paper's GPU, else `DEFAULT_UTILISATION`.
+
+    Raises:
+        UserError: for what `vaswani train` would refuse too, and for an unknown device or a utilisation out of range.
+    """
+    named, count = parse_device(device) if device is not None else (None, None)
+    if utilisation is None:
+        utilisation = PAPER_UTILISATION if named == PAPER_GPU else DEFAULT_UTILISATION
+    if not 0 < utilisation <= 1:
+        raise UserError(f"--utilisation is {utilisation}: it must be above 0 and at most 1")
+    processes = count or processes
+    precision, peak, peak_source = _peak(named, recipe.precision)
+    reporters(recipe.report_to)
+    prepared = open_prepared(recipe.prepared) if recipe.prepared is not None else None
+    if prepared is not None:
+        check_recipe_matches(prepared, recipe)
+    model = _empty_model(recipe, prepared and prepared.tokenizer, on_this_machine=named in (None, HERE))
+    config = model.config
+    accumulation = math.ceil(math.ceil(recipe.tokens_per_batch / recipe.tokens_per_device) / processes)
+    if prepared is not None:
+        counts = f"prepared: {prepared.counts('train')}"
+        epoch = _facts(recipe, config, *prepared.train.lengths, accumulation * processes, counts)
+    else:
+        epoch = _count(recipe, config, accumulation * processes) or _expect(recipe, config)
+    return Plan(
+        recipe=recipe,
+        config=config,
+        parameters=_parameters(model),
+        processes=processes,
+        micro_batches=accumulation * processes,
+        epoch=epoch,
+        step_flops=epoch.pairs_per_step * epoch.flops_per_pair,
+        device=(named, processes) if named else None,
+        precision=precision,
+        peak=peak,
+        utilisation=utilisation,
+        peak_source=peak_source,
+    )
+
+
+@dataclass(frozen=True)
+class _StandInTokenizer:
+    """What a model has to know of a tokenizer that is yet to be trained: its size and the ids that ours have."""
+
+    entries: int
+    bos_token_id: int = 0
+    pad_token_id: int = 1
+    eos_token_id: int = 2
+
+    def __len__(self) -> int:
+        return self.entries
+
+
+def _empty_model(recipe: Recipe, tokenizer, on_this_machine: bool) -> VaswaniForConditionalGeneration:
+    """The model that would be trained, without memory for its weights; raises what making it would.
+
+    What is planned for another machine (`on_this_machine=False`) does not have to run on this one.
+    """
+    if on_this_machine:
+        choose_precision(recipe.precision)
+    else:
+        recipe = replace(recipe, attention="auto")
+    if tokenizer is None and recipe.tokenizer is not None:
+        tokenizer = load_tokenizer(recipe.tokenizer)
+    elif tokenizer is None:
+        train_tokenizer(["any"], kind=recipe.tokenizer_kind, vocab_size=recipe.vocab_size)  # checks the settings
+        tokenizer = _StandInTokenizer(recipe.vocab_size)
+    with torch.device("meta"):
+        return new_model(recipe, tokenizer)
+
+
+def _peak(name: str | None, precision: str) -> tuple[str | None, float | None, str]:
+    """Precision and peak of a named device, and where the peak is from; this machine's rules hold for itself alone."""
+    if name is None:
+        return None, None, ""
+    if name == HERE:
+        flags = choose_precision(precision)
+        precision = next((kind for kind, chosen in flags.items() if chosen), "fp32")
+        device = measure_device(precision)
+    else:
+        device = DEVICES[name]
+    return (*device.peak(precision, name.upper()), device.source)
+
+
+def _parameters(model: VaswaniForConditionalGeneration) -> dict[str, int]:
+    """How many each part has; a matrix that is tied counts where it comes first."""
+    parts = {"model.shared": "shared embedding", "model.encoder": "encoder", "model.decoder": "decoder"}
+    counts = dict.fromkeys([*parts.values(), "output projection"], 0)
+    for name, parameter in model.named_parameters():
+        part = next((label for prefix, label in parts.items() if name.startswith(prefix)), "output projection")
+        counts[part] += parameter.numel()
+    return {part: count for part, count in counts.items() if count}
+
+
+def _local_files(recipe: Recipe) -> tuple[list[Path], list[str]]:
+    """The training data as files that are here, and the names of which nothing is.
+
+    Raises:
+        UserError: from `load_training_pairs`, for a wrong combination of names, or a data_dir that is not there.
+    """
+    sides, data = (recipe.train_source, recipe.train_target), recipe.train_data
+    names = [name for name in (*sides, data) if name is not None]
+    if names and ((data is None) != all(sides) or any(sides) != all(sides)):
+        load_training_pairs(recipe)  # says what is wrong before it reads anything
+    if recipe.data_dir is not None and not home_path(recipe.data_dir).is_dir():
+        load_training_pairs(recipe)
+    files, missing = [], []
+    for name in names:
+        try:
+            found = find_shards(data_path(recipe, name))
+        except UserError:  # of a pattern that no file matches
+            found = []
+        found = [file for path in found for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
+        files += found
+        missing += [] if found else [name]
+    return files, missing
+
+
+def _count(recipe: Recipe, config: VaswaniConfig, micro_batches: int) -> EpochFacts | None:
+    """Read and tokenise training data that is here, as a training would; None where it is not, or is too much."""
+    files, missing = _local_files(recipe)
+    if not files or missing:
+        return None
+    data_sources(recipe)  # looks at them, however large they are
+    if sum(file.stat().st_size for file in files) > LARGEST_READ:
+        return None
+    train, _ = load_training_pairs(recipe)
+    tokenizer = _tokenizer(recipe, train, resumed=False)
+    pairs, counts = tokenize_pairs(
+        train, tokenizer, max_length=recipe.max_length, max_length_ratio=recipe.max_length_ratio
+    )
+    lengths = pairs.with_format("numpy")
+    return _facts(recipe, config, lengths["source_length"][:], lengths["target_length"][:], micro_batches, str(counts))
+
+
+def _facts(recipe, config, sources: np.ndarray, targets: np.ndarray, micro_batches: int, origin: str) -> EpochFacts:
+    """An epoch of pairs of these lengths; raises what the sampler of a training would."""
+    sampler = TokenBatchSampler(sources, targets, recipe.tokens_per_batch, micro_batches=micro_batches)
+    steps = len(sampler) // micro_batches
+    blocks = (slice(start, start + BLOCK) for start in range(0, len(sources), BLOCK))
+    flops = sum(model_flops(config, sources[block], targets[block]) for block in blocks)
+    return EpochFacts(
+        pairs=len(sources),
+        source_length=float(np.mean(sources)),
+        target_length=float(np.mean(targets)),
+        pairs_per_step=len(sources) / steps,
+        flops_per_pair=flops / len(sources),
+        steps=steps,
+        exact=True,
+        origin=origin,
+    )
+
+
+def _expect(recipe: Recipe, config: VaswaniConfig) -> EpochFacts:
+    """What the recipe's expectations make of an epoch."""
+    source, target = recipe.expected_source_length, recipe.expected_target_length
+    known = source is not None and target is not None
+    source, target = (source, target) if known else (EXPECTED_LENGTH, EXPECTED_LENGTH)
+    pairs_per_step = EXPECTED_FILL * recipe.tokens_per_batch / max(source, target)
+    steps = None if recipe.expected_pairs is None else max(1, round(recipe.expected_pairs / pairs_per_step))
+    files, missing = _local_files(recipe)
+    if missing and (recipe.train_data is None or Path(recipe.train_data).suffix):
+        reason = f"{' and '.join(missing)} is not here, and training would stop at that"
+    elif files and not missing:
+        size = sum(file.stat().st_size for file in files) / 1e6
+        reason = f"{size:,.0f} MB are not read for a plan: `vaswani prepare` counts them"
+    else:
+        reason = "nothing is read or fetched for a plan" if missing else "no training data is named"
+    return EpochFacts(
+        pairs=recipe.expected_pairs,
+        source_length=source,
+        target_length=target,
+        pairs_per_step=pairs_per_step,
+        flops_per_pair=model_flops(config, source, target),
+        steps=steps,
+        exact=False,
+        origin=f"{reason}; {'the recipe' if known else 'the program'} expects what is marked ~",
+    )

@@ -1,0 +1,492 @@
+"""One training run: from a recipe to a model folder that is complete."""
+
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import datasets
+import torch
+from accelerate import PartialState
+from transformers import PreTrainedTokenizerFast, PrinterCallback, ProgressCallback, set_seed
+from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
+
+from ..agreement import agree_together
+from ..data.prepared import TRAIN, VALIDATION, check_recipe_matches, open_prepared
+from ..data.recipe_data import load_training_pairs, new_tokenizer, pairs_of
+from ..data.tokenization import check_tokenizer_matches, load_tokenizer
+from ..data.tokenized_pairs import tokenize_pairs
+from ..distributed import Alone, ProcessWatch, watch_processes
+from ..errors import UserError
+from ..evaluation.metrics import score_translations
+from ..files import place_files, remove, unfinished
+from ..memory import keep_freed_memory
+from ..model.configuration_vaswani import VaswaniConfig
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..plots import plot_learning_curve
+from ..recipes.recipe import Recipe, model_config
+from .averaging import WEIGHTS
+from .callbacks import (
+    LearningCurveCallback,
+    ResumableEarlyStoppingCallback,
+    StopSignalCallback,
+    TimedCheckpointCallback,
+    TimeLimitCallback,
+    TrainingLogCallback,
+    TrainingProgressCallback,
+)
+from .checkpoints import step_of
+from .run_folder import (
+    CHECKPOINTS,
+    CURVE,
+    LOG,
+    TENSORBOARD,
+    TOKENIZER,
+    check_contents,
+    check_output,
+    check_space,
+    checkpoints_at_most,
+    claim_output,
+    contents,
+    torn_checkpoints,
+)
+from .selection import AVERAGE, Candidate, choose_weights
+from .trainer import VaswaniTrainer, VaswaniTrainingArguments
+
+logger = logging.getLogger(__name__)
+
+CURVE_SECONDS = 60.0  # between two pictures of the learning curve while training goes on
+
+
+class TrainingStopped(Exception):
+    """A signal ended training after a checkpoint; the same command resumes it.
+
+    Args:
+        step: the optimizer step of the checkpoint.
+        signal_number: the signal.
+    """
+
+    def __init__(self, step: int, signal_number: int):
+        super().__init__(f"stopped at step {step}, checkpoint written")
+        self.step, self.signal_number = step, signal_number
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a finished run leaves: its folder, the validation of the kept weights, which they are, and what it took."""
+
+    folder: Path
+    steps: int
+    seconds: float
+    metrics: dict
+    averaged: int
+    kept: str = "best checkpoint"
+
+
+def _tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool):
+    """The recipe's tokenizer: given, or of the run that is resumed, or trained now."""
+    if recipe.tokenizer is not None:
+        return load_tokenizer(recipe.tokenizer)
+    if resumed:
+        return load_tokenizer(Path(recipe.output) / CHECKPOINTS / TOKENIZER)
+    return new_tokenizer(recipe, pairs_of(train))
+
+
+def _meet() -> None:
+    """Meet the other processes, if there are any.
+
+    Raises:
+        UserError: for FSDP on CPUs.
+    """
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and on_cpu():
+        raise UserError(
+            "FSDP is asked for and there is no GPU: accelerate would train without it. Launch with"
+            " scripts/accelerate/cpu.yaml, or use GPUs"
+        )
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if launched != "no":
+        logger.info("the launcher's mixed_precision %s is not used: the recipe's precision decides", launched)
+        os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
+    PartialState(cpu=on_cpu())
+
+
+def _shared_tokenizer(watch: ProcessWatch | Alone, make: Callable[[], PreTrainedTokenizerFast]):
+    """The tokenizer that process 0 makes, for all; the others would take as long for the same one."""
+    if watch.world_size == 1:
+        return make()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+
+        def files() -> str:
+            make().save_pretrained(folder)
+            return json.dumps({path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()})
+
+        texts = json.loads(watch.share("tokenizer", files))
+        for path, text in texts.items():
+            (folder / path).write_text(text, encoding="utf-8")
+        return load_tokenizer(folder)
+
+
+def on_cpu() -> bool:
+    """Whether there is no accelerator to train on."""
+    return torch.accelerator.current_accelerator(check_available=True) is None
+
+
+def choose_precision(precision: str) -> dict[str, bool]:
+    """`bf16` and `fp16` for `TrainingArguments`; auto means bf16 where the hardware multiplies matrices in it.
+
+    Raises:
+        UserError: for a precision that this machine does not train in.
+    """
+    if torch.cuda.is_available():
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        has_bf16 = on_cpu() and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    if precision == "fp16" and on_cpu():
+        raise UserError("precision is 'fp16', which needs a GPU: use bf16, fp32 or auto")
+    if precision == "bf16" and torch.cuda.is_available() and not has_bf16:
+        raise UserError("precision is 'bf16', which this GPU does not compute in: use fp16, fp32 or auto")
+    return {"bf16": precision == "bf16" or (precision == "auto" and has_bf16), "fp16": precision == "fp16"}
+
+
+def reporters(names: str) -> list[str]:
+    """What else follows the training log, as `Trainer` calls it, each tried out.
+
+    Raises:
+        UserError: for a name that transformers does not have, or whose package is not installed.
+    """
+    chosen = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
+    for name in chosen:
+        try:
+            for callback in get_reporting_integration_callbacks([name]):
+                callback()
+        except (ValueError, RuntimeError, ImportError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"report_to {name!r} cannot be used ({reason}): install it, or report_to none") from error
+    return chosen
+
+
+def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments:
+    """The recipe in the Trainer's terms.
+
+    Args:
+        recipe: the recipe.
+        longest: tokens of the longest validation sentence; a validation batch holds `tokens_per_device` at most.
+
+    Raises:
+        UserError: as `choose_precision`.
+    """
+    timed, averaged = recipe.checkpoint_minutes > 0, recipe.average_checkpoints
+    return VaswaniTrainingArguments(
+        output_dir=str(Path(recipe.output) / CHECKPOINTS),
+        tokens_per_batch=recipe.tokens_per_batch,
+        tokens_per_device=recipe.tokens_per_device,
+        max_steps=recipe.max_steps,
+        warmup_steps=recipe.warmup_steps,
+        learning_rate_scale=recipe.learning_rate_scale,
+        label_smoothing_factor=recipe.label_smoothing,
+        fused_loss=recipe.fused_loss,
+        dataloader_num_workers=recipe.data_workers,
+        dataloader_persistent_workers=recipe.data_workers > 0,
+        adam_beta1=recipe.adam_beta1,
+        adam_beta2=recipe.adam_beta2,
+        adam_epsilon=recipe.adam_epsilon,
+        max_grad_norm=recipe.max_gradient_norm,
+        optim="adamw_torch_fused",  # without weight decay AdamW is Adam
+        weight_decay=0.0,
+        seed=recipe.seed,
+        logging_steps=recipe.log_every,
+        eval_strategy="steps",
+        eval_steps=recipe.evaluate_every,
+        save_strategy="steps",
+        save_steps=recipe.evaluate_every,
+        save_total_limit=recipe.keep_checkpoints + 1 if timed else max(recipe.keep_checkpoints, averaged) + 1,
+        timed_save_total_limit=max(1, averaged),
+        load_best_model_at_end=False,  # we choose between the best and the average ourselves
+        metric_for_best_model=f"eval_{recipe.best_by}",
+        greater_is_better=recipe.best_by == "bleu",
+        predict_with_generate=recipe.validation_bleu > 0,
+        generation_num_beams=1,
+        per_device_eval_batch_size=max(1, min(64, recipe.tokens_per_device // longest)),
+        remove_unused_columns=False,
+        report_to=reporters(recipe.report_to),
+        disable_tqdm=True,
+        ddp_find_unused_parameters=False,  # there are none; looking for them costs a walk through the graph each step
+        ddp_broadcast_buffers=False,  # tables of sinusoids, the same everywhere
+        log_level="error",
+        log_level_replica="error",
+        use_cpu=on_cpu(),  # or bf16 is refused there
+        **choose_precision(recipe.precision),
+    )
+
+
+def _bleu_metric(tokenizer):
+    """`compute_metrics` for the Trainer: generated ids and labels to BLEU."""
+
+    def compute(prediction) -> dict[str, float]:
+        def decode(ids):
+            ids = ids.copy()
+            ids[ids < 0] = tokenizer.pad_token_id
+            return tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+        predictions, references = decode(prediction.predictions), decode(prediction.label_ids)
+        return {"bleu": score_translations(predictions, references)["bleu"]}
+
+    return compute
+
+
+def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
+    """A model with initial weights and the recipe's decoding settings.
+
+    Raises:
+        UserError: for a tokenizer without the special tokens that the model needs, sizes that no model can have, or an
+            attention implementation that is not there.
+    """
+    missing = [name for name in ("bos", "pad", "eos") if getattr(tokenizer, f"{name}_token_id") is None]
+    if missing:
+        raise UserError(f"the tokenizer has no {' and no '.join(missing)} token: use one of `vaswani tokenizer`")
+    config: VaswaniConfig = model_config(recipe, len(tokenizer))
+    for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
+        setattr(config, name, getattr(tokenizer, name))
+    config.decoder_start_token_id = tokenizer.bos_token_id
+    check_tokenizer_matches(tokenizer, config)
+    set_seed(recipe.seed)
+    model = VaswaniForConditionalGeneration(config)
+    # On a CPU torch's fused attention is slow backwards for short sequences: scripts/benchmark_training_step.py.
+    # Eager attention is the faster one on a CPU, but knows no blocks of neighbours.
+    automatic = "eager" if on_cpu() and recipe.attention_window is None else "sdpa"
+    attention = automatic if recipe.attention == "auto" else recipe.attention
+    try:
+        model.set_attn_implementation(attention)
+    except (ValueError, ImportError) as error:
+        raise UserError(f"attention {attention!r} cannot be used here: {' '.join(str(error).split())[:200]}") from error
+    if recipe.compile:
+        # Layer by layer: all layers of a kind share what is compiled, and lengths differ from batch to batch.
+        for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+            layer.compile(dynamic=True)
+    model.generation_config.update(
+        num_beams=recipe.num_beams,
+        length_penalty=recipe.length_penalty if recipe.num_beams > 1 else None,  # or it would not let itself be saved
+        max_extra_tokens=recipe.max_extra_tokens,
+    )
+    return model
+
+
+def check_trainable(recipe: Recipe, tokenizer) -> None:
+    """Refuse what a training would refuse of this recipe once it has its data, without making or writing anything.
+
+    Raises:
+        UserError: as `new_model`, `choose_precision` and `reporters`.
+    """
+    with torch.device("meta"):
+        new_model(recipe, tokenizer)
+    choose_precision(recipe.precision)
+    reporters(recipe.report_to)
+
+
+class TrainingRun:
+    """A recipe on its way: data, tokenizer, model, trainer. `run()` does it all."""
+
+    def __init__(self, recipe: Recipe, progress: bool = True):
+        self.recipe, self.progress = recipe, progress
+        self.folder = Path(recipe.output)
+
+    def run(self) -> TrainingResult:
+        """Train, choose the weights to keep, write the model folder.
+
+        Raises:
+            UserError: for mistakes in the recipe or its data.
+            TrainingStopped: after a signal.
+            ProcessLostError: if another process of this training is gone.
+        """
+        if on_cpu():
+            keep_freed_memory()
+        _meet()
+        with watch_processes() as watch:
+            return self._run(watch)
+
+    def _run(self, watch: ProcessWatch | Alone) -> TrainingResult:
+        recipe = self.recipe
+        with watch.first_process_first():  # one process reads and tokenizes, the others find it in the cache
+            checkpoint = self._find_checkpoint(watch)
+            train, validation = self._load_data(watch, checkpoint is not None)
+        model = new_model(recipe, self.tokenizer)
+        logger.info(
+            "model: %s parameters, vocabulary %s", f"{model.num_parameters():,}", f"{model.config.vocab_size:,}"
+        )
+        check_space(self.folder, model.num_parameters(), checkpoints_at_most(recipe))
+        trainer = self._make_trainer(model, train, validation)
+        sampler = trainer.batch_sampler  # on all processes: what it refuses, all refuse
+        if trainer.is_world_process_zero():
+            logger.info("batches: %s", sampler.statistics())
+        if trainer.is_world_process_zero():  # only now: a mistake in what was given has changed nothing
+            now = contents(self.tokenizer, train, validation)
+            if checkpoint is not None:
+                check_contents(self.folder, now)
+            for torn in torn_checkpoints(self.folder):
+                logger.info("%s is not whole and not used", torn)
+            claim_output(recipe, checkpoint, self.tokenizer, now)
+        trainer.accelerator.wait_for_everyone()
+        self._train(trainer, checkpoint)
+        kept, metrics = self._choose_weights(trainer)
+        return self._finish(trainer, metrics, kept)
+
+    def _find_checkpoint(self, watch: ProcessWatch | Alone) -> Path | None:
+        found = watch.share("checkpoint", lambda: str(check_output(self.recipe) or ""))
+        return Path(found) if found else None
+
+    def _load_data(self, watch: ProcessWatch | Alone, resumed: bool) -> tuple:
+        """Training and validation pairs as token ids; sets the tokenizer."""
+        if self.recipe.prepared is not None:
+            return self._open_prepared()
+        train_text, validation_text = load_training_pairs(self.recipe)
+        self.tokenizer = _shared_tokenizer(watch, lambda: _tokenizer(self.recipe, train_text, resumed))
+        return tuple(self._tokenize(train_text, validation_text))
+
+    def _open_prepared(self) -> tuple:
+        prepared = open_prepared(self.recipe.prepared)
+        check_recipe_matches(prepared, self.recipe)
+        self.tokenizer = prepared.tokenizer
+        for name, part in (("training", TRAIN), ("validation", VALIDATION)):
+            logger.info("%s data: %s", name, prepared.counts(part))
+        return prepared.train, prepared.validation.as_dataset()
+
+    def _tokenize(self, train_text: datasets.Dataset, validation_text: datasets.Dataset) -> list[datasets.Dataset]:
+        tokenized = []
+        for part, text in (("training", train_text), ("validation", validation_text)):
+            pairs, counts = tokenize_pairs(
+                text,
+                self.tokenizer,
+                max_length=self.recipe.max_length,
+                max_length_ratio=self.recipe.max_length_ratio,
+                description=f"tokenizing {part} pairs",
+            )
+            logger.info("%s data: %s", part, counts)
+            tokenized.append(pairs)
+        return tokenized
+
+    def _train(self, trainer: VaswaniTrainer, checkpoint: Path | None) -> None:
+        """Train to the end, from a checkpoint if there is one; raises `TrainingStopped` after a signal."""
+        if checkpoint is not None:
+            logger.info("resuming from step %s", f"{step_of(checkpoint):,}")
+            state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+            if self._has_ended(state):  # only the choice of weights is missing
+                state.init_training_references(trainer, self.recipe.max_steps, 1, None)
+                trainer.state = state
+                trainer._load_from_checkpoint(str(checkpoint))
+                self.log.on_train_begin(trainer.args, trainer.state, trainer.control)
+                trainer.remove_surplus(checkpoint.parent)  # a kill may have come before
+                return
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        finally:
+            self.stopper.restore()
+        if self.stopper.received is not None and trainer.state.global_step < trainer.state.max_steps:
+            trainer.accelerator.wait_for_everyone()  # who leaves while another still removes files would alarm it
+            raise TrainingStopped(trainer.state.global_step, self.stopper.received)
+
+    def _has_ended(self, state: TrainerState) -> bool:
+        """Whether a run with this state has nothing more to train, by the recipe's limits as they are now."""
+        recipe = self.recipe
+
+        def stored(callback: type, name: str) -> float:
+            value = state.stateful_callbacks.get(callback.__name__)
+            return value["attributes"].get(name, 0) if isinstance(value, dict) else 0
+
+        worse = stored(ResumableEarlyStoppingCallback, "early_stopping_patience_counter")
+        seconds = stored(TrainingLogCallback, "earlier_seconds")
+        return (
+            state.global_step >= recipe.max_steps
+            or 0 < recipe.early_stopping <= worse
+            or 0 < 60 * recipe.max_minutes <= seconds
+        )
+
+    def _make_trainer(self, model, train, validation) -> VaswaniTrainer:
+        recipe = self.recipe
+        if recipe.validation_bleu and len(validation) > recipe.validation_bleu:
+            # Loss is computed on what is translated too: a fixed sample, the same in every run of this seed.
+            validation = validation.shuffle(seed=recipe.seed).select(range(recipe.validation_bleu))
+        longest = max(max(validation["source_length"]), max(validation["target_length"]))
+        validation = validation.sort("source_length").select_columns(["input_ids", "labels"])
+        trainer = VaswaniTrainer(
+            model=model,
+            args=training_arguments(recipe, longest),
+            train_dataset=train,
+            eval_dataset=validation,
+            processing_class=self.tokenizer,
+            compute_metrics=_bleu_metric(self.tokenizer) if recipe.validation_bleu else None,
+        )
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+                callback.logging_dir = str(self.folder / TENSORBOARD)
+        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(ProgressCallback)
+        self.log = TrainingLogCallback(self.folder / LOG)
+        self.stopper = StopSignalCallback()
+        callbacks = [self.log, self.stopper, LearningCurveCallback(self._draw_learning_curve, CURVE_SECONDS)]
+        if self.progress:
+            callbacks.append(TrainingProgressCallback(self.log, recipe.max_minutes))
+        if recipe.max_minutes:
+            callbacks.append(TimeLimitCallback(self.log, recipe.max_minutes))
+        if recipe.checkpoint_minutes:
+            callbacks.append(TimedCheckpointCallback(self.log, recipe.checkpoint_minutes))
+        if recipe.early_stopping:
+            callbacks.append(ResumableEarlyStoppingCallback(recipe.early_stopping))
+        agree_together(callbacks)
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        return trainer
+
+    def _draw_learning_curve(self) -> None:
+        new = unfinished(self.folder / CURVE)
+        try:
+            if plot_learning_curve(self.folder / LOG, new):
+                new.replace(self.folder / CURVE)  # whole, for those who look at it meanwhile
+        except OSError as error:  # a picture is not worth a training
+            new.unlink(missing_ok=True)
+            logger.warning("the learning curve could not be drawn (%s)", error.strerror or error)
+
+    def _choose_weights(self, trainer: VaswaniTrainer) -> tuple[Candidate | None, dict]:
+        """Put the weights to keep into the model."""
+        return choose_weights(trainer, self.recipe, self.folder / CHECKPOINTS)
+
+    def _finish(self, trainer: VaswaniTrainer, metrics: dict, kept: Candidate | None) -> TrainingResult:
+        """Write everything that belongs to the model; the weights come last and whole: they mark a finished run."""
+        weights = trainer.whole_weights()
+        if trainer.is_world_process_zero():
+            self._draw_learning_curve()
+            staging = unfinished(self.folder / CHECKPOINTS / "final")
+            remove(staging)
+            trainer.model.config.use_cache = True  # the Trainer has switched it off for training
+            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(staging, state_dict=weights)
+            self.tokenizer.save_pretrained(staging)
+            place_files(staging, self.folder, last=WEIGHTS)
+        trainer.accelerator.wait_for_everyone()
+        state: TrainerState = trainer.state
+        averaged = len(kept.checkpoints) if kept is not None and kept.name == AVERAGE else 0
+        label = "last weights" if kept is None else str(kept)
+        return TrainingResult(self.folder, state.global_step, self.log.seconds(), metrics, averaged, label)
+
+
+def train(recipe: Recipe, progress: bool = True) -> TrainingResult:
+    """Train as a recipe says, resuming an interrupted run of it; see [`TrainingRun`].
+
+    Args:
+        recipe: all settings; `load_recipe` makes one.
+        progress: show a bar on standard error.
+
+    Raises:
+        UserError: for mistakes in the recipe or its data.
+        TrainingStopped: when Ctrl-C or SIGTERM ended training after a checkpoint.
+    """
+    if not progress:
+        datasets.disable_progress_bars()
+    if sys.stderr is not None and not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    return TrainingRun(recipe, progress).run()

@@ -1,0 +1,211 @@
+"""The folder of a training run: what lies in it, whether it may be written to, where a run goes on."""
+
+import hashlib
+import json
+import shutil
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import datasets
+import numpy as np
+import yaml
+
+from ..data.tokenization import tokenizer_sha256
+from ..data.tokenized_pairs import pair_lengths
+from ..errors import UserError
+from ..files import publish, remove, remove_leftovers, unfinished, write_text
+from ..recipes.recipe import Recipe
+from .averaging import WEIGHTS
+from .checkpoints import checkpoint_folders, complete_checkpoints, last_complete_checkpoint
+
+CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.jsonl", "learning_curve.png"
+TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"  # a folder, and the files in it that are TensorBoard's
+TOKENIZER = "tokenizer"  # within the checkpoints: what a resumed run goes on with
+CONTENTS = "contents.json"  # beside it: what tokenizer and data held when the run began
+SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are compared for all
+# Fields that a resumed run may change: they do not alter what has been computed so far.
+FREE_ON_RESUME = {
+    "max_steps",
+    "max_minutes",
+    "keep_checkpoints",
+    "average_checkpoints",
+    "checkpoint_minutes",
+    "keep_weights",
+    "data_workers",
+    "num_beams",
+    "length_penalty",
+    "max_extra_tokens",
+    "output",
+    "overwrite",
+    "early_stopping",
+    "tokens_per_device",
+    "prepared",  # wherever the folder lies; what is in it is compared by content
+    "report_to",
+    "log_every",
+    "expected_pairs",
+    "expected_source_length",
+    "expected_target_length",
+}
+
+
+def check_output(recipe: Recipe) -> Path | None:
+    """Make the output folder; returns the checkpoint to resume from, if an interrupted run of this recipe left one.
+
+    An interrupted run of the same settings is resumed with `overwrite` too. Nothing that is there is changed.
+
+    Raises:
+        UserError: if the folder holds a finished model and `overwrite` is not set, checkpoints of another recipe or of
+            another program, or cannot be written to.
+    """
+    folder = Path(recipe.output)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"output {folder} is a file: give a folder")
+    ours = (folder / RECIPE).is_file()
+    finished = (folder / WEIGHTS).exists() or ((folder / "config.json").exists() and not ours)
+    if finished and not recipe.overwrite:
+        raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it")
+    checkpoints = folder / CHECKPOINTS
+    if checkpoints.exists() and not ours and (not checkpoints.is_dir() or any(checkpoints.glob("[!.]*"))):
+        raise UserError(f"{checkpoints} is there and not from a training of ours: give another --output")
+    try:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        probe = checkpoints / ".writable"
+        probe.touch()
+        probe.unlink(missing_ok=True)  # all processes of a training look
+    except OSError as error:
+        raise UserError(f"cannot write to output folder {folder}: {error.strerror}") from error
+    checkpoint = last_complete_checkpoint(checkpoints)
+    if checkpoint is None or finished:
+        return None
+    settings = asdict(recipe)
+    try:
+        earlier = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError):
+        earlier = {}  # a torn file: nothing says that the settings were the same
+    if earlier:  # fields that are newer than the run had no other value than their default
+        earlier = {field.name: field.default for field in fields(Recipe)} | earlier
+    changed = sorted(name for name in settings if name not in FREE_ON_RESUME and earlier.get(name) != settings[name])
+    if changed and recipe.overwrite:
+        return None
+    if changed:
+        raise UserError(
+            f"{folder} holds an interrupted training with other settings ({', '.join(changed)}): give the same ones to"
+            " resume it, another --output, or --overwrite to start anew"
+        )
+    return checkpoint
+
+
+def _data_sha256(pairs: datasets.Dataset) -> str:
+    """A hash of the lengths of all tokenized pairs and the tokens of some, evenly spread: cheap for millions too."""
+    if not isinstance(pairs, datasets.Dataset):
+        return pairs.sha256()  # of its files, known since they were written
+    digest = hashlib.sha256()
+    source, target = pair_lengths(pairs)
+    for start in range(0, len(pairs), 1_000_000):
+        part = slice(start, start + 1_000_000)
+        digest.update(np.stack([source[part], target[part]]).astype("<i4").tobytes())
+    rows = np.unique(np.linspace(0, len(pairs) - 1, min(SAMPLE, len(pairs))).astype(np.int64))
+    sample = pairs.select(rows).select_columns(["input_ids", "labels"]).with_format(None)
+    for batch in sample.iter(batch_size=1000):
+        ids = [token for name in ("input_ids", "labels") for row in batch[name] for token in row]
+        digest.update(np.asarray(ids, "<i4").tobytes())
+    return digest.hexdigest()
+
+
+def contents(tokenizer, train: datasets.Dataset, validation: datasets.Dataset) -> dict[str, str]:
+    """Hashes of what a run is trained and validated on, by content and not by path.
+
+    Args:
+        tokenizer: the run's.
+        train: all tokenized training pairs, with their lengths.
+        validation: the same of validation.
+    """
+    return {
+        "tokenizer": tokenizer_sha256(tokenizer),
+        "training data": _data_sha256(train),
+        "validation data": _data_sha256(validation),
+    }
+
+
+def check_contents(folder: Path, now: dict[str, str]) -> None:
+    """Refuse to resume on another tokenizer or other data than the run in `folder` began with.
+
+    Raises:
+        UserError: naming what has changed. Of the data, lengths of all pairs and tokens of 10,000 are compared.
+    """
+    try:
+        earlier = json.loads((folder / CHECKPOINTS / CONTENTS).read_text(encoding="utf-8"))
+    except FileNotFoundError:  # of a version that did not write it
+        return
+    except ValueError:
+        earlier = {}  # damaged: nothing says that they are the same
+    changed = [name for name in now if earlier.get(name) != now[name]]
+    if changed:
+        raise UserError(
+            f"the {' and the '.join(changed)} changed since the interrupted training in {folder} began: bring the"
+            f" earlier content back to resume it, give another --output, or remove {folder / CHECKPOINTS} to start anew"
+        )
+
+
+def claim_output(recipe: Recipe, checkpoint: Path | None, tokenizer, now: dict[str, str]) -> None:
+    """Take the folder for this run: write its recipe and, unless it is resumed, remove what an earlier one left.
+
+    At whatever moment this is cut off, the next start finds an interrupted run with its own recipe, or none.
+
+    Args:
+        recipe: the run, for which `check_output` found nothing wrong.
+        checkpoint: what `check_output` returned.
+        tokenizer: the run's.
+        now: its `contents`.
+    """
+    folder = Path(recipe.output)
+    checkpoints = folder / CHECKPOINTS
+    if checkpoint is None:
+        remove(checkpoints)
+        for name in (WEIGHTS, "config.json", LOG, CURVE):
+            (folder / name).unlink(missing_ok=True)
+        if (folder / RECIPE).is_file():  # else they are another program's
+            for path in (folder / TENSORBOARD).glob(EVENTS):  # shown together, two runs would look like one
+                path.unlink()
+    for place in (folder, checkpoints):
+        remove_leftovers(place)
+    write_text(folder / RECIPE, yaml.safe_dump(asdict(recipe), sort_keys=False, allow_unicode=True))
+    if checkpoint is None:
+        checkpoints.mkdir()
+        new = unfinished(checkpoints / TOKENIZER)
+        tokenizer.save_pretrained(new)
+        publish(new, checkpoints / TOKENIZER)
+        write_text(checkpoints / CONTENTS, json.dumps(now, indent=1) + "\n")
+
+
+def torn_checkpoints(folder: Path) -> list[Path]:
+    """Folders in a run's `folder` that are named as checkpoints and are not whole."""
+    whole = complete_checkpoints(folder / CHECKPOINTS)
+    return [path for path in checkpoint_folders(folder / CHECKPOINTS) if path not in whole]
+
+
+def checkpoints_at_most(recipe: Recipe) -> int:
+    """How many checkpoints lie on the disk at once: those of validations, the best, timed ones, and the one written."""
+    timed = recipe.checkpoint_minutes > 0
+    validated = recipe.keep_checkpoints if timed else max(recipe.keep_checkpoints, recipe.average_checkpoints)
+    return validated + (max(recipe.average_checkpoints, 1) if timed else 0) + 2
+
+
+def check_space(folder: Path, parameters: int, checkpoints: int) -> None:
+    """Refuse to start where checkpoints and model would not fit; checkpoints that are there count as free space.
+
+    Args:
+        folder: the output folder.
+        parameters: of the model; each takes 12 bytes in a checkpoint: the weight and Adam's two averages, in float32.
+        checkpoints: how many there are at most: `checkpoints_at_most`.
+
+    Raises:
+        UserError: with the space needed and the space there is, in GB.
+    """
+    taken = sum(path.stat().st_size for path in (folder / CHECKPOINTS).rglob("*") if path.is_file())
+    needed, free = (12 * checkpoints + 4) * parameters, shutil.disk_usage(folder).free + taken
+    if free < needed:
+        raise UserError(
+            f"{folder} has {free / 1e9:.2f} GB of free space and {checkpoints} checkpoints need {needed / 1e9:.2f} GB:"
+            " free some, give another --output, or lower keep_checkpoints and average_checkpoints"
+        )

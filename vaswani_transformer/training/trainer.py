@@ -1,0 +1,382 @@
+"""`Seq2SeqTrainer` with the paper's batches, optimizer, schedule and loss (Sections 5.1 to 5.4)."""
+
+import logging
+import math
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+
+import datasets
+import numpy as np
+import torch
+from accelerate.utils import DistributedType, send_to_device
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.utils.data import DataLoader
+from transformers import Seq2SeqTrainingArguments, TrainerCallback
+
+from ..agreement import over_processes
+from ..data.batching import IGNORE_INDEX, PairCollator, TokenBatchSampler
+from ..data.tokenized_pairs import pair_lengths
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from .checkpointing import CheckpointingTrainer
+from .loss import label_smoothed_cross_entropy, loss_in_place_of_logits
+from .monitoring import FiniteLossGuard, ThroughputMeter
+from .schedule import NoamSchedulerCallback
+
+logger = logging.getLogger(__name__)
+
+WHOLE_ON_EACH_DEVICE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
+
+@dataclass
+class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
+    """`Seq2SeqTrainingArguments` with the paper's values, and the size of a batch in tokens.
+
+    Defaults that differ from transformers': label smoothing 0.1, Adam's beta 2 0.98 and epsilon 1e-9, no gradient
+    clipping, 4000 warmup steps. `lr_scheduler_type` and `learning_rate` have no effect: the rate is Equation 3.
+    `gradient_accumulation_steps` is worked out from the two token fields below.
+
+    Args:
+        tokens_per_batch: at most so many source tokens, and as many target tokens, in one optimizer step over all
+            devices and accumulated parts, padding counted (the paper: about 25,000).
+        tokens_per_device: what one device takes at once.
+        learning_rate_scale: factor on Equation 3; 1 in the paper.
+        fused_loss: compute the projection to the vocabulary and the training loss together, in blocks of tokens, where
+            the model is ours and whole on each device, and the precision is not fp16.
+        timed_save_total_limit: how many checkpoints are kept that a [`TimedCheckpointCallback`] asked for;
+            `save_total_limit` counts the others.
+    """
+
+    tokens_per_batch: int = field(default=25_000, metadata={"help": "tokens a side of one optimizer step"})
+    tokens_per_device: int = field(default=4096, metadata={"help": "tokens a side that one device takes at once"})
+    learning_rate_scale: float = field(default=1.0, metadata={"help": "factor on the learning rate of Equation 3"})
+    fused_loss: bool = field(default=True, metadata={"help": "compute projection and loss together, in blocks"})
+    timed_save_total_limit: int | None = field(
+        default=None, metadata={"help": "as save_total_limit, of the checkpoints that a clock asks for"}
+    )
+    warmup_steps: float = field(default=4000, metadata={"help": "steps of linear growth of the learning rate"})
+    lr_scheduler_type: str = field(default="constant", metadata={"help": "not used: the rate is Equation 3"})
+    label_smoothing_factor: float = field(default=0.1, metadata={"help": "label smoothing in training"})
+    adam_beta2: float = field(default=0.98, metadata={"help": "Adam's beta 2"})
+    adam_epsilon: float = field(default=1e-9, metadata={"help": "Adam's epsilon"})
+    max_grad_norm: float = field(default=0.0, metadata={"help": "clip gradients to this norm; 0: do not"})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "log nan as the mean of earlier losses"})
+
+
+class _EpochCallback(TrainerCallback):
+    """Starts the clock, and tells the sampler its epoch where the Trainer cannot: behind a shard, skipped batches."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if args.world_size > 1:
+            torch.manual_seed(args.seed + args.process_index)  # or all would drop the same units
+        state.compute_steps(args, state.max_steps)  # a state from a checkpoint has the intervals of then
+        self.trainer._restore_progress()
+        self.trainer._meter.start()
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        sampler = self.trainer.batch_sampler
+        sampler.set_epoch(state.global_step // (len(sampler) // sampler.micro_batches))
+
+
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    """In a process that makes batches: Ctrl-C reaches all of a terminal, and clusters send SIGTERM to all of a job."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # on Linux
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with_the_trainer, daemon=True).start()
+
+
+def _end_with_the_trainer() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
+
+
+class VaswaniTrainer(CheckpointingTrainer):
+    """Trains on batches counted in tokens, with the Noam schedule and label smoothing.
+
+    Datasets have columns `input_ids` and `labels` (lists of token ids, `</s>` included) and for training also
+    `source_length` and `target_length`, as `tokenize_pairs` makes them; or they are `PreparedPairs`.
+
+    Training loss is label-smoothed by `label_smoothed_cross_entropy`, which was measured to take less time and memory
+    than the Trainer's own `LabelSmoother` at the paper's vocabulary (`scripts/benchmark_loss.py`) and takes its place:
+    `label_smoothing_factor` is the one switch, and smooths once. Evaluation loss is the plain mean over all tokens of
+    the evaluation set, so that `eval_perplexity` is exact; a stock `Seq2SeqTrainer` smooths its evaluation loss too.
+
+    Args:
+        model: the model.
+        args: the settings.
+        **kwargs: as for `Seq2SeqTrainer`.
+
+    Raises:
+        ValueError: without a model, for other settings than `VaswaniTrainingArguments`, or for a loss given as well.
+    """
+
+    def __init__(self, model=None, args: VaswaniTrainingArguments | None = None, **kwargs):
+        if model is None:
+            raise ValueError("VaswaniTrainer needs a model (it does not support model_init)")
+        if kwargs.get("compute_loss_func") is not None:
+            raise ValueError(
+                "compute_loss_func was given to VaswaniTrainer, whose loss is cross-entropy smoothed by"
+                " label_smoothing_factor: leave it out, or use Seq2SeqTrainer for a loss of your own"
+            )
+        kwargs.pop("compute_loss_func", None)
+        args = VaswaniTrainingArguments() if args is None else args
+        if not isinstance(args, VaswaniTrainingArguments):
+            raise ValueError(f"args are {type(args).__name__}: give VaswaniTrainer a VaswaniTrainingArguments")
+        if args.n_gpu > 1:
+            logger.warning("training on one of %d GPUs: start with `accelerate launch` to use all", args.n_gpu)
+            args._n_gpu = 1  # torch's DataParallel would split a batch by sentences and weigh its parts wrongly
+        self.micro_batches = max(1, math.ceil(args.tokens_per_batch / args.tokens_per_device))
+        # The number of parts must be a multiple of the number of processes, each of which takes equally many.
+        args.gradient_accumulation_steps = math.ceil(self.micro_batches / args.world_size)
+        self.micro_batches = args.gradient_accumulation_steps * args.world_size
+        kwargs.setdefault("data_collator", PairCollator(model.config.pad_token_id))
+        super().__init__(model=model, args=args, compute_loss_func=self._training_or_plain_loss, **kwargs)
+        self.label_smoother = None  # smoothing happens in our loss, and in training alone
+        self.add_callback(NoamSchedulerCallback(model.config.d_model, int(args.warmup_steps), args.learning_rate_scale))
+        self.add_callback(_EpochCallback(self))
+        self.step_tokens = (0, 0)  # source and target tokens of the latest optimizer step, over all processes
+        self.tokens_seen = np.zeros(2, np.int64)  # the same, summed over the run
+        self.positions_seen = np.zeros(2, np.int64)  # the same with padding
+        self._meter = ThroughputMeter()
+        self._finite_losses = FiniteLossGuard(self)
+        self._loss_is_fused = False
+        self._evaluation_totals = [0.0, 0]
+
+    def _training_or_plain_loss(self, outputs, labels, num_items_in_batch=None) -> torch.Tensor:
+        if self._loss_is_fused:
+            return outputs["logits"]
+        epsilon = self.args.label_smoothing_factor if self.model.training else 0.0
+        return label_smoothed_cross_entropy(outputs["logits"], labels, epsilon, num_items_in_batch)
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        """As in `Trainer`; makes the decoder's inputs first, since the labels do not reach the model."""
+        if "labels" in inputs and "decoder_input_ids" not in inputs:
+            unwrapped = self.accelerator.unwrap_model(model)
+            inputs = {**inputs, "decoder_input_ids": unwrapped.prepare_decoder_input_ids_from_labels(inputs["labels"])}
+        if self.model.training and self._asks_masks():
+            # Given per sentence, transformers asks the device whether there is any padding, and waits for the answer.
+            inputs = {**inputs, "attention_mask": inputs["attention_mask"].bool()[:, None, None, :]}
+        if not self.model.training:
+            kwargs["num_items_in_batch"] = None
+        elif "labels" in inputs and not (args or kwargs.get("return_outputs")) and self._can_fuse_loss():
+            projection = self.accelerator.unwrap_model(model).lm_head
+            settings = self.args.label_smoothing_factor, kwargs.get("num_items_in_batch")
+            self._loss_is_fused = True
+            try:
+                with loss_in_place_of_logits(projection, inputs["labels"], *settings):
+                    return super().compute_loss(model, inputs, **kwargs)
+            finally:
+                self._loss_is_fused = False
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def _asks_masks(self) -> bool:
+        """Whether the model's attention makes masks of its own in a way that waits for the device."""
+        model = self.accelerator.unwrap_model(self.model)
+        ours = isinstance(model, VaswaniForConditionalGeneration) and model.config._attn_implementation == "sdpa"
+        return ours and self.args.device.type != "cpu"
+
+    def _can_fuse_loss(self) -> bool:
+        model = self.accelerator.unwrap_model(self.model)
+        if not self.args.fused_loss or self.args.fp16 or self.args.torch_compile:
+            return False
+        if type(model).forward is not VaswaniForConditionalGeneration.forward:  # another may add to its logits
+            return False
+        projection = model.lm_head
+        # Where the matrix is spread over devices, or somebody listens to the projection, it has to be called as it is.
+        whole = self.accelerator.distributed_type in WHOLE_ON_EACH_DEVICE and self.get_tp_size() == 1
+        hooks = projection._forward_hooks or projection._forward_pre_hooks or model._forward_hooks
+        return whole and type(projection) is torch.nn.Linear and projection.bias is None and not hooks
+
+    @cached_property
+    def batch_sampler(self) -> TokenBatchSampler:
+        """The batches of `train_dataset` for these settings.
+
+        Raises:
+            UserError: as `TokenBatchSampler`.
+        """
+        if isinstance(self.train_dataset, datasets.Dataset):
+            lengths = pair_lengths(self.train_dataset)
+        else:
+            lengths = self.train_dataset.lengths  # as `PreparedPairs` have them, memory-mapped
+        return TokenBatchSampler(
+            *lengths,
+            self.args.tokens_per_batch,
+            micro_batches=self.micro_batches,
+            seed=self.args.seed,
+        )
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Micro-batches in order, sharded over processes by accelerate."""
+        pairs = self.train_dataset
+        if isinstance(pairs, datasets.Dataset):
+            pairs = pairs.select_columns(["input_ids", "labels"])
+        loader = DataLoader(
+            pairs,
+            batch_sampler=self.batch_sampler,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=4 if self.args.dataloader_num_workers else None,
+            worker_init_fn=_leave_signals_to_the_trainer,
+            generator=self._own_draws(),
+            pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
+        )
+        return self.accelerator.prepare_data_loader(loader, device_placement=False)
+
+    def _get_dataloader(self, *args, **kwargs) -> DataLoader:
+        """As in `Trainer`, for validation; the same of signals and draws as in training."""
+        loader = super()._get_dataloader(*args, **kwargs)
+        base = getattr(loader, "base_dataloader", loader)
+        base.generator, base.worker_init_fn = self._own_draws(), _leave_signals_to_the_trainer
+        return loader
+
+    def _own_draws(self) -> torch.Generator:
+        """What a loader draws from, each time it starts workers: out of dropout's generator a resume would miss it."""
+        return torch.Generator().manual_seed(self.args.seed + self.args.process_index)
+
+    def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
+        """As in `Trainer`; notes whether the loss is a number."""
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        self._finite_losses.note(loss, inputs)
+        return loss
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device):
+        """One optimizer step's micro-batches of this process, with their tokens counted over all processes.
+
+        Raises:
+            NonFiniteLossError: on all processes, if the loss of the step before was not finite on one of them.
+        """
+        # Counted where they were made, and only then moved: a count that is read from a device waits for all its work.
+        samples = list(islice(epoch_iterator, num_batches))
+        moved = [send_to_device(sample, device, non_blocking=True) for sample in samples]
+        _, num_items = super().get_batch_samples(iter(moved), len(moved), device)
+        if samples:
+            sources = [sample["attention_mask"] for sample in samples]
+            targets = [sample["labels"].ne(IGNORE_INDEX) for sample in samples]
+            counts = [int(sum(mask.sum() for mask in side)) for side in (sources, targets)]
+            counts += [sum(mask.numel() for mask in side) for side in (sources, targets)]
+            counts = over_processes(self.args, [*counts, self._finite_losses.count()])
+            *tokens, source_positions, target_positions, non_finite = counts
+            self._finite_losses.refuse(non_finite)
+            self.step_tokens = tuple(tokens)
+            self.tokens_seen += self.step_tokens
+            self.positions_seen += (source_positions, target_positions)
+        return moved, num_items
+
+    def check_losses(self) -> None:
+        """Look at all losses so far and at the weights, on all processes, before anything is written.
+
+        Raises:
+            NonFiniteLossError: on all processes, if a loss or a weight was not finite on one of them.
+        """
+        counts = self._finite_losses.count(wait=True), self._finite_losses.count_broken_weights()
+        self._finite_losses.refuse(*over_processes(self.args, counts))
+
+    def before_checkpoint(self) -> None:
+        """Looks at losses and weights, and notes what the log goes on with."""
+        self.check_losses()
+        self._note_progress()
+
+    def _note_progress(self) -> None:
+        """Put into the state what the log goes on with: tokens seen, and losses since the last line."""
+        loss = self._tr_loss.detach().clone()
+        if self.args.world_size > 1:
+            loss = self.accelerator.reduce(loss, "mean")
+        self.state.stateful_callbacks[type(self).__name__] = {
+            "args": {},
+            "attributes": {
+                "tokens_seen": self.tokens_seen.tolist(),
+                "positions_seen": self.positions_seen.tolist(),
+                "meter": self._meter.state(),
+                "loss_since_logged": float(loss),
+                "loss_logged": self._total_loss_scalar,
+                "logged_step": self._globalstep_last_logged,
+            },
+        }
+
+    def _restore_progress(self) -> None:
+        """Take up what `_note_progress` put into the state."""
+        stored = self.state.stateful_callbacks.get(type(self).__name__)
+        if self.state.global_step == 0 or not isinstance(stored, dict):
+            return
+        progress = stored["attributes"]
+        self.tokens_seen[:], self.positions_seen[:] = progress["tokens_seen"], progress["positions_seen"]
+        self._meter.restore(progress["meter"], self.tokens_seen)
+        self._tr_loss += progress["loss_since_logged"]
+        self._total_loss_scalar, self._initial_global_step = progress["loss_logged"], 0
+        self._globalstep_last_logged = progress["logged_step"]
+
+    def put_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Replace the model's weights.
+
+        Args:
+            weights: by name; of tied matrices one is enough.
+        """
+        if self.is_fsdp_enabled:
+            options = StateDictOptions(full_state_dict=True, strict=False)
+            set_model_state_dict(self.model, dict(weights), options=options)  # it changes the dictionary
+            return
+        self.model.load_state_dict(weights, strict=False)
+        self.model.tie_weights()
+
+    def whole_weights(self) -> dict[str, torch.Tensor] | None:
+        """Weights by name, on process 0, where they are sharded over all of them, which all have to call this.
+
+        None where the model holds its weights itself.
+        """
+        return self.accelerator.get_state_dict(self.model) if self.is_fsdp_enabled else None
+
+    def log(self, logs: dict[str, float], *args, **kwargs) -> None:
+        """As in `Trainer`; adds to training's lines tokens of the step, tokens a second, and the share of padding.
+
+        Everything that watches a run (`report_to`, our own log) gets them.
+        """
+        if "loss" in logs:
+            logs["source_tokens"], logs["target_tokens"] = self.step_tokens
+            logs["source_tokens_seen"], logs["target_tokens_seen"] = self.tokens_seen.tolist()
+            logs |= self._meter.read(self.tokens_seen, self.positions_seen)
+        super().log(logs, *args, **kwargs)
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
+        """As in `Seq2SeqTrainer`; also adds the batch's loss to the sum over tokens."""
+        labels = inputs.get("labels")
+        state = self.accelerator.gradient_state
+        if labels is not None and self.args.world_size > 1 and state.end_of_dataloader and state.remainder > 0:
+            # accelerate fills the last batches up with pairs from the beginning: they do not count.
+            labels = labels.clone()
+            labels[max(0, state.remainder - self.args.process_index * len(labels)) :] = IGNORE_INDEX
+            inputs = {**inputs, "labels": labels}
+        loss, outputs, output_labels = super().prediction_step(
+            model, inputs, prediction_loss_only, ignore_keys=ignore_keys, **gen_kwargs
+        )
+        if loss is not None and labels is not None:
+            tokens = int(labels.ne(IGNORE_INDEX).sum())
+            if tokens:
+                self._evaluation_totals[0] += float(loss) * tokens
+                self._evaluation_totals[1] += tokens
+        return loss, outputs, output_labels
+
+    def evaluation_loop(self, dataloader, description, *args, metric_key_prefix: str = "eval", **kwargs):
+        """As in `Trainer`, with the loss averaged over tokens instead of sentences, and perplexity."""
+        pause = self._meter.pause()
+        self._evaluation_totals = [0.0, 0]
+        self.gather_function = self.accelerator.gather_for_metrics  # Seq2SeqTrainer's choice keeps repeated pairs
+        output = super().evaluation_loop(dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        totals = torch.tensor(self._evaluation_totals, dtype=torch.float64 if self.args.device.type == "cpu" else None)
+        if self.args.world_size > 1:
+            totals = self.accelerator.reduce(totals.to(self.args.device), "sum")
+        if totals[1] > 0:
+            loss = float(totals[0] / totals[1])
+            output.metrics[f"{metric_key_prefix}_loss"] = loss
+            output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss, 700.0))
+        self._meter.resume(pause)
+        return output

@@ -20,7 +20,7 @@ from statistics import median
 import torch
 from transformers.trainer_pt_utils import LabelSmoother
 
-from vaswani_transformer.memory import keep_freed_memory
+from vaswani_transformer.hardware import keep_freed_memory
 from vaswani_transformer.training.loss import label_smoothed_cross_entropy, projected_cross_entropy
 
 LOSSES = {

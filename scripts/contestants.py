@@ -152,7 +152,7 @@ def train_bare(options: argparse.Namespace, folder: Path, keep: bool) -> None:
 
     from vaswani_transformer.data.batching import PairCollator
     from vaswani_transformer.data.tokenization import load_tokenizer
-    from vaswani_transformer.memory import keep_freed_memory
+    from vaswani_transformer.hardware import keep_freed_memory
     from vaswani_transformer.model.modeling_vaswani import shift_right
 
     if keep:

@@ -16,7 +16,7 @@ from translating import OPTIONS, run
 from vaswani_transformer import load_model
 from vaswani_transformer.cli.main import make_parser
 from vaswani_transformer.cli.options import _RANGES
-from vaswani_transformer.loading import choose_device
+from vaswani_transformer.hardware import choose_device
 
 model = translating.model
 source = translating.source

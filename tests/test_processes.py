@@ -30,7 +30,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from vaswani_transformer import VaswaniForConditionalGeneration, agreement
+from vaswani_transformer import VaswaniForConditionalGeneration
+from vaswani_transformer import distributed as agreement
 from vaswani_transformer.data.batching import PairCollator
 from vaswani_transformer.training.schedule import noam_learning_rate
 from vaswani_transformer.training.trainer import VaswaniTrainer

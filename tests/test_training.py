@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
 from vaswani_transformer import UserError, average_checkpoints, train
+from vaswani_transformer.hardware import choose_precision
 from vaswani_transformer.hub import card_rows
 from vaswani_transformer.recipes.recipe import check_recipe
 from vaswani_transformer.training import callbacks
@@ -27,7 +28,7 @@ from vaswani_transformer.training.checkpoints import (
     step_of,
     surplus,
 )
-from vaswani_transformer.training.run import TrainingStopped, choose_precision
+from vaswani_transformer.training.run import TrainingStopped
 from vaswani_transformer.training.run_folder import checkpoints_at_most
 
 STEPS = 8

@@ -1,6 +1,7 @@
 """Files and folders that are there whole or not at all, after a crash or a power cut too."""
 
 import contextlib
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -97,3 +98,12 @@ def remove_leftovers(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+def file_sha256(path: str | Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal; a `.gz` file is not unpacked."""
+    state = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        while block := file.read(1 << 20):
+            state.update(block)
+    return state.hexdigest()

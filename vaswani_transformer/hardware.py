@@ -1,5 +1,8 @@
 """What devices can multiply at most: published figures, the paper's, and a measurement of this machine."""
 
+import ctypes
+import os
+import platform
 import re
 import time
 from dataclasses import dataclass
@@ -112,3 +115,79 @@ def measure_device(precision: str, seconds: float = 1.0) -> Device:
 def _wait(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize()
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """The device of this name; `"auto"` takes an accelerator if there is one, each of several processes its own.
+
+    Raises:
+        UserError: for a device that torch does not know or that is not there.
+    """
+    if name == "auto":
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        if accelerator is None:
+            return torch.device("cpu")
+        number = os.environ.get("LOCAL_RANK")  # set by accelerate launch and torchrun
+        return accelerator if number is None else torch.device(accelerator.type, int(number) % _number_of_devices())
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).splitlines()[0].split(". ")[0]
+        if isinstance(error, NotImplementedError | ImportError):  # pages about how to build torch
+            reason = "this torch was built without it"
+        raise UserError(f"cannot use device {name!r}: {reason}; there is {_devices_here()}") from error
+    if device.type == "meta":
+        raise UserError(f"cannot use device {name!r}: nothing is computed there; there is {_devices_here()}")
+    return device
+
+
+def _devices_here() -> str:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if accelerator is None else f"cpu and {accelerator.type}"
+
+
+def _number_of_devices() -> int:
+    return max(1, torch.accelerator.device_count())
+
+
+#: What weights and activations may be computed in.
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def on_cpu() -> bool:
+    """Whether there is no accelerator to train on."""
+    return torch.accelerator.current_accelerator(check_available=True) is None
+
+
+def choose_precision(precision: str) -> dict[str, bool]:
+    """`bf16` and `fp16` for `TrainingArguments`; auto means bf16 where the hardware multiplies matrices in it.
+
+    Raises:
+        UserError: for a precision that this machine does not train in.
+    """
+    if torch.cuda.is_available():
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        has_bf16 = on_cpu() and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    if precision == "fp16" and on_cpu():
+        raise UserError("precision is 'fp16', which needs a GPU: use bf16, fp32 or auto")
+    if precision == "bf16" and torch.cuda.is_available() and not has_bf16:
+        raise UserError("precision is 'bf16', which this GPU does not compute in: use fp16, fp32 or auto")
+    return {"bf16": precision == "bf16" or (precision == "auto" and has_bf16), "fp16": precision == "fp16"}
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # names and numbers of <malloc.h>
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc keep freed blocks for the next step instead of giving them back to the kernel.
+
+    A step of training or of a beam search frees and takes the same large tensors again; by default each of them is
+    fresh memory that the kernel has to clear first (`scripts/benchmark_training_step.py`, and docs/performance.md for
+    decoding). Returns whether the allocator took the settings; elsewhere than on Linux with glibc nothing happens.
+    """
+    if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))

@@ -1,57 +1,17 @@
 """A saved model made ready for work: its folder checked, its weights read, its device and precision chosen."""
 
 import json
-import os
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from .data.tokenization import check_tokenizer_matches, load_tokenizer
 from .errors import UserError, one_line
-from .export.folder import refuse_exported
+from .hardware import PRECISIONS, choose_device
 from .model.configuration_vaswani import VaswaniConfig
 from .model.generation_vaswani import LENGTH_NORMALIZATIONS, take_back_defaults
 from .model.modeling_vaswani import VaswaniForConditionalGeneration
-
-
-def choose_device(name: str = "auto") -> torch.device:
-    """The device of this name; `"auto"` takes an accelerator if there is one, each of several processes its own.
-
-    Raises:
-        UserError: for a device that torch does not know or that is not there.
-    """
-    if name == "auto":
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        if accelerator is None:
-            return torch.device("cpu")
-        number = os.environ.get("LOCAL_RANK")  # set by accelerate launch and torchrun
-        return accelerator if number is None else torch.device(accelerator.type, int(number) % _number_of_devices())
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, ImportError) as error:
-        reason = str(error).splitlines()[0].split(". ")[0]
-        if isinstance(error, NotImplementedError | ImportError):  # pages about how to build torch
-            reason = "this torch was built without it"
-        raise UserError(f"cannot use device {name!r}: {reason}; there is {_devices_here()}") from error
-    if device.type == "meta":
-        raise UserError(f"cannot use device {name!r}: nothing is computed there; there is {_devices_here()}")
-    return device
-
-
-def _devices_here() -> str:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return "cpu" if accelerator is None else f"cpu and {accelerator.type}"
-
-
-def _number_of_devices() -> int:
-    return max(1, torch.accelerator.device_count())
-
-
-#: What weights and activations may be computed in.
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model(
@@ -187,3 +147,34 @@ def check_generation_config(folder: Path, config: VaswaniConfig) -> None:
 def is_unfinished(folder: Path) -> bool:
     """Whether a training run in this folder was interrupted before it wrote its model."""
     return (folder / "checkpoints").is_dir() and not (folder / "model.safetensors").is_file()
+
+
+FACTS = "export.json"
+
+
+def is_exported(folder: str | Path) -> bool:
+    """Whether a folder was written by `vaswani export`."""
+    return (Path(folder) / FACTS).is_file()
+
+
+def refuse_exported(folder: str | Path) -> None:
+    """Refuse the folder of an exported model where a model is needed.
+
+    Raises:
+        UserError: for such a folder, saying what can be done with it; also where its `export.json` is damaged.
+    """
+    if not is_exported(folder):
+        return
+    path = Path(folder) / FACTS
+    try:
+        format = json.loads(path.read_text(encoding="utf-8"))["format"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is damaged ({one_line(error)}): export the model again") from error
+    use = {
+        "ctranslate2": "`vaswani translate`, `score` and `evaluate` and CTranslate2Translator take it",
+        "onnx": "ONNX Runtime runs it (scripts/translate_onnx.py)",
+    }
+    raise UserError(
+        f"{folder} holds a model exported to {format}, which cannot be made a model again: give the folder that it was"
+        f" exported from; {use.get(format, 'another program takes it')}"
+    )

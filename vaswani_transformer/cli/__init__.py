@@ -1,1 +1,4 @@
-"""The command `vaswani`: options, output on the terminal, exit statuses. The only room that prints."""
+"""The command `vaswani`: its options, what it prints, its exit statuses. The only room that prints.
+
+Each module adds one command or a few that belong together; the work itself is done by the other rooms.
+"""

@@ -60,7 +60,7 @@ def _add_report_options(parser: Parser) -> None:
 
 
 def _attention(arguments: argparse.Namespace) -> int:
-    from ..export.folder import is_exported
+    from ..loading import is_exported
 
     check_options(arguments)
     if (arguments.sentence is None) == (arguments.report is None):
@@ -235,7 +235,8 @@ def _pairs(read: dict[str, Path]):
 
 def _origin(arguments: argparse.Namespace, read: dict[str, Path]) -> dict[str, Any]:
     """What the numbers come from; paths are cut to names."""
-    from ..evaluation.records import file_sha256, model_sha256, versions
+    from ..evaluation.records import model_sha256, versions
+    from ..files import file_sha256
 
     files = {name: {"name": path.name, "sha256": file_sha256(path)} for name, path in read.items()}
     model = {"name": Path(arguments.model).resolve().name, "sha256": model_sha256(arguments.model)}

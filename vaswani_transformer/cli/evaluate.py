@@ -93,7 +93,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 def _how_obtained(arguments: argparse.Namespace, translator) -> dict:
     from ..evaluation.records import evaluation_record, search_settings
-    from ..export.folder import is_exported
+    from ..loading import is_exported
 
     generation = search_settings(translator.model.generation_config) | translator.generate_options
     if arguments.exact:

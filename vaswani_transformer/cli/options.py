@@ -10,8 +10,8 @@ from typing import Any, TextIO
 
 from ..decoding.ensemble import COMBINATIONS
 from ..errors import UserError
-from ..export.folder import is_exported
 from ..files import written_whole
+from ..loading import is_exported
 
 
 def add_model_options(parser: argparse.ArgumentParser, ensemble: bool = True) -> None:
@@ -203,7 +203,8 @@ def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
         UserError: as `load_model` and `load_ensemble` say, for int8 elsewhere than on a CPU, and for what exported
             models cannot do or models need not be asked for.
     """
-    from ..loading import PRECISIONS, load_model
+    from ..hardware import PRECISIONS
+    from ..loading import load_model
 
     options = {"precision": arguments.precision}
     folders = getattr(arguments, "ensemble", [])

@@ -17,8 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..errors import UserError
-from ..evaluation.records import file_sha256
-from ..files import publish, remove_leftovers, unfinished, write_text, written_whole
+from ..files import file_sha256, publish, remove_leftovers, unfinished, write_text, written_whole
 from ..recipes.recipe import Recipe
 from .filtering import EMPTY, KEPT, RATIO, TOO_LONG, check_limits
 from .parallel_text import held_out_rows

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import UserError, one_line
-from ..evaluation.records import file_sha256
+from ..files import file_sha256
 from ..recipes.recipe import Recipe
 from .filtering import FilterCounts
 from .tokenization import load_tokenizer, tokenizer_sha256

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import UserError
-from ..memory import keep_freed_memory
+from ..hardware import keep_freed_memory
 from ..model.layers_vaswani import VaswaniAttention
 from ..model.linear_vaswani import has_onednn
 

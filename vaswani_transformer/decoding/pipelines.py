@@ -16,7 +16,7 @@ from transformers import (
 from transformers.pipelines.base import Pipeline
 
 from ..errors import UserError, one_line
-from ..export.folder import refuse_exported
+from ..loading import refuse_exported
 from ..model.pipeline_vaswani import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
 
 PIPELINES = {

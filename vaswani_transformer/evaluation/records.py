@@ -14,20 +14,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..errors import UserError
+from ..files import file_sha256
 
 # What changes no output: versions, the tokens that every model has, and what else `generate()` returns or keeps.
 _NO_SETTINGS = {"transformers_version", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
 _NO_SETTINGS |= {"use_cache", "return_dict_in_generate"}
 LIBRARIES = ("vaswani_transformer", "transformers", "torch", "tokenizers", "sacrebleu")
-
-
-def file_sha256(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal; a `.gz` file is not unpacked."""
-    state = hashlib.sha256()
-    with Path(path).open("rb") as file:
-        while block := file.read(1 << 20):
-            state.update(block)
-    return state.hexdigest()
 
 
 def is_weights_file(name: str) -> bool:

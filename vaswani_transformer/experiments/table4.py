@@ -12,7 +12,7 @@ from ..loading import load_model
 from ..parsing.evalb import score_trees
 from ..parsing.parser import Baselines, Parser, TextForm, load_trees, parsing_recipe
 from ..recipes.recipe import Recipe, load_recipe
-from ..training.averaging import WEIGHTS
+from ..training.checkpoints import WEIGHTS
 from ..training.plan import make_plan
 from .base import Cell, Estimate, Experiment, Setup, markdown_table, shown, told_machine, write_recipe
 from .paper_tables import TABLE4

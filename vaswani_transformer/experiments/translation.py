@@ -16,13 +16,13 @@ from ..errors import UserError
 from ..evaluation.metrics import PerplexityMetric, score_translations
 from ..evaluation.paper_bleu import moses_tokenizer, paper_bleu
 from ..files import write_text
-from ..hardware import HERE, measure_device
+from ..hardware import HERE, choose_precision, measure_device
 from ..loading import load_model
 from ..recipes.recipe import Recipe, load_recipe, model_config
-from ..training.averaging import WEIGHTS
 from ..training.callbacks import read_training_log
+from ..training.checkpoints import WEIGHTS
 from ..training.plan import Plan, make_plan
-from ..training.run import choose_precision, train
+from ..training.run import train
 from ..training.run_folder import LOG as TRAINING_LOG
 from .base import Cell, Estimate, Experiment, Setup
 from .experiment_processes import device_seconds, note_session, read_sessions, train_in_processes

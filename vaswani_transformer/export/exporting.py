@@ -10,17 +10,9 @@ from transformers import PreTrainedTokenizerBase
 from ..data.tokenization import load_tokenizer
 from ..errors import UserError
 from ..files import publish, remove, unfinished
-from ..loading import choose_device, load_model
-from .folder import (
-    COPIED,
-    EXTRAS,
-    FACTS,
-    ExportFacts,
-    check_expressible,
-    reference_logits,
-    require,
-    set_positions,
-)
+from ..hardware import choose_device
+from ..loading import FACTS, load_model
+from .folder import COPIED, EXTRAS, ExportFacts, check_expressible, reference_logits, require, set_positions
 
 _TOLERANCE = 0.01  # of log-probabilities and logits in float32; what is seen is below 0.001
 

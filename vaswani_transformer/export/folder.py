@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from ..errors import UserError, one_line
+from ..loading import FACTS
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.layers_vaswani import VaswaniSinusoidalPositions
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, shift_right
 
-FACTS = "export.json"
 #: Formats, the extra of this package that each needs, and the modules that the extra brings.
 EXTRAS = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime", "onnxscript")}
 #: Files of a model folder that are copied beside the exported weights.
@@ -89,30 +89,6 @@ def read_vocabulary(folder: str | Path) -> list[str]:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({one_line(error)}): export the model again") from error
-
-
-def is_exported(folder: str | Path) -> bool:
-    """Whether a folder was written by `vaswani export`."""
-    return (Path(folder) / FACTS).is_file()
-
-
-def refuse_exported(folder: str | Path) -> None:
-    """Refuse the folder of an exported model where a model is needed.
-
-    Raises:
-        UserError: for such a folder, saying what can be done with it.
-    """
-    if not is_exported(folder):
-        return
-    format = ExportFacts.read(folder).format
-    use = {
-        "ctranslate2": "`vaswani translate`, `score` and `evaluate` and CTranslate2Translator take it",
-        "onnx": "ONNX Runtime runs it (scripts/translate_onnx.py)",
-    }
-    raise UserError(
-        f"{folder} holds a model exported to {format}, which cannot be made a model again: give the folder that it was"
-        f" exported from; {use.get(format, 'another program takes it')}"
-    )
 
 
 def require(format: str) -> None:

@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from ..errors import UserError, one_line
-from ..export.folder import refuse_exported
-from ..loading import read_config
+from ..loading import read_config, refuse_exported
 from ..model.checkpoint_vaswani import PICKLED_WEIGHTS
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from ..data.tokenization import load_tokenizer, tokenizer_sha256
 from ..errors import UserError
-from ..export.folder import refuse_exported
 from ..files import place_files, publish, remove, sync, unfinished
-from .averaging import INDEX, WEIGHTS, open_all, write_average
-from .checkpoints import Checkpoint, read_checkpoints, to_average
+from ..loading import refuse_exported
+from .averaging import open_all, write_average
+from .checkpoints import INDEX, WEIGHTS, Checkpoint, read_checkpoints, to_average
 from .run_folder import CHECKPOINTS
 
 CONFIG, TOKENIZER, STATE = "config.json", "tokenizer.json", "trainer_state.json"

@@ -8,8 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..errors import UserError
-
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+from .checkpoints import INDEX, WEIGHTS
 
 
 class WeightFiles:

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from ..agreement import AgreedCallback
+from ..distributed import AgreedCallback
 from ..files import sync, write_text
 from .checkpoints import STOP, TIME
 

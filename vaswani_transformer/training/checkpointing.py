@@ -13,7 +13,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..agreement import on_any_process
+from ..distributed import on_any_process
 from ..files import publish, remove, unfinished
 from .checkpoints import (
     END,

@@ -157,3 +157,6 @@ def is_failed_write(error: BaseException) -> bool:
     # torch and safetensors report the system's error in their own words.
     told = any(words in str(error) for words in ("PytorchStreamWriter", "unexpected pos", "iostream error"))
     return isinstance(error, OSError | SafetensorError) or (isinstance(error, RuntimeError) and told)
+
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

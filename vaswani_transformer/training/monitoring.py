@@ -9,6 +9,8 @@ import torch
 
 from ..data.batching import IGNORE_INDEX
 from ..errors import UserError
+from ..plots import new_figure
+from .callbacks import read_training_log
 
 
 class ThroughputMeter:
@@ -172,3 +174,38 @@ class FiniteLossGuard:
             f"{what}; checkpoints before it are whole. Lower learning_rate_scale, raise warmup_steps or clip with"
             " max_gradient_norm, and start again"
         )
+
+
+def plot_learning_curve(log: str | Path, picture: str | Path) -> bool:
+    """Draw losses (nats a token), BLEU and learning rate over optimizer steps.
+
+    Args:
+        log: a training log, JSON lines.
+        picture: the PNG to write.
+
+    Returns:
+        Whether matplotlib was there to draw it.
+    """
+    entries = read_training_log(log)
+    series = {
+        key: ([entry["step"] for entry in entries if key in entry], [entry[key] for entry in entries if key in entry])
+        for key in ("loss", "eval_loss", "eval_bleu", "learning_rate")
+    }
+    has_bleu = bool(series["eval_bleu"][0])
+    if (figure := new_figure(figsize=(8, 7 if has_bleu else 5))) is None:
+        return False
+    axes = figure.subplots(3 if has_bleu else 2, 1, sharex=True, height_ratios=[3, 2, 1] if has_bleu else [3, 1])
+    axes[0].plot(*series["loss"], color="tab:blue", alpha=0.7, label="training (label-smoothed)")
+    axes[0].plot(*series["eval_loss"], color="tab:orange", marker="o", markersize=3, label="validation")
+    axes[0].set_ylabel("loss (nats a token)")
+    axes[0].legend()
+    if has_bleu:
+        axes[1].plot(*series["eval_bleu"], color="tab:green", marker="o", markersize=3)
+        axes[1].set_ylabel("validation BLEU\n(greedy)")
+    axes[-1].plot(*series["learning_rate"], color="tab:gray")
+    axes[-1].set_ylabel("learning rate")
+    axes[-1].set_xlabel("optimizer step")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    figure.savefig(picture, dpi=110)
+    return True

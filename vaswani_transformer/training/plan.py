@@ -15,12 +15,12 @@ from ..data.text_files import home_path
 from ..data.tokenization import load_tokenizer, train_tokenizer
 from ..data.tokenized_pairs import tokenize_pairs
 from ..errors import UserError
-from ..hardware import DEFAULT_UTILISATION, DEVICES, HERE, measure_device, parse_device
+from ..hardware import DEFAULT_UTILISATION, DEVICES, HERE, choose_precision, measure_device, parse_device
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import Recipe
 from .flops import model_flops
-from .run import _tokenizer, choose_precision, load_training_pairs, new_model, reporters
+from .run import _tokenizer, load_training_pairs, new_model, reporters
 
 # Share of `tokens_per_batch` that is tokens on the longer side, the rest being padding. `TokenBatchSampler` gave 0.92
 # to 0.95 for 25,000 tokens and 400,000 generated pairs: log-normal lengths of mean 30, sides 15% to 25% apart.

@@ -17,21 +17,18 @@ from transformers.integrations import TensorBoardCallback, get_reporting_integra
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
-from ..agreement import agree_together
 from ..data.prepared import TRAIN, VALIDATION, check_recipe_matches, open_prepared
 from ..data.recipe_data import load_training_pairs, new_tokenizer, pairs_of
 from ..data.tokenization import check_tokenizer_matches, load_tokenizer
 from ..data.tokenized_pairs import tokenize_pairs
-from ..distributed import Alone, ProcessWatch, watch_processes
+from ..distributed import Alone, ProcessWatch, agree_together, watch_processes
 from ..errors import UserError
 from ..evaluation.metrics import score_translations
 from ..files import place_files, remove, unfinished
-from ..memory import keep_freed_memory
+from ..hardware import choose_precision, keep_freed_memory, on_cpu
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..plots import plot_learning_curve
 from ..recipes.recipe import Recipe, model_config
-from .averaging import WEIGHTS
 from .callbacks import (
     LearningCurveCallback,
     ResumableEarlyStoppingCallback,
@@ -41,7 +38,8 @@ from .callbacks import (
     TrainingLogCallback,
     TrainingProgressCallback,
 )
-from .checkpoints import step_of
+from .checkpoints import WEIGHTS, step_of
+from .monitoring import plot_learning_curve
 from .run_folder import (
     CHECKPOINTS,
     CURVE,
@@ -131,28 +129,6 @@ def _shared_tokenizer(watch: ProcessWatch | Alone, make: Callable[[], PreTrained
         for path, text in texts.items():
             (folder / path).write_text(text, encoding="utf-8")
         return load_tokenizer(folder)
-
-
-def on_cpu() -> bool:
-    """Whether there is no accelerator to train on."""
-    return torch.accelerator.current_accelerator(check_available=True) is None
-
-
-def choose_precision(precision: str) -> dict[str, bool]:
-    """`bf16` and `fp16` for `TrainingArguments`; auto means bf16 where the hardware multiplies matrices in it.
-
-    Raises:
-        UserError: for a precision that this machine does not train in.
-    """
-    if torch.cuda.is_available():
-        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        has_bf16 = on_cpu() and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
-    if precision == "fp16" and on_cpu():
-        raise UserError("precision is 'fp16', which needs a GPU: use bf16, fp32 or auto")
-    if precision == "bf16" and torch.cuda.is_available() and not has_bf16:
-        raise UserError("precision is 'bf16', which this GPU does not compute in: use fp16, fp32 or auto")
-    return {"bf16": precision == "bf16" or (precision == "auto" and has_bf16), "fp16": precision == "fp16"}
 
 
 def reporters(names: str) -> list[str]:

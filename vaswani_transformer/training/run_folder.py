@@ -15,8 +15,7 @@ from ..data.tokenized_pairs import pair_lengths
 from ..errors import UserError
 from ..files import publish, remove, remove_leftovers, unfinished, write_text
 from ..recipes.recipe import Recipe
-from .averaging import WEIGHTS
-from .checkpoints import checkpoint_folders, complete_checkpoints, last_complete_checkpoint
+from .checkpoints import WEIGHTS, checkpoint_folders, complete_checkpoints, last_complete_checkpoint
 
 CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.jsonl", "learning_curve.png"
 TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"  # a folder, and the files in it that are TensorBoard's

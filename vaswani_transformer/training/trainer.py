@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainingArguments, TrainerCallback
 
-from ..agreement import over_processes
 from ..data.batching import IGNORE_INDEX, PairCollator, TokenBatchSampler
 from ..data.tokenized_pairs import pair_lengths
+from ..distributed import over_processes
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from .checkpointing import CheckpointingTrainer
 from .loss import label_smoothed_cross_entropy, loss_in_place_of_logits

@@ -5,7 +5,6 @@ Importing it registers the architecture, so that `AutoModelForSeq2SeqLM.from_pre
 
 import importlib
 
-from . import starting as starting  # isort: skip - first, so that Ctrl-C is seen to while the others are imported
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 from .errors import UserError

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import UserError
-from ..starting import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 
-EXIT_FAILURE, EXIT_USAGE = 1, 2
+EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 SPEAKING_SECONDS = 2.0  # for the one of several processes that says what happened: a launcher ends all when one ends
 
 

@@ -2,13 +2,11 @@
 
 import argparse
 import errno
-import importlib
 import logging
 import os
 import sys
 import warnings
 
-from .. import starting
 from ..errors import UserError
 from .attention import add_attention
 from .average import add_average
@@ -31,21 +29,6 @@ from .share import add_convert, add_push
 from .train import add_demo, add_train
 from .translate import add_translate
 
-# What commands import that takes seconds: a KeyboardInterrupt in the midst of it may get lost, so it comes before.
-_IMPORTS = {
-    "attention": ("attention.attention_report",),
-    "average": ("training.averaged_model",),
-    "demo": ("experiments.demo", "training.run"),
-    "experiment": ("experiments.translation", "parsing.parser"),
-    "evaluate": ("evaluation.metrics", "decoding.translator"),
-    "export": ("export.exporting",),
-    "predict": ("parsing.parsing_files",),
-    "prepare": ("data.prepare",),
-    "push": ("hub.push",),
-    "train": ("training.plan", "training.run"),
-    "score": ("decoding.scoring",),
-    "translate": ("decoding.file_translator",),
-}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the system's numbers for no more room
 
 
@@ -111,9 +94,6 @@ def main(argv: list[str] | None = None) -> int:
         if unknown:
             arguments.parser.refuse_unknown(unknown)
         _quiet_libraries()
-        for name in _IMPORTS.get(arguments.parser.prog.split()[-1], ()):
-            importlib.import_module(f"vaswani_transformer.{name}")
-        starting.end()  # from here on Ctrl-C is the command's own
         status = arguments.run(arguments)
         sys.stdout.flush()  # here, so that a reader of our output who has gone is noticed below
         return status
@@ -133,9 +113,3 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
         return status
-    finally:
-        starting.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

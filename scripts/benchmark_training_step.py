@@ -22,7 +22,8 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer.hardware import keep_freed_memory
-from vaswani_transformer.model import layers_vaswani, stacks_vaswani
+from vaswani_transformer.model import layers_vaswani
+from vaswani_transformer.model import modeling_vaswani as stacks_vaswani
 from vaswani_transformer.training.loss import label_smoothed_cross_entropy
 
 

@@ -17,7 +17,7 @@ from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 from vaswani_transformer import Translator, load_model, load_pairs
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.evaluation.paper_bleu import paper_bleu, split_compounds
+from vaswani_transformer.evaluation.metrics import paper_bleu, split_compounds
 
 TEST_SETS = 2737 / 3003  # sacreBLEU's newstest2014 en-de `wmt14` has so many of the sentences of `wmt14/full`
 QUOTES = str.maketrans(dict.fromkeys("„“”«»", '"') | dict.fromkeys("‚‘’", "'"))

@@ -10,7 +10,7 @@ import argparse
 import sys
 
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.experiments.position_report import positions_as_markdown, run_position_study
+from vaswani_transformer.experiments.positions import positions_as_markdown, run_position_study
 
 
 def main() -> int:

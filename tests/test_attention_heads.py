@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from model_folders import PAIRS, write_model
 
 from vaswani_transformer import align, attend, load_model, name_heads, pharaoh, train_tokenizer
-from vaswani_transformer.attention.attention_report import heads_as_markdown, read_links
-from vaswani_transformer.attention.heads import HeadStatistics, delimiters, measures_of
+from vaswani_transformer.attention.heads import HeadStatistics, delimiters, heads_as_markdown, measures_of, read_links
 from vaswani_transformer.attention.weights import KINDS
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.experiments.position_study import offset_matrix

@@ -19,9 +19,14 @@ from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data.tokenization import load_tokenizer, train_tokenizer
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.training import averaged_model, averaging
-from vaswani_transformer.training.averaged_model import average_models, best_checkpoints, last_checkpoints
-from vaswani_transformer.training.averaging import average_checkpoints
+from vaswani_transformer.training import averaging
+from vaswani_transformer.training import averaging as averaged_model
+from vaswani_transformer.training.averaging import (
+    average_checkpoints,
+    average_models,
+    best_checkpoints,
+    last_checkpoints,
+)
 from vaswani_transformer.training.checkpoints import write_manifest
 
 

@@ -14,7 +14,7 @@ from experimenting import TINY, experiment, write_gum, write_multi30k
 from safetensors.torch import load_file
 
 from vaswani_transformer.experiments.base import Setup, run_cell
-from vaswani_transformer.experiments.experiment_processes import device_seconds, note_session, read_sessions
+from vaswani_transformer.experiments.launch import device_seconds, note_session, read_sessions
 from vaswani_transformer.experiments.table3 import Table3
 from vaswani_transformer.experiments.table4 import Table4
 from vaswani_transformer.training.callbacks import read_training_log

@@ -379,7 +379,7 @@ def test_what_the_commands_cannot_do_with_an_exported_model(folder, exported, op
 
 def test_exact_reaches_the_search_of_an_exported_model(tmp_path, trained, capsys, monkeypatch):
     """With a search that stops at once and alpha 1.5 most lists are wrong, unless they are proven."""
-    monkeypatch.setattr("vaswani_transformer.export.ctranslate2_search._PATIENCE", 1.0)
+    monkeypatch.setattr("vaswani_transformer.export.ctranslate2_model._PATIENCE", 1.0)
     (tmp_path / "source.en").write_text("\n".join(SOURCES) + "\n", encoding="utf-8")
     options = ["--input", tmp_path / "source.en", "--length-penalty", "1.5", "--nbest", "2", "--device", "cpu"]
     printed = []

@@ -19,9 +19,16 @@ from vaswani_transformer import VaswaniConfig, load_recipe
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.evaluation.records import evaluation_record, name_of_test_set, read_evaluation, weights_sha256
 from vaswani_transformer.hub.card_facts import CardFacts, datasets_of, languages_of, read_run
-from vaswani_transformer.hub.card_rows import decoding_rows, training_rows
 from vaswani_transformer.hub.existing_card import carry_over, is_sealed, may_be_replaced, read_card
-from vaswani_transformer.hub.model_card import METRICS, check_metadata, choose_kind, compare_with_paper, render_card
+from vaswani_transformer.hub.model_card import (
+    METRICS,
+    check_metadata,
+    choose_kind,
+    compare_with_paper,
+    decoding_rows,
+    render_card,
+    training_rows,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 LOG = [

@@ -13,7 +13,7 @@ from model_folders import write_model
 
 from vaswani_transformer import UserError
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.evaluation.paper_bleu import multi_bleu, paper_bleu, paper_tokens, split_compounds
+from vaswani_transformer.evaluation.metrics import multi_bleu, paper_bleu, paper_tokens, split_compounds
 
 CASES = {  # translation, reference, BLEU worked out by hand
     "one word in five wrong, at the end": ("a b c d e", "a b c d f", 100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25),

@@ -22,8 +22,7 @@ from vaswani_transformer.errors import UserError
 from vaswani_transformer.hardware import DEVICES, UTILISATION_SOURCE, measure_device, parse_device
 from vaswani_transformer.recipes.recipe import load_recipe, recipe_names
 from vaswani_transformer.training.flops import model_flops, neighbours
-from vaswani_transformer.training.plan import EXPECTED_FILL, PAPER_UTILISATION, make_plan
-from vaswani_transformer.training.plan_text import describe_plan
+from vaswani_transformer.training.plan import EXPECTED_FILL, PAPER_UTILISATION, describe_plan, make_plan
 
 PAPER_RECIPES = ["wmt14-en-de-base", "wmt14-en-de-big", "wmt14-en-fr-base", "wmt14-en-fr-big"]
 

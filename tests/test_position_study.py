@@ -11,8 +11,7 @@ from conftest import error_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vaswani_transformer.experiments import position_report
-from vaswani_transformer.experiments.position_report import run_position_study
+from vaswani_transformer.experiments import positions as position_report
 from vaswani_transformer.experiments.position_study import (
     LengthStudy,
     accuracy_by_length,
@@ -21,6 +20,7 @@ from vaswani_transformer.experiments.position_study import (
     train_on_short,
     unexplained,
 )
+from vaswani_transformer.experiments.positions import run_position_study
 from vaswani_transformer.model.layers_vaswani import sinusoidal_positions
 
 SMALL = {"d_model": 16, "d_ff": 32, "num_heads": 2, "layers": 1, "batch": 16, "warmup_steps": 60, "examples": 20}

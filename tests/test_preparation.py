@@ -22,9 +22,9 @@ from preparing import CHUNK, digests, make, with_validation
 from vaswani_transformer import train_tokenizer
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data import prepare as preparation
+from vaswani_transformer.data.prepare import ShardWriter, Workers
 from vaswani_transformer.data.prepared import PreparedPairs, open_prepared
 from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs
-from vaswani_transformer.data.shards import ShardWriter, Workers
 from vaswani_transformer.data.tokenization import load_tokenizer
 from vaswani_transformer.data.tokenized_pairs import tokenize_pairs
 from vaswani_transformer.errors import UserError

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from vaswani_transformer.experiments import layer_costs
-from vaswani_transformer.experiments.layer_costs import fitted_exponent, measure_layer
-from vaswani_transformer.experiments.layer_types import KINDS, Attention, path_length
+from vaswani_transformer.experiments import layer_types as layer_costs
+from vaswani_transformer.experiments.layer_types import KINDS, Attention, fitted_exponent, measure_layer, path_length
 
 
 @settings(max_examples=50)

@@ -17,7 +17,7 @@ from transformers.trainer_callback import TrainerCallback, TrainerState
 
 from vaswani_transformer import UserError, average_checkpoints, train
 from vaswani_transformer.hardware import choose_precision
-from vaswani_transformer.hub import card_rows
+from vaswani_transformer.hub import model_card as card_rows
 from vaswani_transformer.recipes.recipe import check_recipe
 from vaswani_transformer.training import callbacks
 from vaswani_transformer.training import run as training

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vaswani_transformer.data.survey import survey
+from vaswani_transformer.data.text_files import survey
 from vaswani_transformer.decoding.file_translator import Layout, with_prefixes
 from vaswani_transformer.decoding.long_inputs import split_line
 from vaswani_transformer.decoding.output import ResumableOutput, notes_path
-from vaswani_transformer.decoding.read_ahead import read_ahead
-from vaswani_transformer.decoding.streaming import in_windows
+from vaswani_transformer.decoding.streaming import in_windows, read_ahead
 from vaswani_transformer.decoding.translator import Hypothesis
 from vaswani_transformer.errors import UserError
 

@@ -9,8 +9,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 from .errors import UserError
 from .model.configuration_vaswani import VaswaniConfig
-from .model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel
-from .model.stacks_vaswani import VaswaniPreTrainedModel
+from .model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel, VaswaniPreTrainedModel
 
 __version__ = "0.1.0"
 
@@ -54,8 +53,8 @@ _LAZY = {
     "align": "attention.alignments",
     "attend": "attention.weights",
     "average_checkpoints": "training.averaging",
-    "average_models": "training.averaged_model",
-    "describe_plan": "training.plan_text",
+    "average_models": "training.averaging",
+    "describe_plan": "training.plan",
     "draw_attention": "attention.pictures",
     "encoder_decoder_attention": "attention.weights",
     "export_model": "export.exporting",
@@ -67,7 +66,7 @@ _LAZY = {
     "load_tokenizer": "data.tokenization",
     "load_trees": "parsing.parser",
     "make_plan": "training.plan",
-    "name_heads": "attention.attention_report",
+    "name_heads": "attention.heads",
     "noam_learning_rate": "training.schedule",
     "noam_scheduler": "training.schedule",
     "open_prepared": "data.prepared",

@@ -7,7 +7,7 @@ import torch
 from ..data.batching import PairCollator
 from ..decoding.streaming import batches_by_length, check_length
 from ..errors import UserError
-from .attention_maps import pass_with_attention
+from .weights import pass_with_attention
 
 Links = list[tuple[int, int]]  # (source word, target word), both counted from 0
 

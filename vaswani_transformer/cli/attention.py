@@ -179,8 +179,8 @@ def _refuse_existing(arguments: argparse.Namespace, paths) -> None:
 def _report(arguments: argparse.Namespace) -> int:
     from tqdm.auto import tqdm
 
-    from ..attention.attention_report import heads_as_markdown, name_heads, read_links
-    from ..data.survey import survey
+    from ..attention.heads import heads_as_markdown, name_heads, read_links
+    from ..data.text_files import survey
     from ..files import write_text
     from ..loading import load_model
 

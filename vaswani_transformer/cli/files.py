@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..data.survey import Survey
-from ..data.text_files import decode_lines, read_lines
+from ..data.text_files import Survey, decode_lines, read_lines
 from ..decoding.ensemble import COMBINATIONS
 from ..decoding.output import ResumableOutput, StreamOutput
 from ..evaluation.records import model_sha256

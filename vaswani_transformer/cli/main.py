@@ -9,7 +9,6 @@ import warnings
 
 from ..errors import UserError
 from .attention import add_attention
-from .average import add_average
 from .command import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
@@ -20,12 +19,10 @@ from .command import (
     leave_failed,
 )
 from .data import add_lists, add_prepare, add_tokenizer
-from .evaluate import add_evaluate
+from .evaluate import add_evaluate, add_score
 from .experiment import add_experiment
-from .export import add_export
+from .models import add_average, add_convert, add_export, add_push
 from .parse import add_parse
-from .score import add_score
-from .share import add_convert, add_push
 from .train import add_demo, add_train
 from .translate import add_translate
 

@@ -166,7 +166,7 @@ def _load_parser(arguments: argparse.Namespace):
 
 
 def _check_predict(arguments: argparse.Namespace) -> None:
-    from ..decoding.turns import is_launched
+    from ..decoding.streaming import is_launched
 
     check_options(arguments)
     if is_launched():
@@ -187,10 +187,9 @@ def _check_predict(arguments: argparse.Namespace) -> None:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from ..data.survey import survey
+    from ..data.text_files import survey
     from ..decoding.streaming import WINDOW_LINES
-    from ..parsing.parser import checked
-    from ..parsing.parsing_files import FileParser
+    from ..parsing.parser import FileParser, checked
     from ..parsing.trees import words_of
 
     _check_predict(arguments)

@@ -49,8 +49,7 @@ def add_train(commands) -> None:
 def _print_plan(recipe, arguments: argparse.Namespace) -> int:
     import datasets
 
-    from ..training.plan import make_plan
-    from ..training.plan_text import describe_plan
+    from ..training.plan import describe_plan, make_plan
 
     datasets.disable_progress_bars()
     processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun

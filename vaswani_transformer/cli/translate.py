@@ -56,7 +56,7 @@ def add_translate(commands) -> None:
 
 
 def _translate(arguments: argparse.Namespace) -> int:
-    from ..decoding.turns import meet
+    from ..decoding.streaming import meet
     from ..distributed import watch_processes
 
     _check(arguments)
@@ -69,7 +69,7 @@ def _translate(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse what is wrong whatever the model is."""
-    from ..decoding.turns import is_launched
+    from ..decoding.streaming import is_launched
 
     check_options(arguments)
     if arguments.sentences and arguments.input:
@@ -128,7 +128,7 @@ def _translate_in_turns(arguments: argparse.Namespace, turns, watch) -> None:
 
 
 def _survey_files(arguments: argparse.Namespace) -> dict[str, Any]:
-    from ..data.survey import survey
+    from ..data.text_files import survey
 
     names = {"--input": arguments.input, "--prefix": arguments.prefix}
     surveys = {option: survey(Path(name)) for option, name in names.items() if is_file(name)}

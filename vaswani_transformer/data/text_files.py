@@ -3,12 +3,14 @@
 import csv
 import difflib
 import gzip
+import hashlib
 import json
 import os
 import textwrap
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -163,3 +165,36 @@ def column_position(column: str, available: list[str], where: str) -> int:
     hint = f"did you mean {near[0]!r}?" if near else "name one of these"
     there = textwrap.shorten(", ".join(available), 200, placeholder=" ...")
     raise UserError(f"{where}: there is no column {column!r}; the columns are: {there}; {hint}")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a whole file was found to be.
+
+    Args:
+        lines: how many it has.
+        sha256: of its text, unpacked.
+    """
+
+    lines: int
+    sha256: str
+
+
+def survey(path: Path) -> Survey:
+    """Read a text file, plain or ``.gz``, in constant memory.
+
+    Raises:
+        UserError: a file that cannot be read, is not whole, or is not UTF-8, with the number of the line.
+    """
+    digest, number = hashlib.sha256(), 0
+
+    def hashed(lines: Iterable[bytes]) -> Iterator[bytes]:
+        for line in lines:
+            digest.update(line)
+            yield line
+
+    with file_errors(path, lambda: number), path.open("rb") as raw:
+        lines = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
+        for number, _ in enumerate(decode_lines(hashed(lines), str(path)), 1):  # noqa: B007
+            pass
+    return Survey(number, digest.hexdigest())

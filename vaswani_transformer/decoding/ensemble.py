@@ -15,8 +15,7 @@ from ..data.tokenization import tokenizer_sha256
 from ..errors import UserError
 from ..loading import load_model
 from ..model.generation_vaswani import VaswaniGenerationMixin
-from ..model.modeling_vaswani import shift_right
-from ..model.stacks_vaswani import VaswaniPreTrainedModel
+from ..model.modeling_vaswani import VaswaniPreTrainedModel, shift_right
 
 #: How the members' distributions of the next token become one.
 COMBINATIONS = ("probabilities", "log_probabilities")

@@ -14,10 +14,8 @@ from tqdm.auto import tqdm
 from ..data.text_files import read_lines
 from ..errors import UserError
 from .output import ResumableOutput, StreamOutput
-from .read_ahead import read_ahead
-from .streaming import WINDOW_LINES, in_windows
+from .streaming import WINDOW_LINES, Turns, WindowRecords, in_windows, read_ahead
 from .translator import Hypothesis, PreparedWindow, Translator
-from .turns import Turns, WindowRecords
 
 logger = logging.getLogger(__name__)
 

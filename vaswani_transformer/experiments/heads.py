@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..attention.attention_report import heads_as_markdown, name_heads
+from ..attention.heads import heads_as_markdown, name_heads
 from ..attention.page import write_attention_page
 from ..attention.pictures import draw_attention
 from ..attention.weights import KINDS, attend

@@ -8,8 +8,7 @@ import torch
 
 from ..errors import UserError
 from .base import Cell, Estimate, Experiment, Setup, markdown_table, told_machine, write_recipe
-from .layer_costs import LayerCost, fitted_exponent, measure_layer
-from .layer_types import KINDS, LayerKind, path_length
+from .layer_types import KINDS, LayerCost, LayerKind, fitted_exponent, measure_layer, path_length
 
 # Sizes measured: lengths at width `width`, widths at length `length`.
 SCALES = {

@@ -13,8 +13,7 @@ from ..data.recipe_data import data_path
 from ..decoding.scoring import score_pairs
 from ..decoding.translator import Translator
 from ..errors import UserError
-from ..evaluation.metrics import PerplexityMetric, score_translations
-from ..evaluation.paper_bleu import moses_tokenizer, paper_bleu
+from ..evaluation.metrics import PerplexityMetric, moses_tokenizer, paper_bleu, score_translations
 from ..files import write_text
 from ..hardware import HERE, choose_precision, measure_device
 from ..loading import load_model
@@ -25,7 +24,7 @@ from ..training.plan import Plan, make_plan
 from ..training.run import train
 from ..training.run_folder import LOG as TRAINING_LOG
 from .base import Cell, Estimate, Experiment, Setup
-from .experiment_processes import device_seconds, note_session, read_sessions, train_in_processes
+from .launch import device_seconds, note_session, read_sessions, train_in_processes
 
 # Where a run lies and what it reads does not decide on what it is; nor does how much of a batch one device takes.
 PLACES = ("data_dir", "output", "overwrite", "prepared", "tokens_per_device", "data_workers", "report_to")

@@ -6,25 +6,302 @@ against `torch.nn.Transformer` in `tests/test_modeling.py`. Shapes name their ax
 This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
 """
 
+import math
+
 import torch
 from torch import nn
-from transformers.cache_utils import Cache
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMixin
-from transformers.masking_utils import create_masks_for_generate
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask, create_masks_for_generate
 from transformers.modeling_outputs import (
     BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
 )
+from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .checkpoint_vaswani import VaswaniCheckpointMixin
 from .configuration_vaswani import VaswaniConfig
 from .generation_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, VaswaniGenerationMixin
 from .incremental_decoding_vaswani import DecodingCache, takes_steps
+from .layers_vaswani import (
+    VaswaniAttention,
+    VaswaniDecoderLayer,
+    VaswaniEncoderLayer,
+    VaswaniLearnedPositions,
+    VaswaniSinusoidalPositions,
+    dropout,
+)
 from .linear_vaswani import project
-from .local_attention_vaswani import in_window
-from .stacks_vaswani import VaswaniDecoder, VaswaniEncoder, VaswaniPreTrainedModel
+from .local_attention_vaswani import in_window, restricted_mask
+
+
+class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
+    """Weight initialisation, and what transformers needs to know of the architecture."""
+
+    config: VaswaniConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["VaswaniEncoderLayer", "VaswaniDecoderLayer"]  # noqa: RUF012
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Xavier-uniform projections and embeddings of variance 1/d_model.
+
+        The paper prints no initialisation. With transformers' usual normal(0, 0.02) a post-norm stack trained from
+        scratch can stay blind to its input; with these scales, embeddings times sqrt(d_model) have unit variance, as
+        layer-normalised activations have.
+        """
+        embedding_std = self.config.d_model**-0.5
+        if isinstance(module, nn.Linear):
+            if module is getattr(self, "lm_head", None):  # its own matrix only when it is not tied
+                init.normal_(module.weight, mean=0.0, std=embedding_std)
+            else:
+                init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=embedding_std)
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, VaswaniSinusoidalPositions):
+            init.copy_(module.table, module.compute_table())
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resize the vocabulary; untied, the decoder's embeddings follow the encoder's."""
+        embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        decoder = getattr(self.base_model, "decoder", None)
+        if decoder is not None and decoder.embed_tokens.num_embeddings != embeddings.num_embeddings:
+            decoder.embed_tokens = self._get_resized_embeddings(
+                decoder.embed_tokens, embeddings.num_embeddings, mean_resizing=mean_resizing
+            )
+        return embeddings
+
+    @property
+    def dummy_inputs(self) -> dict[str, torch.Tensor]:
+        """Two short sentences, one padded, for tracing."""
+        pad, eos = self.config.pad_token_id, self.config.eos_token_id
+        input_ids = torch.tensor([[4, 6, 5, 4, eos], [4, 7, eos, pad, pad]], device=self.device)
+        return {"input_ids": input_ids, "attention_mask": input_ids.ne(pad), "decoder_input_ids": input_ids}
+
+
+class VaswaniStack(VaswaniPreTrainedModel):
+    """What encoder and decoder share: embeddings times sqrt(d_model) plus positions, with dropout (3.4, 3.5, 5.4)."""
+
+    def __init__(self, config: VaswaniConfig):
+        super().__init__(config)
+        self.dropout = config.dropout
+        self.embed_scale = math.sqrt(config.d_model)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
+        if config.position_encoding == "sinusoidal":
+            self.embed_positions = VaswaniSinusoidalPositions(config.max_position_embeddings, config.d_model)
+        else:
+            self.embed_positions = VaswaniLearnedPositions(config.max_position_embeddings, config.d_model)
+        self.gradient_checkpointing = False
+
+    def init_parallel_plans(self) -> None:
+        """Keep of the configuration's plan what names this stack's own layers: the plan speaks of the whole model."""
+        super().init_parallel_plans()
+        own, other = ("encoder.", "decoder.") if isinstance(self, VaswaniEncoder) else ("decoder.", "encoder.")
+        plan = self._tp_plan.items()
+        self._tp_plan = {name.removeprefix(own): style for name, style in plan if not name.startswith(other)}
+
+    def look_up(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, name: str) -> torch.Tensor:
+        """Token embeddings `(batch_size, length, d_model)`, not yet scaled.
+
+        Raises:
+            ValueError: unless exactly one of the two is given, or for a token id beyond the vocabulary (on a CPU; on
+                other devices torch reports it when it next waits for the device).
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            given = "neither" if input_ids is None else "both"
+            raise ValueError(f"give either {name}_ids or {name.replace('input', 'inputs')}_embeds; {given} given")
+        if inputs_embeds is not None:
+            return inputs_embeds
+        try:
+            return self.embed_tokens(input_ids)
+        except IndexError as error:
+            raise ValueError(
+                f"{name}_ids has token ids from {int(input_ids.min())} to {int(input_ids.max())}: they must be at"
+                f" least 0 and below the vocabulary size {self.embed_tokens.num_embeddings}; is this the tokenizer"
+                " that the model was trained with?"
+            ) from error
+
+    def embed(self, embeddings: torch.Tensor, position_ids: torch.Tensor, end: int) -> torch.Tensor:
+        """Scale, add the encodings of `position_ids` (all below `end`), drop; `(batch_size, length, d_model)`."""
+        positions = self.embed_positions(position_ids, end).to(embeddings.dtype)
+        summed = embeddings * self.embed_scale + positions
+        return dropout(summed, p=self.dropout, training=self.training)
+
+    def self_attention_mask(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        is_causal: bool = False,
+        past_key_values: Cache | None = None,
+    ):
+        """What each position sees, in the form that the attention implementation takes.
+
+        Args:
+            hidden_states: `(batch_size, length, d_model)`.
+            attention_mask: `(batch_size, cached + length)`, 0 for padding.
+            is_causal: whether positions see none behind them.
+            past_key_values: what the target's own attention has cached.
+
+        Raises:
+            ValueError: for restricted self-attention (Section 4) in flash attention, which is not supported.
+        """
+        config, options = self.config, {"past_key_values": past_key_values}
+        if config.attention_window is not None:
+            mask = restricted_mask(config, hidden_states, attention_mask, is_causal, past_key_values)
+            if mask is not None:
+                return mask
+            options["and_mask_function"] = in_window(config.attention_window)
+        make = create_causal_mask if is_causal else create_bidirectional_mask
+        return make(config=config, inputs_embeds=hidden_states, attention_mask=attention_mask, **options)
+
+
+class VaswaniEncoder(VaswaniStack):
+    """The encoder: `encoder_layers` times [`VaswaniEncoderLayer`] over the embedded source."""
+
+    _can_record_outputs = {"hidden_states": VaswaniEncoderLayer, "attentions": VaswaniAttention}  # noqa: RUF012
+
+    def __init__(self, config: VaswaniConfig):
+        super().__init__(config)
+        self.layers = nn.ModuleList(VaswaniEncoderLayer(config, index) for index in range(config.encoder_layers))
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """Encode a source.
+
+        Args:
+            input_ids: `(batch_size, source_length)` token ids.
+            attention_mask: `(batch_size, source_length)`, 1 for a token and 0 for padding.
+            inputs_embeds: `(batch_size, source_length, d_model)` in place of ids: embeddings not yet scaled.
+            **kwargs: `output_attentions`, `output_hidden_states` and the like.
+
+        Raises:
+            ValueError: as [`VaswaniStack.look_up`] and the position encoding say.
+        """
+        embeddings = self.look_up(input_ids, inputs_embeds, "input")
+        length = embeddings.shape[1]
+        hidden_states = self.embed(embeddings, torch.arange(length, device=embeddings.device), length)
+        mask = self.self_attention_mask(hidden_states, attention_mask)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=hidden_states)
+
+
+class VaswaniDecoder(VaswaniStack):
+    """The decoder: `decoder_layers` times [`VaswaniDecoderLayer`] over the embedded target so far."""
+
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": VaswaniDecoderLayer,
+        "attentions": OutputRecorder(VaswaniAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(VaswaniAttention, index=1, layer_name="encoder_attn"),
+    }
+
+    def __init__(self, config: VaswaniConfig):
+        super().__init__(config)
+        self.layers = nn.ModuleList(VaswaniDecoderLayer(config, index) for index in range(config.decoder_layers))
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Decode a target prefix; position t sees positions up to t only.
+
+        Args:
+            input_ids: `(batch_size, target_length)` token ids; with a cache, those not yet in it.
+            attention_mask: `(batch_size, cached + target_length)`, 0 for padding; not needed for padding on the right.
+            encoder_hidden_states: `(batch_size, source_length, d_model)`.
+            encoder_attention_mask: `(batch_size, source_length)`, 0 for padding.
+            past_key_values: keys and values of earlier steps; a cache that is no `EncoderDecoderCache` holds the
+                target's, and the source's are computed anew.
+            inputs_embeds: `(batch_size, target_length, d_model)` in place of ids: embeddings not yet scaled.
+            use_cache: keep keys and values for the next step.
+            **kwargs: `output_attentions`, `output_hidden_states` and the like.
+
+        Raises:
+            ValueError: as [`VaswaniStack.look_up`] and the position encoding say.
+        """
+        if isinstance(past_key_values, DecodingCache):
+            raise ValueError(
+                "past_key_values comes from generate() and serves the whole model's steps only: give the decoder a"
+                " DynamicCache"
+            )
+        embeddings = self.look_up(input_ids, inputs_embeds, "decoder_input")
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
+            # A cache of one kind of layers is the target's; without one of its own the source would be added to it.
+            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
+        self_attention_cache = None if past_key_values is None else past_key_values.self_attention_cache
+        length = embeddings.shape[1]
+        past_length = self_attention_cache.get_seq_length() if self_attention_cache is not None else 0
+        # A static cache counts in a tensor; its capacity bounds the positions without waiting for the device.
+        end = self_attention_cache.get_max_length() if isinstance(past_length, torch.Tensor) else past_length + length
+        position_ids = torch.arange(length, device=embeddings.device) + past_length
+        hidden_states = self.embed(embeddings, position_ids, end)
+        is_static = self_attention_cache is not None and self_attention_cache.is_compileable
+        if is_static and attention_mask is None and is_flash_attention_requested(self.config):
+            # A static cache hands over its whole capacity: flash attention learns from a mask how much of it is filled.
+            attention_mask = embeddings.new_ones((embeddings.shape[0], int(past_length) + length), dtype=torch.long)
+        causal_mask = self.self_attention_mask(
+            hidden_states, attention_mask, is_causal=True, past_key_values=self_attention_cache
+        )
+        encoder_attention_mask = create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=hidden_states,
+            attention_mask=encoder_attention_mask,
+            encoder_hidden_states=encoder_hidden_states,
+        )
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                causal_mask,
+                encoder_hidden_states,  # positional, so that gradient checkpointing sees it
+                encoder_attention_mask=encoder_attention_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=hidden_states, past_key_values=past_key_values
+        )
+
 
 IGNORE_INDEX = -100  # the label that torch, transformers and the Trainer leave out of a loss
 

@@ -1,0 +1,233 @@
+"""The command that averages checkpoints: `vaswani average`."""
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+from ..errors import UserError
+from .command import add_command, command_name
+
+DEFAULT_LAST = 5  # Section 6.1, for the base model
+
+
+def add_average(commands) -> None:
+    """Add `vaswani average`."""
+    parser = add_command(
+        commands,
+        "average",
+        _average,
+        "average checkpoints into a model",
+        "Write a model whose weights are the mean of checkpoints. FOLDER is the output folder of a training, of which"
+        f" the last {DEFAULT_LAST} are taken, or --last or --best; or several checkpoints or models are given.",
+    )
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="of a training, or checkpoints")
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="for the model")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--last", type=_count, metavar="N", help=f"the last N checkpoints (default: {DEFAULT_LAST})")
+    choice.add_argument("--best", type=_count, metavar="N", help="the N checkpoints that validated best")
+    parser.add_argument("--by", choices=("loss", "bleu"), help="what --best goes by (default: loss)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a model in the output folder")
+
+
+def _count(text: str) -> int:
+    try:
+        if int(text) > 0:
+            return int(text)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of checkpoints: give 1 or more")
+
+
+def _average(arguments: argparse.Namespace) -> int:
+    from ..training.averaging import average_models, best_checkpoints, last_checkpoints
+    from ..training.checkpoints import step_of
+    from ..training.run_folder import CHECKPOINTS
+
+    folders = [Path(folder) for folder in arguments.folders]
+    if arguments.by is not None and arguments.best is None:
+        raise UserError("--by is for --best: give --best N")
+    first = folders[0]
+    of_a_run = len(folders) == 1 and ((first / CHECKPOINTS).is_dir() or first.name == CHECKPOINTS)
+    if not of_a_run:
+        if arguments.last is not None or arguments.best is not None:
+            raise UserError(
+                "--last and --best choose within one training: give its output folder, that holds checkpoints/"
+            )
+        if len(folders) == 1 and first.is_dir():
+            raise UserError(f"{first} is one folder and no training with checkpoints/: give two or more checkpoints")
+        paths = [folder.resolve() for folder in folders]
+        if twice := [folder for folder, path in zip(folders, paths, strict=True) if paths.count(path) > 1]:
+            raise UserError(f"{twice[0]} is given twice: give each checkpoint once")
+        chosen = folders
+    elif arguments.best is not None:
+        by = arguments.by or "loss"
+        chosen, gone = best_checkpoints(first, arguments.best, by)
+        for step, score in gone:
+            print(f"step {step:,} validated better ({by} {score:.3f}), but its checkpoint is gone")
+    else:
+        chosen = last_checkpoints(first, arguments.last or DEFAULT_LAST)
+    output = average_models(chosen, arguments.output, overwrite=arguments.overwrite)
+    if of_a_run:
+        names = f"steps {', '.join(f'{step_of(path):,}' for path in chosen)}"
+    else:
+        names = ", ".join(map(str, chosen))
+    print(f"averaged {len(chosen)} checkpoint{'s' if len(chosen) > 1 else ''}: {names}")
+    print(f"model: {output}")
+    print(f"evaluate it with: {command_name()} evaluate {output} --source FILE --reference FILE")
+    return 0
+
+
+def add_push(commands) -> None:
+    """Add `vaswani push`."""
+    parser = add_command(
+        commands,
+        "push",
+        _push,
+        "put a trained model on the Hugging Face Hub, with a model card",
+        "Put a trained model, its tokenizer and a model card into the repository OWNER/NAME, in one commit. The same"
+        " command updates it, or goes on where a push was interrupted. The token is that of `hf auth login` or of the"
+        " variable HF_TOKEN.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="model folder")
+    parser.add_argument("repository", metavar="OWNER/NAME", help="repository on the Hub; made if it is not there")
+    parser.add_argument("--dry-run", action="store_true", help="print the files and the card, send nothing")
+    parser.add_argument("--private", action="store_true", help="make the repository private")
+    parser.add_argument("--revision", default="main", metavar="BRANCH", help="made if it is not there (default: main)")
+    parser.add_argument("--message", metavar="TEXT", help="of the commit")
+    parser.add_argument("--token", metavar="TOKEN", help="better in HF_TOKEN, where no list of processes shows it")
+    parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of a file of weights (default: 5GB)")
+    card = parser.add_argument_group("model card")
+    card.add_argument("--card", metavar="base|big|parser|FILE", help="template; chosen by the model if not given")
+    card.add_argument("--overwrite-card", action="store_true", help="replace one that someone else wrote or edited too")
+    card.add_argument(
+        "--language", action="append", default=[], metavar="CODE", help="such as en; repeat it, source first"
+    )
+    card.add_argument("--license", metavar="ID", help="licence of the weights, such as mit")
+    card.add_argument("--dataset", action="append", default=[], metavar="NAME", help="on the Hub; may be repeated")
+    card.add_argument(
+        "--evaluation", action="append", default=[], metavar="FILE", help="of `evaluate --json`; may be repeated"
+    )
+
+
+def _push(arguments: argparse.Namespace) -> int:
+    from huggingface_hub.utils import logging as hub_logging
+
+    from ..hub.push import clear_staging, publish
+
+    def stop(number, _):
+        # No exception: the client would wait until the files that its threads are sending have gone.
+        message = f"interrupted: {arguments.repository} has all of the new files or none; push again\n"
+        os.write(2, message.encode())
+        clear_staging()
+        os._exit(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    hub_logging.set_verbosity_error()  # its lines on every attempt; the last one's error is ours to explain
+    try:
+        done = publish(
+            arguments.model,
+            arguments.repository,
+            private=arguments.private,
+            revision=arguments.revision,
+            message=arguments.message,
+            languages=arguments.language,
+            license=arguments.license,
+            datasets=arguments.dataset,
+            evaluations=arguments.evaluation,
+            card=arguments.card,
+            overwrite_card=arguments.overwrite_card,
+            max_shard_size=arguments.max_shard_size,
+            token=arguments.token,
+            dry_run=arguments.dry_run,
+            progress=sys.stderr.isatty(),
+        )
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if arguments.dry_run:
+        print(f"would go to {done.repo_id}, branch {done.revision} (nothing was sent):")
+    elif done.changed:
+        print(f"pushed to {done.url}, branch {done.revision}, commit {done.commit[:12]}:")
+    else:
+        print(f"{done.url}, branch {done.revision}, has all of this already; nothing was changed:")
+    for name, size in done.files.items():
+        print(f"{size:14,}  {name}")
+    for name in done.removed:
+        print(f"{'removed':>14}  {name}")
+    if arguments.dry_run:
+        print(f"\n{done.card}", end="")
+    return 0
+
+
+def add_convert(commands) -> None:
+    """Add `vaswani convert`."""
+    parser = add_command(
+        commands,
+        "convert",
+        _convert,
+        "turn pickled weights into safetensors",
+        "Write the weights of FOLDER/pytorch_model.bin as safetensors beside it. Tensors are read and nothing else:"
+        " code in the pickle does not run.",
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="model folder with config.json and pytorch_model.bin")
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from ..importing.pickles import convert_pickled_weights
+
+    written = convert_pickled_weights(arguments.folder)
+    print(f"wrote {', '.join(map(str, written))}; the pickle is still there and may be deleted")
+    return 0
+
+
+_FORMATS = ("ctranslate2", "onnx")
+_QUANTIZATIONS = ("float32", "int8", "int8_float32", "bfloat16", "float16", "int16")
+
+
+def add_export(commands) -> None:
+    """Add `vaswani export`."""
+    parser = add_command(
+        commands,
+        "export",
+        _export,
+        "write a model for CTranslate2 or ONNX Runtime",
+        "Write a model in the format of another engine, its tokenizer beside it, and compare the two on a few"
+        " sentences before the folder appears. Each format is an extra: pip install"
+        " 'vaswani_transformer[ctranslate2]' or '[onnx]'.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="model folder")
+    parser.add_argument("--format", choices=_FORMATS, default="ctranslate2", help="(default: ctranslate2)")
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="a new folder for the exported model")
+    parser.add_argument(
+        "--quantization", choices=_QUANTIZATIONS, help="how CTranslate2 stores the weights (default: float32)"
+    )
+    parser.add_argument(
+        "--positions",
+        type=int,
+        metavar="N",
+        help="longest source and output of the exported model, in tokens (default: max_position_embeddings)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an exported model in the output folder")
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from ..export.exporting import export_model
+
+    print(f"exporting {arguments.model} to {arguments.format}", file=sys.stderr)
+    done = export_model(
+        arguments.model,
+        arguments.output,
+        format=arguments.format,
+        quantization=arguments.quantization,
+        positions=arguments.positions,
+        overwrite=arguments.overwrite,
+    )
+    what = "log-probabilities" if arguments.format == "ctranslate2" else "logits"
+    print(f"exported: {arguments.output}, {done.bytes / 1e6:,.1f} MB, {done.positions:,} positions")
+    print(f"{what} differ from the model's by at most {done.difference:.2g} (3 sentences of random tokens)")
+    if arguments.format == "ctranslate2":
+        print(f"use it with: {command_name()} translate {shlex.quote(arguments.output)}")
+    return 0

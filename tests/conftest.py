@@ -1,5 +1,6 @@
 """Shared by all tests: small models with seeded weights, a recipe of seconds with its text, the shared data."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,12 @@ from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.recipes.recipe import Recipe
 
-SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+SHARED_DATA = ROOT.parent / "shared" / "data"
+# For tests that start a file of theirs as a program.
+_PATHS = [str(TESTS), str(TESTS / "helpers"), *filter(None, [os.environ.get("PYTHONPATH")])]
+os.environ["PYTHONPATH"] = os.pathsep.join(_PATHS)
 
 requires_shared_data = pytest.mark.skipif(
     not SHARED_DATA.is_dir(), reason=f"needs the project's shared data, which is not at {SHARED_DATA}"

@@ -1,15 +1,14 @@
 """The Python examples of docs/decoding.md, which follow each other, run as they stand there."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_model
+from conftest import ROOT, tiny_model
 
 from vaswani_transformer import train_tokenizer
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "decoding.md"
+PAGE = ROOT / "docs" / "decoding.md"
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@
 import ast
 import graphlib
 import sys
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-PACKAGE = Path(__file__).resolve().parents[1] / "vaswani_transformer"
+PACKAGE = ROOT / "vaswani_transformer"
 # A module may import its own room and rooms of earlier shelves; each module at the top of the package is a room.
 SHELVES = [
     "errors",

@@ -4,9 +4,9 @@ import re
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 import vaswani_transformer
 
@@ -17,7 +17,7 @@ def test_public_names_exist_and_are_documented(name):
 
 
 def test_the_documentation_lists_every_public_name():
-    page = (Path(__file__).resolve().parents[1] / "docs" / "usage.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"`(\w+)`", page[page.index("## Python") :]))
     assert set(vaswani_transformer.__all__) <= listed
 

@@ -3,14 +3,12 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from conftest import tiny_model
+from conftest import ROOT, tiny_model
 
 from vaswani_transformer import train_tokenizer
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "docs/usage.md"]
 EXAMPLES = [
     pytest.param(code, id=f"{page} {number}")

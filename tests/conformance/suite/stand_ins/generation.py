@@ -2,7 +2,7 @@
 
 `ModelTesterMixin` only asks whether a tester of a model with `generate` inherits this class. Upstream's holds the tests
 of `generate` themselves; nothing takes their place here, so that one test says nothing. Ours of `generate` are
-`tests/test_generation.py` and `tests/test_huggingface.py`.
+`tests/model/test_generation.py` and `tests/model/test_huggingface.py`.
 """
 
 

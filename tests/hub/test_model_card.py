@@ -8,11 +8,10 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 import yaml
-from conftest import tiny_config
+from conftest import ROOT, tiny_config
 from huggingface_hub import ModelCard
 
 from vaswani_transformer import VaswaniConfig, load_recipe
@@ -30,7 +29,6 @@ from vaswani_transformer.hub.model_card import (
     training_rows,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
 LOG = [
     {"step": 100, "seconds": 60.0, "loss": 3.0, "epoch": 1.5},
     {"step": 200, "seconds": 126.0, "eval_loss": 2.0, "eval_bleu": 20.0, "epoch": 3.0},

@@ -7,13 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import yaml
-from conftest import TINY_RECIPE
-
-ROOT = Path(__file__).resolve().parents[1]
+from conftest import ROOT, TINY_RECIPE
 
 
 @pytest.fixture(scope="module")

@@ -3,16 +3,15 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from conftest import tiny_recipe
+from conftest import ROOT, tiny_recipe
 
 from vaswani_transformer.training.run import train
 
 pytest.importorskip("ctranslate2")
 pytest.importorskip("onnxscript")
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "check_export.py"
+SCRIPT = ROOT / "scripts" / "check_export.py"
 
 
 @pytest.mark.slow

@@ -4,10 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import SHARED_DATA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
@@ -22,7 +22,7 @@ from vaswani_transformer.data.tokenization import (
 )
 from vaswani_transformer.errors import UserError
 
-MULTI30K = Path(__file__).resolve().parents[1].parent / "shared/data/multi30k"
+MULTI30K = SHARED_DATA / "multi30k"
 VOCAB_SIZE = {"bpe": 420, "wordpiece": 700}
 MIN_VOCAB_SIZE = {"bpe": 260, "wordpiece": 516}
 KINDS = pytest.mark.parametrize("kind", ["bpe", "wordpiece"])

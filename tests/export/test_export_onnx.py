@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import padded_batch
+from conftest import ROOT, padded_batch
 from exporting_models import SOURCES, save_model, small_tokenizer
 
 from vaswani_transformer import Translator, export_model, load_model
@@ -20,7 +19,7 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 from vaswani_transformer.export.to_onnx import cache_names, decode_in_parts, open_session
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "translate_onnx.py"
+SCRIPT = ROOT / "scripts" / "translate_onnx.py"
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
+from conftest import ROOT
 from safetensors.torch import load_file
 
 from vaswani_transformer import distributed as watch
@@ -26,7 +27,6 @@ from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.model.modeling_vaswani import VaswaniForConditionalGeneration
 from vaswani_transformer.training.run_folder import complete_checkpoints
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "scripts" / "accelerate"
 
 

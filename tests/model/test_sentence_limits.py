@@ -5,9 +5,9 @@ import threading
 import pytest
 import torch
 from conftest import padded_batch, random_ids, tiny_model
+from every_output import END, PAD, START, VOCABULARY, every_output, peaked_model, without_padding
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_generation import END, PAD, START, VOCABULARY, every_output, peaked_model, without_padding
 from transformers import LogitsProcessor
 from transformers.modeling_outputs import BaseModelOutput
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 from conftest import padded_batch, random_ids, tiny_model
+from every_output import END, PAD, START, VOCABULARY, every_output, greedy_by_hand, peaked_model, without_padding
 from references import exhaustive_search
-from test_generation import END, PAD, START, VOCABULARY, every_output, greedy_by_hand, peaked_model, without_padding
 from transformers import LogitsProcessor, TextIteratorStreamer, TextStreamer
 
 from vaswani_transformer import train_tokenizer

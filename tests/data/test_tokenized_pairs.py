@@ -9,7 +9,7 @@ from pathlib import Path
 
 import datasets
 import pytest
-from conftest import error_of
+from conftest import ROOT, error_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pair_files import GERMAN, PAIRS, REVERSED, in_memory, write, write_two
@@ -21,8 +21,6 @@ from vaswani_transformer.data.parallel_text import load_pairs
 from vaswani_transformer.data.tokenized_pairs import pair_lengths, tokenize_pairs
 
 pytestmark = pytest.mark.usefixtures("cache")
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")

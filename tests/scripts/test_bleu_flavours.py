@@ -3,12 +3,12 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from sacrebleu import corpus_bleu
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts"))
 from bleu_flavours import flavours, split_compounds
 
 REFERENCES = [

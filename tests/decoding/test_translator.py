@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import random_ids, tiny_model
-from test_generation import END, EVERY_PREFIX, LIMIT, VOCABULARY, every_output, peaked_model
+from every_output import END, EVERY_PREFIX, LIMIT, VOCABULARY, every_output, peaked_model
 from transformers import LogitsProcessorList
 
 from vaswani_transformer import PerplexityMetric, Translator, score_pairs, train_tokenizer

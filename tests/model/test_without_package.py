@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_model
-from test_layout import PACKAGE, TRAVELS
+from conftest import ROOT, tiny_model
 from transformers import AutoModelForSeq2SeqLM
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel, train_tokenizer
 
 SENTENCES = ["a small sentence", "words", "another sentence of more words, some of them long"]
-REPOSITORY = PACKAGE.parent
+MODEL = ROOT / "vaswani_transformer" / "model"
 
 # What such a user does; `BLOCK` is "1" where the package is installed and has to be hidden.
 USER = r"""
@@ -124,7 +123,7 @@ def test_a_folder_works_in_an_environment_that_has_transformers_and_torch_alone(
     folder = model_folder(tmp_path / "model")
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "clean")], check=True)
     python = str(tmp_path / "clean" / "bin" / "python")
-    constraints = str(REPOSITORY / "constraints.txt")
+    constraints = str(ROOT / "constraints.txt")
     install = [python, "-m", "pip", "install", "--quiet", "--constraint", constraints, "torch", "transformers"]
     subprocess.run(install, check=True, timeout=1500)
     installed = subprocess.run([python, "-m", "pip", "list"], check=True, capture_output=True, text=True).stdout
@@ -133,11 +132,13 @@ def test_a_folder_works_in_an_environment_that_has_transformers_and_torch_alone(
 
 
 def test_all_files_that_travel_are_found_by_transformers(tmp_path):
-    found = get_relative_import_files(PACKAGE / "modeling_vaswani.py")
-    assert {Path(path).stem for path in found} | {"modeling_vaswani"} == set(TRAVELS)
+    found = get_relative_import_files(MODEL / "modeling_vaswani.py")
+    assert {Path(path).stem for path in found} | {"modeling_vaswani"} == {
+        path.stem for path in MODEL.glob("*_vaswani.py")
+    }
     folder = model_folder(tmp_path / "model")
-    for name in TRAVELS:
-        assert (folder / f"{name}.py").read_bytes() == (PACKAGE / f"{name}.py").read_bytes()
+    for path in MODEL.glob("*_vaswani.py"):
+        assert (folder / path.name).read_bytes() == path.read_bytes()
 
 
 def test_importing_the_package_is_all_that_is_needed_to_load_a_folder(tmp_path):

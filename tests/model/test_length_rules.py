@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from conftest import padded_batch, random_ids, tiny_model
-from test_generation import memoryless_model
+from every_output import memoryless_model
 from transformers import GenerationConfig
 from transformers.generation import GenerationMixin
 

@@ -3,11 +3,11 @@
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+SCRIPTS = ROOT / "scripts"
 
 # 100 target tokens and 300 positions a step, twenty steps a second; the first second is ten times as slow.
 TRAINING = """

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from conftest import padded_batch, random_ids, tiny_model
+from every_output import END, START, VOCABULARY, peaked_model, without_padding
 from references import exhaustive_search
-from test_generation import END, START, VOCABULARY, peaked_model, without_padding
 from transformers.modeling_outputs import BaseModelOutput
 
 from vaswani_transformer import Ensemble, Translator, UserError, load_ensemble, score_pairs, train_tokenizer

@@ -4,11 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import forked_translations
 import pytest
 import translating
+from conftest import ROOT
 from forked_translations import DISK
 from translating import LINES, OPTIONS
 
@@ -17,8 +17,6 @@ from vaswani_transformer.decoding.output import notes_path
 model = translating.model
 source = translating.source
 expected = translating.expected
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")

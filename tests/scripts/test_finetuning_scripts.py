@@ -14,6 +14,7 @@ import finetuning
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from conftest import ROOT
 from finetuning import assert_same, weights_of
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSeq2SeqLM
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 folder = finetuning.folder
 batch = finetuning.batch
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+SCRIPTS = ROOT / "scripts"
 
 
 # Their mistakes and their parts

@@ -6,9 +6,9 @@ import re
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from vaswani_transformer.data.synthetic import (
     ADJECTIVES,
@@ -353,10 +353,9 @@ def test_corpus_does_not_depend_on_the_hash_seed():
         "package.__path__ = ['vaswani_transformer']; sys.modules[package.__name__] = package; "
         "from vaswani_transformer.data.synthetic import generate_corpus; print(ascii(generate_corpus(200, 10, 10)))"
     )
-    root = Path(__file__).parents[1]
     outputs = [
         subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": hash_seed}, cwd=root,
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": hash_seed}, cwd=ROOT,
             capture_output=True, check=True,
         ).stdout
         for hash_seed in ("1", "2")

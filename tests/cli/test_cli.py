@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import TINY_RECIPE
+from conftest import ROOT, TINY_RECIPE
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vaswani_transformer.cli.main import main, make_parser
 
-ROOT = Path(__file__).resolve().parents[1]
 TINY = TINY_RECIPE | {"max_steps": 6, "evaluate_every": 3, "validation_bleu": 10, "average_checkpoints": 2}
 
 

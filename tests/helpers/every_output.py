@@ -1,0 +1,77 @@
+"""Small models whose every output can be listed, for the tests of search."""
+
+import torch
+from conftest import tiny_model
+from references import exhaustive_search
+
+from vaswani_transformer import VaswaniForConditionalGeneration
+
+START, PAD, END = 0, 1, 2
+VOCABULARY, LIMIT = 6, 4
+EVERY_PREFIX = 150  # hypotheses at the last step but one: 5^2 prefixes times 6 tokens, so that none is ever pruned
+
+
+@torch.no_grad()
+def greedy_by_hand(model, input_ids: torch.Tensor, max_new_tokens: int) -> list[int]:
+    """The likeliest token again and again for one unpadded source, each time from the start and without a cache."""
+    output = [START]
+    for _ in range(max_new_tokens):
+        logits = model(input_ids[None], decoder_input_ids=torch.tensor([output]), use_cache=False).logits
+        output.append(int(logits[0, -1].argmax()))
+        if output[-1] == END:
+            break
+    return output
+
+
+def without_padding(row: torch.Tensor) -> list[int]:
+    """A returned output up to its end token; what follows must be padding."""
+    tokens = row.tolist()
+    if END in tokens:
+        end = tokens.index(END) + 1
+        assert set(tokens[end:]) <= {PAD}
+        tokens = tokens[:end]
+    return tokens
+
+
+def peaked_model(seed: int) -> VaswaniForConditionalGeneration:
+    """A model over six tokens whose distributions are far from flat and change from step to step."""
+    model = tiny_model(seed=seed, vocab_size=VOCABULARY, scale=1.5, position_encoding="learned")
+    with torch.no_grad():
+        model.model.decoder.embed_positions.weight.mul_(6)
+    return model
+
+
+@torch.no_grad()
+def every_output(
+    model, input_ids: torch.Tensor, alpha: float, limit: int = LIMIT, rule: str = "gnmt"
+) -> list[tuple[float, tuple[int, ...]]]:
+    """All outputs of at most `limit` tokens for one source with their scores, the best first.
+
+    The score is logP / ((5 + |Y|) / 6)^alpha, or logP / |Y|^alpha for the rule "power". transformers counts an output
+    that is cut at the limit as finished, so they take part.
+    """
+    prefixes = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * (limit - 1)).reshape(-1, limit - 1)
+    inputs = torch.cat((torch.full((len(prefixes), 1), START), prefixes), dim=1)
+    logits = model(input_ids.expand(len(inputs), -1), decoder_input_ids=inputs, use_cache=False).logits
+    log_probs = dict(zip(map(tuple, prefixes.tolist()), logits.double().log_softmax(dim=-1).tolist(), strict=True))
+
+    def score(output):
+        row = log_probs[(*output[: limit - 1], *[0] * (limit - 1 - len(output)))]  # later inputs change nothing
+        total = sum(row[step][token] for step, token in enumerate(output))
+        length = len(output)
+        return total / (length if rule == "power" else (5 + length) / 6) ** alpha
+
+    return exhaustive_search(score, VOCABULARY, END, limit)
+
+
+def memoryless_model(p_end: float, p_other: float) -> VaswaniForConditionalGeneration:
+    """Whatever came before, the next token is the end with `p_end` and token 5 with `p_other`."""
+    model = tiny_model(vocab_size=9, tie_word_embeddings=False)
+    probabilities = torch.full((9,), (1 - p_end - p_other) / 7)
+    probabilities[END], probabilities[5] = p_end, p_other
+    norm = model.model.decoder.layers[-1].final_layer_norm
+    with torch.no_grad():
+        norm.weight.zero_()
+        norm.bias[:9] = probabilities.log()
+        model.lm_head.weight.copy_(torch.eye(9, 24))
+    return model

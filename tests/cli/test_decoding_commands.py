@@ -32,7 +32,7 @@ def fails(capsys, monkeypatch):
     monkeypatch.setattr("vaswani_transformer.cli.options.load_for_decoding", loading)
 
     def call(*arguments):
-        for command in ("translate", "score", "evaluate"):
+        for command in ("translate", "evaluate"):
             monkeypatch.setattr(f"vaswani_transformer.cli.{command}.load_for_decoding", loading)
         capsys.readouterr()
         assert run(*arguments) == 2

@@ -296,13 +296,13 @@ def test_a_signal_reaches_a_job_that_was_just_being_started(tmp_path, monkeypatc
 def test_what_a_cell_starts_keeps_the_cell_for_itself(tmp_path):
     """After `kill -9` of a cell's process, until all that it started has ended."""
     program = (
-        "import os, sys; from pathlib import Path; from vaswani_transformer import experiments, experiment_jobs\n"
+        "import os, sys; from pathlib import Path; from vaswani_transformer.experiments import base, launch\n"
         f"folder = Path({str(tmp_path)!r})\n"
-        "cell = experiments.Cell('a', 'a', {})\n"
+        "cell = base.Cell('a', 'a', {})\n"
         "child = 'import os, time; from pathlib import Path\\n'"
         " f'Path({str(folder)!r}, \"child\").write_text(str(os.getpid())); time.sleep(600)'\n"
-        "with experiments._held(folder / 'a', cell):\n"
-        "    experiment_jobs.SideBySide([experiment_jobs.Job('c', [sys.executable, '-c', child], folder)], [{}]).run()"
+        "with base._held(folder / 'a', cell):\n"
+        "    launch.SideBySide([launch.Job('c', [sys.executable, '-c', child], folder)], [{}]).run()"
     )
     process = subprocess.Popen([sys.executable, "-c", program])
     child = tmp_path / "child"

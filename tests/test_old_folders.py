@@ -1,0 +1,76 @@
+"""Folders that the version before the rooms wrote (commit 8de785d) are read, resumed and run as then.
+
+`fixtures/written_before_the_rooms.tar.xz` holds a generated corpus, a run that a signal stopped at step 8 of 12 and the
+log of the same run undisturbed, a finished model with the log-probabilities of five pairs, prepared pairs, and an
+export to CTranslate2 in int8.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+
+import pytest
+from conftest import TESTS
+
+from vaswani_transformer import load_model, score_pairs
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.training.callbacks import read_training_log
+
+
+@pytest.fixture
+def old(tmp_path, monkeypatch, cache):
+    with tarfile.open(TESTS / "fixtures" / "written_before_the_rooms.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_model_scores_as_then(old):
+    expected = json.loads((old / "scores.json").read_text(encoding="utf-8"))
+    scores, _ = score_pairs(*load_model("model"), expected["sources"], expected["targets"])
+    assert scores == pytest.approx(expected["scores"], rel=1e-5)
+
+
+def test_a_model_brings_the_code_of_then(old):
+    code = (
+        "import sys; sys.modules['vaswani_transformer'] = None\n"
+        "from transformers import AutoModelForSeq2SeqLM\n"
+        "model = AutoModelForSeq2SeqLM.from_pretrained('model', trust_remote_code=True)\n"
+        "print(type(model).__name__, type(model.get_encoder()).__module__.rpartition('.')[2])\n"
+    )
+    environment = os.environ | {"HF_MODULES_CACHE": str(old / "modules")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["VaswaniForConditionalGeneration", "stacks_vaswani"]
+
+
+def test_a_stopped_run_is_resumed(old):
+    assert main(["train", "stopped/recipe.yaml", "--output", "stopped", "--quiet"]) == 0
+    entries = {entry["step"]: entry for entry in read_training_log("stopped/training_log.jsonl") if "loss" in entry}
+    undisturbed = {entry["step"]: entry for entry in read_training_log("undisturbed.jsonl") if "loss" in entry}
+    assert sorted(entries) == sorted(undisturbed) == list(range(1, 13))
+    for step, entry in entries.items():
+        assert entry["loss"] == pytest.approx(undisturbed[step]["loss"], rel=1e-4)
+        assert entry["learning_rate"] == pytest.approx(undisturbed[step]["learning_rate"], rel=1e-9)
+
+
+def test_prepared_pairs_are_trained_on(old):
+    (old / "prepared.yaml").write_text(
+        "".join(
+            line + "\n"
+            for line in (old / "stopped/recipe.yaml").read_text(encoding="utf-8").splitlines()
+            if not line.startswith(("train_", "validation_s", "validation_t", "validation_d", "prepared", "data_dir"))
+        )
+    )
+    assert main(["train", "prepared.yaml", "--prepared", "prepared", "--output", "again", "--quiet"]) == 0
+    losses = [entry["loss"] for entry in read_training_log("again/training_log.jsonl") if "loss" in entry]
+    undisturbed = [entry["loss"] for entry in read_training_log("undisturbed.jsonl") if "loss" in entry]
+    assert losses[0] == pytest.approx(undisturbed[0], rel=1e-4)
+
+
+def test_an_exported_model_translates(old, capsys):
+    pytest.importorskip("ctranslate2")
+    assert main(["translate", "exported", "Should my doctor carry my letter?"]) == 0
+    assert capsys.readouterr().out.count("\n") == 1

@@ -14,11 +14,11 @@ help:  ## this list
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: .venv/installed  ## set up, train on a generated corpus in under 4 minutes, show what was learned
+demo: .venv/installed  ## set up, train on a generated corpus (minutes), show what was learned
 	$(BIN)/vaswani demo
 
 test: .venv/installed  ## set up, run the fast tests
-	$(BIN)/python -m pytest -q -n auto --dist loadfile
+	$(BIN)/python -m pytest -q -n auto --dist loadfile --durations 20
 
 slow: .venv/installed  ## run the tests that take minutes
 	$(BIN)/python -m pytest -q -m slow
@@ -30,7 +30,7 @@ check: .venv/installed  ## lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: .venv/installed  ## format and mend what the linter can
+format: .venv/installed  ## format and fix what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

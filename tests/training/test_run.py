@@ -51,7 +51,7 @@ def trained(tmp_path_factory, text):
     """The folder of a run of `recipe` that was cut off between its last checkpoint and the choice of weights."""
     recipe = make_recipe(text, tmp_path_factory.mktemp("trained") / "run")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.TrainingRun, "_choose_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(training.TrainingRun, "_select_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(recipe, progress=False)
     return Path(recipe.output)
@@ -341,7 +341,7 @@ def test_a_run_that_had_ended_early_trains_no_further(recipe, monkeypatch, limit
     """Killed after its last checkpoint, by early stopping or the time limit, and started again."""
     recipe = dataclasses.replace(recipe, max_steps=40, evaluate_every=1, **limit)
     with monkeypatch.context() as patch:
-        patch.setattr(training.TrainingRun, "_choose_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(training.TrainingRun, "_select_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(recipe, progress=False)
     steps = step_of(complete_checkpoints(Path(recipe.output) / "checkpoints")[-1])

@@ -22,29 +22,13 @@ TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"  # a folder, and th
 TOKENIZER = "tokenizer"  # a folder beside the checkpoints, for a resumed run
 CONTENTS = "contents.json"  # beside it: hashes of tokenizer and data when the run began
 SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are compared for all
-# Fields that a resumed run may change: they do not alter what has been computed so far.
+# Fields that a resumed run may change: what has been computed so far does not depend on them.
 FREE_ON_RESUME = {
-    "max_steps",
-    "max_minutes",
-    "keep_checkpoints",
-    "average_checkpoints",
-    "checkpoint_minutes",
-    "keep_weights",
-    "data_workers",
-    "num_beams",
-    "length_penalty",
-    "max_extra_tokens",
-    "output",
-    "overwrite",
-    "early_stopping",
-    "tokens_per_device",
+    "max_steps", "max_minutes", "early_stopping", "keep_checkpoints", "average_checkpoints", "checkpoint_minutes",
+    "keep_weights", "data_workers", "num_beams", "length_penalty", "max_extra_tokens", "output", "overwrite",
+    "tokens_per_device", "report_to", "log_every", "expected_pairs", "expected_source_length", "expected_target_length",
     "prepared",  # wherever the folder lies; what is in it is compared by content
-    "report_to",
-    "log_every",
-    "expected_pairs",
-    "expected_source_length",
-    "expected_target_length",
-}
+}  # fmt: skip
 
 
 def check_output(recipe: Recipe) -> Path | None:

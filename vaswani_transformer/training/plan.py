@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -152,7 +153,14 @@ def make_plan(recipe: Recipe, device: str | None = None, processes: int = 1, uti
     if not 0 < utilisation <= 1:
         raise UserError(f"--utilisation is {utilisation}: it must be above 0 and at most 1")
     processes = count or processes
-    precision, peak, peak_source = _peak(named, recipe.precision)
+    precision, peak, peak_source = None, None, ""
+    if named is not None:
+        wanted, kind = recipe.precision, DEVICES.get(named)
+        if named == HERE:  # this machine's rules
+            wanted = next((name for name, chosen in choose_precision(wanted).items() if chosen), "fp32")
+            kind = measure_device(wanted)
+        precision, peak = kind.peak(wanted, named.upper())
+        peak_source = kind.source
     reporters(recipe.report_to)
     prepared = open_prepared(recipe.prepared) if recipe.prepared is not None else None
     if prepared is not None:
@@ -212,27 +220,13 @@ def _empty_model(recipe: Recipe, tokenizer, on_this_machine: bool) -> VaswaniFor
         return new_model(recipe, tokenizer)
 
 
-def _peak(name: str | None, precision: str) -> tuple[str | None, float | None, str]:
-    """Precision, peak in FLOP/s, and source of the peak; `choose_precision` is asked for this machine alone."""
-    if name is None:
-        return None, None, ""
-    if name == HERE:
-        flags = choose_precision(precision)
-        precision = next((kind for kind, chosen in flags.items() if chosen), "fp32")
-        device = measure_device(precision)
-    else:
-        device = DEVICES[name]
-    return (*device.peak(precision, name.upper()), device.source)
-
-
 def _parameters(model: VaswaniForConditionalGeneration) -> dict[str, int]:
     """Number of parameters by part; a tied matrix counts once, where it comes first."""
-    parts = {"model.shared": "shared embedding", "model.encoder": "encoder", "model.decoder": "decoder"}
-    counts = dict.fromkeys([*parts.values(), "output projection"], 0)
-    for name, parameter in model.named_parameters():
-        part = next((label for prefix, label in parts.items() if name.startswith(prefix)), "output projection")
-        counts[part] += parameter.numel()
-    return {part: count for part, count in counts.items() if count}
+    labels = {"shared": "shared embedding", "encoder": "encoder", "decoder": "decoder"}
+    counts = Counter()
+    for name, parameter in model.named_parameters():  # model.encoder.layers.0..., or lm_head.weight
+        counts[labels.get(name.split(".")[1], "output projection")] += parameter.numel()
+    return dict(counts)
 
 
 def _local_files(recipe: Recipe) -> tuple[list[Path], list[str]]:

@@ -264,6 +264,14 @@ def check_trainable(recipe: Recipe, tokenizer) -> None:
     reporters(recipe.report_to)
 
 
+def _end_workers(trainer: VaswaniTrainer) -> None:
+    """End the processes that make batches: torch waits 5 seconds for each that is left to the garbage collector."""
+    validation_loaders = getattr(trainer, "_eval_dataloaders", {}).values()
+    for loader in (trainer.callback_handler.train_dataloader, *validation_loaders):
+        if loader is not None:
+            getattr(loader, "base_dataloader", loader)._iterator = None
+
+
 class TrainingRun:
     """A recipe on its way: data, tokenizer, model, trainer; `run()` does it all.
 
@@ -312,8 +320,11 @@ class TrainingRun:
                 logger.info("%s is incomplete and not used", folder)
             claim_output(recipe, checkpoint, self.tokenizer, hashes)
         trainer.accelerator.wait_for_everyone()
-        self._train(trainer, checkpoint)
-        return self._finish(trainer, self._select_weights(trainer))
+        try:
+            self._train(trainer, checkpoint)
+            return self._finish(trainer, self._select_weights(trainer))
+        finally:
+            _end_workers(trainer)
 
     def _load_data(self, processes: Processes, resumed: bool) -> tuple:
         """Training and validation pairs as token ids; sets the tokenizer."""

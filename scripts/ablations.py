@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 BASELINE = {
     "train_source": "train.en.gz", "train_target": "train.de.gz",
@@ -70,17 +69,16 @@ def train_one(options: argparse.Namespace, name: str) -> None:
     import torch
 
     from vaswani_transformer import load_recipe, train
-    from vaswani_transformer.training import run as training_module
+    from vaswani_transformer.training.run import new_model
 
     torch.set_num_threads(options.threads)
     folder = folder_of(options, name)
     changes = dict(VARIANTS[name])
     initialisation = changes.pop("initialisation", None)
     settings = BASELINE | changes | {"data_dir": options.data, "tokenizer": options.tokenizer, "output": str(folder)}
-    make = training_module.new_model
 
-    def make_with_normal_weights(*arguments):
-        model = make(*arguments)
+    def build_model(recipe, tokenizer):
+        model = new_model(recipe, tokenizer)
         if initialisation is not None:
             torch.manual_seed(0)
             model.apply(normal_initialisation)
@@ -88,8 +86,8 @@ def train_one(options: argparse.Namespace, name: str) -> None:
         return model
 
     if not (folder / "model.safetensors").exists():
-        with mock.patch.object(training_module, "new_model", make_with_normal_weights):
-            train(load_recipe("small", {**settings, "best_by": "loss", "early_stopping": 0}), progress=False)
+        recipe = load_recipe("small", {**settings, "best_by": "loss", "early_stopping": 0})
+        train(recipe, progress=False, build_model=build_model)
     scores = score(options, folder, list(SEARCHES) if name == "baseline" else [CHOSEN])
     (folder / "scores.json").write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
 

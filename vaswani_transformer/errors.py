@@ -1,4 +1,4 @@
-"""The one exception for mistakes that a user can mend, and other libraries' errors in one line."""
+"""The one exception for mistakes that a user can fix, and other libraries' errors in one line."""
 
 from huggingface_hub.errors import StrictDataclassError
 
@@ -6,7 +6,7 @@ from huggingface_hub.errors import StrictDataclassError
 class UserError(ValueError):
     """An expected mistake in what the user gave: files, options, folders.
 
-    The message is one line that says what was given, which rule it breaks and how to mend it. The command line prints
+    The message is one line that says what was given, which rule it breaks and how to fix it. The command line prints
     it as ``error: ...`` and exits with status 2; in a program it is an ordinary `ValueError`.
     """
 
@@ -16,6 +16,7 @@ def one_line(error: Exception, limit: int = 500) -> str:
 
     A configuration's checks wrap the error that says what is wrong in one that names the check: the former counts.
     """
-    told = error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ is not None else error
-    text = f"there is no entry {told}" if isinstance(told, KeyError) else str(told)
+    if isinstance(error, StrictDataclassError) and error.__cause__ is not None:
+        error = error.__cause__
+    text = f"there is no entry {error}" if isinstance(error, KeyError) else str(error)
     return " ".join(text.split())[:limit]

@@ -50,7 +50,7 @@ class Device:
         return chosen, teraflops * 1e12
 
 
-_PAPER = "sustained, as the paper reckons (footnote 5)"
+_PAPER = "sustained, by the paper (footnote 5)"
 # Footnote 5 of the paper for the first four, the makers' data sheets for the others; SXM boards where there are many.
 DEVICES = {
     "k80": Device(2.8, source=_PAPER),

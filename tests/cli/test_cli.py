@@ -411,7 +411,7 @@ def test_checkpoints_of_another_program_are_left_alone(recipe, tmp_path, fails, 
     (tmp_path / "out" / "checkpoints").mkdir(parents=True)
     (tmp_path / "out" / "checkpoints" / "precious").touch()
     for options in ([], ["--overwrite"]):
-        assert "not from a training of ours" in fails("train", recipe, "--output", tmp_path / "out", *options)
+        assert "was not made by a training" in fails("train", recipe, "--output", tmp_path / "out", *options)
     assert (tmp_path / "out" / "checkpoints" / "precious").exists()
 
 

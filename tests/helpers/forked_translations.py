@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 from translating import LINES, OPTIONS, run
 
-from vaswani_transformer import distributed as watch
 from vaswani_transformer.decoding.output import notes_path
 from vaswani_transformer.decoding.translator import Translator
 
@@ -146,7 +145,6 @@ def fork_all(folder: Path, model: str, source: str) -> None:
         seen[name] = {"status": status_of(child), "text": output.read_text(), "error": told.read_text()}
         assert status_of(fork([*command, "--output", output, "--resume"], log)) == 0, log.read_text()
 
-    watch.ProcessWatch = partial(watch.ProcessWatch, beat=0.1, lost=2.0)
     for number in (2, 3):
         output, told = folder / f"by-{number}", folder / f"by-{number}.log"
         children = several(number, [*command, "--output", output], told, before=partial(count_windows, folder, number))
@@ -159,6 +157,7 @@ def fork_all(folder: Path, model: str, source: str) -> None:
     assert wait_for_lines(output, children[0], 30)
     begin = time.monotonic()
     os.kill(children[1], signal.SIGKILL)
+    os.kill(children[0], signal.SIGTERM)  # as a launcher does then
     statuses = [status_of(child) for child in children]
     seen["lost"] = {"statuses": statuses, "seconds": time.monotonic() - begin, "error": told.read_text()}
     assert status_of(fork([*command, "--output", output, "--resume"], log)) == 0, log.read_text()

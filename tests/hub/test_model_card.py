@@ -169,7 +169,7 @@ def test_figures_of_the_card_come_from_what_was_given():
         "dropout": "0.3",
         "label smoothing": "0.1",
         "weights kept": "average of the last checkpoints, 5 at most",
-        "duration": "2.1 minutes",
+        "duration": "2 min 06 s",
         "seed": "0",
     }
     for label, value in training.items():

@@ -239,7 +239,7 @@ def test_overrides_win_and_may_be_text(write):
         ("precision: fp8", ["precision is 'fp8'", "auto, fp32, bf16, fp16"]),
         ("best_by: chrf", ["best_by is 'chrf'", "loss, bleu"]),
         ("best_by: bleu\nvalidation_bleu: 0", ["best_by", "validation_bleu"]),
-        ("max_length: 5000", ["max_length 5000", "tokens_per_batch 4096"]),
+        ("max_length: 5000", ["max_length 5000", "tokens_per_device 4096"]),
         ("tokens_per_device: 100", ["max_length 256", "tokens_per_device 100"]),
         ("dropout: 1.0", ["dropout is 1.0", "below 1"]),
         ("d_model: 31\nnum_heads: 1", ["d_model is 31", "even"]),

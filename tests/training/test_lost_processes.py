@@ -1,4 +1,4 @@
-"""Real processes that train together: launched, stopped, killed, failing, resumed."""
+"""Processes that train together: launched, stopped, killed, failing, resumed."""
 
 import contextlib
 import json
@@ -9,21 +9,20 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import datasets
 import pytest
-import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
 from conftest import ROOT
 from safetensors.torch import load_file
+from torch import distributed
 
-from vaswani_transformer import distributed as watch
 from vaswani_transformer import load_recipe, train
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
+from vaswani_transformer.distributed import RESUME, Processes, ProcessLostError
 from vaswani_transformer.model.modeling_vaswani import VaswaniForConditionalGeneration
 from vaswani_transformer.training.run_folder import complete_checkpoints
 
@@ -36,117 +35,52 @@ def free_port():
         return probe.getsockname()[1]
 
 
-# The watch by itself, with short times.
-
-
-class Quiet(watch.ProcessWatch):
-    """Notes why it would end its process."""
-
-    reason = "none"
-
-    def _leave(self, reason):
-        if self.reason == "none":
-            self.reason = reason
-        self._stop.set()
+# What processes do together, here in threads.
 
 
 @pytest.fixture
-def watches(monkeypatch):
-    monkeypatch.setattr(watch, "GRACE_SECONDS", 0.5)
-    monkeypatch.setattr(watch, "CLOSED_SECONDS", 0.3)
-    made = []
-
-    def make(world_size=3, by_launcher=False):
-        port = free_port()
-        host = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-        for rank in range(world_size):
-            client = torch.distributed.TCPStore(
-                "127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
-            )
-            store = torch.distributed.PrefixStore("test", client)
-            made.append(Quiet(rank, world_size, store, by_launcher, beat=0.05, lost=1.0))
-            made[-1].start()
-        return [host], made
-
-    yield make
-    for one in made:
-        one._stop.set()
+def processes():
+    port = free_port()
+    host = distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    clients = [distributed.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False) for _ in range(3)]
+    yield [Processes(rank, 3, client) for rank, client in enumerate(clients)]
+    del host
 
 
-def reasons(made, seconds):
-    """Why each would leave, once all that will have noticed."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and any(one.reason == "none" for one in made):
-        time.sleep(0.05)
-    return [one.reason for one in made]
+def test_the_first_process_prepares_for_all(processes, monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    order, shared = [], {}
 
+    def follow(process):
+        with process.first_process_first():
+            order.append(process.rank)
+        shared[process.rank] = process.share("name", lambda: "made by another")
 
-def test_processes_that_live_are_left_alone(watches):
-    _, made = watches()
-    assert reasons(made, 2.5) == ["none"] * 3
-    assert made[1].lost(1.0) is None
-
-
-def test_a_process_without_signs_of_life_is_named(watches):
-    _, made = watches()
-    time.sleep(0.3)
-    made[2]._stop.set()  # as if killed
-    for reason in reasons(made[:2], 5):
-        assert reason.startswith(f"process 2 ({socket.gethostname()}) of 3 was lost") and "same command" in reason
-
-
-def test_one_of_several_speaks(watches):
-    _, made = watches()
-    assert [one.speaks_first() for one in made] == [True, False, False]
-
-
-@pytest.mark.parametrize("failed", [False, True])
-def test_an_end_that_is_meant_is_no_loss(watches, failed):
-    """Of a process that has finished; one that failed has said so itself, and the others leave without a word."""
-    _, made = watches()
-    time.sleep(0.3)
-    made[1].stop(failed)
-    assert reasons([made[0], made[2]], 4) == ([None, None] if failed else ["none", "none"])
-
-
-@pytest.mark.parametrize("by_launcher", [False, True])
-def test_the_one_that_keeps_the_store_is_missed(watches, by_launcher):
-    host, made = watches(by_launcher=by_launcher)
-    time.sleep(0.3)
-    host.clear()
-    for reason in reasons(made[1:], 5):
-        who = "the launcher" if by_launcher else "process 0 of 3"
-        assert reason.startswith(f"{who} was lost: its connection is closed")
-
-
-def test_a_process_that_stood_still_itself_accuses_nobody(watches, monkeypatch):
-    """All were suspended, as clusters do: whoever wakes first must not take the others for lost."""
-    _, made = watches()
-    time.sleep(0.3)
-    clock, late = time.monotonic, [0.0]
-    monkeypatch.setattr(watch.time, "monotonic", lambda: clock() + late[0])
-    late[0] = 1000.0
-    assert reasons(made, 1.5) == ["none"] * 3
-
-
-def test_what_the_first_process_makes(watches):
-    _, made = watches(2)
-    order, got = [], []
-
-    def follow():
-        with made[1].first_process_first():
-            order.append(1)
-        got.append(made[1].share("name", lambda: "made by the second"))
-
-    thread = threading.Thread(target=follow)
-    os.environ.pop("LOCAL_RANK", None)
-    thread.start()
-    with made[0].first_process_first():
+    threads = [threading.Thread(target=follow, args=[process]) for process in processes[1:]]
+    for thread in threads:
+        thread.start()
+    with processes[0].first_process_first():
         time.sleep(0.3)
         order.append(0)
-        assert made[0].share("name", lambda: "made by the first") == "made by the first"
-    thread.join(10)
-    assert order == [0, 1] and got == ["made by the first"]
+        assert processes[0].share("name", lambda: {"made by": 0}) == {"made by": 0}
+    for thread in threads:
+        thread.join(10)
+    assert order[0] == 0 and sorted(order) == [0, 1, 2]
+    assert shared == {rank: {"made by": 0} for rank in (1, 2)}
+
+
+def test_the_first_process_that_fails_reports_it_and_none_waits_for_it(processes):
+    assert [process.reports_error() for process in processes] == [True, False, False]
+    with pytest.raises(ProcessLostError), processes[1].first_process_first():
+        pytest.fail("process 0 has prepared nothing")
+    with pytest.raises(ProcessLostError):
+        processes[2].share("name", lambda: None)
+
+
+def test_one_process_alone_has_nobody_to_wait_for():
+    alone = Processes()
+    with alone.first_process_first():
+        assert alone.share("name", lambda: 5) == 5
 
 
 # The launch files.
@@ -348,42 +282,37 @@ def test_two_machines(start, train_alone, tmp_path):
     assert_same_run(train_alone(), tmp_path / "run")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("victim", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)])
-def test_a_lost_process_is_named_and_the_rest_leaves(start, train_alone, tmp_path, victim, number):
-    """Started by hand, as srun does, so that nobody ends the rest; then the same command goes on, in one process."""
-    processes = start.by_hand(3 if victim else 2, *ENDLESS)
-    wait_for_steps(tmp_path / "run", processes)
-    processes[victim][0].send_signal(number)
-    stopped = time.monotonic()
-    others = [pair for rank, pair in enumerate(processes) if rank != victim]
-    assert {process.wait(timeout=60) for process, _ in others} == {1}, said(processes)
-    assert time.monotonic() - stopped < 60
-    processes[victim][0].kill()
-    found = errors(others)
-    assert found and all(f"process {victim} " in line and "last complete checkpoint" in line for line in found)
-    assert len(found) == 1
-    assert "Traceback" not in said(processes)
-    step = int(complete_checkpoints(tmp_path / "run" / "checkpoints")[-1].name.rpartition("-")[2])
-    if (victim, number) != (1, signal.SIGKILL):
-        return
-    process, text = start("resumed", (), *ENDLESS, "--max-steps", str(step + 20))
-    assert process.wait(timeout=120) == 0, text.read_text()
-    assert f"resuming from step {step}" in text.read_text() and "of 3 processes, now there are 1" in text.read_text()
-    assert_same_run(train_alone(max_steps=step + 20, evaluate_every=20), tmp_path / "run")
+def children_of(launcher):
+    """Ids of the processes that a launcher has started, by rank."""
+    return [int(pid) for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
 
 
 @pytest.mark.slow
-def test_a_process_that_a_launcher_misses(start, tmp_path):
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_killed_process_ends_the_others(start, train_alone, tmp_path, victim):
+    """The launcher names it, another process prints how to resume; then one process resumes."""
     launcher = start.launched(*ENDLESS)
     wait_for_steps(tmp_path / "run", [launcher])
-    children = Path(f"/proc/{launcher[0].pid}/task/{launcher[0].pid}/children").read_text().split()
-    assert len(children) == 2
-    os.kill(int(children[1]), signal.SIGKILL)
+    children = children_of(launcher[0])
+    killed = time.monotonic()
+    os.kill(children[victim], signal.SIGKILL)
     assert launcher[0].wait(timeout=60) != 0
+    assert time.monotonic() - killed < 60
+    for pid in children:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
     [line] = errors([launcher])
-    assert "process 1 " in line and "was lost" in line and "last complete checkpoint" in line
-    assert complete_checkpoints(tmp_path / "run" / "checkpoints")
+    assert line == f"error: one of the 2 processes was lost: the connection to it is closed; {RESUME}"
+    report = launcher[1].read_text()
+    assert f"rank      : {victim}" in report and "SIGKILL" in report
+    if victim == 0:
+        return
+    step = int(complete_checkpoints(tmp_path / "run" / "checkpoints")[-1].name.rpartition("-")[2])
+    process, text = start("resumed", (), *ENDLESS, "--max-steps", str(step + 20))
+    assert process.wait(timeout=120) == 0, text.read_text()
+    assert f"resuming from step {step}" in text.read_text()
+    assert "of 2 processes, now there" in text.read_text()
+    assert_same_run(train_alone(max_steps=step + 20, evaluate_every=20), tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -433,8 +362,7 @@ def test_a_cluster_stops_all_with_one_checkpoint(start, train_alone, tmp_path):
     """SIGTERM to the launcher and to both processes, which get it twice then."""
     launcher = start.launched(*ENDLESS, "--evaluate-every", "100000")
     wait_for_steps(tmp_path / "run", [launcher])
-    children = Path(f"/proc/{launcher[0].pid}/task/{launcher[0].pid}/children").read_text().split()
-    for pid in (*map(int, children), launcher[0].pid):
+    for pid in (*children_of(launcher[0]), launcher[0].pid):
         os.kill(pid, signal.SIGTERM)
     assert launcher[0].wait(timeout=60) != 0
     text = launcher[1].read_text()

@@ -19,8 +19,9 @@ from vaswani_transformer import UserError, train
 from vaswani_transformer.data.batching import IGNORE_INDEX
 from vaswani_transformer.data.parallel_text import load_pairs
 from vaswani_transformer.data.tokenization import load_tokenizer
+from vaswani_transformer.durations import duration
 from vaswani_transformer.training import run as training
-from vaswani_transformer.training.callbacks import LearningCurveCallback, TrainingProgressCallback, duration
+from vaswani_transformer.training.callbacks import LearningCurveCallback, TrainingProgressCallback
 from vaswani_transformer.training.monitoring import NonFiniteLossError, ThroughputMeter
 from vaswani_transformer.training.run_folder import complete_checkpoints
 

@@ -1,4 +1,4 @@
-"""Whole runs through `train`: which weights are kept, and when a run ends or goes on."""
+"""Whole runs through `train`: which weights are kept, and when a run ends or resumes."""
 
 import dataclasses
 import json
@@ -34,7 +34,15 @@ from vaswani_transformer.training.run_folder import checkpoints_at_most
 STEPS = 8
 
 
-pytestmark = pytest.mark.usefixtures("cache")
+pytestmark = pytest.mark.usefixtures("cache", "without_pictures")
+
+
+@pytest.fixture(scope="module")
+def without_pictures():
+    """Drawing the learning curve would take a third of the time; `test_monitoring` looks at it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "plot_learning_curve", lambda *_: False)
+        yield
 
 
 @pytest.fixture
@@ -46,15 +54,26 @@ def make_recipe(text, output):
     return tiny_recipe(text, output, max_steps=STEPS, evaluate_every=2, average_checkpoints=3)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, text):
-    """The folder of a run of `recipe` that was cut off between its last checkpoint and the choice of weights."""
-    recipe = make_recipe(text, tmp_path_factory.mktemp("trained") / "run")
+def kill_before_selection(recipe):
+    """Train to the end, as if killed between the last checkpoint and model selection."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.TrainingRun, "_choose_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(training.TrainingRun, "_select_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(recipe, progress=False)
+
+
+@pytest.fixture(scope="module")
+def trained(without_pictures, tmp_path_factory, text):
+    """The folder of a run of `recipe` that was killed before model selection."""
+    recipe = make_recipe(text, tmp_path_factory.mktemp("trained") / "run")
+    kill_before_selection(recipe)
     return Path(recipe.output)
+
+
+@pytest.fixture(scope="module")
+def straight(without_pictures, tmp_path_factory, text):
+    """An uninterrupted run of `recipe`."""
+    return train(make_recipe(text, tmp_path_factory.mktemp("straight") / "run"), progress=False)
 
 
 def log_of(result) -> list[dict]:
@@ -92,17 +111,15 @@ def test_the_better_of_best_checkpoint_and_average_is_kept(recipe, best_by):
     assert best["best_loss"] == pytest.approx(min(losses), rel=1e-4) or best_by == "bleu"
 
 
-def test_the_saved_configuration_generates_with_a_cache(recipe):
-    config = json.loads((train(recipe, progress=False).folder / "config.json").read_text())
-    assert config["use_cache"] is True
+def test_the_saved_configuration_generates_with_a_cache(straight):
+    assert json.loads((straight.folder / "config.json").read_text())["use_cache"] is True
 
 
-def test_an_interruption_after_the_last_step_resumes_without_another_step(recipe, trained):
+def test_an_interruption_after_the_last_step_resumes_without_another_step(recipe, trained, straight):
     shutil.copytree(trained, recipe.output)
     result = train(recipe, progress=False)
     assert result.steps == STEPS
-    uninterrupted = train(dataclasses.replace(recipe, output=recipe.output + "2"), progress=False)
-    assert equal(weights_of(result.folder), weights_of(uninterrupted.folder))
+    assert equal(weights_of(result.folder), weights_of(straight.folder))
 
 
 class _Signal(TrainerCallback):
@@ -116,27 +133,31 @@ class _Signal(TrainerCallback):
             os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.parametrize(("number", "overwrite"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
-def test_a_signal_stops_with_a_checkpoint_and_the_run_ends_as_if_uninterrupted(recipe, monkeypatch, number, overwrite):
+def stop_after(step, recipe, number=signal.SIGTERM):
+    """Train until a signal that comes so that this is the last step."""
     make = training.TrainingRun._make_trainer
 
     def make_with_signal(self, *arguments):
         trainer = make(self, *arguments)
-        trainer.add_callback(_Signal(3, number))
+        trainer.add_callback(_Signal(step - 1, number))  # seen one step later
         return trainer
 
-    recipe = dataclasses.replace(recipe, overwrite=overwrite)
-    handler = signal.getsignal(number)
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training.TrainingRun, "_make_trainer", make_with_signal)
         with pytest.raises(TrainingStopped) as stopped:
             train(recipe, progress=False)
-    assert stopped.value.signal_number == number and stopped.value.step in (3, 4)
+    assert (stopped.value.step, stopped.value.signal_number) == (step, number)
+
+
+@pytest.mark.parametrize(("number", "overwrite"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+def test_a_signal_stops_with_a_checkpoint_and_the_run_ends_as_if_uninterrupted(recipe, straight, number, overwrite):
+    recipe = dataclasses.replace(recipe, overwrite=overwrite)
+    handler = signal.getsignal(number)
+    stop_after(4, recipe, number)
     assert signal.getsignal(number) == handler
     result = train(recipe, progress=False)
-    uninterrupted = train(dataclasses.replace(recipe, output=recipe.output + "2"), progress=False)
-    assert result.steps == STEPS and result.averaged == uninterrupted.averaged
-    assert equal(weights_of(result.folder), weights_of(uninterrupted.folder))
+    assert result.steps == STEPS and result.averaged == straight.averaged
+    assert equal(weights_of(result.folder), weights_of(straight.folder))
 
 
 def test_a_torn_checkpoint_is_never_used(recipe, trained):
@@ -165,41 +186,15 @@ def test_time_limit_ends_with_a_validation_and_a_model(recipe):
     assert [entry["step"] for entry in log_of(result) if "eval_loss" in entry] == [1]
 
 
-def test_early_stopping_counts_over_a_resume(recipe, monkeypatch):
+def test_early_stopping_counts_over_a_resume(recipe):
     recipe = dataclasses.replace(
         recipe, max_steps=40, evaluate_every=1, early_stopping=3, learning_rate_scale=1e-9, average_checkpoints=0
     )  # nothing is learned, so no validation is better than the first
     straight = train(recipe, progress=False)
     assert straight.steps == 4
     interrupted = dataclasses.replace(recipe, output=recipe.output + "2")
-    make = training.TrainingRun._make_trainer
-
-    def make_with_signal(self, *arguments):
-        trainer = make(self, *arguments)
-        trainer.add_callback(_Signal(2, signal.SIGTERM))
-        return trainer
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.TrainingRun, "_make_trainer", make_with_signal)
-        with pytest.raises(TrainingStopped):
-            train(interrupted, progress=False)
+    stop_after(3, interrupted)
     assert train(interrupted, progress=False).steps == straight.steps
-
-
-def stop_after(step, recipe, monkeypatch):
-    """Train until a signal that comes so that this is the last step."""
-    make = training.TrainingRun._make_trainer
-
-    def make_with_signal(self, *arguments):
-        trainer = make(self, *arguments)
-        trainer.add_callback(_Signal(step - 1, signal.SIGTERM))  # seen one step later
-        return trainer
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.TrainingRun, "_make_trainer", make_with_signal)
-        with pytest.raises(TrainingStopped) as stopped:
-            train(recipe, progress=False)
-    assert stopped.value.step == step
 
 
 def without_clocks(result) -> list[dict]:
@@ -207,13 +202,13 @@ def without_clocks(result) -> list[dict]:
     return [{key: value for key, value in entry.items() if not key.endswith(clocks)} for entry in log_of(result)]
 
 
-def test_stops_do_not_push_out_what_is_averaged(recipe, monkeypatch):
+def test_stops_do_not_push_out_what_is_averaged(recipe):
     """Also where the best checkpoint is an early one that lies apart."""
     recipe = dataclasses.replace(recipe, max_steps=10, keep_weights="average", learning_rate_scale=200.0)
     straight = train(recipe, progress=False)
     recipe = dataclasses.replace(recipe, output=recipe.output + "2")
     for step in (5, 7, 9):
-        stop_after(step, recipe, monkeypatch)
+        stop_after(step, recipe)
     stopped = train(recipe, progress=False)
     assert straight.averaged == stopped.averaged == 3
     assert equal(weights_of(straight.folder), weights_of(stopped.folder))
@@ -221,19 +216,19 @@ def test_stops_do_not_push_out_what_is_averaged(recipe, monkeypatch):
     assert kept[0] == kept[1]
 
 
-def test_workers_change_nothing_and_a_resume_is_exact_with_them(recipe, monkeypatch):
+def test_workers_change_nothing_and_a_resume_is_exact_with_them(recipe):
     """Over the end of an epoch, with validations: what starts workers must not draw from dropout's generator."""
     recipe = dataclasses.replace(recipe, max_steps=20, evaluate_every=4, dropout=0.3)
     straight = train(recipe, progress=False)
     recipe = dataclasses.replace(recipe, data_workers=1, output=recipe.output + "2")
-    stop_after(5, recipe, monkeypatch)
+    stop_after(5, recipe)
     stopped = train(recipe, progress=False)
     assert equal(weights_of(straight.folder), weights_of(stopped.folder))
     assert without_clocks(straight) == without_clocks(stopped)
 
 
-def test_a_resumed_run_logs_as_often_as_it_is_told_now(recipe, monkeypatch):
-    stop_after(3, dataclasses.replace(recipe, log_every=100), monkeypatch)
+def test_a_resumed_run_logs_as_often_as_its_recipe_asks_now(recipe):
+    stop_after(3, dataclasses.replace(recipe, log_every=100))
     entries = log_of(train(recipe, progress=False))
     assert [entry["step"] for entry in entries if "loss" in entry] == list(range(4, STEPS + 1))
 
@@ -277,19 +272,9 @@ def test_checkpoints_by_the_clock_are_the_averaged_ones(recipe, by_the_minute):
     assert result.averaged == 3 and equal(weights_of(result.folder), averaged)
 
 
-def test_the_clock_goes_on_over_a_resume(recipe, by_the_minute, monkeypatch):
+def test_the_clock_goes_on_over_a_resume(recipe, by_the_minute):
     recipe = dataclasses.replace(recipe, max_steps=14, evaluate_every=50, checkpoint_minutes=4, keep_weights="average")
-    make = training.TrainingRun._make_trainer
-
-    def make_with_signal(self, *arguments):
-        trainer = make(self, *arguments)
-        trainer.add_callback(_Signal(6, signal.SIGTERM))
-        return trainer
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.TrainingRun, "_make_trainer", make_with_signal)
-        with pytest.raises(TrainingStopped):
-            train(recipe, progress=False)
+    stop_after(7, recipe)
     _Minutes.now = 60.0 * step_of(complete_checkpoints(Path(recipe.output) / "checkpoints")[-1])
     result = train(recipe, progress=False)
     why = {one.step: one.reasons for one in read_checkpoints(result.folder / "checkpoints")}
@@ -321,12 +306,12 @@ def test_what_is_kept_is_what_was_asked_for_and_all_is_logged(recipe, trained, k
     }
     assert equal(weights_of(result.folder), expected[keep])
     assert result.kept.startswith(keep) and (result.averaged == 3) == (keep == "average")
-    told = {key for entry in entries for key in entry if key.endswith("_loss")}
-    assert told == {"eval_loss", "best_loss", "average_loss"} | ({"last_loss"} if keep == "last" else set())
+    losses = {key for entry in entries for key in entry if key.endswith("_loss")}
+    assert losses == {"eval_loss", "best_loss", "average_loss"} | ({"last_loss"} if keep == "last" else set())
     [loss] = [entry[f"{keep}_loss"] for entry in entries if f"{keep}_loss" in entry]
     assert result.metrics["eval_loss"] == loss
-    said = card_rows._kept_weights(dataclasses.asdict(dataclasses.replace(recipe, keep_weights=keep)), entries)
-    assert said.startswith(keep)
+    row = card_rows._kept_weights(dataclasses.asdict(dataclasses.replace(recipe, keep_weights=keep)), entries)
+    assert row.startswith(keep)
 
 
 def test_an_average_of_one_is_refused(recipe):
@@ -337,13 +322,10 @@ def test_an_average_of_one_is_refused(recipe):
 
 
 @pytest.mark.parametrize("limit", [{"early_stopping": 2, "learning_rate_scale": 1e-9}, {"max_minutes": 1e-9}])
-def test_a_run_that_had_ended_early_trains_no_further(recipe, monkeypatch, limit):
+def test_a_run_that_had_ended_early_trains_no_further(recipe, limit):
     """Killed after its last checkpoint, by early stopping or the time limit, and started again."""
     recipe = dataclasses.replace(recipe, max_steps=40, evaluate_every=1, **limit)
-    with monkeypatch.context() as patch:
-        patch.setattr(training.TrainingRun, "_choose_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            train(recipe, progress=False)
+    kill_before_selection(recipe)
     steps = step_of(complete_checkpoints(Path(recipe.output) / "checkpoints")[-1])
     assert steps < 40 and train(recipe, progress=False).steps == steps
 

@@ -89,28 +89,26 @@ def leave_process_group() -> None:
 def leave_failed(error: Exception, message: str | None, status: int) -> NoReturn:
     """End one of several processes after an error, at once: taking leave of the others could wait for them for ever.
 
-    Of processes that fail together one says so. The others learn that this one failed and leave too.
+    Of processes that fail together the first reports it. A launcher ends the others as soon as one has left.
 
     Args:
         error: what happened.
         message: it in one line; None where a traceback says more.
         status: the exit status.
     """
-    from ..distributed import speaks_first, wait_for_others
+    from ..distributed import reports_error
 
-    if not speaks_first():
-        time.sleep(SPEAKING_SECONDS)
-    else:
+    if reports_error():
         where = f"process {os.environ.get('RANK', '0')} of {os.environ['WORLD_SIZE']}"
         if message is None:
             traceback.print_exception(error)
-            message = f"{where} failed with the error above; the others leave too"
+            message = f"{where} failed with the error above; the others are ended too"
         elif status != EXIT_USAGE and type(error).__name__ != "ProcessLostError":
             message = f"{where}: {message}"
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    wait_for_others()
+    time.sleep(SPEAKING_SECONDS)
     os._exit(status)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 
+from ..durations import duration
 from ..errors import UserError
 from ..files import write_text
 from .command import (
@@ -110,7 +111,7 @@ def _train(arguments: argparse.Namespace) -> int:
         return report_stop(signal.SIGINT, None)
     leave_process_group()
     if is_main_process():
-        print(f"trained {result.steps:,} steps in {result.seconds / 60:.1f} minutes; kept the {result.kept}")
+        print(f"trained {result.steps:,} steps in {duration(result.seconds)}; kept the {result.kept}")
         print(f"model: {result.folder}")
         words = shlex.join([str(result.folder), "--trees", arguments.dev])
         print(f"scores: {command_name()} parse evaluate {words}")

@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+from ..durations import duration
 from ..errors import UserError
 from .command import (
     add_command,
@@ -35,14 +36,14 @@ def add_train(commands) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     plan = parser.add_argument_group("plan")
     plan.add_argument(
-        "--dry-run", action="store_true", help="print what the training will take (tokens, FLOPs, hours, disk), and end"
+        "--dry-run", action="store_true", help="print what the training will take (tokens, FLOPs, time, disk), and end"
     )
-    plan.add_argument("--device", metavar="NAME", help="with --dry-run: the hours on it, such as 'p100 x8' or here")
+    plan.add_argument("--device", metavar="NAME", help="with --dry-run: time on it, such as 'p100 x8' or here")
     plan.add_argument(
         "--utilisation",
         type=float,
         metavar="X",
-        help="with --dry-run: share of the device's peak reckoned with (default: 0.35, of a P100 0.288)",
+        help="with --dry-run: assumed share of the device's peak (default: 0.35, of a P100 0.288)",
     )
 
 
@@ -87,8 +88,7 @@ def _train(arguments: argparse.Namespace) -> int:
         for key, label in (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU (greedy)"))
         if key in result.metrics
     )
-    trained = f"trained {result.steps:,} steps in {result.seconds / 60:.1f} minutes"
-    print(f"{trained}; kept the {result.kept}: validation {shown}")
+    print(f"trained {result.steps:,} steps in {duration(result.seconds)}; kept the {result.kept}: validation {shown}")
     print(f"model: {result.folder}")
     print(f"translate with it: {command_name()} translate {result.folder} 'a sentence'")
     return 0

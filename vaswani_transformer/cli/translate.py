@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import json
 import random
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -57,12 +56,12 @@ def add_translate(commands) -> None:
 
 def _translate(arguments: argparse.Namespace) -> int:
     from ..decoding.streaming import meet
-    from ..distributed import watch_processes
+    from ..distributed import joined_processes
 
     _check(arguments)
     turns = meet()
-    with watch_processes(RESUME) as watch:
-        _translate_in_turns(arguments, turns, watch)
+    with joined_processes(RESUME) as processes:
+        _translate_in_turns(arguments, turns, processes)
     leave_process_group()
     return 0
 
@@ -88,7 +87,7 @@ def _check(arguments: argparse.Namespace) -> None:
     check_files(arguments, read=("input", "prefix"), written=("output",))
 
 
-def _translate_in_turns(arguments: argparse.Namespace, turns, watch) -> None:
+def _translate_in_turns(arguments: argparse.Namespace, turns, processes) -> None:
     """What one process does, alone or of several; process 0 reads ahead of all and writes."""
     from ..decoding.file_translator import FileTranslator, Layout, with_prefixes
     from ..decoding.streaming import WINDOW_LINES
@@ -112,7 +111,7 @@ def _translate_in_turns(arguments: argparse.Namespace, turns, watch) -> None:
             stack.callback(output.close)
         total = surveys["--input"].lines if "--input" in surveys else len(arguments.sentences) or None
         plan = {"done": output.done, "total": total, "seed": translator.seed} if output is not None else {}
-        plan = json.loads(watch.share("plan", lambda: json.dumps(plan)))
+        plan = processes.share("plan", lambda: plan)
         translator.seed = plan["seed"]
         with told_unfinished(output):
             files.run(

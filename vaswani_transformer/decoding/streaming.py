@@ -204,7 +204,7 @@ def is_launched() -> bool:
 
 
 def meet() -> Turns:
-    """Turns of the processes that `accelerate launch` or `torchrun` started; call `watch_processes` after it.
+    """Turns of the processes that `accelerate launch` or `torchrun` started; call `joined_processes` after it.
 
     Raises:
         UserError: if the launcher has not said where they meet.

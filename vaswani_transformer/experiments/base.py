@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import yaml
 
+from ..durations import duration
 from ..errors import UserError
 from ..evaluation.records import versions
 from ..files import write_text, written_whole
@@ -322,7 +323,7 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell, logged: bool = Tr
             "settings": cell.settings,
         }
         write_text(folder / RESULT, json.dumps(result, indent=1) + "\n")
-        logger.info("%s %s: finished in %.1f minutes", experiment.name, cell.name, seconds / 60)
+        logger.info("%s %s: finished in %s", experiment.name, cell.name, duration(seconds))
         return _plain(result)
 
 

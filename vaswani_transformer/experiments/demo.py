@@ -9,6 +9,7 @@ from ..attention.weights import attend
 from ..data.synthetic import generate_corpus, write_corpus
 from ..decoding.scoring import score_pairs
 from ..decoding.translator import Translator
+from ..durations import duration
 from ..errors import UserError
 from ..evaluation.metrics import PerplexityMetric, TranslationMetric
 from ..loading import load_model
@@ -51,7 +52,7 @@ def run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str =
     say("2. Training a Transformer on them (Ctrl-C stops it; the same command goes on):")
     result = train(recipe)
     model, tokenizer = load_model(folder / "model")
-    say(f"   {model.num_parameters():,} parameters, {result.steps:,} steps in {result.seconds / 60:.1f} minutes")
+    say(f"   {model.num_parameters():,} parameters, {result.steps:,} steps in {duration(result.seconds)}")
     sources, references = map(list, zip(*corpus.test, strict=True))
     translations = list(Translator(model, tokenizer, tokens_per_batch=4096).translate(sources))
     scores = TranslationMetric().compute(predictions=translations, references=references)
@@ -73,7 +74,7 @@ def run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str =
     if drawn:
         last = model.config.decoder_layers
         draw_attention(attend(model, tokenizer, shown), "encoder-decoder", folder / "attention.png", [last])
-    say(f"4. Done in {(time.monotonic() - started) / 60:.1f} minutes. What there is now:")
+    say(f"4. Done in {duration(time.monotonic() - started)}. What there is now:")
     say(f"     {folder / 'model'}   the model: AutoModelForSeq2SeqLM.from_pretrained loads it")
     if drawn:
         say(f"     {folder / 'model' / 'learning_curve.png'}   losses, BLEU and learning rate over training")

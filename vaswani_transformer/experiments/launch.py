@@ -18,7 +18,7 @@ from pathlib import Path
 import torch.distributed
 import yaml
 
-from ..distributed import LOST_SECONDS, ProcessLostError
+from ..distributed import ProcessLostError
 from ..errors import UserError
 from ..files import write_text
 from ..recipes.recipe import Recipe
@@ -216,8 +216,7 @@ def own_command(words: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "vaswani_transformer", *words]
 
 
-# Of the others, once one has failed: those that have met it learn of that by themselves, later than this they hang.
-GRACE_SECONDS = LOST_SECONDS + 20.0
+GRACE_SECONDS = 30.0  # once a process has failed, until the others, which notice that by themselves, are killed
 SESSIONS = "sessions.json"  # how many processes took part from which second of the training on
 
 

@@ -15,6 +15,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.utils import validate_repo_id
 
+from ..durations import duration
 from ..errors import UserError
 from ..evaluation.records import tensors_sha256
 from ..model.configuration_vaswani import VaswaniConfig
@@ -76,10 +77,6 @@ def _kept_weights(recipe: Mapping, log: Sequence[Mapping]) -> str | None:
     return f"average of the last checkpoints, {count} at most" if count else "average of the last checkpoints"
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} hours" if seconds >= 36_000 else f"{seconds / 60:.1f} minutes"
-
-
 def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
     """Rows of the training table, from recipe and log; a row whose facts are absent is left out."""
     recipe, config = facts.recipe, facts.config
@@ -117,7 +114,7 @@ def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
         rows.append(("label smoothing", f"{recipe['label_smoothing']:g}"))
     rows.append(("weights kept", _kept_weights(recipe, facts.log)))
     if "seconds" in last:
-        rows.append(("duration", _duration(last["seconds"])))
+        rows.append(("duration", duration(last["seconds"])))
     if known("seed"):
         rows.append(("seed", str(recipe["seed"])))
     return [(label, value) for label, value in rows if value is not None]

@@ -1,4 +1,7 @@
-"""Recipes: everything one training needs, as flat YAML; each field is also an option of `vaswani train`."""
+"""Recipes: all settings of one training as flat YAML; each field is also an option of `vaswani train`.
+
+[`Recipe`] holds the defaults, the paper's wherever it gives a value; `VaswaniTrainingArguments` takes them from there.
+"""
 
 import dataclasses
 import difflib
@@ -12,6 +15,7 @@ import yaml
 
 from ..errors import UserError
 from ..model.configuration_vaswani import VaswaniConfig
+from ..model.generation_vaswani import MAX_EXTRA_TOKENS
 
 
 def _option(default, help_text: str, group: str):
@@ -53,14 +57,14 @@ class Recipe:
         3.0, "pairs with one side more than this many times longer are dropped; 0 for no limit", DATA
     )
     expected_pairs: int | None = _option(
-        None, "sentence pairs of an epoch that --dry-run reckons with where the data is not at hand", DATA
+        None, "sentence pairs of an epoch that --dry-run calculates with where the data is not here", DATA
     )
     expected_source_length: float | None = _option(None, "the same: mean tokens of a source, </s> included", DATA)
     expected_target_length: float | None = _option(None, "the same: mean tokens of a target, </s> included", DATA)
 
     tokenizer: str | None = _option(None, "folder of a trained tokenizer; none: train one on the data", TOKENIZER)
     tokenizer_kind: str = _option("bpe", "kind to train: bpe or wordpiece", TOKENIZER)
-    vocab_size: int = _option(37_000, "entries of the vocabulary shared by source and target", TOKENIZER)
+    vocab_size: int = _option(VaswaniConfig.vocab_size, "entries shared by source and target", TOKENIZER)
 
     preset: str = _option("base", "model of the paper to start from: vaswani presets", MODEL)
     d_model: int | None = _option(None, "width of the model; from the preset if none, as all below", MODEL)
@@ -79,10 +83,10 @@ class Recipe:
     attention_window: int | None = _option(None, "positions that self-attention sees; all if none (Section 4)", MODEL)
 
     tokens_per_batch: int = _option(
-        4096, "source tokens, and as many target tokens, of one optimizer step over all devices; paper: 25000", BATCHES
+        25_000, "source tokens, and as many target tokens, of one optimizer step over all devices", BATCHES
     )
     tokens_per_device: int = _option(
-        4096, "about what one device takes at once; gradients are accumulated up to tokens_per_batch", BATCHES
+        4096, "of these, about what one device takes at once; gradients are accumulated up to tokens_per_batch", BATCHES
     )
     data_workers: int = _option(0, "processes that make batches ahead; 0: the training process does", BATCHES)
 
@@ -130,7 +134,7 @@ class Recipe:
 
     num_beams: int = _option(4, "beam size the saved model decodes with", DECODING)
     length_penalty: float = _option(0.6, "alpha of the paper's length normalisation", DECODING)
-    max_extra_tokens: int = _option(50, "tokens an output may be longer than its source", DECODING)
+    max_extra_tokens: int = _option(MAX_EXTRA_TOKENS, "tokens an output may be longer than its source", DECODING)
 
     output: str | None = _option(None, "folder for the model; runs/NAME-OF-THE-RECIPE if none", OUTPUT)
     overwrite: bool = _option(
@@ -270,18 +274,17 @@ def check_recipe(recipe: Recipe) -> None:
         UserError: naming the field, its value and the rule.
     """
     at_least = {
-        1: "max_length tokens_per_batch tokens_per_device max_steps warmup_steps evaluate_every log_every num_beams"
-        " keep_checkpoints",
+        1: "tokens_per_batch tokens_per_device max_steps warmup_steps evaluate_every log_every num_beams"
+        " keep_checkpoints expected_pairs expected_source_length expected_target_length",
         0: "validation_size max_length_ratio max_minutes max_gradient_norm validation_bleu early_stopping"
         " average_checkpoints checkpoint_minutes max_extra_tokens seed data_workers",
     }
     for lowest, names in at_least.items():
         for name in names.split():
-            if getattr(recipe, name) < lowest:
-                raise UserError(f"{name} is {getattr(recipe, name)}: it must be {lowest} or more")
-    for name in ("expected_pairs", "expected_source_length", "expected_target_length"):
-        if getattr(recipe, name) is not None and getattr(recipe, name) < 1:
-            raise UserError(f"{name} is {getattr(recipe, name)}: it must be 1 or more, or none")
+            value = getattr(recipe, name)
+            if value is not None and value < lowest:
+                or_none = ", or none" if field_type(name)[1] else ""
+                raise UserError(f"{name} is {value}: it must be {lowest} or more{or_none}")
     if recipe.max_length < 2:
         raise UserError(f"max_length is {recipe.max_length}: it must be 2 or more, since </s> counts")
     if 0 < recipe.max_length_ratio < 1:
@@ -307,10 +310,10 @@ def check_recipe(recipe: Recipe) -> None:
         raise UserError("best_by is 'bleu' but validation_bleu is 0: set validation_bleu, or best_by to 'loss'")
     if recipe.keep_weights == "average" and recipe.average_checkpoints < 2:
         raise UserError(
-            f"keep_weights is 'average' but average_checkpoints is {recipe.average_checkpoints}: make it 2 or more, or"
-            " keep other weights"
+            f"keep_weights is 'average' but average_checkpoints is {recipe.average_checkpoints}: set it to 2 or more"
+            " or keep other weights"
         )
-    if max(recipe.max_length, 1) > min(recipe.tokens_per_batch, recipe.tokens_per_device):
+    if recipe.max_length > min(recipe.tokens_per_batch, recipe.tokens_per_device):
         raise UserError(
             f"max_length {recipe.max_length} is above tokens_per_batch {recipe.tokens_per_batch} or tokens_per_device"
             f" {recipe.tokens_per_device}: a sentence has to fit in a batch"

@@ -2,145 +2,89 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from ..data.tokenization import load_tokenizer, tokenizer_sha256
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..files import place_files, publish, remove, sync, unfinished
 from ..loading import refuse_exported
 from .checkpoints import INDEX, WEIGHTS, Checkpoint, read_checkpoints, to_average
 from .run_folder import CHECKPOINTS
 
 
-class WeightFiles:
-    """The weights of a folder, in one safetensors file or several with an index, read one at a time.
-
-    Args:
-        folder: holds `model.safetensors` or `model.safetensors.index.json`.
+def _open_weights(folder: Path) -> dict[str, safe_open]:
+    """The open safetensors file that holds each weight of a folder, by the weight's name.
 
     Raises:
         UserError: for a missing or damaged file.
     """
-
-    def __init__(self, folder: str | Path):
-        self.folder = Path(folder)
-        self.files = {}
-        for name in self._file_names():
-            path = self.folder / name
-            try:
-                file = safe_open(path, framework="pt")
-            except FileNotFoundError as error:
-                if path.exists():  # safetensors says the same of a file that it may not read
-                    raise UserError(f"{path} cannot be read: check access") from error
-                raise UserError(f"{self.folder} is not a whole checkpoint: it has no {name}") from error
-            except (OSError, SafetensorError) as error:
-                raise UserError(f"{path} is damaged ({' '.join(str(error).split())[:200]}): leave it out") from error
-            for weight in file.keys():  # noqa: SIM118
-                if weight in self.files:
-                    raise UserError(f"{weight} is in two files of {self.folder}: its index and files do not fit")
-                self.files[weight] = file
-
-    def _file_names(self) -> list[str]:
-        if (self.folder / WEIGHTS).is_file() or not (self.folder / INDEX).is_file():
-            return [WEIGHTS]
+    weights = {}
+    for name in _file_names(folder):
+        path = folder / name
         try:
-            listed = set(json.loads((self.folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{self.folder / INDEX} is not an index of weight files: leave it out") from error
-        return sorted(Path(name).name for name in listed)  # in the folder itself and nowhere else
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A weight's shape, without reading it."""
-        return tuple(self.files[name].get_slice(name).get_shape())
-
-    def dtype(self, name: str) -> str:
-        """A weight's type as safetensors names it, without reading it."""
-        return self.files[name].get_slice(name).get_dtype()
-
-    def read(self, name: str) -> torch.Tensor:
-        """One weight."""
-        return self.files[name].get_tensor(name)
+            file = safe_open(path, framework="pt")
+        except FileNotFoundError as error:
+            if path.exists():  # safetensors raises the same for a file that it may not read
+                raise UserError(f"{path} cannot be read: check access") from error
+            raise UserError(f"{folder} is not a complete checkpoint: it has no {name}") from error
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path} is damaged ({one_line(error, 200)}): leave {folder} out") from error
+        weights |= dict.fromkeys(file.keys(), file)
+    return weights
 
 
-def open_all(folders: Sequence[str | Path]) -> list[WeightFiles]:
-    """The checkpoints' weights, found to be of one model."""
-    if not folders:
-        raise UserError("no checkpoints to average")
-    all_weights = [WeightFiles(folder) for folder in folders]
-    first = all_weights[0]
-    for weights in all_weights[1:]:
-        if other := sorted(first.files.keys() ^ weights.files.keys()):
-            raise UserError(
-                f"{weights.folder} and {first.folder} are not of one model: only one has the weight {other[0]}"
-            )
-        for name in sorted(first.files):
-            if weights.shape(name) != first.shape(name):
+def _file_names(folder: Path) -> list[str]:
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        return [WEIGHTS]
+    try:
+        files = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder / INDEX} is not an index of weight files: leave {folder} out") from error
+    return sorted(Path(name).name for name in files)  # in the folder itself and nowhere else
+
+
+def _check_same_weights(folders: Sequence[Path], checkpoints: Sequence[dict[str, safe_open]]) -> None:
+    first, first_folder = checkpoints[0], folders[0]
+    for folder, weights in zip(folders[1:], checkpoints[1:], strict=True):
+        if different := sorted(first.keys() ^ weights.keys()):
+            raise UserError(f"{folder} and {first_folder} are not of one model: only one has the weight {different[0]}")
+        for name in sorted(first):
+            shape, first_shape = (tuple(files[name].get_slice(name).get_shape()) for files in (weights, first))
+            if shape != first_shape:
                 raise UserError(
-                    f"{name} has shape {weights.shape(name)} in {weights.folder} and {first.shape(name)} in"
-                    f" {first.folder}: only checkpoints of one model can be averaged"
+                    f"{name} has shape {shape} in {folder} and {first_shape} in {first_folder}: only checkpoints of"
+                    " one model can be averaged"
                 )
-    return all_weights
-
-
-def _mean(tensors: Iterator[torch.Tensor], count: int) -> torch.Tensor:
-    """The mean of tensors in float64, in the type of the first.
-
-    What each addition rounds off is summed apart (Knuth's TwoSum), so that the order does not matter.
-    """
-    first = next(tensors)
-    total, lost = first.double(), torch.zeros(first.shape, dtype=torch.float64)
-    for tensor in tensors:
-        term = tensor.double()
-        new = total + term
-        part = new - total
-        lost += (total - (new - part)) + (term - part)
-        total = new
-    # Where a weight is infinite, so is its mean, and what was lost is not a number.
-    total = torch.where(lost.isfinite(), total + lost, total)
-    return (total / count).to(first.dtype)
 
 
 def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor]:
     """The mean of each weight over checkpoints, summed in float64 and returned in the first one's type.
 
     Args:
-        folders: checkpoints, each with `model.safetensors` or several files and their index; of all of them one weight
-            at a time is held in memory.
+        folders: checkpoints, each with `model.safetensors` or several files and their index. Besides the result, one
+            weight of one checkpoint at a time is in memory.
 
     Raises:
         UserError: for no folders, a missing file, or weights of other names or shapes than the first one's.
     """
-    all_weights = open_all(folders)
-    return {
-        name: _mean((weights.read(name) for weights in all_weights), len(all_weights))
-        for name in sorted(all_weights[0].files)
-    }
-
-
-def write_average(all_weights: list[WeightFiles], path: Path) -> None:
-    """Write the mean as one safetensors file, with one weight at a time in memory.
-
-    The format is a length of 8 bytes, a JSON table of so many bytes, and the tensors' bytes in the order of the table.
-    """
-    first = all_weights[0]
-    # Larger elements first, so that each tensor begins at a multiple of its element's size.
-    sizes = {name: first.read(name).element_size() for name in first.files}
-    names = sorted(first.files, key=lambda name: (-sizes[name], name))
-    table, end = {"__metadata__": {"format": "pt"}}, 0
-    for name in names:
-        start, end = end, end + sizes[name] * torch.Size(first.shape(name)).numel()
-        table[name] = {"dtype": first.dtype(name), "shape": first.shape(name), "data_offsets": [start, end]}
-    header = json.dumps(table, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for name in names:
-            mean = _mean((weights.read(name) for weights in all_weights), len(all_weights))
-            file.write(mean.contiguous().flatten().view(torch.uint8).numpy().data)
+    if not folders:
+        raise UserError("no checkpoints to average")
+    folders = [Path(folder) for folder in folders]
+    checkpoints = [_open_weights(folder) for folder in folders]
+    _check_same_weights(folders, checkpoints)
+    average = {}
+    for name in sorted(checkpoints[0]):
+        first = checkpoints[0][name].get_tensor(name)
+        total = first.to(torch.float64, copy=True)
+        for weights in checkpoints[1:]:
+            total += weights[name].get_tensor(name)
+        average[name] = (total / len(checkpoints)).to(first.dtype)
+    return average
 
 
 CONFIG, TOKENIZER, STATE = "config.json", "tokenizer.json", "trainer_state.json"
@@ -166,14 +110,12 @@ def _read_config(folder: Path) -> dict:
 def check_same_model(folders: Sequence[Path]) -> None:
     """Refuse folders whose configurations or tokenizers differ from the first one's.
 
-    Folders without a tokenizer are told apart by their configurations alone.
+    Of folders without a tokenizer only the configurations are compared.
 
     Raises:
         UserError: naming two folders and what differs.
     """
     first, config = folders[0], _read_config(folders[0])
-    named = next((folder for folder in folders if (folder / TOKENIZER).is_file()), None)
-    vocabulary = load_tokenizer(named) if named is not None else None
     for folder in folders[1:]:
         other = _read_config(folder)
         for name in sorted((config.keys() | other.keys()) - _NO_DIFFERENCE):
@@ -182,12 +124,13 @@ def check_same_model(folders: Sequence[Path]) -> None:
                     f"{folder} and {first} differ in {name} ({other.get(name)!r} and {config.get(name)!r}): only"
                     " checkpoints of one model can be averaged"
                 )
-        if not (folder / TOKENIZER).is_file() or folder == named:
-            continue
+    named = [folder for folder in folders if (folder / TOKENIZER).is_file()]
+    first_tokenizer = load_tokenizer(named[0]) if named else None
+    for folder in named[1:]:
         tokenizer = load_tokenizer(folder)
-        if tokenizer_sha256(tokenizer) != tokenizer_sha256(vocabulary):
+        if tokenizer_sha256(tokenizer) != tokenizer_sha256(first_tokenizer):
             raise UserError(
-                f"{folder} and {named} have different vocabularies ({_difference(tokenizer, vocabulary)}): only"
+                f"{folder} and {named[0]} have different vocabularies ({_difference(tokenizer, first_tokenizer)}): only"
                 " checkpoints of one model can be averaged"
             )
 
@@ -228,23 +171,23 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
             raise UserError(f"output {output} is one of the checkpoints: give another one")
     if output.exists() and not output.is_dir():
         raise UserError(f"output {output} is a file: give a folder")
-    taken = output.is_dir() and any(output.iterdir())
-    if taken and not overwrite:
+    replaced = output.is_dir() and any(output.iterdir())
+    if replaced and not overwrite:
         raise UserError(f"output {output} is not empty: give another one, or --overwrite to replace the model in it")
-    all_weights = open_all(folders)
+    average = average_checkpoints(folders)
     check_same_model(folders)
     output = output.absolute()
+    staging = unfinished(output)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        staging = unfinished(output)
         remove(staging)
         staging.mkdir()
     except OSError as error:
         raise UserError(f"cannot write to {output.parent}: {error.strerror}") from error
     try:
         _copy_rest(folders, staging)
-        write_average(all_weights, staging / WEIGHTS)
-        if taken:
+        save_file(average, staging / WEIGHTS, metadata={"format": "pt"})
+        if replaced:
             for stale in (WEIGHTS, INDEX, *(path.name for path in output.glob("model-*-of-*.safetensors"))):
                 (output / stale).unlink(missing_ok=True)
             place_files(staging, output, last=WEIGHTS)
@@ -269,23 +212,20 @@ def _copy_rest(folders: list[Path], staging: Path) -> None:
         (staging / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _checkpoints_of(run: str | Path) -> list[Checkpoint]:
-    """The whole checkpoints of a training, by step."""
+def _checkpoints_of(run: str | Path) -> tuple[list[Checkpoint], dict]:
+    """The whole checkpoints of a training, by step, and the trainer's state in the last one."""
     folder = Path(run)
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}: give the output folder of a training")
     folder = folder / CHECKPOINTS if (folder / CHECKPOINTS).is_dir() else folder
-    found = read_checkpoints(folder)
-    if not found:
-        raise UserError(f"{folder} holds no whole checkpoint: give the output folder of a training, or checkpoints")
-    return found
-
-
-def _state(checkpoint: Checkpoint) -> dict:
+    checkpoints = read_checkpoints(folder)
+    if not checkpoints:
+        raise UserError(f"{folder} has no complete checkpoint: give the output folder of a training, or checkpoints")
+    path = checkpoints[-1].path / STATE
     try:
-        return json.loads((checkpoint.path / STATE).read_text(encoding="utf-8"))
+        return checkpoints, json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{checkpoint.path} has no usable {STATE}: give the checkpoints themselves") from error
+        raise UserError(f"{path} cannot be read: give the checkpoints themselves") from error
 
 
 def last_checkpoints(run: str | Path, count: int) -> list[Path]:
@@ -298,10 +238,9 @@ def last_checkpoints(run: str | Path, count: int) -> list[Path]:
     Raises:
         UserError: for a folder without checkpoints, or fewer than `count`.
     """
-    found = _checkpoints_of(run)
-    state = _state(found[-1])
-    timed, every = any(one.timed for one in found), max(1, int(state.get("eval_steps") or 1))
-    chosen = to_average(found, count, timed, every, found[-1].step)
+    checkpoints, state = _checkpoints_of(run)
+    timed, every = any(one.timed for one in checkpoints), max(1, int(state.get("eval_steps") or 1))
+    chosen = to_average(checkpoints, count, timed, every, checkpoints[-1].step)
     if len(chosen) < count:
         kind = "timed checkpoints and the last" if timed else "checkpoints"
         steps = ", ".join(f"{one.step:,}" for one in chosen)
@@ -310,7 +249,7 @@ def last_checkpoints(run: str | Path, count: int) -> list[Path]:
 
 
 def best_checkpoints(run: str | Path, count: int, by: str) -> tuple[list[Path], list[tuple[int, float]]]:
-    """The checkpoints of a training that validated best, best first.
+    """The checkpoints of a training with the best validations, best first.
 
     Args:
         run: output folder of a training, or its folder of checkpoints.
@@ -318,23 +257,24 @@ def best_checkpoints(run: str | Path, count: int, by: str) -> tuple[list[Path], 
         by: loss or bleu.
 
     Returns:
-        The checkpoints, and step and score of validations better than the last of them whose checkpoints are gone.
+        The checkpoints, and step and score of validations better than the last of them whose checkpoints were removed.
 
     Raises:
         UserError: where there are no such validations, or not so many of their checkpoints.
     """
-    found = {one.step: one.path for one in _checkpoints_of(run)}
-    history = _state(read_checkpoints(next(iter(found.values())).parent)[-1]).get("log_history", [])
+    checkpoints, state = _checkpoints_of(run)
+    paths = {one.step: one.path for one in checkpoints}
+    history = state.get("log_history", [])
     scores = {entry["step"]: entry[f"eval_{by}"] for entry in history if f"eval_{by}" in entry}
     if not scores:
         raise UserError(f"{run} has no validations by {by}: give --last, or checkpoints by their folders")
-    ranked = sorted(scores.items(), key=lambda item: (-item[1] if by == "bleu" else item[1], item[0]))
-    chosen = [step for step, _ in ranked if step in found][:count]
+    ranked = sorted(scores, key=lambda step: (-scores[step] if by == "bleu" else scores[step], step))
+    chosen = [step for step in ranked if step in paths][:count]
     if len(chosen) < count:
-        gone = ", ".join(f"{step:,}" for step in sorted(scores.keys() - found.keys()))
+        removed = ", ".join(f"{step:,}" for step in sorted(scores.keys() - paths.keys()))
         raise UserError(
-            f"{run} holds {len(chosen)} validated checkpoints and {count} were asked for"
-            f" (gone: {f'steps {gone}' if gone else 'none'}): give --best lower, or train with more keep_checkpoints"
+            f"{run} holds {len(chosen)} validated checkpoints, fewer than {count} (removed:"
+            f" {f'steps {removed}' if removed else 'none'}): give a lower --best, or train with more keep_checkpoints"
         )
-    worst = [step for step, _ in ranked].index(chosen[-1])
-    return [found[step] for step in chosen], [(step, score) for step, score in ranked[:worst] if step not in found]
+    better = ranked[: ranked.index(chosen[-1])]
+    return [paths[step] for step in chosen], [(step, scores[step]) for step in better if step not in paths]

@@ -1,39 +1,30 @@
-"""What happens around training steps: progress bar, log file, clean stops, time limit."""
+"""What happens around training steps: progress, log file, early stopping, checkpoints by the clock, stops."""
 
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tqdm.auto import tqdm
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from ..distributed import AgreedCallback
+from ..distributed import on_any_process
+from ..durations import duration
 from ..files import sync, write_text
 from .checkpoints import STOP, TIME
 
-_FINAL = {"best_loss", "average_loss", "last_loss"}  # in lines about the weights to keep, written after the last step
+_FINAL = {"best_loss", "average_loss", "last_loss"}  # in entries of model selection, written after the last step
 _SHOWN = (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU"))
 
 
-def duration(seconds: float) -> str:
-    """Seconds as days, hours, minutes: the two largest that matter."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
-
-
 class TrainingProgressCallback(TrainerCallback):
-    """Loss, learning rate, tokens a second and time left: a bar on a terminal, lines where output goes to a file.
+    """Loss, learning rate, tokens a second and time left: in a bar on a terminal, as lines where output is a file.
+
+    transformers' own progress bar shows neither rate nor time limit, and prints logs as dictionaries.
 
     Args:
         log: counts the seconds of training.
@@ -66,7 +57,7 @@ class TrainingProgressCallback(TrainerCallback):
             self.bar.update(state.global_step - self.bar.n)
 
     def seconds_left(self, state) -> float | None:
-        """Until the last step or the time limit, at the pace since this session began; None before the first step."""
+        """Seconds to the last step or the time limit at this session's pace; None before its first step."""
         seconds, steps = self.log.seconds(), state.global_step - self.first_step
         if steps == 0:
             return None
@@ -74,28 +65,30 @@ class TrainingProgressCallback(TrainerCallback):
         return max(0.0, min(left, 60 * self.max_minutes - seconds)) if self.max_minutes else left
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """Show how training goes; validations and, without a terminal, everything as lines."""
+        """Show the logged step in the bar, or without a terminal as a line; a validation as a line."""
         if self.bar is None or not logs:
             return
         if "loss" in logs:
+            as_line, left = self.bar.disable, self.seconds_left(state)
             shown = [f"loss {logs['loss']:.3f}", f"rate {logs['learning_rate']:.2e}"]
+            if as_line and "grad_norm" in logs:
+                shown.append(f"gradient {logs['grad_norm']:.2f}")
             if "target_tokens_per_second" in logs:
                 shown.append(f"{logs['target_tokens_per_second']:,.0f} tok/s")
-            left = self.seconds_left(state)
+            if as_line:
+                shown.append(f"{logs['source_tokens']:,} + {logs['target_tokens']:,} tokens a step")
+                shown.append(f"padding {logs.get('padding', 0):.1%}")
             if left is not None:
                 shown.append(f"{duration(left)} left")
-            self.bar.set_postfix_str(", ".join(shown))
-            if self.bar.disable:
-                if "grad_norm" in logs:
-                    shown.insert(2, f"gradient {logs['grad_norm']:.2f}")
-                shown.insert(-1, f"{logs['source_tokens']:,} + {logs['target_tokens']:,} tokens a step")
-                shown.insert(-1, f"padding {logs.get('padding', 0):.1%}")
-                self._line(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join(shown)}")
+            if as_line:
+                self._print(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join(shown)}")
+            else:
+                self.bar.set_postfix_str(", ".join(shown))
         elif "eval_loss" in logs:
             shown = ", ".join(f"{label} {logs[key]:.2f}" for key, label in _SHOWN if key in logs)
-            self._line(f"step {state.global_step:,}: validation {shown}")
+            self._print(f"step {state.global_step:,}: validation {shown}")
 
-    def _line(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.bar.write(text, file=sys.stderr)
 
     def on_train_end(self, args, state, control, **kwargs):
@@ -106,7 +99,7 @@ class TrainingProgressCallback(TrainerCallback):
 
 
 class LearningCurveCallback(TrainerCallback):
-    """Redraws the learning curve while training goes on, after a validation and at most once in so many seconds.
+    """Redraws the learning curve during training, after a validation and at most once in so many seconds.
 
     Args:
         draw: draws it, from the log to the picture.
@@ -118,7 +111,7 @@ class LearningCurveCallback(TrainerCallback):
         self._drawn = -float("inf")
 
     def on_evaluate(self, args, state, control, **kwargs):
-        """Draw after a validation, unless the last picture is young."""
+        """Draw, unless the last picture is recent."""
         if state.is_world_process_zero and time.monotonic() - self._drawn >= self.seconds:
             self.draw()
             self._drawn = time.monotonic()
@@ -127,8 +120,8 @@ class LearningCurveCallback(TrainerCallback):
 class TrainingLogCallback(TrainerCallback, ExportableState):
     """Appends what the trainer logs to a JSON lines file, with elapsed seconds.
 
-    `seconds` counts training over all sessions of a run, up to the checkpoint that each resumes from. Lines past that
-    are dropped: they describe work that was lost, or that is done again.
+    `seconds` counts training over all sessions of a run, up to the checkpoint that each resumes from. Lines after that
+    are dropped: the steps that they describe are done again.
 
     Args:
         path: the file.
@@ -140,13 +133,9 @@ class TrainingLogCallback(TrainerCallback, ExportableState):
         self.started: float | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Take up the log of an interrupted run, or start one."""
-        entries = read_training_log(self.path) if self.path.is_file() else []
-        entries = [
-            entry
-            for entry in entries
-            if entry["step"] <= state.global_step and state.global_step > 0 and not _FINAL & entry.keys()
-        ]
+        """Continue the log of an interrupted run, or start one."""
+        entries = read_training_log(self.path) if state.global_step > 0 and self.path.is_file() else []
+        entries = [entry for entry in entries if entry["step"] <= state.global_step and not _FINAL & entry.keys()]
         self.earlier_seconds = entries[-1]["seconds"] if entries else 0.0
         stored = state.stateful_callbacks.get(type(self).__name__)
         if state.global_step > 0 and isinstance(stored, dict):
@@ -160,11 +149,11 @@ class TrainingLogCallback(TrainerCallback, ExportableState):
         return self.earlier_seconds + (0.0 if self.started is None else time.monotonic() - self.started)
 
     def state(self) -> dict:
-        """What a checkpoint keeps of it."""
+        """What a checkpoint stores."""
         return {"args": {"path": str(self.path)}, "attributes": {"earlier_seconds": self.seconds()}}
 
     def on_save(self, args, state, control, **kwargs):
-        """Let the lines up to a checkpoint survive a power cut."""
+        """Wait until the lines up to a checkpoint are on the disk."""
         if state.is_world_process_zero and self.path.is_file():
             sync(self.path)
 
@@ -173,15 +162,15 @@ class TrainingLogCallback(TrainerCallback, ExportableState):
         if not logs or self.started is None:
             return
         # The Trainer's summary, `train_loss`, comes after the last checkpoint: a run that is cut off there lacks it.
-        told = any(key == "loss" or key.endswith("_loss") for key in logs) and "train_loss" not in logs
-        if state.is_world_process_zero and told:
+        has_loss = any(key == "loss" or key.endswith("_loss") for key in logs) and "train_loss" not in logs
+        if state.is_world_process_zero and has_loss:
             entry = {"step": state.global_step, "seconds": round(self.seconds(), 1), **logs}
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
 
 
 def read_training_log(path: str | Path) -> list[dict]:
-    """The entries of a training log; a torn last line is left out."""
+    """The entries of a training log; an incomplete last line is left out."""
     entries = []
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         try:
@@ -192,18 +181,43 @@ def read_training_log(path: str | Path) -> list[dict]:
 
 
 class ResumableEarlyStoppingCallback(EarlyStoppingCallback):
-    """transformers' early stopping, whose count of validations without progress survives a resume."""
+    """transformers' early stopping, whose count of validations without progress survives a resume.
+
+    `restore_callback_states_from_checkpoint` would restore the patience too, which a resumed run may change.
+    """
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Take up the count from the checkpoint."""
+        """Restore the count from the checkpoint."""
         super().on_train_begin(args, state, control, **kwargs)
         stored = state.stateful_callbacks.get(type(self).__name__)
         if state.global_step > 0 and isinstance(stored, dict):
             self.early_stopping_patience_counter = stored["attributes"]["early_stopping_patience_counter"]
 
 
-class TimeLimitCallback(AgreedCallback):
-    """Ends training with a validation and a checkpoint once it has taken so long.
+class TogetherCallback(TrainerCallback):
+    """Ends or saves at the end of a step, on all processes at once, when one of them wants to.
+
+    transformers' callbacks decide in each process alone, and one that stops leaves the others waiting for it. One
+    message a step serves all of the callbacks.
+
+    Args:
+        callbacks: have `wants()`, whether this process wants to act, and `act(control)`, called on all processes then.
+    """
+
+    def __init__(self, callbacks: Sequence[TrainerCallback]):
+        self.callbacks = list(callbacks)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Ask all processes, and act."""
+        wanted = on_any_process(args, *(callback.wants() for callback in self.callbacks))
+        for callback, is_wanted in zip(self.callbacks, wanted, strict=True):
+            if is_wanted:
+                callback.act(control)
+        return control
+
+
+class TimeLimitCallback(TrainerCallback):
+    """Ends training with a validation and a checkpoint once it has taken so long; for [`TogetherCallback`].
 
     Args:
         log: counts the seconds, earlier sessions included.
@@ -211,11 +225,10 @@ class TimeLimitCallback(AgreedCallback):
     """
 
     def __init__(self, log: TrainingLogCallback, minutes: float):
-        super().__init__()
         self.log, self.minutes = log, minutes
 
     def wants(self) -> bool:
-        """When the time is up."""
+        """Whether the time is up."""
         return self.log.seconds() >= 60 * self.minutes
 
     def act(self, control) -> None:
@@ -223,8 +236,8 @@ class TimeLimitCallback(AgreedCallback):
         control.should_evaluate = control.should_save = control.should_training_stop = True
 
 
-class TimedCheckpointCallback(AgreedCallback):
-    """Asks for a checkpoint every so many minutes of training, at the same step on all processes (Section 6.1: 10).
+class TimedCheckpointCallback(TrainerCallback):
+    """Asks for a checkpoint every so many minutes of training (Section 6.1: 10); for [`TogetherCallback`].
 
     Args:
         log: counts the seconds, earlier sessions included.
@@ -232,39 +245,41 @@ class TimedCheckpointCallback(AgreedCallback):
     """
 
     def __init__(self, log: TrainingLogCallback, minutes: float):
-        super().__init__()
-        self.log, self.seconds = log, 60 * minutes
+        self.log, self.interval = log, 60 * minutes
         self.save_reason: str | None = None
-
-    def _passed(self) -> float:
-        """The latest moment that a checkpoint was due at."""
-        return self.log.seconds() // self.seconds * self.seconds
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Set the clock."""
-        self._next = self._passed() + self.seconds
+        self.next_second = self._after(self.log.seconds())
+
+    def _after(self, seconds: float) -> float:
+        return (seconds // self.interval + 1) * self.interval
 
     def wants(self) -> bool:
-        """When a checkpoint is due."""
-        return self.log.seconds() >= self._next
+        """Whether a checkpoint is due."""
+        return self.log.seconds() >= self.next_second
 
     def act(self, control) -> None:
         """Ask for it."""
         control.should_save, self.save_reason = True, TIME
-        self._next = max(self._next, self._passed()) + self.seconds  # the first of the processes' clocks counts
+        # The clock that is ahead of the others counts.
+        self.next_second = max(self.next_second + self.interval, self._after(self.log.seconds()))
 
     def on_save(self, args, state, control, **kwargs):
-        """What is written next has other reasons."""
+        """Forget the reason: the next checkpoint has its own."""
         self.save_reason = None
 
 
-class StopSignalCallback(AgreedCallback):
-    """Ctrl-C or SIGTERM during training: finish the step, write a checkpoint, stop. A second Ctrl-C stops at once."""
+class StopSignalCallback(TrainerCallback):
+    """On Ctrl-C or SIGTERM: finish the step, write a checkpoint, stop; for [`TogetherCallback`].
+
+    A second Ctrl-C stops at once. transformers' own `enable_jit_checkpoint` does not serve: it knows SIGTERM alone,
+    waits 3 seconds, may save within a step, and each process decides for itself.
+    """
 
     def __init__(self):
-        super().__init__()
         self.received: int | None = None
-        self._previous = {}
+        self._earlier_handlers = {}
 
     @property
     def save_reason(self) -> str | None:
@@ -278,31 +293,30 @@ class StopSignalCallback(AgreedCallback):
             return  # clusters send SIGTERM to all processes, and the launcher passes its own on
         self.received = number
         if os.environ.get("RANK", "0") == "0":
-            tqdm.write("stopping after this step, with a checkpoint (once more to stop at once)", file=sys.stderr)
+            tqdm.write("stopping after this step, with a checkpoint (Ctrl-C again to stop at once)", file=sys.stderr)
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Take over the signals."""
+        """Install the signal handlers."""
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
-                self._previous[number] = signal.signal(number, self._receive)
-            except ValueError:  # not in the main thread: the program around us handles signals
+                self._earlier_handlers[number] = signal.signal(number, self._receive)
+            except ValueError:  # outside the main thread the program around us handles signals
                 return
 
     def wants(self) -> bool:
-        """When a signal came."""
+        """Whether a signal came."""
         return self.received is not None
 
     def act(self, control) -> None:
         """Ask for a checkpoint and the end."""
-        self.received = self.received or signal.SIGTERM
+        self.received = self.received or signal.SIGTERM  # another process may have had it
         control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args, state, control, **kwargs):
-        """Give the signals back."""
+        """Restore the earlier signal handlers."""
         self.restore()
 
     def restore(self) -> None:
-        """Give the signals back, also after an error."""
-        while self._previous:
-            number, handler = self._previous.popitem()
-            signal.signal(number, handler)
+        """Restore the earlier signal handlers; also called after an error."""
+        while self._earlier_handlers:
+            signal.signal(*self._earlier_handlers.popitem())

@@ -1,8 +1,7 @@
-"""Checkpoints of a training: which of them are whole, why each was written, which are kept and averaged.
+"""Checkpoints of a training: which are complete, why each was written, which are kept and averaged.
 
-A checkpoint is written under another name, its files are forced to the disk, and it is renamed when it is whole. Its
-manifest, written last, lists its files with their sizes, so that a half-copied or half-deleted one is not taken for
-whole either.
+A checkpoint is written under another name, its files are forced to the disk, and it is renamed when it is complete. Its
+manifest, written last, lists its files with their sizes, so that a half-copied or half-deleted one is noticed too.
 """
 
 import json
@@ -16,6 +15,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from ..files import write_text
 
 MANIFEST = "checkpoint.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TIME, VALIDATION, INTERVAL, STOP, END = "time", "validation", "interval", "stop", "end"  # why one was written
 
 
@@ -25,12 +25,12 @@ class CheckpointError(OSError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint.
+    """A complete checkpoint.
 
     Args:
         path: its folder.
         reasons: why it was written: validation, interval, time, stop, end; empty for one without a manifest.
-        world_size: how many processes wrote it; None where that is not known.
+        world_size: how many processes wrote it; None for one without a manifest.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class Checkpoint:
 
 
 def write_manifest(folder: Path, step: int, world_size: int, reasons: set[str]) -> None:
-    """Say what belongs to a checkpoint, once all else has been written."""
+    """List the files of a checkpoint, once all of them have been written."""
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     record = {"step": step, "world_size": world_size, "written_for": sorted(reasons), "files": files}
     write_text(folder / MANIFEST, json.dumps(record, indent=1) + "\n")
@@ -61,9 +61,9 @@ def step_of(checkpoint: Path) -> int:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """A checkpoint, or None where it is not whole.
+    """A checkpoint, or None where it is incomplete.
 
-    One without a manifest, as earlier versions and other programs write them, is whole if its trainer's state can be
+    One without a manifest, as earlier versions and other programs write them, is complete if its trainer's state can be
     read, which is written last.
     """
     try:
@@ -90,24 +90,24 @@ def _has_state(folder: Path) -> bool:
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
-    """Folders that are named as checkpoints, whole or not, by step."""
-    found = [path for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.name.rpartition("-")[2].isdigit()]
-    return sorted(found, key=step_of)
+    """Folders that are named as checkpoints, complete or not, by step."""
+    folders = [path for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.name.rpartition("-")[2].isdigit()]
+    return sorted(folders, key=step_of)
 
 
 def read_checkpoints(folder: Path) -> list[Checkpoint]:
-    """The whole checkpoints in a folder, by step."""
-    found = [read_checkpoint(path) for path in checkpoint_folders(folder)]
-    return [checkpoint for checkpoint in found if checkpoint is not None]
+    """The complete checkpoints in a folder, by step."""
+    checkpoints = [read_checkpoint(path) for path in checkpoint_folders(folder)]
+    return [checkpoint for checkpoint in checkpoints if checkpoint is not None]
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Folders of the whole checkpoints, by step."""
+    """Folders of the complete checkpoints, by step."""
     return [checkpoint.path for checkpoint in read_checkpoints(folder)]
 
 
 def last_complete_checkpoint(folder: Path) -> Path | None:
-    """The whole checkpoint of the highest step."""
+    """Folder of the complete checkpoint with the highest step; None if there is none."""
     return next(reversed(complete_checkpoints(folder)), None)
 
 
@@ -117,8 +117,8 @@ def to_average(checkpoints: list[Checkpoint], count: int, timed: bool, every: in
     Args:
         checkpoints: by step.
         count: how many at most.
-        timed: take those that the clock asked for, and the last step's; else those of validations.
-        every: steps between validations. What a signal had written in between does not count, so that an interrupted
+        timed: average those that the clock asked for, and the last step's; else those of validations.
+        every: steps between validations; those that a signal asked for in between do not count, so that an interrupted
             run ends as an uninterrupted one.
         end: the last step of the run.
     """
@@ -129,34 +129,30 @@ def to_average(checkpoints: list[Checkpoint], count: int, timed: bool, every: in
 def surplus(
     checkpoints: list[Checkpoint], limit: int | None, timed_limit: int | None, best_step: int | None
 ) -> list[Checkpoint]:
-    """What may be removed: those of validations and those of the clock are counted apart.
+    """The checkpoints to remove: those of validations and those of the clock are counted apart.
 
     Args:
         checkpoints: oldest first; the last is always kept, to resume from.
-        limit: how many that neither the clock nor a signal asked for alone, the best one included; None: all. What a
-            signal had written is of no use once there is a later one, and must not push out what is averaged.
-        timed_limit: how many that the clock asked for; None: all.
+        limit: how many to keep that neither the clock nor a signal alone asked for, the best one included; None: all.
+            One that a signal asked for is of no use once there is a later one, and must not push out an averaged one.
+        timed_limit: how many to keep that the clock asked for; None: all.
         best_step: step of the best one, which is always kept.
     """
     keep = {one.step for one in checkpoints[-1:]} | {best_step}
     timed = [one.step for one in checkpoints if one.timed]
-    keep |= set(timed if timed_limit is None else timed[len(timed) - min(timed_limit, len(timed)) :])
+    keep |= set(timed if timed_limit is None else timed[max(0, len(timed) - timed_limit) :])
     if limit is None:
         keep |= {one.step for one in checkpoints if one.reasons != {TIME}}
-    others = [one.step for one in checkpoints if not one.reasons or one.reasons - {TIME, STOP}]
-    room = 0 if limit is None else limit - (best_step in others)
-    for step in reversed([step for step in others if step != best_step]):
-        if room > 0:
-            keep.add(step)
-            room -= 1
+    else:
+        others = [one.step for one in checkpoints if not one.reasons or one.reasons - {TIME, STOP}]
+        room = max(0, limit - (best_step in others))
+        others = [step for step in others if step != best_step]
+        keep |= set(others[max(0, len(others) - room) :])
     return [one for one in checkpoints if one.step not in keep]
 
 
 def is_failed_write(error: BaseException) -> bool:
     """Whether an error means that a file could not be written: a full disk, a quota, a disk that has gone."""
-    # torch and safetensors report the system's error in their own words.
-    told = any(words in str(error) for words in ("PytorchStreamWriter", "unexpected pos", "iostream error"))
-    return isinstance(error, OSError | SafetensorError) or (isinstance(error, RuntimeError) and told)
-
-
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+    if isinstance(error, RuntimeError):  # torch reports the system's error in its own words
+        return any(words in str(error) for words in ("PytorchStreamWriter", "unexpected pos", "iostream error"))
+    return isinstance(error, OSError | SafetensorError)

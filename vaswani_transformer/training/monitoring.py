@@ -1,4 +1,4 @@
-"""What a trainer measures of itself: throughput, padding, and losses that are no numbers."""
+"""What a trainer measures during training: throughput, padding, and losses that are not finite."""
 
 import json
 import time
@@ -21,7 +21,7 @@ class ThroughputMeter:
         self._tokens, self._positions, self._timed_tokens = (np.zeros(2, np.int64) for _ in range(3))
 
     def start(self) -> None:
-        """Begin to measure; what was counted before stays counted."""
+        """Start the clock; what was counted before stays counted."""
         self._since = time.monotonic()
 
     def state(self) -> dict[str, list[int]]:
@@ -29,12 +29,12 @@ class ThroughputMeter:
         return {"tokens": self._tokens.tolist(), "positions": self._positions.tolist()}
 
     def restore(self, state: dict[str, list[int]], tokens: np.ndarray) -> None:
-        """Go on where an earlier session was; the `tokens` that it has seen do not count for this one's speed."""
+        """Continue an earlier session's counts; the `tokens` that it has seen do not count for this one's speed."""
         self._tokens, self._positions = (np.array(state[name], np.int64) for name in ("tokens", "positions"))
         self._timed_tokens = tokens.copy()
 
     def pause(self) -> float:
-        """Note a time at which something else than training begins."""
+        """The time in seconds when something else than training begins, for `resume`."""
         return time.monotonic()
 
     def resume(self, paused: float) -> None:
@@ -76,45 +76,45 @@ def _is_finite(weight: torch.Tensor) -> bool:
 
 
 class NonFiniteLossError(UserError):
-    """The training loss, or a weight, is no longer a number; the batch of such a loss was saved."""
+    """The training loss, or a weight, is not finite; the batch of such a loss was saved."""
 
 
 class FiniteLossGuard:
-    """Notes losses that are nan or infinite and saves their batches.
+    """Counts losses that are nan or infinite and saves the batch of the first.
 
-    A loss is read from the device only once the next one is there, so that the device is never waited for.
+    A loss is read from the device only once the next one has been computed, so that nothing waits for the device.
 
     Args:
-        trainer: asked for step, folder and tokenizer.
+        trainer: whose step, folder and tokenizer are saved with it.
     """
 
     def __init__(self, trainer):
         self.trainer = trainer
-        self._unread: list[tuple[torch.Tensor, dict]] = []
+        self._unread: list[tuple] = []
         self._saved: Path | None = None
         self._count = 0
 
     def note(self, loss: torch.Tensor, inputs: dict) -> None:
-        """Take up the loss of a micro-batch and what it was computed from."""
+        """Check the loss of a micro-batch (0-d), computed from `inputs`."""
         loss = loss.detach()
-        # Asked for now: asked later, the device would answer only after all that it was given in between.
-        finite, answered = torch.isfinite(loss).to("cpu", non_blocking=True), None
+        # Copied now: later the device would answer only after all work that it was given in between.
+        finite, copied = torch.isfinite(loss).to("cpu", non_blocking=True), None
         if not loss.is_cpu:
-            answered = torch.Event(loss.device.type)
-            answered.record()
-        self._unread.append((loss, finite, answered, inputs))
+            copied = torch.Event(loss.device.type)
+            copied.record()
+        self._unread.append((loss, finite, copied, inputs))
         self._read(keep=0 if is_read_at_once(loss) else 1)
 
     def count(self, wait: bool = False) -> int:
-        """How many losses were not finite; `wait` for the latest one too."""
+        """How many losses were not finite; with `wait` including the latest."""
         if wait:
             self._read(keep=0)
         return self._count
 
     def count_broken_weights(self) -> int:
-        """How many of the weights that are trained are not finite, each matrix counted once.
+        """How many of the trained weights hold a number that is not finite, each matrix counted once.
 
-        A gradient may be infinite where the loss is not, and no loss has seen what it did to the weights.
+        A gradient may be infinite though the loss is finite; the next loss would be the first to show it.
         """
         return len(self._broken_weights())
 
@@ -124,16 +124,16 @@ class FiniteLossGuard:
 
     def _read(self, keep: int) -> None:
         while len(self._unread) > keep:
-            loss, finite, answered, inputs = self._unread.pop(0)
-            if answered is not None:
-                answered.synchronize()
+            loss, finite, copied, inputs = self._unread.pop(0)
+            if copied is not None:
+                copied.synchronize()
             if not finite:
                 self._count += 1
                 if self._saved is None:
                     self._saved = self._save(float(loss), inputs)
 
     def _save(self, loss: float, inputs: dict) -> Path:
-        """Write the pairs of a batch, as ids and as text, with what else may explain the loss."""
+        """Write the pairs of a batch, as ids and as text, with learning rate and weights that are not finite."""
         trainer, tokenizer = self.trainer, self.trainer.processing_class
         rank = f"-rank-{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
         path = Path(trainer.args.output_dir) / f"non-finite-loss-after-step-{trainer.state.global_step}{rank}.json"
@@ -156,10 +156,10 @@ class FiniteLossGuard:
         return path
 
     def refuse(self, losses: int, weights: int = 0) -> None:
-        """End training if so many losses or weights, over all processes, are not finite.
+        """End training if any losses or weights are not finite, counted over all processes.
 
         Raises:
-            NonFiniteLossError: saying where the batch is and what to change.
+            NonFiniteLossError: with the path of the batch and what to change.
         """
         if not losses and not weights:
             return
@@ -167,24 +167,21 @@ class FiniteLossGuard:
         if self._saved is not None:
             what = f"the loss is not finite around step {step + 1}: its batch is in {self._saved}"
         elif losses:
-            what = f"the loss is not finite around step {step + 1}: another process has saved its batch in {folder}"
+            what = f"the loss is not finite around step {step + 1}: another process saved its batch in {folder}"
         else:
-            what = f"the weights are not finite after step {step}, though all losses were: a gradient was not"
+            what = f"the weights are not finite after step {step}, though all losses were: a gradient was not finite"
         raise NonFiniteLossError(
-            f"{what}; checkpoints before it are whole. Lower learning_rate_scale, raise warmup_steps or clip with"
+            f"{what}; earlier checkpoints are intact. Lower learning_rate_scale, raise warmup_steps or clip with"
             " max_gradient_norm, and start again"
         )
 
 
 def plot_learning_curve(log: str | Path, picture: str | Path) -> bool:
-    """Draw losses (nats a token), BLEU and learning rate over optimizer steps.
+    """Draw losses (nats a token), BLEU and learning rate over optimizer steps; returns False without matplotlib.
 
     Args:
         log: a training log, JSON lines.
         picture: the PNG to write.
-
-    Returns:
-        Whether matplotlib was there to draw it.
     """
     entries = read_training_log(log)
     series = {

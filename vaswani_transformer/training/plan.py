@@ -1,7 +1,8 @@
-"""What a training will take, told before it starts: `vaswani train --dry-run`."""
+"""What a training will take, estimated before it starts: `vaswani train --dry-run`."""
 
 import math
 import shutil
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import torch
 from ..data.batching import TokenBatchSampler
 from ..data.parallel_text import find_shards
 from ..data.prepared import check_recipe_matches, open_prepared
-from ..data.recipe_data import data_path, data_sources
+from ..data.recipe_data import data_path, data_sources, load_training_pairs
 from ..data.text_files import home_path
 from ..data.tokenization import load_tokenizer, train_tokenizer
 from ..data.tokenized_pairs import tokenize_pairs
+from ..durations import duration
 from ..errors import UserError
 from ..hardware import (
     DEFAULT_UTILISATION,
@@ -29,19 +31,19 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import Recipe
 from .flops import flops_per_token, model_flops
-from .run import _tokenizer, load_training_pairs, new_model, reporters
+from .run import make_tokenizer, new_model, reporters
 from .run_folder import checkpoints_at_most
 
 # Share of `tokens_per_batch` that is tokens on the longer side, the rest being padding. `TokenBatchSampler` gave 0.92
 # to 0.95 for 25,000 tokens and 400,000 generated pairs: log-normal lengths of mean 30, sides 15% to 25% apart.
 EXPECTED_FILL = 0.93
-EXPECTED_LENGTH = 30.0  # tokens a sentence, where nothing is known
-BLOCK = 2**20  # pairs looked at together
+EXPECTED_LENGTH = 30.0  # tokens a sentence, where the recipe expects nothing
+BLOCK = 2**20  # pairs whose FLOPs are counted together
 LARGEST_READ = 64e6  # bytes of local data that a plan reads; tokenising more takes minutes
 
 PAPER_GPU, PAPER_GPUS, PAPER_TOKENS = "p100", 8, 25_000
 PAPER_STEPS = {"base": 100_000, "big": 300_000}
-# What of eight such GPUs' peak the base model's 0.4 s a step are, by our count of its FLOPs.
+# The share of eight such GPUs' peak that the base model's 0.4 s a step amount to, by our count of its FLOPs.
 PAPER_UTILISATION = 0.288
 # Preset: seconds a step and the training time it is rounded to (Section 5.2), Table 2's cost in FLOPs.
 PAPER_TIMES = {"base": (0.4, 12 * 3600, "12 hours", "3.3e18"), "big": (1.0, 3.5 * 86400, "3.5 days", "2.3e19")}
@@ -49,17 +51,17 @@ PAPER_TIMES = {"base": (0.4, 12 * 3600, "12 hours", "3.3e18"), "big": (1.0, 3.5 
 
 @dataclass(frozen=True)
 class EpochFacts:
-    """What an epoch holds: counted where the data is at hand, expected otherwise.
+    """An epoch in numbers: counted where the data is here, expected otherwise.
 
     Args:
-        pairs: sentence pairs; None if nobody knows.
+        pairs: sentence pairs; None if unknown.
         source_length: mean tokens of a source, `</s>` included.
         target_length: the same for targets.
         pairs_per_step: of one optimizer step, on average.
         flops_per_pair: of the model, forward and backward, on average.
         steps: optimizer steps an epoch; None if `pairs` is.
         exact: whether it was counted.
-        origin: where it comes from.
+        origin: how, or why not.
     """
 
     pairs: int | None
@@ -87,7 +89,7 @@ class Plan:
         device: name, and how many; None if none was named.
         precision: that training takes on the device.
         peak: FLOP/s of one device.
-        utilisation: share of the peak that is reckoned with.
+        utilisation: share of the peak that the estimate assumes.
         peak_source: where the peak is from.
     """
 
@@ -111,7 +113,7 @@ class Plan:
 
     @property
     def paper_model(self) -> str | None:
-        """`"base"` or `"big"` if the paper tells how long a step of this model and batch takes."""
+        """`"base"` or `"big"` if the paper gives the step time of this model and batch."""
         if self.recipe.tokens_per_batch != PAPER_TOKENS:
             return None
         sizes = ("d_model", "d_ff", "num_heads", "d_k", "d_v", "encoder_layers", "decoder_layers")
@@ -123,7 +125,7 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """Of the whole training on the named device: the paper's time where it tells one, else FLOPs over peak."""
+        """Of the whole training on the named device: by the paper's step time if it gives one, else FLOPs over peak."""
         if self.device is None:
             return None
         name, count = self.device
@@ -137,7 +139,7 @@ def make_plan(recipe: Recipe, device: str | None = None, processes: int = 1, uti
 
     Args:
         recipe: the settings, checked by `load_recipe`.
-        device: what to tell the hours for, as `parse_device` takes it; `"here"` measures this machine for a second.
+        device: estimate the time on it; a name for `parse_device`; `"here"` measures this machine for a second.
         processes: of this launch; a number of devices in `device` takes its place.
         utilisation: share of the device's peak that training is expected to reach; if none `PAPER_UTILISATION` on the
             paper's GPU, else `DEFAULT_UTILISATION`.
@@ -151,7 +153,14 @@ def make_plan(recipe: Recipe, device: str | None = None, processes: int = 1, uti
     if not 0 < utilisation <= 1:
         raise UserError(f"--utilisation is {utilisation}: it must be above 0 and at most 1")
     processes = count or processes
-    precision, peak, peak_source = _peak(named, recipe.precision)
+    precision, peak, peak_source = None, None, ""
+    if named is not None:
+        wanted, kind = recipe.precision, DEVICES.get(named)
+        if named == HERE:  # this machine's rules
+            wanted = next((name for name, chosen in choose_precision(wanted).items() if chosen), "fp32")
+            kind = measure_device(wanted)
+        precision, peak = kind.peak(wanted, named.upper())
+        peak_source = kind.source
     reporters(recipe.report_to)
     prepared = open_prepared(recipe.prepared) if recipe.prepared is not None else None
     if prepared is not None:
@@ -182,7 +191,7 @@ def make_plan(recipe: Recipe, device: str | None = None, processes: int = 1, uti
 
 @dataclass(frozen=True)
 class _StandInTokenizer:
-    """What a model has to know of a tokenizer that is yet to be trained: its size and the ids that ours have."""
+    """In place of a tokenizer that is yet to be trained: its size, and the ids of special tokens in ours."""
 
     entries: int
     bos_token_id: int = 0
@@ -194,9 +203,9 @@ class _StandInTokenizer:
 
 
 def _empty_model(recipe: Recipe, tokenizer, on_this_machine: bool) -> VaswaniForConditionalGeneration:
-    """The model that would be trained, without memory for its weights; raises what making it would.
+    """The model that would be trained, on the meta device; raises what making it would.
 
-    What is planned for another machine (`on_this_machine=False`) does not have to run on this one.
+    A plan for another machine (`on_this_machine=False`) does not have to run on this one.
     """
     if on_this_machine:
         choose_precision(recipe.precision)
@@ -211,31 +220,17 @@ def _empty_model(recipe: Recipe, tokenizer, on_this_machine: bool) -> VaswaniFor
         return new_model(recipe, tokenizer)
 
 
-def _peak(name: str | None, precision: str) -> tuple[str | None, float | None, str]:
-    """Precision and peak of a named device, and where the peak is from; this machine's rules hold for itself alone."""
-    if name is None:
-        return None, None, ""
-    if name == HERE:
-        flags = choose_precision(precision)
-        precision = next((kind for kind, chosen in flags.items() if chosen), "fp32")
-        device = measure_device(precision)
-    else:
-        device = DEVICES[name]
-    return (*device.peak(precision, name.upper()), device.source)
-
-
 def _parameters(model: VaswaniForConditionalGeneration) -> dict[str, int]:
-    """How many each part has; a matrix that is tied counts where it comes first."""
-    parts = {"model.shared": "shared embedding", "model.encoder": "encoder", "model.decoder": "decoder"}
-    counts = dict.fromkeys([*parts.values(), "output projection"], 0)
-    for name, parameter in model.named_parameters():
-        part = next((label for prefix, label in parts.items() if name.startswith(prefix)), "output projection")
-        counts[part] += parameter.numel()
-    return {part: count for part, count in counts.items() if count}
+    """Number of parameters by part; a tied matrix counts once, where it comes first."""
+    labels = {"shared": "shared embedding", "encoder": "encoder", "decoder": "decoder"}
+    counts = Counter()
+    for name, parameter in model.named_parameters():  # model.encoder.layers.0..., or lm_head.weight
+        counts[labels.get(name.split(".")[1], "output projection")] += parameter.numel()
+    return dict(counts)
 
 
 def _local_files(recipe: Recipe) -> tuple[list[Path], list[str]]:
-    """The training data as files that are here, and the names of which nothing is.
+    """The training data's files that are here, and its names that match none.
 
     Raises:
         UserError: from `load_training_pairs`, for a wrong combination of names, or a data_dir that is not there.
@@ -243,7 +238,7 @@ def _local_files(recipe: Recipe) -> tuple[list[Path], list[str]]:
     sides, data = (recipe.train_source, recipe.train_target), recipe.train_data
     names = [name for name in (*sides, data) if name is not None]
     if names and ((data is None) != all(sides) or any(sides) != all(sides)):
-        load_training_pairs(recipe)  # says what is wrong before it reads anything
+        load_training_pairs(recipe)  # raises before it reads anything
     if recipe.data_dir is not None and not home_path(recipe.data_dir).is_dir():
         load_training_pairs(recipe)
     files, missing = [], []
@@ -259,15 +254,15 @@ def _local_files(recipe: Recipe) -> tuple[list[Path], list[str]]:
 
 
 def _count(recipe: Recipe, config: VaswaniConfig, micro_batches: int) -> EpochFacts | None:
-    """Read and tokenise training data that is here, as a training would; None where it is not, or is too much."""
+    """Read and tokenise the training data as a training would; None where it is not here, or too large."""
     files, missing = _local_files(recipe)
     if not files or missing:
         return None
-    data_sources(recipe)  # looks at them, however large they are
+    data_sources(recipe)  # raises for bad ones, however large they are
     if sum(file.stat().st_size for file in files) > LARGEST_READ:
         return None
     train, _ = load_training_pairs(recipe)
-    tokenizer = _tokenizer(recipe, train, resumed=False)
+    tokenizer = make_tokenizer(recipe, train)
     pairs, counts = tokenize_pairs(
         train, tokenizer, max_length=recipe.max_length, max_length_ratio=recipe.max_length_ratio
     )
@@ -276,7 +271,7 @@ def _count(recipe: Recipe, config: VaswaniConfig, micro_batches: int) -> EpochFa
 
 
 def _facts(recipe, config, sources: np.ndarray, targets: np.ndarray, micro_batches: int, origin: str) -> EpochFacts:
-    """An epoch of pairs of these lengths; raises what the sampler of a training would."""
+    """An epoch of pairs with these lengths (n,) in tokens; raises what the sampler of a training would."""
     sampler = TokenBatchSampler(sources, targets, recipe.tokens_per_batch, micro_batches=micro_batches)
     steps = len(sampler) // micro_batches
     blocks = (slice(start, start + BLOCK) for start in range(0, len(sources), BLOCK))
@@ -294,7 +289,7 @@ def _facts(recipe, config, sources: np.ndarray, targets: np.ndarray, micro_batch
 
 
 def _expect(recipe: Recipe, config: VaswaniConfig) -> EpochFacts:
-    """What the recipe's expectations make of an epoch."""
+    """An epoch as the recipe expects it."""
     source, target = recipe.expected_source_length, recipe.expected_target_length
     known = source is not None and target is not None
     source, target = (source, target) if known else (EXPECTED_LENGTH, EXPECTED_LENGTH)
@@ -302,12 +297,12 @@ def _expect(recipe: Recipe, config: VaswaniConfig) -> EpochFacts:
     steps = None if recipe.expected_pairs is None else max(1, round(recipe.expected_pairs / pairs_per_step))
     files, missing = _local_files(recipe)
     if missing and (recipe.train_data is None or Path(recipe.train_data).suffix):
-        reason = f"{' and '.join(missing)} is not here, and training would stop at that"
+        reason = f"{' and '.join(missing)} not found: training would stop at that"
     elif files and not missing:
         size = sum(file.stat().st_size for file in files) / 1e6
-        reason = f"{size:,.0f} MB are not read for a plan: `vaswani prepare` counts them"
+        reason = f"{size:,.0f} MB are too much to read for a plan: `vaswani prepare` counts them"
     else:
-        reason = "nothing is read or fetched for a plan" if missing else "no training data is named"
+        reason = "nothing is downloaded for a plan" if missing else "no training data is named"
     return EpochFacts(
         pairs=recipe.expected_pairs,
         source_length=source,
@@ -316,12 +311,12 @@ def _expect(recipe: Recipe, config: VaswaniConfig) -> EpochFacts:
         flops_per_pair=model_flops(config, source, target),
         steps=steps,
         exact=False,
-        origin=f"{reason}; {'the recipe' if known else 'the program'} expects what is marked ~",
+        origin=f"{reason}; what is marked ~ is {'the recipe' if known else 'this program'}'s estimate",
     )
 
 
 CHECKPOINT_BYTES = 12  # a parameter: the weight and Adam's two averages, in float32
-SHORT_STEP = 0.05  # seconds; below it what is not counted here decides
+SHORT_STEP = 0.05  # seconds; shorter steps take longer than their FLOPs
 
 
 def describe_plan(plan: Plan) -> str:
@@ -364,19 +359,19 @@ def _step_lines(plan: Plan) -> list[str]:
     recipe, epoch, mark = plan.recipe, plan.epoch, "" if plan.epoch.exact else "~"
     accumulation = plan.micro_batches // plan.processes
     part = recipe.tokens_per_batch / plan.micro_batches
-    dealt = f"{plan.processes} processes" if plan.processes > 1 else "1 process"
+    processes = f"{plan.processes} processes" if plan.processes > 1 else "1 process"
     times = f"{accumulation} parts each, accumulated" if accumulation > 1 else "1 part each, no accumulation"
     tokens = [epoch.pairs_per_step * length for length in (epoch.source_length, epoch.target_length)]
     lines = [
         f"at most {recipe.tokens_per_batch:,} source and {recipe.tokens_per_batch:,} target tokens, padding included",
         f"{mark}{tokens[0]:,.0f} source and {mark}{tokens[1]:,.0f} target tokens without it",
-        f"dealt out over {dealt}: {times}, about {part:,.0f} + {part:,.0f} tokens a part",
+        f"split over {processes}: {times}, about {part:,.0f} + {part:,.0f} tokens a part",
     ]
     needed = 4 * plan.micro_batches if plan.micro_batches > 1 else 1
     if not epoch.exact and recipe.tokens_per_batch // recipe.max_length < needed:
         lines.append(
-            f"may be refused: {plan.micro_batches} parts need {needed} pairs in every batch, and of {recipe.max_length}"
-            f" tokens each {recipe.tokens_per_batch // recipe.max_length} fit"
+            f"may be refused: {plan.micro_batches} parts need {needed} pairs in every batch, which holds"
+            f" {recipe.tokens_per_batch // recipe.max_length} of {recipe.max_length} tokens each"
         )
     return lines
 
@@ -388,7 +383,7 @@ def _epoch_lines(plan: Plan) -> list[str]:
     limit = f", or stops after {recipe.max_minutes:g} minutes" if recipe.max_minutes else ""
     seen = f"{recipe.max_steps:,} steps in all see {source} source and {target} target tokens{limit}"
     if epoch.steps is None:
-        return [seen, "how many epochs that is nobody knows: --expected-pairs would say"]
+        return [seen, "number of epochs unknown: give --expected-pairs"]
     return [f"{mark}{epoch.steps:,} steps an epoch, {mark}{recipe.max_steps / epoch.steps:.1f} epochs in all", seen]
 
 
@@ -409,8 +404,8 @@ def _checkpoint_lines(plan: Plan) -> list[str]:
         written += "" if timed is None else f": {timed:,} in all"
         if timed is not None and timed < recipe.average_checkpoints:
             too_few = [
-                f"too few to average {recipe.average_checkpoints}: --checkpoint-minutes 0 averages those of every"
-                " --evaluate-every N steps"
+                f"too few to average {recipe.average_checkpoints}: with --checkpoint-minutes 0 those of every"
+                " --evaluate-every N steps are averaged"
             ]
     folder = Path(recipe.output).absolute()
     while not folder.exists():
@@ -418,7 +413,7 @@ def _checkpoint_lines(plan: Plan) -> list[str]:
     free = shutil.disk_usage(folder).free / 1e9
     room = "enough" if free >= needed else f"TOO LITTLE at {folder}"
     return [
-        f"{written}; at most {kept} lie there at a time",
+        f"{written}; at most {kept} are kept at a time",
         *too_few,
         f"disk needed: {kept} x {size:.2f} GB + the model = {needed:.1f} GB; free: {free:.1f} GB, {room}",
     ]
@@ -433,7 +428,7 @@ def _operation_lines(plan: Plan) -> list[str]:
     source, target = flops_per_token(plan.config)
     linear = 3 * (source * epoch.source_length + target * epoch.target_length)
     return [
-        "of the model itself, a multiplication and an addition counting two, padding not; backward is twice forward",
+        "a multiplication and an addition count as two, padding is not counted; backward is twice forward",
         f"a pair: 3 x ({epoch.source_length:.1f} x {_e(source)} + {epoch.target_length:.1f} x {_e(target)})"
         f" + attention {_e(epoch.flops_per_pair - linear)} = {_e(epoch.flops_per_pair)}",
         f"a step: {mark}{epoch.pairs_per_step:,.1f} pairs x {_e(epoch.flops_per_pair)} = {_e(plan.step_flops)}",
@@ -442,7 +437,7 @@ def _operation_lines(plan: Plan) -> list[str]:
 
 
 def _paper_lines(plan: Plan) -> list[str]:
-    """The paper's estimate by its own method, and what that used of its GPUs; nothing for another model or batch."""
+    """The paper's estimate by its own method, and its GPUs' utilisation; nothing for another model or batch."""
     if plan.paper_model is None:
         return []
     step_seconds, rounded, words, cost = PAPER_TIMES[plan.paper_model]
@@ -451,18 +446,18 @@ def _paper_lines(plan: Plan) -> list[str]:
     method = f"{PAPER_GPUS} GPUs x {peak / 1e12} TFLOPS"
     lines = [
         f"Section 5.2: {step_seconds} s a step on {PAPER_GPUS} P100: {steps:,} steps x {step_seconds} s ="
-        f" {seconds:,.0f} s = {_hours(seconds)}",
+        f" {seconds:,.0f} s = {duration(seconds)}",
         f"its method (footnote 5): {seconds:,.0f} s x {method} sustained = {_e(seconds * PAPER_GPUS * peak)} FLOPs",
     ]
     if steps == PAPER_STEPS[plan.paper_model]:
         lines.append(
-            f"rounded as it prints it: {words} = {rounded:,.0f} s x {method} = {_e(rounded * PAPER_GPUS * peak)}"
+            f"rounded as in the paper: {words} = {rounded:,.0f} s x {method} = {_e(rounded * PAPER_GPUS * peak)}"
             f" (Table 2: {cost})"
         )
     rate = plan.step_flops / step_seconds / PAPER_GPUS
     lines.append(
-        f"counted as above its GPUs made {_e(plan.step_flops)} / {step_seconds} s / {PAPER_GPUS} ="
-        f" {rate / 1e12:.2f} TFLOPS each: {rate / peak:.0%} of {peak / 1e12} in use"
+        f"counted as above, its GPUs reached {_e(plan.step_flops)} / {step_seconds} s / {PAPER_GPUS} ="
+        f" {rate / 1e12:.2f} TFLOPS each: {rate / peak:.0%} of {peak / 1e12}"
     )
     return lines
 
@@ -472,7 +467,7 @@ def _time_lines(plan: Plan) -> list[str]:
         known = [*DEVICES, HERE]
         half = len(known) // 2
         return [
-            "--device NAME tells the hours on it; several: --device 'a100 x8'",
+            "--device NAME estimates the time on it; several: --device 'a100 x8'",
             f"known: {', '.join(known[:half])},",
             f"{', '.join(known[half:])} (this machine, measured)",
         ]
@@ -483,7 +478,7 @@ def _time_lines(plan: Plan) -> list[str]:
         scaled = "" if count == PAPER_GPUS else f" x {PAPER_GPUS} / {count} GPUs"
         return [
             f"{shown}, by the paper's step time: {plan.recipe.max_steps:,} steps x {step} s{scaled}"
-            f" = {_hours(plan.seconds)}"
+            f" = {duration(plan.seconds)}"
         ]
     step = plan.seconds / plan.recipe.max_steps
     is_papers = name == PAPER_GPU and plan.utilisation == PAPER_UTILISATION
@@ -491,21 +486,12 @@ def _time_lines(plan: Plan) -> list[str]:
     lines = [
         f"{shown}, {plan.precision}: {_e(plan.step_flops)} / ({count} x {plan.peak / 1e12:.4g} TFLOPS"
         f" x {plan.utilisation:.0%}) = {step:.3g} s a step",
-        f"{plan.recipe.max_steps:,} steps x {step:.3g} s = {_hours(plan.seconds)}, without validation",
-        f"peak: {plan.peak_source}; {plan.utilisation:.0%} of it is {what}, --utilisation changes it:",
+        f"{plan.recipe.max_steps:,} steps x {step:.3g} s = {duration(plan.seconds)}, without validation",
+        f"peak: {plan.peak_source}; {plan.utilisation:.0%} of it is {what} (--utilisation changes it):",
         *UTILISATION_SOURCE,
     ]
     if step < SHORT_STEP and name != HERE:
-        lines.append(
-            f"steps of {1000 * step:.0f} ms wait for what is not counted (starting kernels, exchanging gradients):"
-            " expect more"
-        )
+        lines.append("such short steps will take longer: launching kernels and exchanging gradients is not counted")
     if plan.precision == "fp32" and plan.recipe.precision == "auto" and DEVICES.get(name) and DEVICES[name].fp16:
-        lines.append(f"--precision fp16 makes use of its {DEVICES[name].fp16:.4g} TFLOPS; it has no bf16")
+        lines.append(f"--precision fp16 uses its {DEVICES[name].fp16:.4g} TFLOPS; it has no bf16")
     return lines
-
-
-def _hours(seconds: float) -> str:
-    if seconds < 3600:
-        return f"{seconds / 60:.1f} minutes"
-    return f"{seconds / 3600:.1f} hours" + (f" = {seconds / 86400:.2f} days" if seconds > 48 * 3600 else "")

@@ -1,10 +1,8 @@
 """One training run: from a recipe to a model folder that is complete."""
 
-import json
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,7 @@ from ..data.prepared import TRAIN, VALIDATION, check_recipe_matches, open_prepar
 from ..data.recipe_data import load_training_pairs, new_tokenizer, pairs_of
 from ..data.tokenization import check_tokenizer_matches, load_tokenizer
 from ..data.tokenized_pairs import tokenize_pairs
-from ..distributed import Alone, ProcessWatch, agree_together, watch_processes
+from ..distributed import Processes, joined_processes
 from ..errors import UserError
 from ..evaluation.metrics import score_translations
 from ..files import place_files, remove, unfinished
@@ -35,6 +33,7 @@ from .callbacks import (
     StopSignalCallback,
     TimedCheckpointCallback,
     TimeLimitCallback,
+    TogetherCallback,
     TrainingLogCallback,
     TrainingProgressCallback,
 )
@@ -51,15 +50,15 @@ from .run_folder import (
     check_space,
     checkpoints_at_most,
     claim_output,
-    contents,
-    torn_checkpoints,
+    content_hashes,
+    incomplete_checkpoints,
 )
-from .selection import AVERAGE, Candidate, choose_weights
+from .selection import Selection, select_weights
 from .trainer import VaswaniTrainer, VaswaniTrainingArguments
 
 logger = logging.getLogger(__name__)
 
-CURVE_SECONDS = 60.0  # between two pictures of the learning curve while training goes on
+CURVE_SECONDS = 60.0  # between two pictures of the learning curve during training
 
 
 class TrainingStopped(Exception):
@@ -77,7 +76,16 @@ class TrainingStopped(Exception):
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a finished run leaves: its folder, the validation of the kept weights, which they are, and what it took."""
+    """A finished run.
+
+    Args:
+        folder: holds the model.
+        steps: optimizer steps.
+        seconds: of training, over all sessions.
+        metrics: validation of the selected weights.
+        averaged: how many checkpoints they are the average of; 0 if they are of one.
+        kept: which weights were selected, in words.
+    """
 
     folder: Path
     steps: int
@@ -87,8 +95,12 @@ class TrainingResult:
     kept: str = "best checkpoint"
 
 
-def _tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool):
-    """The recipe's tokenizer: given, or of the run that is resumed, or trained now."""
+def make_tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool = False) -> PreTrainedTokenizerFast:
+    """The tokenizer that the recipe names, or of the run that is resumed, or one trained on the training pairs.
+
+    Raises:
+        UserError: as `load_tokenizer` and `train_tokenizer`.
+    """
     if recipe.tokenizer is not None:
         return load_tokenizer(recipe.tokenizer)
     if resumed:
@@ -96,15 +108,15 @@ def _tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool):
     return new_tokenizer(recipe, pairs_of(train))
 
 
-def _meet() -> None:
-    """Meet the other processes, if there are any.
+def _join_process_group() -> None:
+    """Join torch's process group, if this process was launched as one of several.
 
     Raises:
         UserError: for FSDP on CPUs.
     """
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and on_cpu():
         raise UserError(
-            "FSDP is asked for and there is no GPU: accelerate would train without it. Launch with"
+            "FSDP was launched without a GPU, where accelerate would train without it: launch with"
             " scripts/accelerate/cpu.yaml, or use GPUs"
         )
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
@@ -114,25 +126,11 @@ def _meet() -> None:
     PartialState(cpu=on_cpu())
 
 
-def _shared_tokenizer(watch: ProcessWatch | Alone, make: Callable[[], PreTrainedTokenizerFast]):
-    """The tokenizer that process 0 makes, for all; the others would take as long for the same one."""
-    if watch.world_size == 1:
-        return make()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-
-        def files() -> str:
-            make().save_pretrained(folder)
-            return json.dumps({path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()})
-
-        texts = json.loads(watch.share("tokenizer", files))
-        for path, text in texts.items():
-            (folder / path).write_text(text, encoding="utf-8")
-        return load_tokenizer(folder)
-
-
 def reporters(names: str) -> list[str]:
-    """What else follows the training log, as `Trainer` calls it, each tried out.
+    """transformers' integrations that the log is also sent to, each tried out.
+
+    Args:
+        names: comma-separated names, such as `"tensorboard,wandb"`; `"none"` for none.
 
     Raises:
         UserError: for a name that transformers does not have, or whose package is not installed.
@@ -266,15 +264,29 @@ def check_trainable(recipe: Recipe, tokenizer) -> None:
     reporters(recipe.report_to)
 
 
-class TrainingRun:
-    """A recipe on its way: data, tokenizer, model, trainer. `run()` does it all."""
+def _end_workers(trainer: VaswaniTrainer) -> None:
+    """End the processes that make batches: torch waits 5 seconds for each that is left to the garbage collector."""
+    validation_loaders = getattr(trainer, "_eval_dataloaders", {}).values()
+    for loader in (trainer.callback_handler.train_dataloader, *validation_loaders):
+        if loader is not None:
+            getattr(loader, "base_dataloader", loader)._iterator = None
 
-    def __init__(self, recipe: Recipe, progress: bool = True):
-        self.recipe, self.progress = recipe, progress
+
+class TrainingRun:
+    """A recipe on its way: data, tokenizer, model, trainer; `run()` does it all.
+
+    Args:
+        recipe: all settings.
+        progress: show a bar on standard error.
+        build_model: from recipe and tokenizer to a model with initial weights.
+    """
+
+    def __init__(self, recipe: Recipe, progress: bool = True, build_model: Callable | None = None):
+        self.recipe, self.progress, self.build_model = recipe, progress, build_model or new_model
         self.folder = Path(recipe.output)
 
     def run(self) -> TrainingResult:
-        """Train, choose the weights to keep, write the model folder.
+        """Train, select the weights, write the model folder.
 
         Raises:
             UserError: for mistakes in the recipe or its data.
@@ -283,46 +295,43 @@ class TrainingRun:
         """
         if on_cpu():
             keep_freed_memory()
-        _meet()
-        with watch_processes() as watch:
-            return self._run(watch)
+        _join_process_group()
+        with joined_processes() as processes:
+            return self._run(processes)
 
-    def _run(self, watch: ProcessWatch | Alone) -> TrainingResult:
+    def _run(self, processes: Processes) -> TrainingResult:
         recipe = self.recipe
-        with watch.first_process_first():  # one process reads and tokenizes, the others find it in the cache
-            checkpoint = self._find_checkpoint(watch)
-            train, validation = self._load_data(watch, checkpoint is not None)
-        model = new_model(recipe, self.tokenizer)
+        with processes.first_process_first():  # one process reads and tokenizes, the others find it in the cache
+            checkpoint = processes.share("checkpoint", lambda: check_output(recipe))
+            train, validation = self._load_data(processes, checkpoint is not None)
+        model = self.build_model(recipe, self.tokenizer)
         logger.info(
             "model: %s parameters, vocabulary %s", f"{model.num_parameters():,}", f"{model.config.vocab_size:,}"
         )
         check_space(self.folder, model.num_parameters(), checkpoints_at_most(recipe))
         trainer = self._make_trainer(model, train, validation)
         sampler = trainer.batch_sampler  # on all processes: what it refuses, all refuse
-        if trainer.is_world_process_zero():
+        if trainer.is_world_process_zero():  # only now: nothing was written before mistakes in what was given are found
             logger.info("batches: %s", sampler.statistics())
-        if trainer.is_world_process_zero():  # only now: a mistake in what was given has changed nothing
-            now = contents(self.tokenizer, train, validation)
+            hashes = content_hashes(self.tokenizer, train, validation)
             if checkpoint is not None:
-                check_contents(self.folder, now)
-            for torn in torn_checkpoints(self.folder):
-                logger.info("%s is not whole and not used", torn)
-            claim_output(recipe, checkpoint, self.tokenizer, now)
+                check_contents(self.folder, hashes)
+            for folder in incomplete_checkpoints(self.folder):
+                logger.info("%s is incomplete and not used", folder)
+            claim_output(recipe, checkpoint, self.tokenizer, hashes)
         trainer.accelerator.wait_for_everyone()
-        self._train(trainer, checkpoint)
-        kept, metrics = self._choose_weights(trainer)
-        return self._finish(trainer, metrics, kept)
+        try:
+            self._train(trainer, checkpoint)
+            return self._finish(trainer, self._select_weights(trainer))
+        finally:
+            _end_workers(trainer)
 
-    def _find_checkpoint(self, watch: ProcessWatch | Alone) -> Path | None:
-        found = watch.share("checkpoint", lambda: str(check_output(self.recipe) or ""))
-        return Path(found) if found else None
-
-    def _load_data(self, watch: ProcessWatch | Alone, resumed: bool) -> tuple:
+    def _load_data(self, processes: Processes, resumed: bool) -> tuple:
         """Training and validation pairs as token ids; sets the tokenizer."""
         if self.recipe.prepared is not None:
             return self._open_prepared()
         train_text, validation_text = load_training_pairs(self.recipe)
-        self.tokenizer = _shared_tokenizer(watch, lambda: _tokenizer(self.recipe, train_text, resumed))
+        self.tokenizer = processes.share("tokenizer", lambda: make_tokenizer(self.recipe, train_text, resumed))
         return tuple(self._tokenize(train_text, validation_text))
 
     def _open_prepared(self) -> tuple:
@@ -352,7 +361,7 @@ class TrainingRun:
         if checkpoint is not None:
             logger.info("resuming from step %s", f"{step_of(checkpoint):,}")
             state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-            if self._has_ended(state):  # only the choice of weights is missing
+            if self._has_ended(state):  # only model selection is missing
                 state.init_training_references(trainer, self.recipe.max_steps, 1, None)
                 trainer.state = state
                 trainer._load_from_checkpoint(str(checkpoint))
@@ -364,11 +373,11 @@ class TrainingRun:
         finally:
             self.stopper.restore()
         if self.stopper.received is not None and trainer.state.global_step < trainer.state.max_steps:
-            trainer.accelerator.wait_for_everyone()  # who leaves while another still removes files would alarm it
+            trainer.accelerator.wait_for_everyone()  # another may still be removing files
             raise TrainingStopped(trainer.state.global_step, self.stopper.received)
 
     def _has_ended(self, state: TrainerState) -> bool:
-        """Whether a run with this state has nothing more to train, by the recipe's limits as they are now."""
+        """Whether a run with this state has nothing left to train, by the recipe's present limits."""
         recipe = self.recipe
 
         def stored(callback: type, name: str) -> float:
@@ -405,16 +414,17 @@ class TrainingRun:
         trainer.remove_callback(ProgressCallback)
         self.log = TrainingLogCallback(self.folder / LOG)
         self.stopper = StopSignalCallback()
-        callbacks = [self.log, self.stopper, LearningCurveCallback(self._draw_learning_curve, CURVE_SECONDS)]
+        callbacks = [self.log, LearningCurveCallback(self._draw_learning_curve, CURVE_SECONDS)]
         if self.progress:
             callbacks.append(TrainingProgressCallback(self.log, recipe.max_minutes))
+        together = [self.stopper]
         if recipe.max_minutes:
-            callbacks.append(TimeLimitCallback(self.log, recipe.max_minutes))
+            together.append(TimeLimitCallback(self.log, recipe.max_minutes))
         if recipe.checkpoint_minutes:
-            callbacks.append(TimedCheckpointCallback(self.log, recipe.checkpoint_minutes))
+            together.append(TimedCheckpointCallback(self.log, recipe.checkpoint_minutes))
+        callbacks += [*together, TogetherCallback(together)]
         if recipe.early_stopping:
             callbacks.append(ResumableEarlyStoppingCallback(recipe.early_stopping))
-        agree_together(callbacks)
         for callback in callbacks:
             trainer.add_callback(callback)
         return trainer
@@ -428,12 +438,11 @@ class TrainingRun:
             new.unlink(missing_ok=True)
             logger.warning("the learning curve could not be drawn (%s)", error.strerror or error)
 
-    def _choose_weights(self, trainer: VaswaniTrainer) -> tuple[Candidate | None, dict]:
-        """Put the weights to keep into the model."""
-        return choose_weights(trainer, self.recipe, self.folder / CHECKPOINTS)
+    def _select_weights(self, trainer: VaswaniTrainer) -> Selection:
+        return select_weights(trainer, self.recipe, self.folder / CHECKPOINTS)
 
-    def _finish(self, trainer: VaswaniTrainer, metrics: dict, kept: Candidate | None) -> TrainingResult:
-        """Write everything that belongs to the model; the weights come last and whole: they mark a finished run."""
+    def _finish(self, trainer: VaswaniTrainer, selection: Selection) -> TrainingResult:
+        """Write the model folder, its weights last: their presence marks a finished run."""
         weights = trainer.whole_weights()
         if trainer.is_world_process_zero():
             self._draw_learning_curve()
@@ -444,25 +453,26 @@ class TrainingRun:
             self.tokenizer.save_pretrained(staging)
             place_files(staging, self.folder, last=WEIGHTS)
         trainer.accelerator.wait_for_everyone()
-        state: TrainerState = trainer.state
-        averaged = len(kept.checkpoints) if kept is not None and kept.name == AVERAGE else 0
-        label = "last weights" if kept is None else str(kept)
-        return TrainingResult(self.folder, state.global_step, self.log.seconds(), metrics, averaged, label)
+        steps, seconds = trainer.state.global_step, self.log.seconds()
+        return TrainingResult(self.folder, steps, seconds, selection.metrics, selection.averaged, selection.label)
 
 
-def train(recipe: Recipe, progress: bool = True) -> TrainingResult:
-    """Train as a recipe says, resuming an interrupted run of it; see [`TrainingRun`].
+def train(
+    recipe: Recipe,
+    progress: bool = True,
+    build_model: Callable[[Recipe, PreTrainedTokenizerFast], VaswaniForConditionalGeneration] | None = None,
+) -> TrainingResult:
+    """Train a model by a recipe, resuming an interrupted run of it; see [`TrainingRun`].
 
     Args:
         recipe: all settings; `load_recipe` makes one.
         progress: show a bar on standard error.
+        build_model: makes the model from recipe and tokenizer, with its initial weights; [`new_model`] if none.
 
     Raises:
         UserError: for mistakes in the recipe or its data.
         TrainingStopped: when Ctrl-C or SIGTERM ended training after a checkpoint.
     """
-    if not progress:
+    if not progress or (sys.stderr is not None and not sys.stderr.isatty()):
         datasets.disable_progress_bars()
-    if sys.stderr is not None and not sys.stderr.isatty():
-        datasets.disable_progress_bars()
-    return TrainingRun(recipe, progress).run()
+    return TrainingRun(recipe, progress, build_model).run()

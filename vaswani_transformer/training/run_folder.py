@@ -1,4 +1,4 @@
-"""The folder of a training run: what lies in it, whether it may be written to, where a run goes on."""
+"""The folder of a training run: what lies in it, whether it may be written to, where a run resumes."""
 
 import hashlib
 import json
@@ -19,32 +19,16 @@ from .checkpoints import WEIGHTS, checkpoint_folders, complete_checkpoints, last
 
 CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.jsonl", "learning_curve.png"
 TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"  # a folder, and the files in it that are TensorBoard's
-TOKENIZER = "tokenizer"  # within the checkpoints: what a resumed run goes on with
-CONTENTS = "contents.json"  # beside it: what tokenizer and data held when the run began
+TOKENIZER = "tokenizer"  # a folder beside the checkpoints, for a resumed run
+CONTENTS = "contents.json"  # beside it: hashes of tokenizer and data when the run began
 SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are compared for all
-# Fields that a resumed run may change: they do not alter what has been computed so far.
+# Fields that a resumed run may change: what has been computed so far does not depend on them.
 FREE_ON_RESUME = {
-    "max_steps",
-    "max_minutes",
-    "keep_checkpoints",
-    "average_checkpoints",
-    "checkpoint_minutes",
-    "keep_weights",
-    "data_workers",
-    "num_beams",
-    "length_penalty",
-    "max_extra_tokens",
-    "output",
-    "overwrite",
-    "early_stopping",
-    "tokens_per_device",
+    "max_steps", "max_minutes", "early_stopping", "keep_checkpoints", "average_checkpoints", "checkpoint_minutes",
+    "keep_weights", "data_workers", "num_beams", "length_penalty", "max_extra_tokens", "output", "overwrite",
+    "tokens_per_device", "report_to", "log_every", "expected_pairs", "expected_source_length", "expected_target_length",
     "prepared",  # wherever the folder lies; what is in it is compared by content
-    "report_to",
-    "log_every",
-    "expected_pairs",
-    "expected_source_length",
-    "expected_target_length",
-}
+}  # fmt: skip
 
 
 def check_output(recipe: Recipe) -> Path | None:
@@ -65,33 +49,40 @@ def check_output(recipe: Recipe) -> Path | None:
         raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it")
     checkpoints = folder / CHECKPOINTS
     if checkpoints.exists() and not ours and (not checkpoints.is_dir() or any(checkpoints.glob("[!.]*"))):
-        raise UserError(f"{checkpoints} is there and not from a training of ours: give another --output")
+        raise UserError(f"{checkpoints} was not made by a training of this program: give another --output")
     try:
         checkpoints.mkdir(parents=True, exist_ok=True)
         probe = checkpoints / ".writable"
         probe.touch()
-        probe.unlink(missing_ok=True)  # all processes of a training look
+        probe.unlink(missing_ok=True)  # several processes may look
     except OSError as error:
         raise UserError(f"cannot write to output folder {folder}: {error.strerror}") from error
     checkpoint = last_complete_checkpoint(checkpoints)
     if checkpoint is None or finished:
         return None
-    settings = asdict(recipe)
-    try:
-        earlier = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError):
-        earlier = {}  # a torn file: nothing says that the settings were the same
-    if earlier:  # fields that are newer than the run had no other value than their default
-        earlier = {field.name: field.default for field in fields(Recipe)} | earlier
-    changed = sorted(name for name in settings if name not in FREE_ON_RESUME and earlier.get(name) != settings[name])
-    if changed and recipe.overwrite:
+    changes = _changed_settings(recipe, folder / RECIPE)
+    if changes and recipe.overwrite:
         return None
-    if changed:
+    if changes:
         raise UserError(
-            f"{folder} holds an interrupted training with other settings ({', '.join(changed)}): give the same ones to"
+            f"{folder} holds an interrupted training with other settings ({', '.join(changes)}): give the same ones to"
             " resume it, another --output, or --overwrite to start anew"
         )
     return checkpoint
+
+
+def _changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
+    """Settings that may not change on a resume and did, as `"seed: 1, was 0"`."""
+    try:
+        earlier = yaml.safe_load(earlier_recipe.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        earlier = None
+    if not isinstance(earlier, dict):
+        return ["its recipe.yaml is damaged"]
+    # Fields that are newer than the run had no other value than their default.
+    earlier = {field.name: field.default for field in fields(Recipe)} | earlier
+    now = {name: value for name, value in asdict(recipe).items() if name not in FREE_ON_RESUME}
+    return [f"{name}: {value}, was {earlier[name]}" for name, value in sorted(now.items()) if value != earlier[name]]
 
 
 def _data_sha256(pairs: datasets.Dataset) -> str:
@@ -111,14 +102,8 @@ def _data_sha256(pairs: datasets.Dataset) -> str:
     return digest.hexdigest()
 
 
-def contents(tokenizer, train: datasets.Dataset, validation: datasets.Dataset) -> dict[str, str]:
-    """Hashes of what a run is trained and validated on, by content and not by path.
-
-    Args:
-        tokenizer: the run's.
-        train: all tokenized training pairs, with their lengths.
-        validation: the same of validation.
-    """
+def content_hashes(tokenizer, train: datasets.Dataset, validation: datasets.Dataset) -> dict[str, str]:
+    """Hashes of tokenizer, training and validation pairs (tokenized, with lengths), by content and not by path."""
     return {
         "tokenizer": tokenizer_sha256(tokenizer),
         "training data": _data_sha256(train),
@@ -126,7 +111,7 @@ def contents(tokenizer, train: datasets.Dataset, validation: datasets.Dataset) -
     }
 
 
-def check_contents(folder: Path, now: dict[str, str]) -> None:
+def check_contents(folder: Path, hashes: dict[str, str]) -> None:
     """Refuse to resume on another tokenizer or other data than the run in `folder` began with.
 
     Raises:
@@ -134,28 +119,28 @@ def check_contents(folder: Path, now: dict[str, str]) -> None:
     """
     try:
         earlier = json.loads((folder / CHECKPOINTS / CONTENTS).read_text(encoding="utf-8"))
-    except FileNotFoundError:  # of a version that did not write it
+    except FileNotFoundError:  # an earlier version did not write it
         return
     except ValueError:
-        earlier = {}  # damaged: nothing says that they are the same
-    changed = [name for name in now if earlier.get(name) != now[name]]
+        earlier = {}  # damaged
+    changed = [name for name, value in hashes.items() if earlier.get(name) != value]
     if changed:
         raise UserError(
-            f"the {' and the '.join(changed)} changed since the interrupted training in {folder} began: bring the"
-            f" earlier content back to resume it, give another --output, or remove {folder / CHECKPOINTS} to start anew"
+            f"the {' and the '.join(changed)} changed since the interrupted training in {folder} began: restore the"
+            f" earlier content to resume it, give another --output, or remove {folder / CHECKPOINTS} to start anew"
         )
 
 
-def claim_output(recipe: Recipe, checkpoint: Path | None, tokenizer, now: dict[str, str]) -> None:
+def claim_output(recipe: Recipe, checkpoint: Path | None, tokenizer, hashes: dict[str, str]) -> None:
     """Take the folder for this run: write its recipe and, unless it is resumed, remove what an earlier one left.
 
     At whatever moment this is cut off, the next start finds an interrupted run with its own recipe, or none.
 
     Args:
-        recipe: the run, for which `check_output` found nothing wrong.
+        recipe: the run's, accepted by `check_output`.
         checkpoint: what `check_output` returned.
         tokenizer: the run's.
-        now: its `contents`.
+        hashes: its `content_hashes`.
     """
     folder = Path(recipe.output)
     checkpoints = folder / CHECKPOINTS
@@ -174,29 +159,29 @@ def claim_output(recipe: Recipe, checkpoint: Path | None, tokenizer, now: dict[s
         new = unfinished(checkpoints / TOKENIZER)
         tokenizer.save_pretrained(new)
         publish(new, checkpoints / TOKENIZER)
-        write_text(checkpoints / CONTENTS, json.dumps(now, indent=1) + "\n")
+        write_text(checkpoints / CONTENTS, json.dumps(hashes, indent=1) + "\n")
 
 
-def torn_checkpoints(folder: Path) -> list[Path]:
+def incomplete_checkpoints(folder: Path) -> list[Path]:
     """Folders in a run's `folder` that are named as checkpoints and are not whole."""
-    whole = complete_checkpoints(folder / CHECKPOINTS)
-    return [path for path in checkpoint_folders(folder / CHECKPOINTS) if path not in whole]
+    complete = complete_checkpoints(folder / CHECKPOINTS)
+    return [path for path in checkpoint_folders(folder / CHECKPOINTS) if path not in complete]
 
 
 def checkpoints_at_most(recipe: Recipe) -> int:
-    """How many checkpoints lie on the disk at once: those of validations, the best, timed ones, and the one written."""
+    """How many checkpoints are on the disk at most: of validations, the best, timed ones, and the one being written."""
     timed = recipe.checkpoint_minutes > 0
     validated = recipe.keep_checkpoints if timed else max(recipe.keep_checkpoints, recipe.average_checkpoints)
     return validated + (max(recipe.average_checkpoints, 1) if timed else 0) + 2
 
 
 def check_space(folder: Path, parameters: int, checkpoints: int) -> None:
-    """Refuse to start where checkpoints and model would not fit; checkpoints that are there count as free space.
+    """Refuse to start where checkpoints and model would not fit; present checkpoints count as free space.
 
     Args:
         folder: the output folder.
         parameters: of the model; each takes 12 bytes in a checkpoint: the weight and Adam's two averages, in float32.
-        checkpoints: how many there are at most: `checkpoints_at_most`.
+        checkpoints: `checkpoints_at_most`.
 
     Raises:
         UserError: with the space needed and the space there is, in GB.

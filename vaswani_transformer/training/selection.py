@@ -1,10 +1,8 @@
-"""Which weights a finished training keeps: the best checkpoint, the average of the last ones, or the last."""
+"""Model selection after the last step: the best checkpoint, the average of the last ones, or the last."""
 
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from ..recipes.recipe import Recipe
 from .averaging import average_checkpoints
@@ -17,85 +15,71 @@ BEST, AVERAGE, LAST = "best", "average", "last"
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """Weights that may be kept.
+class Selection:
+    """The selected weights.
 
     Args:
-        name: best, average or last: what its scores begin with in the training log.
-        checkpoints: folders that they come from.
+        label: which they are, in words.
+        averaged: how many checkpoints they are the average of; 0 if they are of one.
+        metrics: their validation.
     """
 
-    name: str
-    checkpoints: tuple[Path, ...]
-
-    def __str__(self) -> str:
-        if self.name == AVERAGE:
-            return f"average of {len(self.checkpoints)} checkpoints"
-        return f"{self.name} checkpoint"
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The weights by name."""
-        return average_checkpoints(self.checkpoints)
+    label: str
+    averaged: int
+    metrics: dict
 
 
-def find_candidates(recipe: Recipe, checkpoints: Path, best_step: int | None, end: int) -> list[Candidate]:
-    """What there is to choose from.
+def find_candidates(recipe: Recipe, folder: Path, best_step: int | None, end: int) -> dict[str, list[Path]]:
+    """The checkpoints behind each candidate: best, average and last, as far as there are any.
 
     Args:
-        recipe: says how many to average, and what to keep.
-        checkpoints: the folder of checkpoints.
+        recipe: how many checkpoints to average, and which weights to keep.
+        folder: of checkpoints.
         best_step: step of the best one by validation, if there was one.
         end: the last step.
     """
-    whole = read_checkpoints(checkpoints)
+    checkpoints = read_checkpoints(folder)
     timed, count = recipe.checkpoint_minutes > 0, recipe.average_checkpoints
-    averaged = to_average(whole, count, timed, recipe.evaluate_every, end)
-    best = None if best_step is None else read_checkpoint(checkpoints / f"checkpoint-{best_step}")
-    found = []
+    averaged = to_average(checkpoints, count, timed, recipe.evaluate_every, end)
+    best = None if best_step is None else read_checkpoint(folder / f"checkpoint-{best_step}")
+    candidates = {}
     if best is not None:
-        found.append(Candidate(BEST, (best.path,)))
+        candidates[BEST] = [best.path]
     if len(averaged) > 1:
-        found.append(Candidate(AVERAGE, tuple(one.path for one in averaged)))
-    if whole and (recipe.keep_weights == LAST or not found):
-        found.append(Candidate(LAST, (whole[-1].path,)))
-    return found
+        candidates[AVERAGE] = [checkpoint.path for checkpoint in averaged]
+    if checkpoints and (recipe.keep_weights == LAST or not candidates):
+        candidates[LAST] = [checkpoints[-1].path]
+    return candidates
 
 
-def choose_weights(trainer: VaswaniTrainer, recipe: Recipe, checkpoints: Path) -> tuple[Candidate | None, dict]:
-    """Evaluate what there is to choose from, log it, and put into the model what the recipe keeps.
+def select_weights(trainer: VaswaniTrainer, recipe: Recipe, folder: Path) -> Selection:
+    """Evaluate and log all candidates among the checkpoints in `folder`, and load into the model what the recipe keeps.
 
-    Returns:
-        What was kept, and its validation; None for the weights that the model has, if there are no checkpoints.
+    Without checkpoints the model keeps the weights that it has.
     """
-    state = trainer.state
-    found = find_candidates(recipe, checkpoints, state.best_global_step, state.global_step)
-    if not found:
-        return None, trainer.evaluate()
-    results = []
-    for candidate in found:
-        trainer.put_weights(candidate.weights())
-        scores = trainer.evaluate(metric_key_prefix=candidate.name)
-        scores = {f"eval_{key.removeprefix(candidate.name + '_')}": value for key, value in scores.items()}
-        results.append((candidate, scores))
-        logger.info("%s: validation %s", _describe(candidate), _shown(scores))
-    kept = next((result for result in results if result[0].name == recipe.keep_weights), None)
-    if kept is None:
-        if recipe.keep_weights != "better":
-            logger.info("there is no %s to keep: keeping the better of what there is", recipe.keep_weights)
+    candidates = find_candidates(recipe, folder, trainer.state.best_global_step, trainer.state.global_step)
+    if not candidates:
+        return Selection("last weights", 0, trainer.evaluate())
+    metrics = {}
+    for name, paths in candidates.items():
+        trainer.put_weights(average_checkpoints(paths))
+        scores = trainer.evaluate(metric_key_prefix=name)
+        metrics[name] = {f"eval_{key.removeprefix(name + '_')}": value for key, value in scores.items()}
+        steps = ", ".join(f"{step_of(path):,}" for path in paths)
+        keys = [key for key in ("loss", "perplexity", "bleu") if f"{name}_{key}" in scores]
+        shown = ", ".join(f"{key} {scores[f'{name}_{key}']:.3f}" for key in keys)
+        logger.info("%s (step%s %s): validation %s", _label(name, paths), "s" * (len(paths) > 1), steps, shown)
+    kept = recipe.keep_weights
+    if kept not in candidates:
+        if kept != "better":
+            logger.info("there is no %s to keep: keeping the better of %s", kept, " and ".join(candidates))
         sign = 1 if recipe.best_by == "bleu" else -1
-        kept = max(results, key=lambda result: sign * result[1][f"eval_{recipe.best_by}"])
-    if kept is not results[-1]:
-        trainer.put_weights(kept[0].weights())
-    return kept
+        kept = max(metrics, key=lambda name: sign * metrics[name][f"eval_{recipe.best_by}"])
+    if kept != name:  # the last that was evaluated is still loaded
+        trainer.put_weights(average_checkpoints(candidates[kept]))
+    averaged = len(candidates[kept]) if kept == AVERAGE else 0
+    return Selection(_label(kept, candidates[kept]), averaged, metrics[kept])
 
 
-def _describe(candidate: Candidate) -> str:
-    steps = [step_of(path) for path in candidate.checkpoints]
-    if candidate.name == AVERAGE:
-        return f"average of the last {len(steps)} checkpoints (steps {', '.join(f'{step:,}' for step in steps)})"
-    return f"{candidate} (step {steps[0]:,})"
-
-
-def _shown(scores: dict) -> str:
-    names = [name for name in ("loss", "perplexity", "bleu") if f"eval_{name}" in scores]
-    return ", ".join(f"{name} {scores[f'eval_{name}']:.3f}" for name in names)
+def _label(name: str, paths: list[Path]) -> str:
+    return f"average of {len(paths)} checkpoints" if name == AVERAGE else f"{name} checkpoint"

@@ -28,6 +28,7 @@ from ..data.tokenized_pairs import pair_lengths
 from ..distributed import on_any_process, over_processes
 from ..files import publish, remove, unfinished
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..recipes.recipe import Recipe
 from .checkpoints import (
     END,
     INTERVAL,
@@ -215,19 +216,31 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
             `save_total_limit` counts the others.
     """
 
-    tokens_per_batch: int = field(default=25_000, metadata={"help": "tokens a side of one optimizer step"})
-    tokens_per_device: int = field(default=4096, metadata={"help": "tokens a side that one device takes at once"})
-    learning_rate_scale: float = field(default=1.0, metadata={"help": "factor on the learning rate of Equation 3"})
+    tokens_per_batch: int = field(
+        default=Recipe.tokens_per_batch, metadata={"help": "tokens a side of one optimizer step"}
+    )
+    tokens_per_device: int = field(
+        default=Recipe.tokens_per_device, metadata={"help": "tokens a side that one device takes at once"}
+    )
+    learning_rate_scale: float = field(
+        default=Recipe.learning_rate_scale, metadata={"help": "factor on the learning rate of Equation 3"}
+    )
     fused_loss: bool = field(default=True, metadata={"help": "compute projection and loss together, in blocks"})
     timed_save_total_limit: int | None = field(
         default=None, metadata={"help": "as save_total_limit, of the checkpoints that a clock asks for"}
     )
-    warmup_steps: float = field(default=4000, metadata={"help": "steps of linear growth of the learning rate"})
+    warmup_steps: float = field(
+        default=Recipe.warmup_steps, metadata={"help": "steps of linear growth of the learning rate"}
+    )
     lr_scheduler_type: str = field(default="constant", metadata={"help": "not used: the rate is Equation 3"})
-    label_smoothing_factor: float = field(default=0.1, metadata={"help": "label smoothing in training"})
-    adam_beta2: float = field(default=0.98, metadata={"help": "Adam's beta 2"})
-    adam_epsilon: float = field(default=1e-9, metadata={"help": "Adam's epsilon"})
-    max_grad_norm: float = field(default=0.0, metadata={"help": "clip gradients to this norm; 0: do not"})
+    label_smoothing_factor: float = field(
+        default=Recipe.label_smoothing, metadata={"help": "label smoothing in training"}
+    )
+    adam_beta2: float = field(default=Recipe.adam_beta2, metadata={"help": "Adam's beta 2"})
+    adam_epsilon: float = field(default=Recipe.adam_epsilon, metadata={"help": "Adam's epsilon"})
+    max_grad_norm: float = field(
+        default=Recipe.max_gradient_norm, metadata={"help": "clip gradients to this norm; 0: do not"}
+    )
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "log nan as the mean of earlier losses"})
 
 

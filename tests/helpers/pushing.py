@@ -52,7 +52,7 @@ def client(services):
 
 @pytest.fixture
 def push(client, hub, model):
-    """Pushes; a push that must fail has to do so in one line, without the token, and leave no copy behind."""
+    """Pushes with the command; a push that fails has to do so in one line that does not show the token."""
 
     def run(*options, status=0, folder=model, repo=REPO, license="mit", **environment):
         words = ["push", folder, repo, *(["--license", license] if license else []), *options]

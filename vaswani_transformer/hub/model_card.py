@@ -392,9 +392,7 @@ def _read_template(path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", "it is not UTF-8")
-        raise UserError(
-            f"cannot read card template {path} ({reason}): give {', '.join(KINDS)} or a file"
-        ) from error
+        raise UserError(f"cannot read card template {path} ({reason}): give {', '.join(KINDS)} or a file") from error
 
 
 def card_for_push(model, repo_id: str, card: str) -> str:

@@ -44,7 +44,7 @@ for name, out in (({REPO!r}, "hub"), ({str(model)!r}, "local")):
 folder = pathlib.Path(snapshot_download({REPO!r}, cache_dir={str(tmp_path / "snapshot")!r}))
 print(folder)
 """
-    loaded = client.python(code, token=None)
+    loaded = client.python(code, HF_TOKEN="")
     assert loaded.status == 0, loaded.err
     from_hub, local, folder = loaded.out.splitlines()
     assert from_hub == local and json.loads(from_hub)[2]["num_beams"] == json.loads(local)[2]["num_beams"]
@@ -53,7 +53,7 @@ print(folder)
 
 
 def test_the_card_on_the_hub_is_the_one_of_the_dry_run(push, hub):
-    dry = push("--dry-run", token=None)
+    dry = push("--dry-run", token="")
     assert hub.requests == []
     push()
     card = hub.files(REPO)["README.md"].decode()

@@ -37,7 +37,7 @@ def written(hub):
 
 
 def test_tokens_that_do_not_do(push, hub):
-    assert "there is no token" in push(status=2, token=None).err and hub.requests == []
+    assert "there is no token" in push(status=2, token="").err and hub.requests == []
     assert "copy it again" in push("--token", "hf_with a gap", status=2).err and hub.requests == []
     assert "does not accept the token" in push(status=2, token="hf_wrong").err
     assert "no right to write to other/tiny" in push(status=2, repo="other/tiny").err

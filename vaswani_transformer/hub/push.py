@@ -135,8 +135,6 @@ def publish(
             evaluations=_read_evaluations(model_folder, evaluations),
             **given,
         )
-        text = _write_card(staging, render_card(facts, card))
-        planned = Published(repo_id, revision, _sizes(staging), text)
         if dry_run:
             text = _write_card(staging, render_card(facts, card))
             done = Published(repo_id, revision, _sizes(staging), text)

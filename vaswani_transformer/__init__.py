@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 AutoConfig.register(VaswaniConfig.model_type, VaswaniConfig, exist_ok=True)
 AutoModel.register(VaswaniConfig, VaswaniModel, exist_ok=True)
 AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration, exist_ok=True)
-# So that saved models carry the code that users without this package need to load them (with trust_remote_code).
+# Saved models bring this code along for users without the package (with trust_remote_code).
 VaswaniConfig.register_for_auto_class()
 VaswaniModel.register_for_auto_class("AutoModel")
 VaswaniForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
@@ -30,59 +30,42 @@ def _write_card(model: VaswaniPreTrainedModel, repo_id: str, card: str) -> str:
 
 VaswaniForConditionalGeneration.card_writer = _write_card
 
-# Imported when first asked for: whoever only loads a model does not wait for datasets, the Trainer and the metrics.
-_LAZY = {
-    "AttentionWeights": "attention.weights",
-    "BracketMetric": "parsing.evalb",
-    "CTranslate2Translator": "export.ctranslate2_model",
-    "Ensemble": "decoding.ensemble",
-    "NoamSchedulerCallback": "training.schedule",
-    "PairCollator": "data.batching",
-    "Parser": "parsing.parser",
-    "PerplexityMetric": "evaluation.metrics",
-    "Recipe": "recipes.recipe",
-    "SummarizationPipeline": "model.pipeline_vaswani",
-    "Text2TextGenerationPipeline": "model.pipeline_vaswani",
-    "TokenBatchSampler": "data.batching",
-    "TranslationMetric": "evaluation.metrics",
-    "TranslationPipeline": "model.pipeline_vaswani",
-    "Tree": "parsing.trees",
-    "Translator": "decoding.translator",
-    "VaswaniTrainer": "training.trainer",
-    "VaswaniTrainingArguments": "training.trainer",
-    "align": "attention.alignments",
-    "attend": "attention.weights",
-    "average_checkpoints": "training.averaging",
-    "average_models": "training.averaging",
-    "describe_plan": "training.plan",
-    "draw_attention": "attention.pictures",
-    "encoder_decoder_attention": "attention.weights",
-    "export_model": "export.exporting",
-    "label_smoothed_cross_entropy": "training.loss",
-    "load_ensemble": "decoding.ensemble",
-    "load_model": "loading",
-    "load_pairs": "data.parallel_text",
-    "load_recipe": "recipes.recipe",
-    "load_tokenizer": "data.tokenization",
-    "load_trees": "parsing.parser",
-    "make_plan": "training.plan",
-    "name_heads": "attention.heads",
-    "noam_learning_rate": "training.schedule",
-    "noam_scheduler": "training.schedule",
-    "open_prepared": "data.prepared",
-    "pharaoh": "attention.alignments",
-    "pipeline": "decoding.pipelines",
-    "prepare": "data.prepare",
-    "prepare_for_inference": "decoding.cpu_inference",
-    "publish": "hub.push",
-    "score_pairs": "decoding.scoring",
-    "score_tokens": "decoding.scoring",
-    "score_trees": "parsing.evalb",
-    "tokenize_pairs": "data.tokenized_pairs",
-    "train": "training.run",
-    "train_tokenizer": "data.tokenization",
-    "write_attention_page": "attention.page",
+# Imported when first used, so that loading a model does not wait for datasets, the Trainer and the metrics.
+_MODULES = {
+    "attention.alignments": "align pharaoh",
+    "attention.heads": "name_heads",
+    "attention.page": "write_attention_page",
+    "attention.pictures": "draw_attention",
+    "attention.weights": "AttentionWeights attend encoder_decoder_attention",
+    "data.batching": "PairCollator TokenBatchSampler",
+    "data.parallel_text": "load_pairs",
+    "data.prepare": "prepare",
+    "data.prepared": "open_prepared",
+    "data.tokenization": "load_tokenizer train_tokenizer",
+    "data.tokenized_pairs": "tokenize_pairs",
+    "decoding.cpu_inference": "prepare_for_inference",
+    "decoding.ensemble": "Ensemble load_ensemble",
+    "decoding.pipelines": "pipeline",
+    "decoding.scoring": "score_pairs score_tokens",
+    "decoding.translator": "Translator",
+    "evaluation.metrics": "PerplexityMetric TranslationMetric",
+    "export.ctranslate2_model": "CTranslate2Translator",
+    "export.exporting": "export_model",
+    "hub.push": "publish",
+    "loading": "load_model",
+    "model.pipeline_vaswani": "SummarizationPipeline Text2TextGenerationPipeline TranslationPipeline",
+    "parsing.evalb": "BracketMetric score_trees",
+    "parsing.parser": "Parser load_trees",
+    "parsing.trees": "Tree",
+    "recipes.recipe": "Recipe load_recipe",
+    "training.averaging": "average_checkpoints average_models",
+    "training.loss": "label_smoothed_cross_entropy",
+    "training.plan": "describe_plan make_plan",
+    "training.run": "train",
+    "training.schedule": "NoamSchedulerCallback noam_learning_rate noam_scheduler",
+    "training.trainer": "VaswaniTrainer VaswaniTrainingArguments",
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "UserError",
@@ -90,13 +73,13 @@ __all__ = [
     "VaswaniForConditionalGeneration",
     "VaswaniModel",
     "VaswaniPreTrainedModel",
-    *_LAZY,
+    *sorted(_MODULE_OF),
 ]
 
 
 def __getattr__(name: str):
-    if name in _LAZY:
-        return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,16 +1,17 @@
 """The commands on tiny data, and every kind of bad input: one clear line, a non-zero exit, nothing lost."""
 
 import gzip
+import io
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from conftest import ROOT, TINY_RECIPE
+from conftest import TINY_RECIPE
+from model_folders import write_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vaswani_transformer.cli.main import main, make_parser
@@ -92,10 +93,11 @@ def test_translate_keeps_order_and_empty_lines(model, tmp_path, capsys):
             assert capsys.readouterr().out == expected + "\n"
 
 
-def test_translate_reads_standard_input_and_writes_standard_output(model):
-    command = [sys.executable, "-m", "vaswani_transformer", "translate", model]
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=120, input="A man.\n\nA dog.\n")
-    assert done.returncode == 0 and len(done.stdout.split("\n")) == 4 and done.stdout.split("\n")[1] == ""
+def test_translate_reads_standard_input_and_writes_standard_output(model, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"A man.\n\nA dog.\n")))
+    assert main(["translate", str(model)]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert len(lines) == 4 and lines[1] == ""
 
 
 def test_evaluate_prints_scores_with_signatures(model, text, tmp_path, capsys):
@@ -191,13 +193,8 @@ def test_missing_column(recipe, tmp_path, fails, cache):
     [
         ("warmup: 3", ["'warmup'", "warmup_steps"]),
         ("warmup_steps: many", ["warmup_steps", "'many'", "whole number"]),
-        ("dropout: [1]", ["dropout", "number"]),
         ("d_model: 15\nnum_heads: 1", ["d_model", "15", "even"]),
-        ("num_heads: 0", ["num_heads", "0", "1 or more"]),
-        ("d_k: 0", ["d_k", "0", "1 or more"]),
         ("vocab_size: -5", ["vocab_size", "-5", "1 or more"]),
-        ("preset: bse", ["bse", "base"]),
-        ("label_smoothing: 1.5", ["label_smoothing", "1.5"]),
         ("a: b: c", ["line 1", "YAML"]),
         ("position_encoding: learned\nmax_position_embeddings: 9", ["max_length", "9 positions"]),
     ],
@@ -284,18 +281,22 @@ def test_tokenizer_that_does_not_match_the_model(model, text, tmp_path, fails):
     assert "500" in line and "400" in line
 
 
-def test_sentence_longer_than_learned_positions(recipe, tmp_path, fails, cache, capsys):
-    folder = tmp_path / "learned"
-    options = ["--position-encoding", "learned", "--max-steps", "1", "--quiet"]
-    assert main(["train", str(recipe), "--output", str(folder), *options]) == 0
-    long = "a dog sees " * 600
-    (tmp_path / "in").write_text(f"A dog.\n{long}\n")
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """A model of 60 learned positions."""
+    folder = tmp_path_factory.mktemp("learned")
+    return write_model(folder, position_encoding="learned", max_position_embeddings=60)
+
+
+def test_sentence_longer_than_learned_positions(learned, tmp_path, fails):
+    (tmp_path / "in").write_text(f"A dog.\n{'a dog sees ' * 60}\n")
     files = ["--input", tmp_path / "in", "--output", tmp_path / "out"]
-    assert "line 2" in fails("translate", folder, *files, "--long-lines", "refuse")
+    assert "line 2" in fails("translate", learned, *files, "--long-lines", "refuse")
     assert (tmp_path / "out").read_text().count("\n") == 1
-    arguments = ["translate", folder, *files, "--resume", "--long-lines", "split"]
+    arguments = ["translate", learned, *files, "--resume", "--long-lines", "split"]
     assert main([str(argument) for argument in arguments]) == 0
     assert (tmp_path / "out").read_text().count("\n") == 2
+    assert main(["translate", str(learned), "A dog.", "--max-new-tokens", "500"]) == 0  # cut at the last position
 
 
 def test_bad_lines_of_input_files(model, tmp_path, fails):
@@ -347,13 +348,17 @@ def test_overwriting_replaces_model_and_tokenizer(recipe, model, tmp_path, cache
     assert AutoModelForSeq2SeqLM.from_pretrained(folder).config.vocab_size == 350
 
 
-def test_after_overwriting_tensorboard_shows_the_new_run_alone(recipe, tmp_path, cache):
+def test_tensorboard_shows_the_run_that_is_in_the_folder(recipe, tmp_path, cache):
+    """A resumed run keeps its events, one that replaces it shows its own alone, and other programs' events stay."""
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     train = ["train", str(recipe), "--output", str(tmp_path / "run"), "--quiet", "--report-to", "tensorboard"]
-    assert main([*train, "--max-steps", "5"]) == 0
     folder = tmp_path / "run" / "tensorboard"
+    assert main([*train, "--max-steps", "3"]) == 0
     earlier = set(folder.iterdir())
-    assert earlier
+    (tmp_path / "run" / "model.safetensors").unlink()  # as if cut off before the end
+    assert main([*train, "--max-steps", "4"]) == 0
+    assert earlier and earlier < set(folder.iterdir())
+    earlier = set(folder.iterdir())
     (folder / "notes.txt").write_text("mine\n")
     (folder / "other").mkdir()
     (folder / "other" / "events.out.tfevents.1.mine").touch()
@@ -371,16 +376,6 @@ def test_tensorboard_events_of_another_program_stay(recipe, tmp_path, cache):
     (folder / "tensorboard" / "events.out.tfevents.1.mine").touch()
     assert main(["train", str(recipe), "--output", str(folder), "--quiet", "--max-steps", "1"]) == 0
     assert (folder / "tensorboard" / "events.out.tfevents.1.mine").is_file()
-
-
-def test_a_resumed_run_keeps_its_tensorboard_events(recipe, tmp_path, cache):
-    pytest.importorskip("tensorboard")
-    train = ["train", str(recipe), "--output", str(tmp_path / "run"), "--quiet", "--report-to", "tensorboard"]
-    assert main([*train, "--max-steps", "3"]) == 0
-    (tmp_path / "run" / "model.safetensors").unlink()  # as if cut off before the end
-    earlier = set((tmp_path / "run" / "tensorboard").iterdir())
-    assert main([*train, "--max-steps", "4"]) == 0
-    assert earlier <= set((tmp_path / "run" / "tensorboard").iterdir())
 
 
 def test_the_home_folder_in_a_recipe_file(text, tmp_path, monkeypatch, capsys, cache):
@@ -415,20 +410,16 @@ def test_checkpoints_of_another_program_are_left_alone(recipe, tmp_path, fails, 
     assert (tmp_path / "out" / "checkpoints" / "precious").exists()
 
 
-def test_evaluate_refuses_what_it_cannot_evaluate_before_it_translates(model, text, recipe, tmp_path, fails, cache):
+def test_evaluate_refuses_what_it_cannot_evaluate_before_it_translates(model, learned, text, tmp_path, fails):
     (tmp_path / "blank").write_text("\n \n")
     (tmp_path / "one").write_text("A dog.\n")
     evaluate = ["evaluate", model, "--source", text / "test.en", "--reference"]
     assert "lines" in fails(*evaluate, tmp_path / "one")
     assert "blank" in fails("evaluate", model, "--source", tmp_path / "blank", "--reference", tmp_path / "blank")
     assert "below" in fails(*evaluate, text / "test.de", "--json", tmp_path / "one" / "below")
-    folder = tmp_path / "learned"
-    options = ["--position-encoding", "learned", "--max-position-embeddings", "60", "--max-steps", "1", "--quiet"]
-    assert main(["train", str(recipe), "--output", str(folder), *options]) == 0
     (tmp_path / "long").write_text("Ein Hund " * 100 + "\n")
-    line = fails("evaluate", folder, "--source", tmp_path / "one", "--reference", tmp_path / "long")
+    line = fails("evaluate", learned, "--source", tmp_path / "one", "--reference", tmp_path / "long")
     assert "line 1" in line and "60 positions" in line
-    assert main(["translate", str(folder), "A dog.", "--max-new-tokens", "500"]) == 0  # cut at the last position
 
 
 def test_tokenizer_output_that_is_a_file(text, tmp_path, fails):

@@ -2,15 +2,13 @@
 
 import json
 import os
-import resource
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import yaml
-from conftest import ROOT, TINY_RECIPE
+from conftest import TINY_RECIPE
+from forked_commands import ForkedCommands
 
 
 @pytest.fixture(scope="module")
@@ -21,50 +19,56 @@ def recipe(tmp_path_factory, text):
     return path
 
 
-def _run(*arguments, limit_bytes: int | None = None, **options) -> subprocess.CompletedProcess:
-    def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
-
-    return subprocess.run(
-        [sys.executable, "-m", "vaswani_transformer", *map(str, arguments)],
-        cwd=ROOT, text=True, capture_output=True, timeout=120, preexec_fn=limit if limit_bytes else None, **options,
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    processes = ForkedCommands(tmp_path_factory.mktemp("processes"))
+    yield processes
+    processes.close()
 
 
-def test_disk_that_fills_up_during_training_loses_no_checkpoint(recipe, tmp_path, cache):
+def test_disk_that_fills_up_during_training_loses_no_checkpoint(processes, recipe, tmp_path):
+    command = ["train", str(recipe), "--output", str(tmp_path / "out"), "--quiet"]
+    full_disk = f"""
+import resource, signal, sys
+from vaswani_transformer.cli.main import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))  # the weights alone take more
+sys.exit(main({command!r}))
+"""
+    done = processes.python(full_disk)
+    assert done.status == 1 and done.err.splitlines()[-1].startswith("error: "), done.err
+    assert "Traceback" not in done.err
+    done = processes.vaswani(*command)  # with room again, the same command finishes
+    assert done.status == 0, done.err
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_interrupted_training_writes_a_checkpoint_and_resumes(processes, recipe, tmp_path):
     folder = tmp_path / "out"
-    done = _run("train", recipe, "--output", folder, "--quiet", limit_bytes=60_000)  # the weights alone take more
-    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: "), done.stderr
-    assert "Traceback" not in done.stderr
-    done = _run("train", recipe, "--output", folder, "--quiet")  # with room again, the same command goes through
-    assert done.returncode == 0, done.stderr
-    assert (folder / "model.safetensors").is_file()
-
-
-def test_interrupted_training_writes_a_checkpoint_and_resumes(recipe, tmp_path, cache):
-    folder = tmp_path / "out"
-    command = [sys.executable, "-m", "vaswani_transformer", "train", str(recipe), "--output", str(folder), "--quiet",
-               "--evaluate-every", "100000"]  # fmt: skip
-    process = subprocess.Popen(
-        [*command, "--max-steps", "1000000"], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
-    log, waited = folder / "training_log.jsonl", time.monotonic()
+    command = ["train", recipe, "--output", folder, "--quiet", "--evaluate-every", "100000", "--max-steps"]
+    pid = processes.start(command=[*command, "1000000"])
+    log, started = folder / "training_log.jsonl", time.monotonic()
     while not (log.is_file() and log.read_text().count("\n") > 3):
-        assert process.poll() is None and time.monotonic() - waited < 100, process.stderr.read()
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=60)
-    assert process.returncode == 130, error
-    assert "stopped at step" in out and f"train {recipe} --output" in out and "Traceback" not in error
+        assert time.monotonic() - started < 100
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGINT)
+    done = processes.wait()
+    assert done.status == 130, done.err
+    assert "stopped at step" in done.out and f"train {recipe} --output" in done.out and "Traceback" not in done.err
     [checkpoint] = (folder / "checkpoints").glob("checkpoint-*")
     step = int(checkpoint.name.rpartition("-")[2])
     assert (checkpoint / "model.safetensors").is_file() and (checkpoint / "optimizer.pt").is_file()
-    done = subprocess.run(
-        [*command, "--max-steps", str(step + 2)], cwd=ROOT, text=True, capture_output=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"resuming from step {step:,}" in done.stderr
+    done = processes.vaswani(*command, step + 2)
+    assert done.status == 0, done.err
+    assert f"resuming from step {step:,}" in done.err
     steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
     assert steps[-1] == step + 2 and steps == sorted(steps)
+
+
+def test_an_interrupted_command_ends_in_one_line(processes, tmp_path):
+    os.mkfifo(tmp_path / "text")
+    pid = processes.start(command=["tokenizer", tmp_path / "text", "--output", tmp_path / "out"])
+    with (tmp_path / "text").open("w"):  # the command reads it and waits for lines
+        os.kill(pid, signal.SIGINT)
+        done = processes.wait()
+    assert (done.status, done.out, done.err) == (130, "", "interrupted\n")

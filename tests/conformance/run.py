@@ -1,12 +1,12 @@
-"""Run transformers' own common tests over our classes, beside the library's Marian, and say how they compare.
+"""Run transformers' own common tests over our classes, beside the library's Marian, and print how they compare.
 
-    python tests/conformance/run.py [--markdown] [--cache FOLDER]
+    python tests/conformance/run.py [--cache FOLDER]
 
 The tests come from the source distribution of the installed transformers version, which pip fetches once into a cache
 folder; they are not part of this project. What they need from outside the source distribution stands in `suite/`.
 
-Exit status: 0; 1 where a test of ours fails, where ours skips what Marian does not and `EXTRA_SKIPS` does not say why,
-or where fewer tests of ours or of Marian passed than were expected to; 2 where the tests cannot be had or set up.
+Exit status: 0; 1 if a test of ours fails, if ours skips what Marian does not, or if fewer tests of ours or of Marian
+passed than expected; 2 if the tests cannot be fetched or set up.
 """
 
 import argparse
@@ -38,20 +38,28 @@ STAND_INS = {
     "exporters/test_export.py": "exporters.py",
     "utils/test_configuration_utils.py": "configuration.py",
 }
-# What a suite is called: our test classes, and Marian's where it has the like.
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Test classes of ours and of Marian, and how many of their tests have to pass.
+
+    Fewer mean that a suite was not set up as it should be: Marian's skips say which of ours are to be expected.
+    """
+
+    ours: tuple[str, ...]
+    marians: tuple[str, ...]
+    least: int
+    least_marian: int = 0
+
+
 SUITES = {
-    "model": (("VaswaniModelTest",), ("MarianModelTest",)),
-    "model, other options": (("VaswaniVariantTest",), ("MarianModelTest",)),
-    "configuration": (("VaswaniConfigurationTest",), ("MarianConfigurationTest",)),
-    "training": (("VaswaniTrainingTest",), ("MarianTrainingTest",)),
-    "tokenizers backend": (("VaswaniBytePairTest", "VaswaniWordPieceTest"), ()),
+    "model": Suite(("VaswaniModelTest",), ("MarianModelTest",), 100, 95),
+    "model, other options": Suite(("VaswaniVariantTest",), ("MarianModelTest",), 100, 95),
+    "configuration": Suite(("VaswaniConfigurationTest",), ("MarianConfigurationTest",), 8, 8),
+    "training": Suite(("VaswaniTrainingTest",), ("MarianTrainingTest",), 1),  # Marian's does not pass
+    "tokenizers backend": Suite(("VaswaniBytePairTest", "VaswaniWordPieceTest"), (), 10),
 }
-# Fewer tests of ours that pass mean that the suite was not set up as it should be, whatever the outcome of the others.
-LEAST_PASSED = {"model": 100, "model, other options": 100, "configuration": 8, "training": 1, "tokenizers backend": 10}
-# The same of Marian, whose tests say which skips are to be expected. Its training does not pass, so it must only run.
-LEAST_MARIAN_PASSED = {"model": 95, "model, other options": 95, "configuration": 8, "training": 0}
-# Tests that ours skips and Marian does not: why. There is none.
-EXTRA_SKIPS: dict[str, str] = {}
 _NORMALIZED = (
     "expects decoded text to be what the normalizer made of it, a leading space included; ours gives the text back"
 )
@@ -74,7 +82,7 @@ BY_DESIGN: dict[str, tuple[str, str]] = {
     "VaswaniBytePairTest::test_training_new_tokenizer_with_special_tokens_change": (_NO_SPACE, _NORMALIZED),
     "VaswaniWordPieceTest::test_training_new_tokenizer": (
         _PIECES,
-        "`train_new_from_iterator` tells the trainer the sign of continuing pieces for BPE only and takes ## here",
+        "`train_new_from_iterator` gives the prefix of continuing pieces to the trainer of BPE only and takes ## here",
     ),
     "VaswaniWordPieceTest::test_training_new_tokenizer_with_special_tokens_change": (_PIECES, "as the test above"),
     "VaswaniBytePairTest::test_rust_tokenizer_add_prefix_space_0": (
@@ -85,7 +93,7 @@ BY_DESIGN: dict[str, tuple[str, str]] = {
 
 
 class SetupError(Exception):
-    """The tests cannot be had: one line that says why and what to do."""
+    """The tests cannot be fetched or set up: one line that says why and what to do."""
 
 
 def error_message(report) -> str:
@@ -208,60 +216,47 @@ def run_tests(folder: Path) -> Recorder:
 
 
 def is_by_design(recorder: Recorder, name: str) -> bool:
-    """Whether a test failed, and every part of it that did, with the message that `BY_DESIGN` foresees."""
+    """Whether a test failed, and every part of it that did, with the message in `BY_DESIGN`."""
     messages = recorder.reasons.get(name)
-    return bool(messages) and name in BY_DESIGN and all(one.startswith(BY_DESIGN[name][0]) for one in messages)
+    return bool(messages) and name in BY_DESIGN and all(message.startswith(BY_DESIGN[name][0]) for message in messages)
 
 
 def extra_skips(recorder: Recorder) -> dict[str, str]:
     """Tests that ours skips, wholly or in more parts, and Marian runs or does not have: the reason that ours gives."""
     extra = {}
-    for ours, marians in SUITES.values():
-        marian = {name.split("::")[1]: name for name in recorder.of(marians)}
-        for name, outcome in recorder.of(ours).items():
+    for suite in SUITES.values():
+        marian = {name.split("::")[1]: name for name in recorder.of(suite.marians)}
+        for name, outcome in recorder.of(suite.ours).items():
             other = marian.get(name.split("::")[1], "")
-            other_outcome = recorder.outcomes.get(other, "no such test")
+            if recorder.outcomes.get(other) == "skipped":
+                continue
             parts, other_parts = (recorder.skipped_parts.get(test, []) for test in (name, other))
-            if outcome == "skipped" and other_outcome != "skipped":
+            if outcome == "skipped":
                 extra[name] = recorder.reason(name)
-            elif len(parts) > len(other_parts) and other_outcome != "skipped":
+            elif len(parts) > len(other_parts):
                 extra[name] = parts[-1]
     return extra
-
-
-def marian_faults(recorder: Recorder, suite: str, marians: tuple[str, ...]) -> list[str]:
-    """One line where too little of Marian ran or passed for it to tell which skips of ours are to be expected."""
-    outcomes = recorder.of(marians)
-    passed = Counter(outcomes.values())["passed"]
-    if marians and not outcomes:
-        return [f"{suite}: no test ran for Marian, so there is nothing to compare with"]
-    if passed < LEAST_MARIAN_PASSED.get(suite, 0):
-        return [f"{suite}: {passed} tests passed for Marian, at least {LEAST_MARIAN_PASSED[suite]} were expected to"]
-    return []
 
 
 def find_faults(recorder: Recorder) -> list[str]:
     """One line for everything that must not be."""
     faults = []
-    for suite, (ours, marians) in SUITES.items():
-        outcomes = recorder.of(ours)
+    for title, suite in SUITES.items():
+        outcomes, marians = recorder.of(suite.ours), recorder.of(suite.marians)
         for name, outcome in outcomes.items():
             if outcome == "failed" and not is_by_design(recorder, name):
                 faults.append(f"{name} failed: {recorder.reason(name)}")
             elif outcome == "passed" and name in BY_DESIGN:
-                faults.append(f"{name} passed: take it off the list of failures by design")
-        passed = Counter(outcomes.values())["passed"]
-        if passed < LEAST_PASSED[suite]:
-            faults.append(f"{suite}: {passed} tests passed, at least {LEAST_PASSED[suite]} were expected to")
-        faults += marian_faults(recorder, suite, marians)
-        tests = {name.split("::")[1] for name in outcomes}
-        missing = {name.split("::")[1] for name in recorder.of(marians)} - tests
-        faults += [f"{suite}: {name} ran for Marian and not for ours" for name in sorted(missing)]
-    for name, reason in extra_skips(recorder).items():
-        if name.split("::")[1] not in EXTRA_SKIPS:
-            faults.append(
-                f"{name} is skipped ({reason}), and no like test of Marian: mend it or explain in EXTRA_SKIPS"
-            )
+                faults.append(f"{name} passed: remove it from BY_DESIGN")
+        if suite.marians and not marians:
+            faults.append(f"{title}: no test ran for Marian, so there is nothing to compare with")
+        for whose, results, least in (("ours", outcomes, suite.least), ("Marian", marians, suite.least_marian)):
+            passed = Counter(results.values())["passed"]
+            if passed < least:
+                faults.append(f"{title}: {passed} tests passed for {whose}, at least {least} were expected to")
+        missing = {name.split("::")[1] for name in marians} - {name.split("::")[1] for name in outcomes}
+        faults += [f"{title}: {name} ran for Marian and not for ours" for name in sorted(missing)]
+    faults += [f"{name} is skipped ({reason}), and no test of Marian" for name, reason in extra_skips(recorder).items()]
     return faults
 
 
@@ -273,40 +268,21 @@ def describe(outcomes: dict[str, str], recorder: Recorder) -> str:
     return text + (f", {design} fail by design" if design else "")
 
 
-def make_table(recorder: Recorder, markdown: bool) -> list[str]:
-    """The outcome of every suite, and lists of what differs from Marian or fails by design."""
-    rows = [("suite", "vaswani_transformer", "Marian")]
-    for suite, (ours, marians) in SUITES.items():
-        theirs = describe(recorder.of(marians), recorder) if marians else "has none"
-        rows.append((suite, describe(recorder.of(ours), recorder), theirs))
-    if markdown:
-        lines = [f"| {' | '.join(row)} |" for row in rows]
-        lines.insert(1, "|---|---|---|")
-    else:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    skips = [f"{name}: {EXTRA_SKIPS.get(name.split('::')[1], 'unexplained')}" for name in extra_skips(recorder)]
-    more = [
-        f"{name.split('::')[1]} (Marian {outcome}: {recorder.reason(name)})"
-        for name, outcome in recorder.outcomes.items()
-        if name.startswith("Marian")
-        and outcome != "passed"
-        and recorder.outcomes.get(name.replace("Marian", "Vaswani", 1)) == "passed"
+def make_table(recorder: Recorder) -> list[str]:
+    """The outcome of every suite in Markdown, and what fails by design."""
+    lines = ["| suite | vaswani_transformer | Marian |", "|---|---|---|"]
+    for title, suite in SUITES.items():
+        marian = describe(recorder.of(suite.marians), recorder) if suite.marians else "has none"
+        lines.append(f"| {title} | {describe(recorder.of(suite.ours), recorder)} | {marian} |")
+    design = [
+        f"- {name}: {BY_DESIGN[name][1]}" for name in sorted(BY_DESIGN) if recorder.outcomes.get(name) == "failed"
     ]
-    design = [f"{name}: {BY_DESIGN[name][1]}" for name in sorted(BY_DESIGN) if recorder.outcomes.get(name) == "failed"]
-    for title, entries in (
-        ("Skipped by ours and not by Marian:", skips or ["none"]),
-        ("Passed by ours and not by Marian:", more or ["none"]),
-        ("Fail by design:", design or ["none"]),
-    ):
-        lines += ["", title, *(["", *(f"- {entry}" for entry in entries)] if markdown else map("  ".__add__, entries))]
-    return lines
+    return [*lines, "", "Fail by design:", "", *design]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run everything and print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--markdown", action="store_true", help="print tables in Markdown, for docs/results.md")
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="FOLDER", help=f"default: {CACHE}")
     options = parser.parse_args(arguments)
     version = importlib.metadata.version("transformers")
@@ -319,7 +295,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     title = f"Common tests of transformers {version}"
-    print("\n".join([title, "", *make_table(recorder, options.markdown)]))
+    print("\n".join([title, "", *make_table(recorder)]))
     faults = find_faults(recorder)
     for fault in faults:
         print(f"error: {fault}", file=sys.stderr)

@@ -199,9 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.close()
             return
-        try:
-            self.body = self._read_body(length)
-        except ConnectionError:  # the client went away in the middle of it
+        self.body = self.rfile.read(length)
+        if len(self.body) < length:  # the client went away in the middle of it
             self._note(0, b"")
             self.close_connection = True
             return
@@ -217,19 +216,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(refusal.status, json.dumps(refusal.body).encode(), headers)
 
     do_GET = do_HEAD = do_POST = do_PUT = _serve
-
-    def _read_body(self, length: int) -> bytes:
-        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
-            body = self.rfile.read(length)
-            if len(body) < length:
-                raise ConnectionError("short body")
-            return body
-        chunks = []
-        while size := int(self.rfile.readline().split(b";")[0] or b"0", 16):
-            chunks.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(chunks)
 
     def _note(self, status: int, body: bytes) -> None:
         with self.server_hub.lock:
@@ -325,7 +311,7 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self._repository(name)
         if branch in repository.branches:
             raise Refusal(409, f"Reference already exists: {branch}")
-        repository.branches[branch] = list(repository.branches["main"])
+        repository.branches[branch] = [repository.find(json.loads(self.body).get("startingPoint") or "main")]
         return self._json({})
 
     def info(self, name, revision="main"):
@@ -419,11 +405,6 @@ class _Handler(BaseHTTPRequestHandler):
         if is_lfs(path):
             headers["X-Linked-Etag"] = f'"{hashlib.sha256(data).hexdigest()}"'
             headers["X-Linked-Size"] = str(len(data))
-        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if match:
-            start, end = int(match.group(1)), int(match.group(2) or len(data) - 1)
-            headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
-            return 206, data[start : end + 1], headers
         return 200, data, headers
 
 

@@ -6,7 +6,7 @@ A test file takes a fixture of these by its name: `push = pushing.push`.
 import pytest
 import yaml
 from conftest import tiny_model
-from hub_client import HubClient
+from forked_commands import ForkedCommands
 from hub_server import HubServer
 
 from vaswani_transformer import train_tokenizer
@@ -20,7 +20,12 @@ REPO = "tester/tiny"
 def services(tmp_path_factory):
     """The Hub and its client, started once for a file."""
     with HubServer() as hub:
-        client = HubClient(hub.endpoint, tmp_path_factory.mktemp("client"))
+        client = ForkedCommands(
+            tmp_path_factory.mktemp("client"),
+            HF_ENDPOINT=hub.endpoint,
+            HF_TOKEN="hf_writer",
+            HF_HUB_DISABLE_XET="1",  # plain LFS, which the test server speaks
+        )
         yield hub, client
         client.close()
 
@@ -52,11 +57,11 @@ def client(services):
 
 @pytest.fixture
 def push(client, hub, model):
-    """Pushes; a push that must fail has to do so in one line, without the token, and leave no copy behind."""
+    """Pushes with the command; a push that fails has to do so in one line that does not show the token."""
 
-    def run(*options, status=0, folder=model, repo=REPO, license="mit", **environment):
+    def run(*options, status=0, folder=model, repo=REPO, license="mit", token="hf_writer"):
         words = ["push", folder, repo, *(["--license", license] if license else []), *options]
-        done = client.vaswani(*words, **environment)
+        done = client.vaswani(*words, HF_TOKEN=token)
         assert done.status == status, done.err
         assert "hf_" not in done.out + done.err and "Traceback" not in done.err
         if status:

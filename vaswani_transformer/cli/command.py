@@ -1,4 +1,4 @@
-"""What the files of commands share: the parser, exit statuses, how a run's stop is told."""
+"""What the commands share: the parser, exit statuses, and how a process ends that was stopped or failed."""
 
 import argparse
 import difflib
@@ -14,18 +14,17 @@ from typing import NoReturn
 from ..errors import UserError
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
-SPEAKING_SECONDS = 2.0  # for the one of several processes that says what happened: a launcher ends all when one ends
+REPORTING_SECONDS = 2.0  # for the process that reports an error: a launcher ends all processes when one ends
 
 
 class Parser(argparse.ArgumentParser):
     """Errors in one line, with the nearest option for a misspelt one."""
 
-    #: Name of a positional argument of any number of words that may stand behind options too; argparse alone takes none
-    #: of them once it has met an option.
+    #: Name of a positional argument of any number of words, also after options, where argparse accepts none.
     words: str | None = None
 
     def parse_known_args(self, args=None, namespace=None):
-        """As in `argparse.ArgumentParser`, with all of `words`."""
+        """`argparse.ArgumentParser.parse_known_args`, with unknown arguments that are no options added to `words`."""
         namespace, unknown = super().parse_known_args(args, namespace)
         if self.words is not None:
             end = unknown.index("--") if "--" in unknown else len(unknown)
@@ -36,14 +35,14 @@ class Parser(argparse.ArgumentParser):
         return namespace, unknown
 
     def error(self, message: str):
-        """End with the message and where to read more; of several processes one on each machine says it."""
+        """Exit with status 2, a message and where to read more; of several processes, one on each machine prints it."""
         if os.environ.get("LOCAL_RANK", "0") != "0":
-            time.sleep(SPEAKING_SECONDS)
+            time.sleep(REPORTING_SECONDS)
             self.exit(EXIT_USAGE)
         self.exit(EXIT_USAGE, f"error: {message} (see `{self.prog} --help`)\n")
 
     def refuse_unknown(self, unknown: list[str]) -> None:
-        """End with the first argument that no option takes, and the nearest option."""
+        """Exit with status 2, naming the first unknown argument and the nearest option."""
         options = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         flag = unknown[0].partition("=")[0]
         near = difflib.get_close_matches(flag.replace("_", "-"), options, n=1, cutoff=0.5)
@@ -52,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_command(commands, name: str, run, help_text: str, description: str | None = None) -> Parser:
-    """A new command `name` that calls `run` with its arguments and exits with what that returns."""
+    """A new command `name`, which calls `run` with the parsed arguments and exits with the status that it returns."""
     parser = commands.add_parser(name, help=help_text, description=description or help_text, allow_abbrev=False)
     parser.set_defaults(run=run, parser=parser)
     return parser
@@ -79,7 +78,7 @@ def add_recipe_options(parser: Parser, fields) -> None:
 
 
 def leave_process_group() -> None:
-    """End what connects several processes; left to the interpreter's end, its threads may abort a finished process."""
+    """Destroy torch's process group, whose threads may otherwise abort a finished process as the interpreter exits."""
     import torch.distributed
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -108,52 +107,49 @@ def leave_failed(error: Exception, message: str | None, status: int) -> NoReturn
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    time.sleep(SPEAKING_SECONDS)
+    time.sleep(REPORTING_SECONDS)
     os._exit(status)
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether a device, or the machine, had no memory left."""
-    import torch
-
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator: " in str(error)
-
-
 def is_main_process() -> bool:
-    """Whether this is the process, or the first of several, that prints."""
+    """Whether this is the only process or the first of several: the one that prints."""
     return os.environ.get("RANK", "0") == "0"  # set by accelerate launch and torchrun
 
 
 def report_stop(signal_number: int, step: int | None) -> int:
-    """Say how to resume a training that a signal ended; returns the exit status."""
-    where = "" if step is None else f" at step {step:,}; checkpoint written"
-    if not is_main_process():
-        return 128 + signal_number
-    print(f"stopped{where}. To resume, run the same command again:")
-    print(f"  {command_name()} {shlex.join(word for word in sys.argv[1:] if word != '--overwrite')}")
+    """Print how to resume a training that a signal stopped; returns the exit status.
+
+    Args:
+        signal_number: such as `signal.SIGINT`.
+        step: of the checkpoint that was written; None if there is none.
+    """
+    if is_main_process():
+        where = "" if step is None else f" at step {step:,}; checkpoint written"
+        print(f"stopped{where}. To resume, run the same command again:")
+        print(f"  {command_name()} {shlex.join(word for word in sys.argv[1:] if word != '--overwrite')}")
     return 128 + signal_number
 
 
 def command_name() -> str:
-    """How this program was called, in a form that can be typed in this folder."""
+    """How this program was called, as a user can type it in the current folder."""
     script = Path(sys.argv[0])
     if script.name != "vaswani":
         return "python -m vaswani_transformer"
-    found = shutil.which("vaswani")
-    if found and (not script.exists() or Path(found).samefile(script)):
+    installed = shutil.which("vaswani")
+    if installed and (not script.exists() or Path(installed).samefile(script)):
         return "vaswani"
     return os.path.relpath(script)
 
 
 def check_output_place(output: Path, option: str = "--output") -> None:
-    """Look whether something can be written under a name, before hours are spent.
+    """Check that a folder can be created or written to, before hours are spent.
 
     Args:
-        output: the name.
-        option: that it was given with.
+        output: the folder.
+        option: the option that gave it, for the message.
 
     Raises:
-        UserError: where a file is above it, or nothing may be written there.
+        UserError: if one of its parents is a file, or may not be written to.
     """
     places = (output.absolute(), *output.absolute().parents)
     there = next(path for path in places[not output.is_dir() :] if path.exists())

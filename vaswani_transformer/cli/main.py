@@ -1,4 +1,4 @@
-"""The command `vaswani`: parses, calls the package, prints, and turns errors into one line and an exit status."""
+"""The command `vaswani`: parses arguments, runs a command, turns errors into one line and an exit status."""
 
 import argparse
 import errno
@@ -9,15 +9,7 @@ import warnings
 
 from ..errors import UserError
 from .attention import add_attention
-from .command import (
-    EXIT_FAILURE,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    Parser,
-    is_main_process,
-    is_out_of_memory,
-    leave_failed,
-)
+from .command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, Parser, is_main_process, leave_failed
 from .data import add_lists, add_prepare, add_tokenizer
 from .evaluate import add_evaluate, add_score
 from .experiment import add_experiment
@@ -26,7 +18,11 @@ from .parse import add_parse
 from .train import add_demo, add_train
 from .translate import add_translate
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the system's numbers for no more room
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_COMMANDS = (
+    add_demo, add_train, add_translate, add_score, add_evaluate, add_average, add_export, add_push, add_attention,
+    add_parse, add_experiment, add_prepare, add_tokenizer, add_convert, add_lists,
+)  # fmt: skip
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -40,9 +36,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"vaswani_transformer {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    work = (add_demo, add_train, add_translate, add_score, add_evaluate, add_average, add_export, add_push)
-    for add in (*work, add_attention, add_parse, add_experiment, add_prepare, add_tokenizer, add_convert, add_lists):
-        add(commands)
+    for add_command in _COMMANDS:
+        add_command(commands)
     return parser
 
 
@@ -64,41 +59,46 @@ def _quiet_libraries() -> None:
 
 
 def _explain(error: Exception, command: str) -> str | None:
-    """One line for errors that come from the machine and not from a mistake in our code; None for others."""
+    """An error of the user or of the machine in one line; None for one that may be a mistake in our code."""
+    import torch
+
     from ..training.checkpoints import is_failed_write
 
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
-        mend = ": free some space and run the same command again" if error.errno in FULL else ""
-        return f"{error.strerror or error}{where}{mend}"
-    text = str(error)
-    if is_out_of_memory(error):
+        fix = ": free some space and run the same command again" if error.errno in _DISK_FULL else ""
+        return f"{error.strerror or error}{where}{fix}"
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator: " in str(error):
         if command in ("evaluate", "predict", "score", "translate"):
             return "out of memory: give fewer --tokens-per-batch"
         return "out of memory: lower tokens_per_device; tokens_per_batch, and so the training, stays as it is"
     if is_failed_write(error):
-        reason = text.splitlines()[0][:200]
+        reason = str(error).splitlines()[0][:200]
         return f"a file could not be written ({reason}): is the disk full? Free some space and run the command again"
     return None
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns its exit status: 0, 1 (the machine failed), 2 (a mistake in what was given) or 130."""
+    """Run one command.
+
+    Returns:
+        The exit status: 0, 1 (the machine failed), 2 (a mistake of the user) or 130 (Ctrl-C).
+    """
     try:
         arguments, unknown = make_parser().parse_known_args(argv)
         if unknown:
             arguments.parser.refuse_unknown(unknown)
         _quiet_libraries()
         status = arguments.run(arguments)
-        sys.stdout.flush()  # here, so that a reader of our output who has gone is noticed below
+        sys.stdout.flush()  # here, so that a closed pipe is noticed below
         return status
     except KeyboardInterrupt:
         if is_main_process():
             print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+    except BrokenPipeError:  # nobody reads our output any more, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     except Exception as error:

@@ -88,14 +88,16 @@ def add_push(commands) -> None:
         _push,
         "put a trained model on the Hugging Face Hub, with a model card",
         "Put a trained model, its tokenizer and a model card into the repository OWNER/NAME, in one commit. The same"
-        " command updates it, or goes on where a push was interrupted. The token is that of `hf auth login` or of the"
-        " variable HF_TOKEN.",
+        " command updates it, or completes an interrupted push. The token is that of `hf auth login` or of the variable"
+        " HF_TOKEN.",
     )
     parser.add_argument("model", metavar="MODEL", help="model folder")
-    parser.add_argument("repository", metavar="OWNER/NAME", help="repository on the Hub; made if it is not there")
+    parser.add_argument("repository", metavar="OWNER/NAME", help="repository on the Hub; created if it does not exist")
     parser.add_argument("--dry-run", action="store_true", help="print the files and the card, send nothing")
-    parser.add_argument("--private", action="store_true", help="make the repository private")
-    parser.add_argument("--revision", default="main", metavar="BRANCH", help="made if it is not there (default: main)")
+    parser.add_argument("--private", action="store_true", help="create it as a private repository")
+    parser.add_argument(
+        "--revision", default="main", metavar="BRANCH", help="created if it does not exist (default: main)"
+    )
     parser.add_argument("--message", metavar="TEXT", help="of the commit")
     parser.add_argument("--token", metavar="TOKEN", help="better in HF_TOKEN, where no list of processes shows it")
     parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of a file of weights (default: 5GB)")
@@ -118,14 +120,14 @@ def _push(arguments: argparse.Namespace) -> int:
     from ..hub.push import clear_staging, publish
 
     def stop(number, _):
-        # No exception: the client would wait until the files that its threads are sending have gone.
+        # No exception: the client would wait until its threads have sent their files.
         message = f"interrupted: {arguments.repository} has all of the new files or none; push again\n"
         os.write(2, message.encode())
         clear_staging()
         os._exit(128 + number)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    hub_logging.set_verbosity_error()  # its lines on every attempt; the last one's error is ours to explain
+    hub_logging.set_verbosity_error()  # no line for every retry: the last error is reported
     try:
         done = publish(
             arguments.model,

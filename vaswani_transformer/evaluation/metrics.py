@@ -1,8 +1,9 @@
 """BLEU, chrF and perplexity as `evaluate.Metric` classes that need no network."""
 
+import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import datasets
 import evaluate
@@ -14,9 +15,9 @@ from ..errors import UserError
 class TranslationMetric(evaluate.Metric):
     """Corpus BLEU and chrF by sacreBLEU, cased and detokenised, with their signatures.
 
-    `TranslationMetric().compute(predictions=[...], references=[...])` takes one reference a prediction (strings) and
+    `TranslationMetric().compute(predictions=[...], references=[...])` takes one reference per prediction (strings) and
     returns `bleu` and `chrf` (0 to 100), `bleu_signature`, `chrf_signature` and `exact_match` (percent of predictions
-    equal to their reference). `evaluate.load` would fetch its code from the Hub; this class is its own code.
+    equal to their reference). It needs no network: `evaluate.load` would download a metric's code from the Hub.
 
     Raises:
         ValueError: from `compute`, for no predictions or a different number of references.
@@ -27,7 +28,7 @@ class TranslationMetric(evaluate.Metric):
         return evaluate.MetricInfo(
             description="Corpus BLEU and chrF by sacreBLEU.",
             citation="Matt Post. 2018. A Call for Clarity in Reporting BLEU Scores.",
-            inputs_description="predictions and references: one string each a sentence.",
+            inputs_description="predictions and references: one string per sentence.",
             features=datasets.Features({"predictions": text, "references": text}),
         )
 
@@ -36,10 +37,10 @@ class TranslationMetric(evaluate.Metric):
 
 
 class PerplexityMetric(evaluate.Metric):
-    """exp of the mean negative log-probability of a token.
+    """Perplexity: exp of the mean negative log-probability of a token.
 
-    `PerplexityMetric().compute(predictions=losses, references=counts)` takes for each sentence its negative
-    log-probability in nats and its number of tokens, as `score_pairs` gives them, and returns `perplexity`.
+    `PerplexityMetric().compute(predictions=losses, references=counts)` takes each sentence's negative log-probability
+    in nats and its number of tokens, as `score_pairs` returns them, and returns `perplexity`.
 
     Raises:
         ValueError: from `compute`, for no tokens.
@@ -47,9 +48,9 @@ class PerplexityMetric(evaluate.Metric):
 
     def _info(self):
         return evaluate.MetricInfo(
-            description="Perplexity a token from log-probabilities of sentences.",
+            description="Perplexity per token from log-probabilities of sentences.",
             citation="",
-            inputs_description="predictions: nats a sentence; references: tokens a sentence.",
+            inputs_description="predictions: nats per sentence; references: tokens per sentence.",
             features=datasets.Features(
                 {"predictions": datasets.Value("float64"), "references": datasets.Value("int64")}
             ),
@@ -57,25 +58,22 @@ class PerplexityMetric(evaluate.Metric):
 
     def _compute(self, predictions, references):
         if not sum(references):
-            raise ValueError("no tokens to compute a perplexity of")
+            raise ValueError("there are no tokens to compute a perplexity of")
         return {"perplexity": math.exp(min(math.fsum(predictions) / sum(references), 700.0))}
 
 
-def score_translations(predictions: list[str], references: list[str], tokenize: str = "13a") -> dict:
-    """What `TranslationMetric` computes, without its files.
+def score_translations(predictions: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> dict:
+    """The scores of `TranslationMetric`, computed directly, without the Arrow files of `evaluate`.
 
     Args:
         predictions: translations.
-        references: one a prediction.
+        references: one per prediction.
         tokenize: sacreBLEU's tokenisation for BLEU.
 
     Raises:
         ValueError: for no predictions or a different number of references.
     """
-    if not predictions or len(predictions) != len(references):
-        raise ValueError(
-            f"{len(predictions)} predictions and {len(references)} references: give as many of both, above 0"
-        )
+    _check_pairs(predictions, references)
     bleu, chrf = BLEU(tokenize=tokenize), CHRF()
     exact = sum(prediction == reference for prediction, reference in zip(predictions, references, strict=True))
     return {
@@ -87,7 +85,11 @@ def score_translations(predictions: list[str], references: list[str], tokenize: 
     }
 
 
-NEEDED = "Moses' tokeniser is not installed: pip install 'vaswani_transformer[moses]'"
+def _check_pairs(predictions: Sequence[str], references: Sequence[str]) -> None:
+    if not predictions or len(predictions) != len(references):
+        raise ValueError(
+            f"{len(predictions)} predictions and {len(references)} references: give as many of both, above 0"
+        )
 
 
 def split_compounds(text: str) -> str:
@@ -95,33 +97,33 @@ def split_compounds(text: str) -> str:
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", text)
 
 
-def moses_tokenizer(language: str):
-    """Moses' tokeniser of a language, as a function from raw text to tokens between spaces, special signs escaped.
+def moses_tokenizer(language: str) -> Callable[[str], str]:
+    """Moses' tokeniser: a function from raw text to tokens between spaces, special characters escaped.
 
     Args:
-        language: ISO 639-1, such as `"de"`; it decides which full stops end abbreviations.
+        language: ISO 639-1 code, such as `"de"`; it decides which full stops end abbreviations.
 
     Raises:
-        UserError: where the library sacremoses, Moses' tokenizer.perl in Python, is not installed, and for a language
-            that it does not know (it would take the rules of English without a word).
+        UserError: if sacremoses, Moses' tokenizer.perl in Python, is not installed, and for a language that it does
+            not know (it would silently apply the rules of English).
     """
     try:
         from sacremoses import MosesTokenizer
         from sacremoses.corpus import NonbreakingPrefixes
     except ImportError as error:
-        raise UserError(NEEDED) from error
+        raise UserError("Moses' tokeniser is not installed: pip install 'vaswani_transformer[moses]'") from error
     languages = sorted(set(NonbreakingPrefixes().available_langs.values()))
     if language not in languages:
         raise UserError(f"Moses' tokeniser knows no language {language!r}: give one of {', '.join(languages)}")
-    tokenizer = MosesTokenizer(lang=language)
-    return lambda text: tokenizer.tokenize(text, return_str=True)
+    return functools.partial(MosesTokenizer(lang=language).tokenize, return_str=True)
 
 
 def paper_tokens(texts: Sequence[str], language: str) -> list[str]:
-    """Raw text as the authors' script gets it ready for BLEU: Moses' tokens; in German, compounds split at hyphens.
+    """Raw text as the authors' script prepares it for BLEU: Moses' tokens; in German, compounds split at hyphens.
 
-    The script is get_ende_bleu.sh of tensor2tensor, in its first form; a later one turns Unicode punctuation in the
-    output into ASCII before. It is for German; French stays unsplit here, as nobody says that it was split.
+    The script is get_ende_bleu.sh of tensor2tensor in its first form; a later one first turns Unicode punctuation in
+    the output into ASCII. It is for German; French compounds stay whole here, since no source says that they were
+    split.
 
     Args:
         texts: detokenised sentences.
@@ -130,36 +132,29 @@ def paper_tokens(texts: Sequence[str], language: str) -> list[str]:
     Raises:
         UserError: as `moses_tokenizer`.
     """
-    tokenize = moses_tokenizer(language)
-    tokens = [tokenize(text) for text in texts]
-    return [split_compounds(text) for text in tokens] if language == "de" else tokens
+    tokens = map(moses_tokenizer(language), texts)
+    return list(map(split_compounds, tokens) if language == "de" else tokens)
 
 
 def multi_bleu(translations: Sequence[str], references: Sequence[str]) -> float:
     """BLEU (0 to 100) of tokens between spaces, as Moses' multi-bleu.perl prints it: cased, unsmoothed, one reference.
 
-    It is 0 where no 4-gram of the whole corpus is right.
+    It is 0 if no 4-gram of the whole corpus is right.
 
     Args:
         translations: tokenised sentences.
-        references: one a translation.
+        references: one per translation.
 
     Raises:
         ValueError: for no translations or a different number of references.
     """
-    if not translations or len(translations) != len(references):
-        raise ValueError(f"{len(translations)} translations and {len(references)} references: give as many, above 0")
+    _check_pairs(translations, references)
     metric = BLEU(tokenize="none", smooth_method="none", force=True)
-    return metric.corpus_score(list(translations), [list(references)]).score
+    return metric.corpus_score(translations, [references]).score
 
 
 def paper_bleu(translations: Sequence[str], references: Sequence[str], language: str) -> float:
-    """BLEU of Table 2's kind: `multi_bleu` of `paper_tokens`.
-
-    Args:
-        translations: detokenised text.
-        references: one a translation, detokenised too.
-        language: of both.
+    """BLEU as in Table 2: `multi_bleu` of the `paper_tokens` of detokenised sentences.
 
     Raises:
         UserError: as `moses_tokenizer`.

@@ -1,6 +1,5 @@
-"""Where scores come from: the record of an evaluation, and the weights that it is of."""
+"""The record of an evaluation, which says how scores were obtained, and the hashes of the weights that it is about."""
 
-import contextlib
 import datetime
 import hashlib
 import json
@@ -11,19 +10,21 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from ..errors import UserError
 from ..files import file_sha256
 
-# What changes no output: versions, the tokens that every model has, and what else `generate()` returns or keeps.
+# Settings that change no output: versions, the tokens that every model has, what `generate()` returns beside it.
 _NO_SETTINGS = {"transformers_version", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
 _NO_SETTINGS |= {"use_cache", "return_dict_in_generate"}
-LIBRARIES = ("vaswani_transformer", "transformers", "torch", "tokenizers", "sacrebleu")
+_CONFIGURATIONS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+_EXPORTED_FILES = ("export.json", "model.bin", "shared_vocabulary.json")  # of an export to CTranslate2
 
 
 def is_weights_file(name: str) -> bool:
-    """Whether this is a name under which `save_pretrained` writes a model's weights or a part of them."""
+    """Whether `save_pretrained` writes a model's weights, or a shard of them, under this name."""
     return re.fullmatch(r"model(-\d{5}-of-\d{5})?\.safetensors", name) is not None
 
 
@@ -39,38 +40,27 @@ def weights_sha256(folder: str | Path) -> str | None:
     return hashlib.sha256("".join(map(file_sha256, paths)).encode()).hexdigest() if paths else None
 
 
-def _exported_sha256(folder: str | Path) -> str | None:
-    """SHA-256 of the weights in a folder exported to CTranslate2."""
-    path = Path(folder) / "model.bin"
-    return file_sha256(path) if path.is_file() else None
-
-
 def model_sha256(folder: str | Path) -> str:
-    """One SHA-256 over all in a folder, exported or not, that outputs depend on: weights, configurations, tokenizer."""
-    names = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
-    names += ["export.json", "model.bin", "shared_vocabulary.json"]  # what an export to CTranslate2 consists of
-    paths = [Path(folder) / name for name in names]
+    """One SHA-256 over every file of a folder, exported or not, that outputs depend on."""
+    paths = [Path(folder) / name for name in (*_CONFIGURATIONS, *_EXPORTED_FILES)]
     parts = [str(weights_sha256(folder)), *(file_sha256(path) if path.is_file() else "" for path in paths)]
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
 def tensors_sha256(folder: str | Path) -> str | None:
-    """One SHA-256 over names, types, shapes and bytes of a folder's tensors, into however many files they are split.
+    """One SHA-256 over names, types, shapes and bytes of a folder's tensors, however they are split into files.
 
-    None where there are none or they cannot be read.
+    None if there are none or they cannot be read.
     """
+    try:
+        tensors = {name: tensor for path in _weights_files(folder) for name, tensor in load_file(path).items()}
+    except (OSError, SafetensorError):
+        return None
     state = hashlib.sha256()
-    with contextlib.ExitStack() as stack:
-        try:
-            files = [stack.enter_context(safe_open(path, framework="pt")) for path in _weights_files(folder)]
-            holders = {name: file for file in files for name in file.keys()}  # noqa: SIM118
-            for name in sorted(holders):
-                tensor = holders[name].get_tensor(name)
-                state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-                state.update(tensor.reshape(-1).view(torch.uint8).numpy())
-        except (OSError, SafetensorError):
-            return None
-    return state.hexdigest() if holders else None
+    for name, tensor in sorted(tensors.items()):
+        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        state.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return state.hexdigest() if tensors else None
 
 
 def name_of_test_set(source: str | Path, reference: str | Path) -> str:
@@ -85,7 +75,7 @@ def name_of_test_set(source: str | Path, reference: str | Path) -> str:
 
 
 def search_settings(generation_config) -> dict:
-    """What a generation configuration sets over the library's defaults, but for the tokens that every model has."""
+    """What a generation configuration sets over the library's defaults, apart from the tokens that every model has."""
     settings = {
         name: value
         for name, value in generation_config.to_diff_dict().items()
@@ -95,16 +85,11 @@ def search_settings(generation_config) -> dict:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that a figure depends on."""
-    found = {"python": platform.python_version()}
-    for library in LIBRARIES:
-        try:
-            found[library] = metadata.version(library)
-        except metadata.PackageNotFoundError:  # run straight from a checkout
-            from .. import __version__
+    """Versions of Python and of the libraries that scores depend on."""
+    from .. import __version__
 
-            found[library] = __version__
-    return found
+    libraries = {name: metadata.version(name) for name in ("transformers", "torch", "tokenizers", "sacrebleu")}
+    return {"python": platform.python_version(), "vaswani_transformer": __version__, **libraries}
 
 
 def evaluation_record(
@@ -115,16 +100,16 @@ def evaluation_record(
     options: dict,
     test_set: str | None = None,
 ) -> dict:
-    """What tells others how a score was obtained. Paths are cut to file names: they may go to the Hub.
+    """How scores were obtained, for others to repeat. Paths are cut to file names, since records may go to the Hub.
 
     Args:
         model_folder: the evaluated model.
         source: file of the sources.
         reference: file of the references.
         generation: the decoding settings that were in force, such as `num_beams` and `length_penalty`.
-        options: the options that were given on the command line over the model's own, by flag, such as `--beams`; True
-            for one without a value.
-        test_set: a name for the test set; made from the file names if not given.
+        options: the command line's options that override the model's settings, by flag, such as `--beams`; True for
+            one without a value, None for one that was not given.
+        test_set: a name for the test set; by default made from the file names.
 
     Returns:
         `test_set`, names and SHA-256 of the files (of pipes the name alone), `weights_sha256`, `generation`,
@@ -139,10 +124,11 @@ def evaluation_record(
         files[f"{side}_file"] = path.name
         if path.is_file():  # a pipe has been read to its end already
             files[f"{side}_sha256"] = file_sha256(path)
+    exported = Path(model_folder) / "model.bin"
     return {
         "test_set": test_set or name_of_test_set(source, reference),
         **files,
-        "weights_sha256": weights_sha256(model_folder) or _exported_sha256(model_folder),
+        "weights_sha256": weights_sha256(model_folder) or (file_sha256(exported) if exported.is_file() else None),
         "generation": {name: value for name, value in generation.items() if value is not None},
         "versions": versions(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
@@ -151,7 +137,7 @@ def evaluation_record(
 
 
 def read_evaluation(path: str | Path) -> dict:
-    """What `vaswani evaluate --json` wrote.
+    """The record and scores that `vaswani evaluate --json` wrote.
 
     Raises:
         UserError: for a file that is missing, is not JSON, or does not say what it is an evaluation of.
@@ -162,19 +148,11 @@ def read_evaluation(path: str | Path) -> dict:
         raise UserError(f"cannot read evaluation file {path}: {error.strerror}") from error
     except ValueError as error:  # JSON and UTF-8 errors
         raise UserError(f"{path} is not a file of `vaswani evaluate --json`: it is not JSON ({error})") from error
-    if (
-        not isinstance(record, dict)
-        or not all(isinstance(record.get(key), str) for key in ("test_set", "weights_sha256", "command"))
-        or not isinstance(record.get("generation"), dict)
-        or not isinstance(record.get("versions", {}), dict)
-        or not all(
-            isinstance(value, str)
-            for key, value in record.items()
-            if key == "date" or key.endswith(("_file", "_sha256", "_signature"))
-        )
-    ):
+    required = {"test_set": str, "weights_sha256": str, "command": str, "generation": dict, "versions": dict}
+    values = {"versions": {}} | record if isinstance(record, dict) else {}
+    if not all(isinstance(values.get(name), kind) for name, kind in required.items()):
         raise UserError(
-            f"{path} does not say of which weights its scores are and how they were obtained: evaluate again with"
-            " `vaswani evaluate --json` of this version"
+            f"{path} does not say which weights were evaluated and how: evaluate again with `vaswani evaluate --json`"
+            " of this version"
         )
     return record

@@ -1,7 +1,8 @@
-"""What a model card is made from: facts of a model, the recipe and log of its run, and its scores."""
+"""What a model card states: facts about a model, the recipe and log of its training run, and its scores."""
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,34 +16,25 @@ from ..recipes.recipe import Recipe, convert
 from ..training.callbacks import read_training_log
 from ..training.run_folder import LOG, RECIPE
 
-# ISO 639-1, to tell the column `de` from the column `fr_text`.
-_ISO_639_1 = (
-    " aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo"
-    " es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka"
-    " kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng"
-    " nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st"
-    " su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu "
-)
-
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card is made from.
+    """What a model card states; what is empty or None is not known and left out.
 
     Args:
         repo_id: `owner/name`.
         config: the model's configuration.
         parameters: how many the model has, tied ones counted once.
         generation: `search_settings` of its `generation_config.json`.
-        recipe: the recipe of its training run; empty if not known.
-        log: the entries of its training log; empty if not known.
+        recipe: the recipe of its training run.
+        log: the entries of its training log.
         evaluations: records of `vaswani evaluate --json`.
-        languages: codes (ISO 639), source first.
-        license: the Hub's identifier of the weights' licence; None if none was given.
+        languages: ISO 639 codes, source first.
+        license: the Hub's identifier of the weights' licence.
         datasets: names of datasets on the Hub.
-        remote_code: whether code travels beside the weights.
-        pipeline: a pipeline task that the saved model brings, or None.
-        weights: `tensors_sha256` of the weights; None if not known.
+        remote_code: whether the model's code is saved beside the weights.
+        pipeline: a pipeline task whose code is saved with the model.
+        weights: `tensors_sha256` of the weights.
     """
 
     repo_id: str
@@ -66,33 +58,34 @@ class CardFacts:
 
 
 def read_run(folder: str | Path) -> tuple[dict, list[dict]]:
-    """The recipe and the training log of a run's folder; both are empty where there is no recipe.
+    """The recipe and the training log of a run's folder, without fields that are no field or no value of a `Recipe`.
 
-    A log alone is another program's: its steps and seconds may be of another kind. What is no recipe is left out.
+    Both are empty if there is no recipe: a log alone is another program's, whose steps and seconds may differ in kind.
     """
     path, log = Path(folder) / RECIPE, Path(folder) / LOG
-    recipe, known = {}, {field.name for field in dataclasses.fields(Recipe)}
-    if path.is_file():
-        with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError):  # a torn file says nothing
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
-            for name in known & values.keys() if isinstance(values, dict) else ():
-                with contextlib.suppress(UserError):
-                    recipe[name] = convert(name, values[name])
-    entries = read_training_log(log) if path.is_file() and log.is_file() else []
+    if not path.is_file():
+        return {}, []
+    recipe, values = {}, None
+    with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError):
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for known in dataclasses.fields(Recipe) if isinstance(values, dict) else ():
+        with contextlib.suppress(UserError, KeyError):
+            recipe[known.name] = convert(known.name, values[known.name])
+    entries = read_training_log(log) if log.is_file() else []
     return recipe, [entry for entry in entries if isinstance(entry, dict)]
 
 
 def languages_of(recipe: Mapping) -> list[str]:
-    """Source and target language as the recipe's column names or file endings say; empty if they do not.
+    """Source and target language if the recipe's columns or files are named by codes of two letters; else empty.
 
     >>> languages_of({"source_column": "en", "target_column": "de"})
     ['en', 'de']
     """
     columns = [recipe.get("source_column"), recipe.get("target_column")]
-    files = [str(recipe.get(f"train_{side}") or "").removesuffix(".gz") for side in ("source", "target")]
-    for pair in (columns, [name.rpartition(".")[2] for name in files]):
-        if pair[0] != pair[1] and all(code and f" {code} " in _ISO_639_1 for code in pair):
-            return pair
+    files = [str(recipe.get(f"train_{side}")).removesuffix(".gz") for side in ("source", "target")]
+    for codes in (columns, [name.rpartition(".")[2] for name in files]):
+        if codes[0] != codes[1] and all(re.fullmatch("[a-z]{2}", code or "") for code in codes):
+            return codes
     return []
 
 
@@ -103,12 +96,12 @@ def datasets_of(recipe: Mapping) -> list[str]:
 
 
 def facts_of(model, repo_id: str, folder: str | Path | None, weights: str | None = None) -> CardFacts:
-    """What a saved model and the folder of its run tell.
+    """The facts in a saved model and in the folder of its training run.
 
     Args:
-        model: a [`VaswaniForConditionalGeneration`] after `save_pretrained`, which enters what travels with it.
+        model: a [`VaswaniForConditionalGeneration`] after `save_pretrained`, which sets what is saved with it.
         repo_id: `owner/name`.
-        folder: where it was trained, if known; files of the run that are not there are left out.
+        folder: where it was trained; None if not known.
         weights: `tensors_sha256` of what it saves.
     """
     recipe, log = read_run(folder) if folder is not None else ({}, [])

@@ -1,4 +1,4 @@
-"""A card of ours on the Hub: the seal by which it is known again, and what of it the next one keeps."""
+"""A card that is on the Hub already: whether it is ours and unedited, and which of its facts the next card keeps."""
 
 import contextlib
 import dataclasses
@@ -7,36 +7,18 @@ import json
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
+
+from .card_facts import CardFacts
 
 logger = logging.getLogger(__name__)
 
 _SEAL = re.compile(r"\n*<!-- Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64}) -->\s*\Z")
 _STATE = re.compile(r"^<!-- For the next push: (\{.*\}) -->$", re.MULTILINE)
-# The one sentence of transformers' default card that is not of huggingface_hub's template.
+# The one sentence of transformers' default card that is not from huggingface_hub's template.
 _DESCRIPTION = re.compile(r"^.*This model card has been automatically generated\.$", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class EarlierCard:
-    """What a card of ours says that no file of a model does.
-
-    Args:
-        languages: codes (ISO 639), source first.
-        license: the Hub's identifier of the weights' licence.
-        datasets: names of datasets on the Hub.
-        weights: `tensors_sha256` of the weights that it describes.
-        evaluations: records of `vaswani evaluate --json`.
-    """
-
-    languages: Sequence[str] = ()
-    license: str | None = None
-    datasets: Sequence[str] = ()
-    weights: str | None = None
-    evaluations: Sequence[Mapping] = ()
 
 
 def _digest(text: str) -> str:
@@ -44,7 +26,7 @@ def _digest(text: str) -> str:
 
 
 def seal(text: str, weights: str | None = None, evaluations: Sequence[Mapping] = ()) -> str:
-    """The card with last lines by which `is_sealed` knows it again and `read_card` what it was made from."""
+    """The card with comments at its end that `is_sealed` recognises it by and `read_card` gets the records from."""
     text = text.rstrip()
     if weights is not None:
         state = json.dumps({"weights": weights, "evaluations": list(evaluations)}, ensure_ascii=False)
@@ -54,81 +36,69 @@ def seal(text: str, weights: str | None = None, evaluations: Sequence[Mapping] =
 
 
 def is_sealed(text: str) -> bool:
-    """Whether a card is as `vaswani push` wrote it: not one of someone else's, and not edited since."""
+    """Whether a card is as `vaswani push` wrote it: not someone else's, and not edited since."""
     match = _SEAL.search(text)
     return match is not None and match.group(1) == _digest(text[: match.start()])
 
 
 def may_be_replaced(text: str) -> bool:
-    """Whether nobody wrote this card: it is ours as we wrote it, or transformers' default one, unedited."""
+    """Whether nobody wrote or edited this card: it is sealed, or it is transformers' default one."""
     if is_sealed(text):
         return True
     sentence = _DESCRIPTION.search(text.replace("\r\n", "\n"))
     if sentence is None:
         return False
-    stub = ModelCard.from_template(ModelCardData(), model_description=sentence.group())
+    default = ModelCard.from_template(ModelCardData(), model_description=sentence.group())
     with contextlib.suppress(ValueError, TypeError, KeyError, yaml.YAMLError):
-        return ModelCard(text).text.split() == stub.text.split()
+        return ModelCard(text).text.split() == default.text.split()
     return False
 
 
-def read_card(text: str) -> EarlierCard | None:
-    """What a sealed card says; None for any other."""
+def read_card(text: str) -> dict:
+    """The facts of a sealed card that may be kept, by their names in `CardFacts`; empty for any other card."""
     if not is_sealed(text):
-        return None
-    text, state = text.replace("\r\n", "\n"), {}
-    with contextlib.suppress(ValueError, IndexError):
-        state = json.loads(_STATE.findall(text)[-1])
-    try:
-        data = ModelCard(text).data
-    except (ValueError, TypeError, KeyError, yaml.YAMLError):
-        data = ModelCardData()
-
-    def names(value) -> list[str]:
-        return [name for name in ([value] if isinstance(value, str) else value or []) if isinstance(name, str)]
-
-    return EarlierCard(
-        languages=names(data.language),
-        license=data.license if isinstance(data.license, str) else None,
-        datasets=names(data.datasets),
-        weights=state.get("weights"),
-        evaluations=state.get("evaluations") or [],
-    )
+        return {}
+    text = text.replace("\r\n", "\n")
+    data = ModelCard(text).data
+    facts = {"languages": data.language, "datasets": data.datasets}
+    facts = {name: [value] if isinstance(value, str) else value for name, value in facts.items()}
+    states = _STATE.findall(text)
+    return {**facts, "license": data.license, **(json.loads(states[-1]) if states else {})}
 
 
 def describes(text: str, weights: str | None) -> bool:
-    """Whether this is a card of ours on just these weights."""
-    earlier = read_card(text)
-    return earlier is not None and weights is not None and earlier.weights == weights
+    """Whether this is a sealed card about exactly these weights (`tensors_sha256`)."""
+    return weights is not None and read_card(text).get("weights") == weights
 
 
-def carry_over(facts, text: str, given: Collection[str] = ()):
-    """The facts for a new card, with what stays true of a card of ours on the Hub; one line is logged that says so.
+def carry_over(facts: CardFacts, text: str, given: Collection[str] = ()) -> CardFacts:
+    """The facts with those of a sealed card on the Hub that are still true; logs in one line what is kept.
 
-    Licence, languages and datasets stay where nothing else is known, and on the same weights unless they are given;
-    scores stay on the same weights only.
+    Licence, languages and datasets are kept if they are not known otherwise, and for the same weights unless the user
+    gave them; scores are kept for the same weights only.
 
     Args:
-        facts: a [`CardFacts`].
+        facts: about the model that is pushed.
         text: of the card on the Hub.
         given: names of the facts that the user gave.
     """
-    earlier = read_card(text)
-    if earlier is None:
-        return facts
-    same, kept = describes(text, facts.weights), {}
-    for name in ("license", "languages", "datasets"):
-        value, known = getattr(earlier, name), getattr(facts, name)
-        if value and name not in given and (same or not known) and value != (known if name == "license" else [*known]):
-            kept[name] = value
-    if earlier.evaluations and not facts.evaluations:
+    earlier, same = read_card(text), describes(text, facts.weights)
+    kept = {
+        name: earlier[name]
+        for name in ("license", "languages", "datasets")
+        if earlier.get(name)
+        and name not in given
+        and (same or not getattr(facts, name))
+        and earlier[name] != getattr(facts, name)
+    }
+    if earlier.get("evaluations") and not facts.evaluations:
         if same:
-            kept["evaluations"] = earlier.evaluations
+            kept["evaluations"] = earlier["evaluations"]
         else:
             logger.warning("the scores on the card on the Hub are of other weights and left out: evaluate these")
     if kept:
         words = [
-            f"{name} {value if isinstance(value, str) else ', '.join(value)}"
+            f"{name} {', '.join(value) if isinstance(value, list) else value}"
             for name, value in kept.items()
             if name != "evaluations"
         ]

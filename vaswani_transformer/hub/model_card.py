@@ -1,8 +1,9 @@
-"""The model card: facts of a model, its training and its scores, put into a template of `model_cards/`.
+"""The model card: facts about a model, its training and its scores, put into a template of `model_cards/`.
 
-Nothing here needs a network, and no figure comes from anywhere but the model, its run folder and evaluation files.
+Nothing here needs a network, and every figure comes from the model, its run folder or evaluation files.
 """
 
+import contextlib
 import math
 import re
 import tempfile
@@ -16,186 +17,57 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.utils import validate_repo_id
 
 from ..durations import duration
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..evaluation.records import tensors_sha256
 from ..model.configuration_vaswani import VaswaniConfig
 from .card_facts import CardFacts, datasets_of, facts_of
 from .existing_card import carry_over, describes, may_be_replaced, seal
 
-
-def size_rows(facts: CardFacts) -> list[tuple[str, str]]:
-    """Rows of the table of sizes."""
-    config = facts.config
-    shared = "shared by source, target and output" if config.tie_word_embeddings else "three matrices of embeddings"
-    learned = config.position_encoding == "learned"
-    return [
-        ("parameters", f"{facts.parameters:,}"),
-        ("layers", f"{config.encoder_layers} encoder, {config.decoder_layers} decoder"),
-        ("d_model", f"{config.d_model:,}"),
-        ("d_ff", f"{config.d_ff:,}"),
-        ("attention heads", f"{config.num_heads}, d_k {config.d_k}, d_v {config.d_v}"),
-        ("vocabulary", f"{config.vocab_size:,} entries, {shared}"),
-        ("positions", f"learned, {config.max_position_embeddings:,}" if learned else "sinusoidal"),
-        *([("self-attention", f"{config.attention_window} neighbours")] if config.attention_window else []),
-    ]
-
-
-def _data(recipe: Mapping, part: str) -> str | None:
-    """The data of one part of a run in words; of paths only the last part, which is no secret of the machine."""
-    source, target = recipe.get(f"{part}_source"), recipe.get(f"{part}_target")
-    if source and target:
-        return f"{Path(source).name} and {Path(target).name}"
-    if part == "validation" and not recipe.get("validation_data"):
-        if recipe.get("validation_split") and recipe.get("train_data"):
-            return f"split {recipe['validation_split']} of the same dataset"
-        return f"{recipe['validation_size']:,} pairs held out of them" if recipe.get("validation_size") else None
-    if not recipe.get(f"{part}_data"):
-        return None
-    name = recipe["train_data"] if datasets_of(recipe) and part == "train" else Path(recipe[f"{part}_data"]).name
-    return f"{name} {recipe['data_config']}" if recipe.get("data_config") else name
-
-
-def _kept_weights(recipe: Mapping, log: Sequence[Mapping]) -> str | None:
-    """Which weights the run kept, as its recipe says, or as its log tells where that says the better ones."""
-    by = recipe.get("best_by")
-    best, average = (
-        next((entry[f"{name}_{by}"] for entry in reversed(log) if f"{name}_{by}" in entry), None)
-        for name in ("best", "average")
-    )
-    if best is None and average is None:
-        return None
-    keep = recipe.get("keep_weights", "better")
-    if keep == "last":
-        return "last checkpoint"
-    if best is None or average is None or keep in ("best", "average"):
-        kept_best = average is None or (best is not None and keep == "best")
-    else:
-        kept_best = average <= best if by == "bleu" else average >= best
-    if kept_best:
-        return f"best checkpoint by validation {'BLEU' if by == 'bleu' else by}"
-    count = recipe.get("average_checkpoints")
-    return f"average of the last checkpoints, {count} at most" if count else "average of the last checkpoints"
-
-
-def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
-    """Rows of the training table, from recipe and log; a row whose facts are absent is left out."""
-    recipe, config = facts.recipe, facts.config
-    steps = [
-        entry
-        for entry in facts.log
-        if "step" in entry and not {"best_loss", "average_loss", "last_loss"} & entry.keys()
-    ]
-    last = steps[-1] if steps else {}
-
-    def known(*names) -> bool:
-        return all(recipe.get(name) is not None for name in names)
-
-    rows = [("training data", _data(recipe, "train")), ("validation data", _data(recipe, "validation"))]
-    if known("max_length"):
-        rows.append(("longest pair", f"{recipe['max_length']:,} tokens on a side"))
-    if known("tokens_per_batch"):
-        rows.append(("batch", f"{recipe['tokens_per_batch']:,} source tokens, and as many target tokens, at most"))
-    if last:
-        epochs = f", {last['epoch']:.1f} epochs" if "epoch" in last else ""
-        rows.append(("optimizer steps", f"{last['step']:,}{epochs}"))
-    if known("adam_beta1", "adam_beta2", "adam_epsilon"):
-        betas = f"β₁ {recipe['adam_beta1']}, β₂ {recipe['adam_beta2']}, ε {float(recipe['adam_epsilon']):g}"
-        rows.append(("optimizer", f"Adam, {betas}"))
-    if known("warmup_steps"):
-        scale = recipe.get("learning_rate_scale")
-        factor = f" times {scale:g}" if scale is not None and scale != 1 else ""
-        rows.append(("learning rate", f"Equation 3 of the paper{factor}, {recipe['warmup_steps']:,} warmup steps"))
-    if recipe or facts.log:
-        parts = [f"{config.dropout:g}"]
-        parts += [f"{value:g} on attention weights"] if (value := config.attention_dropout) else []
-        parts += [f"{value:g} inside feed-forward layers"] if (value := config.activation_dropout) else []
-        rows.append(("dropout", ", ".join(parts)))
-    if known("label_smoothing"):
-        rows.append(("label smoothing", f"{recipe['label_smoothing']:g}"))
-    rows.append(("weights kept", _kept_weights(recipe, facts.log)))
-    if "seconds" in last:
-        rows.append(("duration", duration(last["seconds"])))
-    if known("seed"):
-        rows.append(("seed", str(recipe["seed"])))
-    return [(label, value) for label, value in rows if value is not None]
-
-
-def decoding_rows(generation: Mapping) -> list[tuple[str, str]]:
-    """Rows of the decoding table: the paper's settings in words, others by name; what is not set is left out."""
-    words = {
-        "num_beams": "beams",
-        "length_penalty": "length penalty",
-        "max_extra_tokens": "tokens more than the source, at most",
-        "max_new_tokens": "tokens, at most",
-    }
-    names = [*words, *sorted(generation.keys() - words.keys())]
-    return [
-        (words.get(name, f"`{name}`"), number_in_words(generation[name]))
-        for name in names
-        if generation.get(name) is not None
-    ]
-
-
-def number_in_words(value) -> str:
-    """A setting as cards show it: thousands apart, no more digits than are needed.
-
-    >>> number_in_words(1000), number_in_words(0.6), number_in_words("early")
-    ('1,000', '0.6', 'early')
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-KINDS = {"base": "base", "big": "big", "parser": "parsing"}  # template -> preset of the paper it speaks of
-# Score in an evaluation file -> metric on the Hub, words for it, decimals shown (the front matter has all of them).
+KINDS = {"base": "base", "big": "big", "parser": "parsing"}  # template -> the paper's preset that it compares with
+# Score in an evaluation file -> metric on the Hub, its label, decimals shown (the front matter has all of them).
 METRICS = {
     "bleu": ("sacrebleu", "BLEU", 2),
     "chrf": ("chrf", "chrF", 2),
-    "perplexity": ("perplexity", "perplexity a target token", 3),
+    "perplexity": ("perplexity", "perplexity per target token", 3),
     "exact_match": ("exact_match", "sentences equal to their reference, in percent", 1),
     "bracket_f1": ("f1", "labelled bracket F1", 2),
     "bracket_precision": ("precision", "labelled bracket precision", 2),
     "bracket_recall": ("recall", "labelled bracket recall", 2),
 }
-_LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*|multilingual|code")
-_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
-_SIZES = ("d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers")
-
-
-def card_for_push(model, repo_id: str, card: str) -> str:
-    """The card for `model.push_to_hub`: ours in place of transformers' default one or of an earlier one of ours.
-
-    A card of ours on these very weights stays as it is. Otherwise the run that the model was loaded from is told of
-    only if the weights are still those of its folder, in values and precision.
-
-    Args:
-        model: as for `facts_of`.
-        repo_id: `owner/name`.
-        card: what transformers would push: its default, or the card that is on the Hub.
-    """
-    if not may_be_replaced(card):
-        return card
-    with tempfile.TemporaryDirectory() as saved:
-        model.save_pretrained(saved)
-        weights = tensors_sha256(saved)
-    if describes(card, weights):
-        return card
-    folder = Path(model.name_or_path) if model.name_or_path else None
-    known = folder is not None and folder.is_dir() and weights is not None and tensors_sha256(folder) == weights
-    return render_card(carry_over(facts_of(model, repo_id, folder if known else None, weights), card))
+_SIZES = ("d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers", "d_k", "d_v")
+# Label of a row -> its text, in which fields of the recipe and values that are computed from the log are put.
+_TRAINING = {
+    "training data": "{training_data}",
+    "validation data": "{validation_data}",
+    "longest pair": "{max_length:,} tokens on a side",
+    "batch": "{tokens_per_batch:,} source tokens, and as many target tokens, at most",
+    "optimizer steps": "{steps:,}{epochs}",
+    "optimizer": "Adam, β₁ {adam_beta1}, β₂ {adam_beta2}, ε {adam_epsilon:g}",
+    "learning rate": "Equation 3 of the paper{factor}, {warmup_steps:,} warmup steps",
+    "dropout": "{dropout}",
+    "label smoothing": "{label_smoothing:g}",
+    "weights kept": "{weights_kept}",
+    "duration": "{duration}",
+    "seed": "{seed}",
+}
+_DECODING = {
+    "num_beams": "beams",
+    "length_penalty": "length penalty",
+    "max_extra_tokens": "tokens more than the source, at most",
+    "max_new_tokens": "tokens, at most",
+}
 
 
 def check_metadata(languages: Sequence[str], license: str | None, datasets: Sequence[str]) -> None:
-    """Check the form of what the front matter will hold; whether a licence is known, the Hub itself says on a push.
+    """Check the form of what the front matter will hold; whether a licence or language exists, the Hub checks.
 
     Raises:
         UserError: naming the value and the rule.
     """
     for language in languages:
-        if not _LANGUAGE.fullmatch(language):
+        if not re.fullmatch(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*|multilingual|code", language):
             raise UserError(f"--language {language!r} is no language code: give one of ISO 639, such as en or de")
-    if license is not None and not _LICENSE.fullmatch(license):
+    if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
         raise UserError(
             f"--license {license!r} is no licence identifier of the Hub: give one such as mit, apache-2.0 or cc-by-4.0"
         )
@@ -215,15 +87,15 @@ def choose_kind(config: VaswaniConfig, recipe: Mapping) -> str:
 
 def _has_sizes_of(config: VaswaniConfig, preset: str) -> bool:
     paper = VaswaniConfig.from_preset(preset)
-    return all(getattr(config, name) == getattr(paper, name) for name in (*_SIZES, "d_k", "d_v"))
+    return all(getattr(config, name) == getattr(paper, name) for name in _SIZES)
 
 
 def compare_with_paper(config: VaswaniConfig, kind: str) -> str:
-    """A sentence that says how the model's sizes relate to those of the paper's model."""
+    """A sentence that compares the model's sizes with those of the paper's model."""
     words = {"base": "base model", "big": "big model", "parser": "parsing model"}[kind]
     if _has_sizes_of(config, KINDS[kind]):
         return f"Its sizes are those of the paper's {words}."
-    # What the vocabulary and the form of the embeddings add is not what is compared.
+    # Parameters that vocabulary and kind of embeddings add are not compared.
     shared = ("vocab_size", "tie_word_embeddings", "position_encoding", "max_position_embeddings", "attention_bias")
     paper = VaswaniConfig.from_preset(KINDS[kind], **{name: getattr(config, name) for name in shared})
     ratio = config.num_parameters() / paper.num_parameters()
@@ -232,8 +104,106 @@ def compare_with_paper(config: VaswaniConfig, kind: str) -> str:
     return f"It is a {'smaller' if ratio < 1 else 'larger'} model of the same architecture as the paper's {words}."
 
 
+def size_rows(facts: CardFacts) -> list[tuple[str, str]]:
+    """Rows (label, value) of the table of sizes."""
+    config = facts.config
+    shared = "shared by source, target and output" if config.tie_word_embeddings else "three matrices of embeddings"
+    learned = config.position_encoding == "learned"
+    return [
+        ("parameters", f"{facts.parameters:,}"),
+        ("layers", f"{config.encoder_layers} encoder, {config.decoder_layers} decoder"),
+        ("d_model", f"{config.d_model:,}"),
+        ("d_ff", f"{config.d_ff:,}"),
+        ("attention heads", f"{config.num_heads}, d_k {config.d_k}, d_v {config.d_v}"),
+        ("vocabulary", f"{config.vocab_size:,} entries, {shared}"),
+        ("positions", f"learned, {config.max_position_embeddings:,}" if learned else "sinusoidal"),
+        *([("self-attention", f"{config.attention_window} neighbours")] if config.attention_window else []),
+    ]
+
+
+def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
+    """Rows (label, value) of the training table, from recipe and log; those of unknown facts are left out."""
+    recipe, config = facts.recipe, facts.config
+    steps = [entry for entry in facts.log if not {"best_loss", "average_loss", "last_loss"} & entry.keys()]
+    last = next((entry for entry in reversed(steps) if "step" in entry), {})
+    scale, seconds = recipe.get("learning_rate_scale") or 1, last.get("seconds")
+    dropouts = [f"{config.dropout:g}"]
+    dropouts += [f"{config.attention_dropout:g} on attention weights"] if config.attention_dropout else []
+    dropouts += [f"{config.activation_dropout:g} inside feed-forward layers"] if config.activation_dropout else []
+    values = {
+        **recipe,
+        "training_data": _data(recipe, "train"),
+        "validation_data": _data(recipe, "validation"),
+        "steps": last.get("step"),
+        "epochs": f", {last['epoch']:.1f} epochs" if "epoch" in last else "",
+        "factor": f" times {scale:g}" if scale != 1 else "",
+        "dropout": ", ".join(dropouts) if recipe or facts.log else None,
+        "weights_kept": _kept_weights(recipe, facts.log),
+        "duration": None if seconds is None else duration(seconds),
+    }
+    known = {name: value for name, value in values.items() if value is not None}
+    rows = []
+    for label, text in _TRAINING.items():
+        with contextlib.suppress(KeyError):
+            rows.append((label, text.format_map(known)))
+    return rows
+
+
+def _data(recipe: Mapping, part: str) -> str | None:
+    """The data of `"train"` or `"validation"` in words; of paths only the last part, since folders are private."""
+    source, target = recipe.get(f"{part}_source"), recipe.get(f"{part}_target")
+    if source and target:
+        return f"{Path(source).name} and {Path(target).name}"
+    if part == "validation" and not recipe.get("validation_data"):
+        if recipe.get("validation_split") and recipe.get("train_data"):
+            return f"split {recipe['validation_split']} of the same dataset"
+        return f"{recipe['validation_size']:,} pairs held out of them" if recipe.get("validation_size") else None
+    if not recipe.get(f"{part}_data"):
+        return None
+    name = recipe["train_data"] if datasets_of(recipe) and part == "train" else Path(recipe[f"{part}_data"]).name
+    return f"{name} {recipe['data_config']}" if recipe.get("data_config") else name
+
+
+def _kept_weights(recipe: Mapping, log: Sequence[Mapping]) -> str | None:
+    """Which weights the run kept: those that its recipe names, or those that its log says are better."""
+    metric = recipe.get("best_by")
+    names = ("best", "average", "last")
+    scores = {name: entry[f"{name}_{metric}"] for entry in log for name in names if f"{name}_{metric}" in entry}
+    if not scores:
+        return None
+    kept = recipe.get("keep_weights")
+    if kept not in scores:
+        kept = (max if metric == "bleu" else min)(scores, key=scores.get)
+    if kept == "best":
+        return f"best checkpoint by validation {'BLEU' if metric == 'bleu' else metric}"
+    count = recipe.get("average_checkpoints")
+    average = f"average of the last checkpoints, {count} at most" if count else "average of the last checkpoints"
+    return average if kept == "average" else "last checkpoint"
+
+
+def decoding_rows(generation: Mapping) -> list[tuple[str, str]]:
+    """Rows (label, value) of the decoding table: the paper's settings in words, others by name, unset ones left out."""
+    names = [*_DECODING, *sorted(generation.keys() - _DECODING.keys())]
+    return [
+        (_DECODING.get(name, f"`{name}`"), number_in_words(generation[name]))
+        for name in names
+        if generation.get(name) is not None
+    ]
+
+
+def number_in_words(value) -> str:
+    """A setting as cards show it: with a thousands separator and no more digits than needed.
+
+    >>> number_in_words(1000), number_in_words(0.6), number_in_words("early")
+    ('1,000', '0.6', 'early')
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _scores(evaluation: Mapping) -> dict[str, float]:
-    """The scores that a record holds and the card knows, by their keys.
+    """The scores of a record that the card knows, by their keys.
 
     Raises:
         UserError: for a record without any, or with one that is no number.
@@ -248,27 +218,27 @@ def _scores(evaluation: Mapping) -> dict[str, float]:
 
 
 def evaluation_results(facts: CardFacts, kind: str) -> list[EvalResult]:
-    """What the front matter's `model-index` says: every score, exact, with the arguments it was obtained with.
+    """Every score for the front matter's `model-index`, exact, with the arguments it was obtained with.
 
     Raises:
-        UserError: as the records demand.
+        UserError: for a record without a score, or with one that is no number.
     """
     task = ("other", "Constituency parsing") if kind == "parser" else ("translation", "Translation")
-    results, slugs = [], _dataset_types(facts.evaluations)
+    results, types = [], _dataset_types(facts.evaluations)
     for evaluation in facts.evaluations:
         for key, value in _scores(evaluation).items():
-            metric, words, _ = METRICS[key]
-            # Perplexity is of the references: nothing is searched for.
+            metric, label, _ = METRICS[key]
+            # Perplexity is that of the references: it depends on no search.
             arguments = dict(evaluation.get("generation") or {}) if key != "perplexity" else {}
             if f"{key}_signature" in evaluation:
                 arguments["signature"] = evaluation[f"{key}_signature"]
             result = EvalResult(
                 task_type=task[0],
                 task_name=task[1],
-                dataset_type=slugs[_test_set(evaluation)],
+                dataset_type=types[_test_set(evaluation)],
                 dataset_name=" ".join(evaluation["test_set"].split()),
                 metric_type=metric,
-                metric_name=words,
+                metric_name=label,
                 metric_value=value,
                 metric_args=arguments or None,
             )
@@ -278,13 +248,15 @@ def evaluation_results(facts: CardFacts, kind: str) -> list[EvalResult]:
 
 
 def _test_set(evaluation: Mapping) -> tuple:
-    """What tells two test sets apart: the name and the files' content."""
-    digests = (evaluation.get(f"{side}_sha256") for side in ("source", "reference"))
-    return (" ".join(evaluation["test_set"].split()), *digests)
+    """What distinguishes two test sets: the name and the files' content."""
+    return (
+        " ".join(evaluation["test_set"].split()),
+        *(evaluation.get(f"{side}_sha256") for side in ("source", "reference")),
+    )
 
 
 def _dataset_types(evaluations: Sequence[Mapping]) -> dict[tuple, str]:
-    """A type for each test set, which the Hub's client would merge with another of the same type."""
+    """A type for each test set: `huggingface_hub` merges the results of two with the same type."""
     types = {}
     for test_set in map(_test_set, evaluations):
         slug = re.sub(r"[^a-z0-9._]+", "-", test_set[0].lower()).strip("-") or "test"
@@ -295,39 +267,34 @@ def _dataset_types(evaluations: Sequence[Mapping]) -> dict[tuple, str]:
 
 
 def _fence(text: str, least: int) -> str:
-    """Backticks, `least` or more, that nothing in the text closes."""
+    """At least `least` backticks, more than the text has in a row."""
     return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", text))])
 
 
 def _code(text: str) -> str:
-    """Text as a Markdown code span, which shows it as it is."""
+    """Text as a Markdown code span."""
     fence, space = _fence(text, 1), " " if "`" in text else ""
     return f"{fence}{space}{text}{space}{fence}"
 
 
 def _evaluation(evaluation: Mapping) -> dict:
-    """One record in the template's terms."""
-    how, command = [], evaluation.get("command")
-    if "sentences" in evaluation:
-        how.append(("sentences", number_in_words(evaluation["sentences"])))
+    """A record as a template is given it."""
+    how = [("sentences", number_in_words(evaluation["sentences"]))] if "sentences" in evaluation else []
     for side in ("source", "reference"):
         if f"{side}_file" in evaluation:
             digest = f", SHA-256 `{evaluation[f'{side}_sha256']}`" if f"{side}_sha256" in evaluation else ""
-            how.append((side, f"{_code(evaluation[f'{side}_file'])}{digest}"))
-    decoding = ", ".join(f"{label} {value}" for label, value in decoding_rows(evaluation.get("generation") or {}))
-    how += [("decoding", decoding)] if decoding else []
-    how += [
-        (f"{METRICS[key][1]} signature", _code(evaluation[f"{key}_signature"]))
-        for key in METRICS
-        if f"{key}_signature" in evaluation
-    ]
-    versions = ", ".join(f"{name} {version}" for name, version in (evaluation.get("versions") or {}).items())
-    how += [("versions", versions)] if versions else []
-    how += [("date", evaluation["date"])] if "date" in evaluation else []
+            how.append((side, f"{_code(str(evaluation[f'{side}_file']))}{digest}"))
+    how.append(("decoding", ", ".join(map(" ".join, decoding_rows(evaluation.get("generation") or {})))))
+    for key, (_, label, _) in METRICS.items():
+        if f"{key}_signature" in evaluation:
+            how.append((f"{label} signature", _code(str(evaluation[f"{key}_signature"]))))
+    how.append(("versions", ", ".join(map(" ".join, (evaluation.get("versions") or {}).items()))))
+    how.append(("date", evaluation.get("date")))
+    command = evaluation.get("command")
     return {
         "test_set": " ".join(evaluation["test_set"].split()),
         "scores": [(METRICS[key][1], f"{value:.{METRICS[key][2]}f}") for key, value in _scores(evaluation).items()],
-        "how": how,
+        "how": [(label, value) for label, value in how if value],
         "command": command,
         "fence": _fence(command or "", 3),
     }
@@ -354,44 +321,41 @@ def front_matter(facts: CardFacts, kind: str) -> ModelCardData:
 
 
 def template_folder() -> Path:
-    """Where the templates are: beside the modules when installed, beside the package in a checkout."""
+    """Where the templates are: inside the package if it is installed, beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     return next(folder for folder in (package / "model_cards", package.parent / "model_cards") if folder.is_dir())
-
-
-def _values(facts: CardFacts, kind: str, data: ModelCardData) -> dict:
-    """What a template is given; model_cards/README.md lists it."""
-    return {
-        "front_matter": data.to_yaml(),
-        "repo_id": facts.repo_id,
-        "name": facts.name,
-        "size": compare_with_paper(facts.config, kind),
-        "sizes": size_rows(facts),
-        "training": training_rows(facts),
-        "decoding": decoding_rows(facts.generation),
-        "evaluations": [_evaluation(evaluation) for evaluation in facts.evaluations],
-        "direction": facts.languages if len(facts.languages) == 2 else None,
-        "license": facts.license,
-        "longest": facts.recipe.get("max_length"),
-        "positions": (facts.config.max_position_embeddings if facts.config.position_encoding == "learned" else None),
-        "remote_code": facts.remote_code,
-        "pipeline": facts.pipeline,
-    }
 
 
 def render_card(facts: CardFacts, card: str | None = None) -> str:
     """The text of the card, checked and sealed.
 
     Args:
-        facts: what it says.
+        facts: what it states.
         card: `"base"`, `"big"`, `"parser"`, or the path of a template; chosen by the model if None.
 
     Raises:
-        UserError: for a template that is missing or wrong, records without scores, or metadata that `huggingface_hub`
-            does not read back as they were written.
+        UserError: for a template that is missing or wrong, records without scores, or a template's own front matter
+            that `huggingface_hub` cannot read.
     """
     kind = card if card in KINDS else choose_kind(facts.config, facts.recipe)
-    data = front_matter(facts, kind)
+    config = facts.config
+    values = {  # model_cards/README.md lists them
+        "front_matter": front_matter(facts, kind).to_yaml(),
+        "repo_id": facts.repo_id,
+        "name": facts.name,
+        "size": compare_with_paper(config, kind),
+        "sizes": size_rows(facts),
+        "training": training_rows(facts),
+        "decoding": decoding_rows(facts.generation),
+        "evaluations": list(map(_evaluation, facts.evaluations)),
+        "direction": facts.languages if len(facts.languages) == 2 else None,
+        "license": facts.license,
+        "longest": facts.recipe.get("max_length"),
+        "positions": config.max_position_embeddings if config.position_encoding == "learned" else None,
+        "remote_code": facts.remote_code,
+        "pipeline": facts.pipeline,
+    }
+    # `ModelCard.from_template` knows neither templates that extend others nor errors for unknown names.
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(template_folder()),
         undefined=jinja2.StrictUndefined,
@@ -401,10 +365,11 @@ def render_card(facts: CardFacts, card: str | None = None) -> str:
         autoescape=False,  # Markdown
     )
     environment.filters["cell"] = lambda value: str(value).replace("|", "\\|")
-    values = _values(facts, kind, data)
-    own = card is not None and card not in KINDS
     try:
-        template = environment.from_string(_read_template(card)) if own else environment.get_template(f"{kind}.md")
+        if card is None or card in KINDS:
+            template = environment.get_template(f"{kind}.md")
+        else:
+            template = environment.from_string(_read_template(card))
         text = template.render(values)
     except jinja2.TemplateError as error:
         where = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
@@ -412,38 +377,39 @@ def render_card(facts: CardFacts, card: str | None = None) -> str:
     if not text.lstrip().startswith("---"):
         text = f"---\n{values['front_matter']}\n---\n\n{text}"
     text = re.sub(r"\n{3,}", "\n\n", text.lstrip())
-    check_card(text, None if own else data)
+    try:
+        ModelCard(text)
+    except (ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        raise UserError(f"the card's front matter is not valid: {one_line(error, 300)}") from error
     return seal(text, facts.weights, facts.evaluations)
 
 
 def _read_template(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"cannot read card template {path} ({error.strerror}): give {', '.join(KINDS)} or a file"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"card template {path} is not UTF-8 text: save it as UTF-8") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", "it is not UTF-8")
+        raise UserError(f"cannot read card template {path} ({reason}): give {', '.join(KINDS)} or a file") from error
 
 
-def check_card(text: str, data: ModelCardData | None = None) -> None:
-    """The part of the Hub's card checks that needs no network: `huggingface_hub` parses the card.
+def card_for_push(model, repo_id: str, card: str) -> str:
+    """The card for `model.push_to_hub`: ours in place of transformers' default one or of an earlier one of ours.
+
+    A card of ours about exactly these weights stays as it is. Otherwise it describes the run that the model was loaded
+    from only if the weights are still those of its folder, in values and precision.
 
     Args:
-        text: the whole card.
-        data: metadata that it has to give back unchanged; not compared if None.
-
-    Raises:
-        UserError: saying what is wrong.
+        model: as for `facts_of`.
+        repo_id: `owner/name`.
+        card: what transformers would push: its default, or the card that is on the Hub.
     """
-    try:
-        parsed = ModelCard(text).data
-    except (ValueError, TypeError, KeyError, yaml.YAMLError) as error:
-        raise UserError(f"the card's front matter is not valid: {' '.join(str(error).split())[:300]}") from error
-
-    def results(card_data: ModelCardData) -> list[str]:  # `to_dict` alone merges, on both sides, what it takes for one
-        return sorted(map(repr, card_data.eval_results or []))
-
-    if data is not None and (parsed.to_dict() != data.to_dict() or results(parsed) != results(data)):
-        raise UserError("the card's front matter reads back other than it was written: check names for odd characters")
+    if not may_be_replaced(card):
+        return card
+    with tempfile.TemporaryDirectory() as saved:
+        model.save_pretrained(saved)
+        weights = tensors_sha256(saved)
+    if describes(card, weights):
+        return card
+    unchanged = bool(model.name_or_path) and weights is not None and tensors_sha256(model.name_or_path) == weights
+    folder = model.name_or_path if unchanged else None
+    return render_card(carry_over(facts_of(model, repo_id, folder, weights), card))

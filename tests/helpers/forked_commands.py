@@ -1,7 +1,7 @@
-"""Users of the Hub as processes of their own: forks of one process that has imported everything once.
+"""Commands and code as processes of their own: forks of one process that has imported everything once.
 
-`huggingface_hub` reads HF_ENDPOINT when it is imported, so a test cannot use the client of its own process. A fork of a
-process that was started with it takes milliseconds; a new process takes seconds.
+A fork takes milliseconds, a new process seconds. Tests of the Hub need this too because `huggingface_hub` reads
+HF_ENDPOINT when it is imported, so that the client of a test's own process cannot be used.
 """
 
 import json
@@ -24,25 +24,19 @@ class Done:
     err: str
 
 
-class HubClient:
-    """Runs commands and code with the real `huggingface_hub` against one endpoint; close it in the end.
+class ForkedCommands:
+    """Runs commands and code one after the other; close it in the end.
 
     Args:
-        endpoint: of the server.
         home: folder for HF_HOME and output.
+        environment: variables that are there at the imports.
     """
 
-    def __init__(self, endpoint: str, home: Path):
+    def __init__(self, home: Path, **environment: str):
         self.home = home
         names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE")
-        environment = {name: value for name, value in os.environ.items() if name not in names}
-        environment |= {
-            "HF_ENDPOINT": endpoint,
-            "HF_HOME": str(home / "hf"),
-            "HF_HUB_DISABLE_XET": "1",  # plain LFS, which the test server speaks
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "OMP_NUM_THREADS": "1",
-        }
+        environment = {name: value for name, value in os.environ.items() if name not in names} | environment
+        environment |= {"HF_HOME": str(home / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, __file__],
             text=True,
@@ -53,12 +47,11 @@ class HubClient:
         )
         self.ready = False
 
-    def start(self, *, command=None, code: str | None = None, token: str | None = "hf_writer", **environment) -> int:
+    def start(self, *, command=None, code: str | None = None, **environment: str) -> int:
         """Start a `vaswani` command or Python code; returns its process id."""
         if not self.ready:  # only now: it imports while the test prepares
             self.ready = self.process.stdout.readline() == "ready\n"
             assert self.ready
-        environment |= {"HF_TOKEN": token} if token else {}
         request = {"command": command and [str(word) for word in command], "code": code}
         request |= {"environment": environment, "home": str(self.home)}
         self.process.stdin.write(json.dumps(request) + "\n")
@@ -98,7 +91,8 @@ def _child(request: dict) -> int:
             return 0
         from vaswani_transformer.cli.main import main
 
-        return main(request["command"])
+        sys.argv = ["vaswani", *request["command"]]
+        return main()
     except SystemExit as exit_:
         return exit_.code
     except BaseException:
@@ -115,7 +109,8 @@ def _serve() -> None:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer  # noqa: F401
 
     import vaswani_transformer.cli.main
-    import vaswani_transformer.hub.push  # noqa: F401
+    import vaswani_transformer.hub.push
+    import vaswani_transformer.training.run  # noqa: F401
     from vaswani_transformer import VaswaniConfig, VaswaniModel
 
     torch.set_num_threads(1)

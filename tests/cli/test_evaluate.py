@@ -1,0 +1,86 @@
+"""`vaswani evaluate`: files that it writes or leaves alone, and the record of the search."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from model_folders import reconfigure, write_model
+
+from vaswani_transformer.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model") / "run")
+
+
+@pytest.fixture
+def evaluate(model, tmp_path):
+    """Evaluates on three lines; returns the exit status."""
+    for side, line in (("en", "The dog sees a cat."), ("de", "Der Hund sieht eine Katze.")):
+        (tmp_path / f"test.{side}").write_text(f"{line}\n" * 3)
+    files = ["--source", tmp_path / "test.en", "--reference", tmp_path / "test.de"]
+
+    def run(*options, folder=model):
+        return main([str(word) for word in ("evaluate", folder, *files, "--max-new-tokens", "8", *options)])
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["--output", "test.de"], "--output and --reference"),
+        (["--output", "link"], "--output and --source"),
+        (["--json", "test.en"], "--json and --source"),
+        (["--output", "new", "--json", "new"], "--json and --output"),
+        (["--output", "new", "--json", "folder/../new"], "--json and --output"),
+    ],
+)
+def test_evaluate_writes_over_nothing_that_it_reads(evaluate, tmp_path, capsys, options, names):
+    (tmp_path / "link").symlink_to(tmp_path / "test.en")
+    (tmp_path / "folder").mkdir()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    options = [word if word.startswith("--") else tmp_path / word for word in options]
+    assert evaluate(*options) == 2
+    error = capsys.readouterr().err
+    assert f"{names} are the same file" in error and len(error.splitlines()) == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_evaluate_may_write_to_devices_and_through_links(evaluate, tmp_path):
+    (tmp_path / "out").write_text("earlier\n")
+    (tmp_path / "out").chmod(0o640)
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    assert evaluate("--output", os.devnull, "--json", os.devnull) == 0
+    assert Path(os.devnull).is_char_device()
+    assert evaluate("--output", tmp_path / "link") == 0
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "out").read_text().count("\n") == 3
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o640
+
+
+def test_an_interrupted_evaluation_leaves_the_earlier_files(evaluate, tmp_path, monkeypatch):
+    for name in ("scores.json", "out"):
+        (tmp_path / name).write_text("earlier\n")
+    before = sorted(tmp_path.iterdir())
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vaswani_transformer.decoding.translator.Translator.translate", interrupt)
+    assert evaluate("--json", tmp_path / "scores.json", "--output", tmp_path / "out") == 130
+    assert sorted(tmp_path.iterdir()) == before
+    assert {(tmp_path / name).read_text() for name in ("scores.json", "out")} == {"earlier\n"}
+    monkeypatch.undo()
+    assert evaluate("--json", tmp_path / "scores.json", "--output", tmp_path / "out") == 0
+    assert sorted(tmp_path.iterdir()) == before and json.loads((tmp_path / "scores.json").read_text())["sentences"] == 3
+
+
+def test_a_sampled_search_is_recorded_as_one(evaluate, tmp_path):
+    folder = write_model(tmp_path / "sampled")
+    reconfigure(folder, do_sample=True, temperature=0.7)
+    assert evaluate("--beams", "1", "--json", tmp_path / "scores.json", folder=folder) == 0
+    generation = json.loads((tmp_path / "scores.json").read_text())["generation"]
+    assert {"num_beams": 1, "do_sample": True, "temperature": 0.7, "max_new_tokens": 8}.items() <= generation.items()
+    assert not any(name.endswith("_id") for name in generation) and "transformers_version" not in generation

@@ -56,7 +56,7 @@ def align(
         passes = [pass_with_attention(member, batch) for member in getattr(model, "members", [model])]
         attention = [one_pass.cross_attentions[layer].float().mean(dim=1) for one_pass in passes]  # mean of the heads
         for row, weights in zip(rows, torch.stack(attention).mean(dim=0).cpu(), strict=True):
-            links[filled[row]] = _strongest_links(weights, sides[0][row][1], sides[1][row][1])
+            links[filled[row]] = strongest_links(weights, sides[0][row][1], sides[1][row][1])
     return links
 
 
@@ -78,7 +78,7 @@ def tokens_and_words(tokenizer, texts: list[str]) -> list[tuple[list[int], list[
     return sides
 
 
-def _strongest_links(weights: torch.Tensor, source_words: list[int], target_words: list[int]) -> Links:
+def strongest_links(weights: torch.Tensor, source_words: list[int], target_words: list[int]) -> Links:
     """For each target word the source word with the largest sum of `(target_length, source_length)` weights."""
     # A row for each token that marks its word; tokens of no word, -1, fall into the last column, which is left out.
     source, target = (torch.eye(max(words) + 2)[words][:, :-1] for words in (source_words, target_words))

@@ -194,8 +194,7 @@ def add_convert(commands) -> None:
 def _convert(arguments: argparse.Namespace) -> int:
     from ..importing.pickles import convert_pickled_weights
 
-    written = convert_pickled_weights(arguments.folder)
-    print(f"wrote {', '.join(map(str, written))}; the pickle is still there and may be deleted")
+    print(f"wrote {convert_pickled_weights(arguments.folder)}; the pickle is still there and may be deleted")
     return 0
 
 

@@ -277,7 +277,7 @@ def test_without_matplotlib_there_is_still_the_page(folder, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["a dog", "--layer", "3"], "layer 3 is not there: encoder self-attention has 2 layers, counted from 1"),
         (["a dog", "--head", "9"], "head 9 is not there: encoder self-attention has 3 heads, counted from 1"),
@@ -297,15 +297,17 @@ def test_without_matplotlib_there_is_still_the_page(folder, tmp_path, monkeypatc
         (["--report", "x", "--layer", "1"], "--layer is for one sentence"),
     ],
 )
-def test_mistakes_in_the_command_are_one_line_and_write_nothing(folder, arguments, told, tmp_path, monkeypatch, capsys):
+def test_mistakes_in_the_command_are_one_line_and_write_nothing(
+    folder, arguments, message, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     assert run(folder, *arguments) == 2
     error = capsys.readouterr().err
-    assert told in error and error.startswith("error: ") and error.count("\n") == 1
+    assert message in error and error.startswith("error: ") and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_where_nothing_can_be_written_is_told_before_any_work(folder, tmp_path, capsys):
+def test_a_place_where_nothing_can_be_written_is_refused_before_any_work(folder, tmp_path, capsys):
     (tmp_path / "file").write_text("here\n")
     for words in (["a dog", "--output", tmp_path / "file" / "x.png"], ["--report", tmp_path / "file", "--output", tmp_path / "file" / "new" / "x.md"]):  # fmt: skip  # noqa: E501
         assert run("no_model", *words) == 2

@@ -142,7 +142,7 @@ class _Layout:
         return self._shares(left, bottom, self.across, self.up)
 
     def label(self, axes, row: int, column: int) -> None:
-        """Write the tokens below and left of a panel where it has labels; `$` is a letter there and starts no formula."""
+        """Write the tokens below and left of a panel where it has labels; `$` starts no formula there."""
         options = {"fontsize": self.font, "parse_math": False, "family": _fonts(), "clip_on": False}
         if self.labels_below or row == self.rows - 1:
             options |= {"rotation": 90, "ha": "center", "va": "top", "transform": axes.get_xaxis_transform()}

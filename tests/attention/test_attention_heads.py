@@ -31,7 +31,7 @@ def look_at(offset: int, length: int = LENGTH, even: float = 0.0) -> np.ndarray:
 
 
 def self_attention(weights: np.ndarray, is_delimiter: np.ndarray = NONE, kind: str = "encoder") -> dict:
-    """What is told of a single head after one sentence."""
+    """The entry of a single head after one sentence."""
     statistics = HeadStatistics(kind, 1, 1)
     statistics.add_self_attention(weights[None, None], is_delimiter)
     return statistics.heads()[0]
@@ -114,7 +114,7 @@ def test_even_attention_is_its_own_chance(length, kind, bits, window):
 
 
 def encoder_decoder(weights, links, source_words, target_words, source_ends=(-1,), target_ends=(-1,)) -> dict:
-    """What is told of a single encoder-decoder head after one pair."""
+    """The entry of a single encoder-decoder head after one pair."""
     ends = [np.isin(np.arange(len(words)), np.array(at) % len(words)) for words, at in
             ((source_words, source_ends), (target_words, target_ends))]  # fmt: skip
     statistics = HeadStatistics("encoder-decoder", 1, 1)
@@ -126,12 +126,12 @@ def test_encoder_decoder_heads_made_by_hand():
     # Source: three words, the last of two pieces, and the end. Target: three words and the end. Crossed links.
     source, target, links = [0, 1, 2, 2, -1], [0, 1, 2, -1], [(2, 0), (1, 1), (0, 2)]
     crossed = [[0, 0, 0.5, 0.5, 0], [0, 1, 0, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 1]]
-    told = encoder_decoder(crossed, links, source, target)
-    assert told["role"] == "alignment" and told["measures"]["alignment"] == 1
-    assert told["measures"]["same place"] == pytest.approx(1 / 3) and told["measures"]["delimiter"] == 0
+    head = encoder_decoder(crossed, links, source, target)
+    assert head["role"] == "alignment" and head["measures"]["alignment"] == 1
+    assert head["measures"]["same place"] == pytest.approx(1 / 3) and head["measures"]["delimiter"] == 0
     straight = [[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0.4, 0.6, 0], [0, 0, 0, 0, 1]]
-    told = encoder_decoder(straight, links, source, target)
-    assert told["role"] == "same place" and told["measures"]["alignment"] == pytest.approx(1 / 3)
+    head = encoder_decoder(straight, links, source, target)
+    assert head["role"] == "same place" and head["measures"]["alignment"] == pytest.approx(1 / 3)
     # Pieces of a word count together: 0.3 + 0.3 is more than 0.4.
     pieces = [[0.4, 0, 0.3, 0.3, 0], *crossed[1:]]
     assert encoder_decoder(pieces, links, source, target)["measures"]["alignment"] == 1
@@ -139,8 +139,8 @@ def test_encoder_decoder_heads_made_by_hand():
     assert encoder_decoder(end, links, source, target)["role"] == "delimiter"
     # What of the words is looked at most says little where the end is looked at more.
     resting = 0.3 * np.array(crossed) + 0.7 * np.eye(5)[4]
-    told = encoder_decoder(resting, links, source, target)
-    assert told["role"] == "delimiter" and told["measures"]["alignment"] == 0
+    head = encoder_decoder(resting, links, source, target)
+    assert head["role"] == "delimiter" and head["measures"]["alignment"] == 0
     assert encoder_decoder(np.full((4, 5), 0.2), [], source, target)["role"] == "broad"
     assert encoder_decoder(np.full((4, 5), 0.2), [], source, target)["measures"]["alignment"] is None
 
@@ -161,7 +161,7 @@ def tokenizer():
     return train_tokenizer((side for pair in PAIRS for side in pair), vocab_size=400)
 
 
-def test_a_model_set_by_hand_is_told(tokenizer):
+def test_heads_of_a_model_set_by_hand_are_named(tokenizer):
     # With the same embedding for every token all that differs is the position; queries turned by the rotation of
     # Section 3.5 are most like the key that far away.
     model = tiny_model(vocab_size=len(tokenizer), d_k=24, d_v=8, max_position_embeddings=64)
@@ -187,8 +187,8 @@ def test_batches_translations_and_alignments_change_nothing_that_they_should_not
     alone = name_heads(model, tokenizer, pairs, tokens_per_batch=1)
     together = name_heads(model, tokenizer, pairs)
     assert (alone["pairs"], alone["blank"]) == (2, 2)
-    for kind, told in alone["kinds"].items():
-        for one, other in zip(told["heads"], together["kinds"][kind]["heads"], strict=True):
+    for kind, results in alone["kinds"].items():
+        for one, other in zip(results["heads"], together["kinds"][kind]["heads"], strict=True):
             assert one["measures"] == pytest.approx(other["measures"], abs=1e-5)
     links = align(model, tokenizer, sources, targets)
     given = name_heads(model, tokenizer, pairs, links)
@@ -236,13 +236,13 @@ def test_the_command_writes_the_report(tmp_path, capsys):
         str(tmp_path / "out"),
     ]
     assert main(command) == 0
-    told = json.loads((tmp_path / "out" / "heads.json").read_text(encoding="utf-8"))
+    report = json.loads((tmp_path / "out" / "heads.json").read_text(encoding="utf-8"))
     text = (tmp_path / "out" / "heads.md").read_text(encoding="utf-8")
-    assert text == heads_as_markdown(told) and capsys.readouterr().out.startswith(text)
+    assert text == heads_as_markdown(report) and capsys.readouterr().out.startswith(text)
     expected = name_heads(*load_model(folder), zip(sources, targets, strict=True), links)
-    assert told["kinds"] == expected["kinds"] and told["files"]["target"]["name"] == "a.de"
+    assert report["kinds"] == expected["kinds"] and report["files"]["target"]["name"] == "a.de"
     rows = [row.split("|") for row in text.splitlines() if row.startswith("| 1 | 1 |")]
-    assert [row[3].strip(" *") for row in rows] == [kind["heads"][0]["role"] for kind in told["kinds"].values()]
+    assert [row[3].strip(" *") for row in rows] == [kind["heads"][0]["role"] for kind in report["kinds"].values()]
     assert main(command) == 2
     assert "exists: give another --output, or --overwrite" in capsys.readouterr().err
     (tmp_path / "a.de").write_text("one\n")

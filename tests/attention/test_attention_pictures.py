@@ -110,7 +110,7 @@ def test_more_panels_and_more_tokens_make_a_larger_picture(tmp_path, weights):
     assert sizes["all"][0] > sizes["row"][0] and sizes["row"][1] > sizes["one"][1]
 
 
-def test_letters_without_a_font_are_told(tmp_path, model, tokenizer):
+def test_letters_without_a_font_are_returned(tmp_path, model, tokenizer):
     private = attend(model, tokenizer, "dog \ue123", "Hund")  # no font has what everyone may define
     assert draw_attention(private, "decoder", tmp_path / "fine.png") == []
     assert draw_attention(private, "encoder", tmp_path / "box.png", [1], [1]) == []  # shown by its number
@@ -120,10 +120,10 @@ def test_letters_without_a_font_are_told(tmp_path, model, tokenizer):
 
 def test_what_cannot_be_drawn_is_one_line(tmp_path, weights):
     picture = tmp_path / "no.png"
-    told = error_of(draw_attention, weights, "encoder", picture, layers=[3])
-    assert told == "layer 3 is not there: encoder self-attention has 2 layers, counted from 1"
-    told = error_of(draw_attention, weights, "encoder-decoder", picture, heads=[1, 0])
-    assert told == "head 0 is not there: encoder-decoder attention has 3 heads, counted from 1"
+    message = error_of(draw_attention, weights, "encoder", picture, layers=[3])
+    assert message == "layer 3 is not there: encoder self-attention has 2 layers, counted from 1"
+    message = error_of(draw_attention, weights, "encoder-decoder", picture, heads=[1, 0])
+    assert message == "head 0 is not there: encoder-decoder attention has 3 heads, counted from 1"
     long = made_up(np.full((1, 2, 41, 41), 1 / 41, np.float32), 41)
     assert "41 tokens are too many to read in 2 panels" in error_of(draw_attention, long, "encoder", picture)
     assert draw_attention(long, "encoder", tmp_path / "yes.png", heads=[2]) == []
@@ -176,18 +176,18 @@ def test_the_page_holds_the_arrays_and_needs_nothing_else(tmp_path, model, token
     page = Elements((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert json.loads(page.texts["data"])["window"] == 2  # tokens to each side
     names = {attributes.get("id") for _, attributes in page.elements}
-    assert {"kind", "layer", "head", "view", "told", "query", "key", "overview"} <= names
+    assert {"kind", "layer", "head", "view", "status", "query", "key", "overview"} <= names
 
 
 def test_a_page_that_no_browser_opens_is_refused(tmp_path):
     long = made_up(np.zeros((6, 8, 800, 800), np.float32), 800)
-    told = error_of(write_attention_page, long, tmp_path / "page.html", ["encoder"])
-    assert told == "800 tokens make a page of 59 MB of weights, at most 48: give shorter sentences"
+    message = error_of(write_attention_page, long, tmp_path / "page.html", ["encoder"])
+    assert message == "800 tokens make a page of 59 MB of weights, at most 48: give shorter sentences"
     none = made_up(np.zeros((0, 2, 4, 4), np.float32), 4)
     assert "no layers to show" in error_of(write_attention_page, none, tmp_path / "page.html")
     two = made_up(np.zeros((2, 3, 4, 4), np.float32), 4)
-    told = error_of(write_attention_page, two, tmp_path / "page.html", layer=3)
-    assert told == "layer 3 is not there: encoder self-attention has 2 layers, counted from 1"
+    message = error_of(write_attention_page, two, tmp_path / "page.html", layer=3)
+    assert message == "layer 3 is not there: encoder self-attention has 2 layers, counted from 1"
     assert "head 0 is not there" in error_of(write_attention_page, two, tmp_path / "page.html", head=0)
     assert not list(tmp_path.iterdir())
 
@@ -223,11 +223,11 @@ def test_a_browser_shows_what_a_token_looks_at(tmp_path, weights):
     )
     row = weights.encoder_decoder[1, 2, 1]
     best = int(row.argmax())
-    told = page.texts["told"].translate({0x2068: None, 0x2069: None})  # around tokens, of whatever direction
-    assert told.startswith(
+    message = page.texts["status"].translate({0x2068: None, 0x2069: None})  # around tokens, of whatever direction
+    assert message.startswith(
         f"Token 2, “{weights.target_tokens[1]}”, looks at: {weights.source_tokens[best]} ({best + 1})"
     )
-    assert f"{100 * row[best]:.1f}%" in told
+    assert f"{100 * row[best]:.1f}%" in message
     tokens = [attributes for _, attributes in page.elements if "token" in attributes.get("class", "").split()]
     assert len(tokens) == sum(weights.encoder_decoder.shape[2:])
     pressed = [one for _, one in page.elements if one.get("class") == "thumb" and one["aria-pressed"] == "true"]

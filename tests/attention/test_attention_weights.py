@@ -277,35 +277,37 @@ def test_without_matplotlib_there_is_still_the_page(folder, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["a dog", "--layer", "3"], "layer 3 is not there: encoder self-attention has 2 layers, counted from 1"),
         (["a dog", "--head", "9"], "head 9 is not there: encoder self-attention has 3 heads, counted from 1"),
         (["a dog", "--target", ""], "the target is empty: give its text, or none for the model's own translation"),
         ([" "], "the source is empty: give a sentence"),
-        ([], "give a SENTENCE, or a file of them with --report FILE: one of the two"),
-        (["a dog", "--report", "x"], "give a SENTENCE, or a file of them with --report FILE: one of the two"),
-        (["a dog", "--alignments", "x"], "--alignments goes with --report FILE: leave it out"),
-        (["a dog", "--output", "x.svg"], "--output x.svg is no kind of file that is written here"),
+        ([], "give either a SENTENCE or a file of sentences with --report FILE"),
+        (["a dog", "--report", "x"], "give either a SENTENCE or a file of sentences with --report FILE"),
+        (["a dog", "--alignments", "x"], "--alignments is for --report FILE: leave it out"),
+        (["a dog", "--output", "x.svg"], "--output x.svg is not a kind of file that this command writes"),
         (["x " * 41, "--target", "y"], "tokens are too many to read in 6 panels of encoder self-attention, at most 40"),
         (["dog " * 1000], "tokens, too many to show, at most 1,000"),
         (["a dog", "--target", "Hund " * 1000], "the target has "),
         (["a dog", "--target", "caf\udce9"], "the target is not valid UTF-8: convert it first"),
-        (["a dog", "--tokens-per-batch", "9"], "--tokens-per-batch goes with --report FILE: leave it out"),
+        (["a dog", "--tokens-per-batch", "9"], "--tokens-per-batch is for --report FILE: leave it out"),
         (["a dog", "--output", ""], "--output is empty: give a folder or a file"),
         (["--report", "missing"], "missing cannot be read"),
         (["--report", "x", "--layer", "1"], "--layer is for one sentence"),
     ],
 )
-def test_mistakes_in_the_command_are_one_line_and_write_nothing(folder, arguments, told, tmp_path, monkeypatch, capsys):
+def test_mistakes_in_the_command_are_one_line_and_write_nothing(
+    folder, arguments, message, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     assert run(folder, *arguments) == 2
     error = capsys.readouterr().err
-    assert told in error and error.startswith("error: ") and error.count("\n") == 1
+    assert message in error and error.startswith("error: ") and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_where_nothing_can_be_written_is_told_before_any_work(folder, tmp_path, capsys):
+def test_a_place_where_nothing_can_be_written_is_refused_before_any_work(folder, tmp_path, capsys):
     (tmp_path / "file").write_text("here\n")
     for words in (["a dog", "--output", tmp_path / "file" / "x.png"], ["--report", tmp_path / "file", "--output", tmp_path / "file" / "new" / "x.md"]):  # fmt: skip  # noqa: E501
         assert run("no_model", *words) == 2

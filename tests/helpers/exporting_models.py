@@ -1,5 +1,6 @@
 """What the tests of exported models share: model folders of a small real vocabulary."""
 
+import functools
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ PAIRS = generate_corpus(400, 10, 10).train
 SOURCES = [source for source, _ in PAIRS[:12]] + ["A dog.", "Ünïcödé €."]
 
 
+@functools.cache
 def small_tokenizer():
     """285 tokens: most words are several."""
     return train_tokenizer((side for pair in PAIRS[:100] for side in pair), vocab_size=285)
@@ -23,12 +25,28 @@ def save_model(folder: Path, tokenizer, max_extra_tokens: int = 5, **changes) ->
     return _save(model, folder, tokenizer, max_extra_tokens)
 
 
+def save_model_without_overflow(folder: Path, tokenizer) -> Path:
+    """A model folder with random weights, every second column of each matrix zero.
+
+    A processor without VNNI adds two products of 8 bits in 16 bits, and cuts off what goes beyond: how far int8 is from
+    the model then depends on the processor. Where one of the two products is zero, it is the same on all of them.
+    """
+    model = tiny_model(vocab_size=len(tokenizer), max_position_embeddings=100, scale=2.0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight[:, 1::2] = 0
+    return _save(model, folder, tokenizer, 5)
+
+
 def save_trained_model(folder: Path, tokenizer, steps: int = 80) -> Path:
-    """A model folder with weights that have learned a little: outputs end, and beams disagree about where."""
+    """A model folder with weights that have learned a little: outputs end, and beams disagree about where.
+
+    Trained in float64, so that the weights hardly depend on the processor.
+    """
     torch.manual_seed(0)
-    model = VaswaniForConditionalGeneration(
-        tiny_config(vocab_size=len(tokenizer), d_model=48, d_ff=96, d_k=12, max_position_embeddings=100)
-    ).train()
+    config = tiny_config(vocab_size=len(tokenizer), d_model=48, d_ff=96, d_k=12, max_position_embeddings=100)
+    model = VaswaniForConditionalGeneration(config).train().double()
     collator = PairCollator(model.config.pad_token_id)
     examples = [{"input_ids": tokenizer(one)["input_ids"], "labels": tokenizer(two)["input_ids"]} for one, two in PAIRS]
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98))
@@ -36,7 +54,7 @@ def save_trained_model(folder: Path, tokenizer, steps: int = 80) -> Path:
         model(**collator(examples[step * 16 % len(examples) :][:16])).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return _save(model.eval(), folder, tokenizer, max_extra_tokens=20)
+    return _save(model.float().eval(), folder, tokenizer, max_extra_tokens=20)
 
 
 def _save(model, folder: Path, tokenizer, max_extra_tokens: int) -> Path:

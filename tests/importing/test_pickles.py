@@ -82,7 +82,7 @@ def test_converted_weights_are_the_same(tmp_path, tied, every_name):
     expected = load_file(tmp_path / "model.safetensors")
     pickle_weights(tmp_path, lambda weights: model.state_dict() if every_name else weights)
     before = listed(tmp_path)
-    assert convert_pickled_weights(tmp_path) == [tmp_path / "model.safetensors"]
+    assert convert_pickled_weights(tmp_path) == tmp_path / "model.safetensors"
     converted = load_file(tmp_path / "model.safetensors")
     assert converted.keys() == expected.keys()
     assert all(torch.equal(converted[name], expected[name]) for name in expected)
@@ -245,14 +245,17 @@ def quantized(tensor):
             lambda weights: {**weights, "lm_head.weight": weights["model.shared.weight"].double()},
             "lm_head.weight in {folder} differs from the matrix that config.json ties it to",
         ),
-        (one(lambda tensor: torch.complex(tensor, tensor)), f"{FC1} in {{folder}} is of dtype complex64: weights must"),
-        (one(torch.Tensor.long), f"{FC1} in {{folder}} is of dtype int64"),
-        (every(torch.Tensor.long), "is of dtype int64"),
-        (one(lambda tensor: tensor.to(torch.float8_e4m3fn)), "is of dtype float8_e4m3fn"),
-        (one(torch.Tensor.to_sparse), "is not dense (sparse_coo)"),
-        (one(lambda tensor: torch.nested.nested_tensor(list(tensor))), "is not dense (nested)"),
-        (one(lambda tensor: tensor.to("meta")), "is without data (on the device 'meta')"),
-        (one(quantized), "is quantized"),
+        (
+            one(lambda tensor: torch.complex(tensor, tensor)),
+            f"{FC1} in {{folder}} is a tensor of torch.complex64 (torch.strided, on cpu): weights must",
+        ),
+        (one(torch.Tensor.long), f"{FC1} in {{folder}} is a tensor of torch.int64"),
+        (every(torch.Tensor.long), "is a tensor of torch.int64"),
+        (one(lambda tensor: tensor.to(torch.float8_e4m3fn)), "is a tensor of torch.float8_e4m3fn"),
+        (one(torch.Tensor.to_sparse), "(torch.sparse_coo, on cpu)"),
+        (one(lambda tensor: torch.nested.nested_tensor(list(tensor))), "(nested, on cpu)"),
+        (one(lambda tensor: tensor.to("meta")), "(torch.strided, on meta)"),
+        (one(quantized), "is a tensor of torch.qint8"),
     ],
     ids=[
         *("one too many", "a name of two lines", "one missing", "other shape", "a list", "a number as name"),
@@ -281,7 +284,7 @@ def test_damaged_bytes_convert_or_are_one_line(folder, capsys):
     for zipped in (True, False):
         torch.save(weights, path, _use_new_zipfile_serialization=zipped)
         whole = path.read_bytes()
-        for _ in range(30):
+        for _ in range(20):
             damaged = bytearray(whole)
             for _ in range(3):
                 damaged[dice.randrange(4000) * dice.choice([1, -1])] = dice.randrange(256)
@@ -291,7 +294,7 @@ def test_damaged_bytes_convert_or_are_one_line(folder, capsys):
                 assert error.count("\n") == 1 and error.startswith("error: ")
                 failed += 1
             (folder / "model.safetensors").unlink(missing_ok=True)
-    assert failed > 20
+    assert failed > 12
 
 
 def test_nothing_to_convert(folder, tmp_path):

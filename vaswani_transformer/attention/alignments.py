@@ -50,13 +50,13 @@ def align(
     for index, length in zip(filled, lengths, strict=True):
         check_length(model.config, index + 1, length)
     collator = PairCollator(model.config.pad_token_id)
-    members = list(getattr(model, "members", [model]))
     for rows in batches_by_length(lengths, tokens_per_batch):
         batch = collator([{"input_ids": sides[0][row][0], "labels": sides[1][row][0]} for row in rows])
         batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
-        attention = torch.stack([_layer_attention(member, batch, layer) for member in members]).mean(dim=0).cpu()
-        for row, weights in zip(rows, attention, strict=True):
-            links[filled[row]] = _strongest_links(weights, sides[0][row][1], sides[1][row][1])
+        passes = [pass_with_attention(member, batch) for member in getattr(model, "members", [model])]
+        attention = [one_pass.cross_attentions[layer].float().mean(dim=1) for one_pass in passes]  # mean of the heads
+        for row, weights in zip(rows, torch.stack(attention).mean(dim=0).cpu(), strict=True):
+            links[filled[row]] = strongest_links(weights, sides[0][row][1], sides[1][row][1])
     return links
 
 
@@ -66,33 +66,25 @@ def pharaoh(links: Links) -> str:
 
 
 def tokens_and_words(tokenizer, texts: list[str]) -> list[tuple[list[int], list[int]]]:
-    """Of each text its token ids and for each token the word it belongs to, -1 for none."""
+    """The token ids of each text, and for each token the number of its word, from 0; -1 for a token of no word."""
     encoded = tokenizer(texts, return_offsets_mapping=True)
     sides = []
     for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
         words, end = [-1] * len(text), 0
         for number, match in enumerate(re.finditer(r"\S+", text)):
-            words[end : match.end()] = [number] * (match.end() - end)  # spaces belong to the word that follows
+            words[end : match.end()] = [number] * (match.end() - end)  # a space belongs to the word behind it
             end = match.end()
         sides.append((ids, [words[end - 1] if end > start else -1 for start, end in offsets]))  # `</s>` covers no text
     return sides
 
 
-def _layer_attention(model, batch: dict[str, torch.Tensor], layer: int) -> torch.Tensor:
-    """`(batch_size, target_length, source_length)`: where one layer looks to predict each token, mean of its heads."""
-    output = pass_with_attention(model, batch)
-    return output.cross_attentions[layer].float().mean(dim=1)
-
-
-def _strongest_links(weights: torch.Tensor, source_words: list[int], target_words: list[int]) -> Links:
+def strongest_links(weights: torch.Tensor, source_words: list[int], target_words: list[int]) -> Links:
     """For each target word the source word with the largest sum of `(target_length, source_length)` weights."""
-    sums = torch.zeros(max(target_words) + 1, max(source_words) + 1)
-    kept = [[index for index, word in enumerate(words) if word >= 0] for words in (target_words, source_words)]
-    rows, columns = (torch.tensor(indices) for indices in kept)
-    by_column = torch.zeros(len(rows), sums.shape[1])
-    by_column.index_add_(1, torch.tensor(source_words)[columns], weights[rows][:, columns])
-    sums.index_add_(0, torch.tensor(target_words)[rows], by_column)
-    return [(source, target) for target, source in enumerate(sums.argmax(dim=1).tolist())]
+    # A row for each token that marks its word; tokens of no word, -1, fall into the last column, which is left out.
+    source, target = (torch.eye(max(words) + 2)[words][:, :-1] for words in (source_words, target_words))
+    rows, columns = len(target_words), len(source_words)
+    sums = target.T @ weights[:rows, :columns] @ source
+    return [(best, word) for word, best in enumerate(sums.argmax(dim=1).tolist())]
 
 
 __all__ = ["align", "pharaoh"]

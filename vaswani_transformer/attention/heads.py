@@ -3,24 +3,28 @@
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from ..data.batching import PairCollator
 from ..data.text_files import read_lines
 from ..decoding.streaming import batches_by_length, check_length
 from ..decoding.translator import Translator
 from ..errors import UserError
-from .alignments import Links, align, tokens_and_words
+from .alignments import Links, strongest_links, tokens_and_words
 from .weights import CONTINUES, KINDS, attention_of_batch, readable_tokens, require_one_model, visible
 
-NAMED_FROM = 0.5  # a measure has to reach this for a head to be named after it,
-OVER_CHANCE = 1.5  # and so many times what even attention over the visible tokens would give
+NAMED_FROM = 0.5  # a head is named after a measure that reaches this,
+OVER_CHANCE = 1.5  # and this many times what even attention over the visible tokens would give
 BROAD_FROM = 0.7  # of the greatest entropy
 NEARBY = 2  # tokens away at most
-#: What a head may be named after, and how it is measured. Those of self-attention, those of encoder-decoder attention.
+MOST_TOKENS = 400  # on a side: the weights of a longer pair would fill the memory
+_WINDOW = 500  # pairs that are sorted by length together
+#: What a head of self-attention may be named after, and how it is measured.
 MEASURES = {
     "previous token": "mean weight on the token before, over tokens that have one",
     "next token": "mean weight on the token after, over tokens that have one",
@@ -28,21 +32,22 @@ MEASURES = {
     "delimiter": "mean weight on start, end and punctuation, over tokens that are none",
     "nearby": f"mean weight on tokens at most {NEARBY} away",
 }
+#: The same of encoder-decoder attention.
 CROSS_MEASURES = {
     "alignment": "share of target words that look most at the source word they are aligned with, not at another or the"
     " end",
     "same place": "share of target words that look most at the source word at the same relative place",
     "delimiter": "mean weight on the end and on punctuation, over target tokens that are none",
 }
-#: Measures that are told and name no head but "broad".
+#: Measures that are reported too; of these only the entropy gives a name, "broad".
 SPREAD = {
     "entropy": "entropy of the weights over that of even ones, mean over tokens: 1 looks everywhere alike",
-    "distance": "mean distance of what is looked at, in tokens",
+    "distance": "mean distance of the tokens looked at, in tokens",
 }
 
 
 def measures_of(kind: str) -> list[str]:
-    """Names of the measures of a kind of attention, in the order of the tables."""
+    """Names of the measures of one of `KINDS`, in the order of the report's columns."""
     return [*CROSS_MEASURES, "entropy"] if kind == "encoder-decoder" else [*MEASURES, *SPREAD]
 
 
@@ -50,23 +55,24 @@ def delimiters(tokens: Sequence[str]) -> np.ndarray:
     """Which tokens, as `readable_tokens` writes them, are delimiters: `<s>`, `</s>`, and those of punctuation alone.
 
     Punctuation is what Unicode calls so; symbols (`$`, `+`) and the marks that `readable_tokens` adds are none.
+
+    Returns:
+        booleans, `(len(tokens),)`.
     """
 
-    def is_delimiter(token: str) -> bool:
-        if token in ("<s>", "</s>"):
-            return True
+    def is_punctuation(token: str) -> bool:
         return token not in (CONTINUES, "") and all(unicodedata.category(letter)[0] == "P" for letter in token)
 
-    return np.array([is_delimiter(token) for token in tokens], bool)
+    return np.array([token in ("<s>", "</s>") or is_punctuation(token) for token in tokens], bool)
 
 
 class HeadStatistics:
-    """Sums over sentences of what the heads of one kind of attention do.
+    """Sums of the measures of all heads of one kind of attention, over sentences.
 
     Args:
-        kind: `"encoder"`, `"decoder"` or `"encoder-decoder"`.
-        layers: how many.
-        heads: of each layer.
+        kind: one of `KINDS`.
+        layers: number of layers.
+        heads: number of heads of each layer.
         window: the model's `attention_window`, for self-attention.
     """
 
@@ -77,13 +83,13 @@ class HeadStatistics:
         self._counts = dict.fromkeys(self._sums, 0)
 
     def _add(self, name: str, values: np.ndarray, chances: np.ndarray) -> None:
-        """Values `(layers, heads, items)` of a measure, and what even attention gives, `(items,)`."""
+        """Add values `(layers, heads, items)` of a measure, and those of even attention, `(items,)`."""
         self._sums[name] += values.sum(axis=-1)
         self._chances[name] += float(chances.sum())
         self._counts[name] += len(chances)
 
     def add_self_attention(self, weights: np.ndarray, is_delimiter: np.ndarray) -> None:
-        """Take in a sentence; tokens that see themselves alone say nothing and are left out.
+        """Add a sentence; tokens that see themselves alone say nothing and are left out.
 
         Args:
             weights: `(layers, heads, length, length)`.
@@ -119,20 +125,20 @@ class HeadStatistics:
         words: tuple[Sequence[int], Sequence[int]],
         links: Links,
     ) -> None:
-        """Take in a sentence pair.
+        """Add a sentence pair.
 
         Args:
             weights: `(layers, heads, target_length, source_length)`.
             source_delimiters: `(source_length,)`.
             target_delimiters: `(target_length,)`.
-            words: the word that each source and each target token belongs to, -1 for none.
-            links: words known to be translations of each other; target words without a link count nowhere.
+            words: the number of the word of each source and each target token, -1 for a token of no word.
+            links: the word alignment; target words without a link do not count for "alignment".
         """
         keys = weights.shape[-1]
         values = (weights * source_delimiters).sum(axis=-1)[..., ~target_delimiters]
         self._add("delimiter", values, np.full(values.shape[-1], source_delimiters.mean()))
         self._add_entropy(weights, np.full(weights.shape[-2], keys))
-        # Of both sides the words, and in the last column, -1, what belongs to none.
+        # A row for each token that marks its word; tokens of no word, -1, fall into the last column.
         source_of, target_of = (np.eye(max(side) + 2)[np.asarray(side)] for side in words)
         strongest = (target_of[:, :-1].T @ weights @ source_of).argmax(axis=-1)  # (layers, heads, target_words)
         sources, targets = source_of.shape[1] - 1, target_of.shape[1] - 1
@@ -151,11 +157,11 @@ class HeadStatistics:
         self._add("entropy", entropy, np.ones(chosen.sum()))
 
     def chances(self) -> dict[str, float | None]:
-        """What even attention gives of each measure; None where no token counted."""
+        """Each measure of even attention, by name; None where no token counted."""
         return {name: self._chances[name] / count if count else None for name, count in self._counts.items()}
 
     def heads(self) -> list[dict]:
-        """A dict a head: `layer` and `head` from 1, `role`, and `measures` by name (None where no token counted)."""
+        """For each head a dict: `layer` and `head` from 1, `role`, `measures` by name (None where no token counted)."""
         chances, rows = self.chances(), []
         for layer, head in np.ndindex(*self.shape):
             means = {
@@ -188,10 +194,6 @@ def role(measures: dict[str, float | None], chances: dict[str, float | None]) ->
     return "broad" if entropy is not None and entropy >= BROAD_FROM else "mixed"
 
 
-MOST_TOKENS = 400  # on a side: the weights of a longer pair would fill the memory
-_WINDOW = 500  # pairs that are sorted by length together
-
-
 def name_heads(
     model,
     tokenizer,
@@ -209,11 +211,11 @@ def name_heads(
         pairs: sources and targets; the model's own translation stands in for a target that is None.
         links: for each pair its word alignment; the model's own (`align`) if not given.
         tokens_per_batch: tokens a side at once, padding counted.
-        progress: called with the number of pairs that were just done.
+        progress: called after each window of pairs with the number of pairs in it.
         **generate_options: for translations, over the model's own generation configuration.
 
     Returns:
-        what was read (`pairs`, `source_tokens`, `target_tokens`, `blank` and `long` pairs left out, `alignments`), the
+        counts (`pairs`, `source_tokens`, `target_tokens`, and `blank` and `long` pairs left out), `alignments`, the
         `rules` that name a head, and `kinds`: for each kind of attention `even`, the measures of even attention, and
         `heads`, as [`HeadStatistics`] gives them, layers and heads counted from 1.
 
@@ -227,14 +229,21 @@ def name_heads(
         kind: HeadStatistics(kind, number, config.num_heads, config.attention_window) for kind, number in layers.items()
     }
     counts = {"pairs": 0, "source_tokens": 0, "target_tokens": 0, "blank": 0, "long": 0}
-    counter = _Counter(Translator(model, tokenizer, tokens_per_batch, **generate_options), statistics, counts)
-    pairs, given = iter(pairs), None if links is None else iter(links)
+    translator = Translator(model, tokenizer, tokens_per_batch, **generate_options)
+    pairs, links_left = iter(pairs), None if links is None else iter(links)
     first = 1
     while window := list(islice(pairs, _WINDOW)):
-        aligned = None if given is None else list(islice(given, len(window)))
-        if aligned is not None and len(aligned) < len(window):
-            raise UserError(f"there are alignments of {first - 1 + len(aligned)} pairs only: give one for each pair")
-        counter.add(first, window, aligned)
+        window_links = None if links_left is None else list(islice(links_left, len(window)))
+        if window_links is not None and len(window_links) < len(window):
+            raise UserError(
+                f"there are alignments of {first - 1 + len(window_links)} pairs only: give one for each pair"
+            )
+        tokenized = _tokenized_pairs(translator, window, window_links, first, counts)
+        for rows in batches_by_length([pair.length for pair in tokenized], tokens_per_batch):
+            _add_batch(model, tokenizer, [tokenized[row] for row in rows], statistics)
+        counts["pairs"] += len(tokenized)
+        counts["source_tokens"] += sum(len(pair.source_ids) for pair in tokenized)
+        counts["target_tokens"] += sum(len(pair.target_ids) for pair in tokenized)
         first += len(window)
         if progress is not None:
             progress(len(window))
@@ -244,7 +253,7 @@ def name_heads(
         **counts,
         "alignments": "the model's own, of its last layer" if links is None else "given",
         "rules": {"named_from": NAMED_FROM, "over_chance": OVER_CHANCE, "broad_from": BROAD_FROM},
-        "kinds": {kind: {"even": one.chances(), "heads": one.heads()} for kind, one in statistics.items()},
+        "kinds": {kind: {"even": sums.chances(), "heads": sums.heads()} for kind, sums in statistics.items()},
     }
 
 
@@ -261,84 +270,95 @@ def read_links(path: str | Path) -> Iterator[Links]:
         yield [(int(link[1]), int(link[2])) for link in links]
 
 
-class _Counter:
-    """Windows of pairs through the model, their weights into the statistics."""
+@dataclass(frozen=True)
+class _Pair:
+    """A tokenised pair: ids, for each token the number of its word (-1 for none), and the word alignment if given."""
 
-    def __init__(self, translator: Translator, statistics: dict[str, HeadStatistics], counts: dict[str, int]):
-        self.translator, self.model, self.tokenizer = translator, translator.model, translator.tokenizer
-        self.tokens = translator.tokens_per_batch
-        self.statistics, self.counts = statistics, counts
+    source_ids: list[int]
+    source_words: list[int]
+    target_ids: list[int]
+    target_words: list[int]
+    links: Links | None
 
-    def add(self, first: int, window: list[tuple[str, str | None]], links: list[Links] | None) -> None:
-        """Take in pairs, the first of which is the line of that number."""
-        sources, targets = [pair[0].strip() for pair in window], [pair[1] for pair in window]
-        missing = [place for place, target in enumerate(targets) if target is None and sources[place]]
-        translations = self.translator.translate([sources[place] for place in missing])
-        for place, text in zip(missing, translations, strict=True):
-            targets[place] = text
-        targets = [(target or "").strip() for target in targets]
-        filled = [place for place in range(len(window)) if sources[place] and targets[place]]
-        self.counts["blank"] += len(window) - len(filled)
-        if not filled:
-            return
-        sides = [tokens_and_words(self.tokenizer, [texts[place] for place in filled]) for texts in (sources, targets)]
-        lengths = [max(len(ids) for ids, _ in pair) for pair in zip(*sides, strict=True)]
-        for place, length in zip(filled, lengths, strict=True):
-            check_length(self.model.config, first + place, length)
-        kept = [row for row, length in enumerate(lengths) if length <= MOST_TOKENS]
-        self.counts["long"] += len(filled) - len(kept)
-        if not kept:
-            return
-        texts = [[side[filled[row]] for row in kept] for side in (sources, targets)]
-        own = [links[filled[row]] for row in kept] if links is not None else align(self.model, self.tokenizer, *texts)
-        for rows in batches_by_length([lengths[row] for row in kept], self.tokens):
-            chosen = [kept[row] for row in rows]
-            pairs = [tuple(side[row] for side in sides) for row in chosen]
-            numbers = [first + filled[row] for row in chosen]
-            self._add_batch(pairs, [own[row] for row in rows], numbers)
+    @property
+    def length(self) -> int:
+        """Tokens of the longer side."""
+        return max(len(self.source_ids), len(self.target_ids))
 
-    def _add_batch(self, pairs: list[tuple], links: list[Links], numbers: list[int]) -> None:
-        """Pairs of sides, each its token ids and the words they belong to."""
-        collator = PairCollator(self.model.config.pad_token_id)
-        batch = collator([{"input_ids": source[0], "labels": target[0]} for source, target in pairs])
-        weights = attention_of_batch(self.model, {name: tensor.to(self.model.device) for name, tensor in batch.items()})
-        start = self.model.config.decoder_start_token_id
-        for row, (source, target) in enumerate(pairs):
-            words = source[1], target[1]
-            for link in links[row]:
-                if any(not 0 <= word <= max(side) for word, side in zip(link, words, strict=True)):
-                    raise UserError(
-                        f"line {numbers[row]} of the alignments links {link[0]}-{link[1]} and the pair has"
-                        f" {max(words[0]) + 1} and {max(words[1]) + 1} words, counted from 0"
-                    )
-            n, m = len(source[0]), len(target[0])
-            tokens = [source[0], [start, *target[0][:-1]], target[0]]
-            ends = [delimiters(readable_tokens(self.tokenizer, ids)) for ids in tokens]
-            self.statistics["encoder"].add_self_attention(weights["encoder"][:, row, :, :n, :n], ends[0])
-            self.statistics["decoder"].add_self_attention(weights["decoder"][:, row, :, :m, :m], ends[1])
-            self.statistics["encoder-decoder"].add_encoder_decoder(
-                weights["encoder-decoder"][:, row, :, :m, :n], ends[0], ends[2], words, links[row]
-            )
-            self.counts["pairs"] += 1
-            self.counts["source_tokens"] += n
-            self.counts["target_tokens"] += m
+    def check_links(self, line: int) -> None:
+        """Refuse a link to a word that is not there."""
+        words = max(self.source_words) + 1, max(self.target_words) + 1
+        for source, target in self.links or ():
+            if not (0 <= source < words[0] and 0 <= target < words[1]):
+                raise UserError(
+                    f"line {line} of the alignments links {source}-{target} and the pair has {words[0]} and"
+                    f" {words[1]} words, counted from 0"
+                )
+
+
+def _tokenized_pairs(
+    translator: Translator,
+    window: list[tuple[str, str | None]],
+    links: list[Links] | None,
+    first: int,
+    counts: dict[str, int],
+) -> list[_Pair]:
+    """The pairs of a window, whose first line is number `first`; those that are blank or too long are only counted."""
+    sources, targets = [source.strip() for source, _ in window], [target for _, target in window]
+    missing = [place for place, target in enumerate(targets) if target is None and sources[place]]
+    for place, text in zip(missing, translator.translate([sources[place] for place in missing]), strict=True):
+        targets[place] = text
+    targets = [(target or "").strip() for target in targets]
+    filled = [place for place in range(len(window)) if sources[place] and targets[place]]
+    counts["blank"] += len(window) - len(filled)
+    if not filled:
+        return []
+    sides = [tokens_and_words(translator.tokenizer, [texts[i] for i in filled]) for texts in (sources, targets)]
+    pairs = []
+    for place, source, target in zip(filled, *sides, strict=True):
+        pair = _Pair(*source, *target, None if links is None else links[place])
+        check_length(translator.model.config, first + place, pair.length)
+        if pair.length <= MOST_TOKENS:
+            pair.check_links(first + place)
+            pairs.append(pair)
+    counts["long"] += len(filled) - len(pairs)
+    return pairs
+
+
+def _add_batch(model, tokenizer, pairs: list[_Pair], statistics: dict[str, HeadStatistics]) -> None:
+    """Run a batch of pairs through the model and add their weights to the statistics of each kind."""
+    collator = PairCollator(model.config.pad_token_id)
+    batch = collator([{"input_ids": pair.source_ids, "labels": pair.target_ids} for pair in pairs])
+    weights = attention_of_batch(model, {name: tensor.to(model.device) for name, tensor in batch.items()})
+    for row, pair in enumerate(pairs):
+        n, m = len(pair.source_ids), len(pair.target_ids)
+        read = [model.config.decoder_start_token_id, *pair.target_ids[:-1]]  # by the decoder
+        source_ends, read_ends, target_ends = (
+            delimiters(readable_tokens(tokenizer, ids)) for ids in (pair.source_ids, read, pair.target_ids)
+        )
+        words = pair.source_words, pair.target_words
+        cross = weights["encoder-decoder"][:, row, :, :m, :n]
+        links = strongest_links(torch.from_numpy(cross[-1].mean(axis=0)), *words) if pair.links is None else pair.links
+        statistics["encoder"].add_self_attention(weights["encoder"][:, row, :, :n, :n], source_ends)
+        statistics["decoder"].add_self_attention(weights["decoder"][:, row, :, :m, :m], read_ends)
+        statistics["encoder-decoder"].add_encoder_decoder(cross, source_ends, target_ends, words, links)
 
 
 def heads_as_markdown(report: dict) -> str:
-    """The report of `name_heads` as tables, a row a head, with the rules below."""
+    """The report of `name_heads` as Markdown: a table a kind of attention with a row a head, and the rules below."""
     read = (
         f"{report['pairs']:,} pairs, {report['source_tokens']:,} source and {report['target_tokens']:,} target tokens"
     )
     left = [f"{report[name]:,} {name}" for name in ("blank", "long") if report[name]]
     lines = [f"# What the heads do\n\n{read}{'; left out: ' + ' and '.join(left) if left else ''}.\n"]
-    for kind, told in report["kinds"].items():
+    for kind, results in report["kinds"].items():
         names = measures_of(kind)
         lines += [f"## {KINDS[kind][0].upper()}{KINDS[kind][1:]}\n", _row("layer", "head", "what it does", *names)]
         lines.append(_row(*["---"] * (3 + len(names))))
-        for head in told["heads"]:
+        for head in results["heads"]:
             numbers = (_number(head["measures"][name]) for name in names)
             lines.append(_row(str(head["layer"]), str(head["head"]), f"**{head['role']}**", *numbers))
-        lines.append(_row("", "", "even attention", *(_number(told["even"][name]) for name in names)) + "\n")
+        lines.append(_row("", "", "even attention", *(_number(results["even"][name]) for name in names)) + "\n")
     rules = report["rules"]
     lines.append(
         f"A head is named after the largest measure that is {rules['named_from']} or more and {rules['over_chance']}"

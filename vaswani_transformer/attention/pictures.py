@@ -1,6 +1,7 @@
 """Attention weights as pictures: a panel for each layer and head, tokens at the edges. They need the extra `plots`."""
 
 import importlib.util
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,20 +14,14 @@ from .weights import KINDS, AttentionWeights, check_choice
 
 GRID_TOKENS, PANEL_TOKENS = 40, 120  # the most tokens on a side that can be read, in several panels and in one
 _DPI = 110
-_INCHES = 0.155, 0.25  # a token, in several panels and in one; less where there are many
+_INCHES = 0.155, 0.25  # of a token, in several panels and in one; less where there are many
 _LEAST = 2.0  # inches of all panels together, up and across: captions stand beside them
 _FAR = 8.0  # inches of panels beyond which each has its own labels
 _LETTERS = 18  # of a token that are shown
-_FONTS = (
-    "DejaVu Sans",
-    "Noto Sans",
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "WenQuanYi Zen Hei",
-    "Noto Emoji",
-    "Unifont",
-)
-_SIDES = {  # what rows and columns are
+_FONTS = (  # those with many letters
+    "DejaVu Sans", "Noto Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "Noto Emoji", "Unifont",
+)  # fmt: skip
+_SIDES = {  # captions of rows and columns
     "encoder": ("source token that looks", "source token looked at"),
     "decoder": ("target token just read", "target token looked at"),
     "encoder-decoder": ("target token predicted", "source token looked at"),
@@ -37,25 +32,25 @@ def check_readable(weights: AttentionWeights, kind: str, panels: int) -> None:
     """Refuse a sentence whose tokens could not be read in a picture.
 
     Raises:
-        UserError: with the tokens, the limit and ways out.
+        UserError: with the number of tokens, the limit and ways out.
     """
-    _, queries, keys = weights.of(kind)
-    longest = max(len(queries), len(keys))
-    limit = PANEL_TOKENS if panels == 1 else GRID_TOKENS
+    longest = max(weights.of(kind)[0].shape[2:])
+    limit, where, fix = PANEL_TOKENS, "one panel", ""
+    if panels > 1:
+        limit, where = GRID_TOKENS, f"{panels} panels"
+        fix = f"choose one by --layer and --head (up to {PANEL_TOKENS} tokens), "
     if longest > limit:
-        single = f"choose one by --layer and --head (up to {PANEL_TOKENS} tokens), "
         raise UserError(
-            f"{longest} tokens are too many to read in {'one panel' if panels == 1 else f'{panels} panels'} of"
-            f" {KINDS[kind]}, at most {limit}: {'' if panels == 1 else single}give a shorter sentence, or --output"
-            " FILE.html for the page, which takes more"
+            f"{longest} tokens are too many to read in {where} of {KINDS[kind]}, at most {limit}: {fix}give a shorter"
+            " sentence, or --output FILE.html for the page, which takes more"
         )
 
 
 def require_matplotlib() -> None:
-    """Refuse to draw without the library that draws.
+    """Refuse to draw without matplotlib.
 
     Raises:
-        UserError: naming the extra that brings it.
+        UserError: naming the extra that installs it.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError(
@@ -80,7 +75,7 @@ def draw_attention(
         heads: numbers from 1; all when not given.
 
     Returns:
-        letters that none of this machine's fonts has, which are boxes in the picture.
+        letters that no font of this machine has; they are boxes in the picture.
 
     Raises:
         UserError: for a layer or head that is not there, a sentence too long to read, or without matplotlib.
@@ -112,13 +107,13 @@ def draw_attention(
 
 
 class _Layout:
-    """Where things stand, in inches from the left and the bottom, so that no label meets another."""
+    """Positions in inches from the left and the bottom, such that no labels overlap."""
 
     def __init__(self, rows: int, columns: int, queries: list[str], keys: list[str]):
         single = rows * columns == 1
         longest = max(len(queries), len(keys))
         self.token = _INCHES[single] if longest <= 40 else 0.14
-        self.font = min(9.0, 72 * self.token * 0.72)  # points: seven tenths of a token's room
+        self.font = min(9.0, 72 * self.token * 0.72)  # points: seven tenths of a token's width
         self.queries, self.keys = _shortened(queries), _shortened(keys)
         beside, below = (_widest(labels, self.font) + 0.08 for labels in (self.queries, self.keys))
         self.left, self.bottom = 0.3 + beside, 0.3 + below
@@ -126,7 +121,7 @@ class _Layout:
         self.up = max(self.token * len(self.queries), _LEAST / rows, 0.8)
         self.columns, self.rows, self.top = columns, rows, 0.62
         title = 0.1 + 1.7 * self.font / 72
-        # Of many panels each has its labels: those of the outer ones would be too far away to follow.
+        # In a large picture each panel has its labels: those of the outer panels would be too far away to follow.
         self.labels_beside, self.labels_below = columns * self.across > _FAR, rows * self.up > _FAR
         self.step = self.across + 0.12 + beside * self.labels_beside, self.up + title + below * self.labels_below
         right = self.left + (columns - 1) * self.step[0] + self.across
@@ -138,38 +133,38 @@ class _Layout:
         self.caption = {"fontsize": 9 if max(self.size) < 14 else 12, "color": "0.25"}
 
     def _shares(self, left: float, bottom: float, width: float, height: float) -> tuple[float, float, float, float]:
-        """Inches as shares of the figure."""
+        """Inches as fractions of the figure's width and height."""
         return left / self.size[0], bottom / self.size[1], width / self.size[0], height / self.size[1]
 
     def panel(self, row: int, column: int) -> tuple[float, float, float, float]:
-        """Left, bottom, width and height of a panel as shares of the figure."""
+        """Left, bottom, width and height of a panel as fractions of the figure."""
         left, bottom = self.left + column * self.step[0], self.bottom + (self.rows - 1 - row) * self.step[1]
         return self._shares(left, bottom, self.across, self.up)
 
     def label(self, axes, row: int, column: int) -> None:
-        """Write the tokens below and left of a panel, where they belong; a dollar sign is one, no formula."""
+        """Write the tokens below and left of a panel where it has labels; `$` starts no formula there."""
         options = {"fontsize": self.font, "parse_math": False, "family": _fonts(), "clip_on": False}
         if self.labels_below or row == self.rows - 1:
+            options |= {"rotation": 90, "ha": "center", "va": "top", "transform": axes.get_xaxis_transform()}
             for place, token in enumerate(self.keys):
-                below = -0.04 / self.up, axes.get_xaxis_transform()
-                axes.text(place, below[0], token, rotation=90, ha="center", va="top", transform=below[1], **options)
+                axes.text(place, -0.04 / self.up, token, **options)
         if self.labels_beside or column == 0:
+            options |= {"rotation": 0, "ha": "right", "va": "center_baseline", "transform": axes.get_yaxis_transform()}
             for place, token in enumerate(self.queries):
-                beside = -0.04 / self.across, axes.get_yaxis_transform()
-                axes.text(beside[0], place, token, ha="right", va="center_baseline", transform=beside[1], **options)
+                axes.text(-0.04 / self.across, place, token, **options)
 
 
 def _widest(labels: list[str], font: float) -> float:
-    """Inches of the widest of them."""
+    """Width of the widest label, in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(dpi=_DPI)
     canvas = FigureCanvasAgg(figure)
     options = {"fontsize": font, "parse_math": False, "family": _fonts()}
-    with warnings.catch_warnings(action="ignore"):  # letters without a font are told when they are drawn
-        extents = [figure.text(0, 0, one, **options).get_window_extent(canvas.get_renderer()) for one in set(labels)]
-    return max(extent.width for extent in extents) / _DPI
+    with warnings.catch_warnings(action="ignore"):  # letters without a font are reported when they are drawn
+        texts = [figure.text(0, 0, label, **options) for label in set(labels)]
+        return max(text.get_window_extent(canvas.get_renderer()).width for text in texts) / _DPI
 
 
 def _shortened(tokens: list[str]) -> list[str]:
@@ -190,24 +185,28 @@ def _draw_panel(axes, weights: np.ndarray, visible: np.ndarray):
 
 
 def _write_title(figure, layout: _Layout, weights: AttentionWeights, kind: str) -> None:
-    title = KINDS[kind][0].upper() + KINDS[kind][1:]
+    """Write the kind of attention and the sentences that it is between, as far as there is room."""
+    text = {
+        "encoder": weights.source,
+        "decoder": weights.target,
+        "encoder-decoder": f"{weights.source}  →  {weights.target}",
+    }[kind]
+    text = "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))
     room = int((layout.size[0] - 0.3) * 72 / (8 * 0.56))  # letters of 8 points
-    shown = weights.target if kind == "decoder" else weights.source
-    shown = " ".join(shown.split()) if kind != "encoder-decoder" else " ".join(f"{shown}  →  {weights.target}".split())
-    shown = "".join(letter if letter.isprintable() else " " for letter in shown)
-    shown = shown if len(shown) <= room else shown[: room - 1] + "…"
+    text = text if len(text) <= room else text[: room - 1] + "…"
     x, height = 0.1 / layout.size[0], layout.size[1]
+    title = KINDS[kind][0].upper() + KINDS[kind][1:]
     figure.text(x, 1 - 0.1 / height, title, va="top", fontsize=11, weight="bold")
     options = {"va": "top", "fontsize": 8, "color": "0.25", "parse_math": False, "family": _fonts()}
-    figure.text(x, 1 - 0.33 / height, shown, **options)
+    figure.text(x, 1 - 0.33 / height, text, **options)
 
 
 def _fonts() -> list[str]:
-    """Those of the fonts with many letters that this machine has."""
+    """Those of `_FONTS` that this machine has."""
     from matplotlib.font_manager import fontManager
 
-    there = set(fontManager.get_font_names())
-    return [name for name in _FONTS if name in there]
+    installed = set(fontManager.get_font_names())
+    return [name for name in _FONTS if name in installed]
 
 
 def _save(figure, picture: Path) -> list[str]:
@@ -215,5 +214,5 @@ def _save(figure, picture: Path) -> list[str]:
     with warnings.catch_warnings(record=True) as caught, written_whole(picture) as new:
         warnings.simplefilter("always")
         figure.savefig(new, dpi=_DPI, format="png")
-    codes = {str(one.message).split()[1] for one in caught if str(one.message).startswith("Glyph ")}
-    return sorted(chr(int(code)) for code in codes if code.isdigit())
+    codes = re.findall(r"^Glyph (\d+) ", "\n".join(str(warning.message) for warning in caught), re.MULTILINE)
+    return sorted({chr(int(code)) for code in codes})

@@ -1,8 +1,7 @@
 """All attention weights of a sentence pair, with tokens that people can read (Section 3.2.3, Figures 3 to 5)."""
 
 import unicodedata
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,31 +12,21 @@ from ..errors import UserError
 from ..model.local_attention_vaswani import reach
 
 
-@contextmanager
-def eager_attention(model) -> Iterator[None]:
-    """The model in evaluation mode, with the one implementation of attention that forms the weights."""
-    implementation, training = model.config._attn_implementation, model.training
-    model.eval().set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(implementation)
-        model.train(training)
-
-
 @torch.no_grad()
 def pass_with_attention(model, batch: dict[str, torch.Tensor]):
-    """One pass of a model over a batch, which gives the weights of all its attentions.
+    """One pass of a model over a batch, with the one implementation of attention that forms the weights.
 
     Args:
-        model: the model; its attention implementation is changed for the time of the call.
+        model: the model, in any mode and with any attention implementation; it is left as it was.
         batch: `input_ids`, `attention_mask` and `labels` as `PairCollator` makes them, on the model's device.
 
     Returns:
         the model's output, with `encoder_attentions`, `decoder_attentions` and `cross_attentions`: of each layer
         `(batch_size, num_heads, queries, keys)`.
     """
-    with eager_attention(model):
+    implementation, training = model.config._attn_implementation, model.training
+    model.eval().set_attn_implementation("eager")
+    try:
         return model(
             input_ids=batch["input_ids"],
             attention_mask=batch["attention_mask"],
@@ -45,6 +34,9 @@ def pass_with_attention(model, batch: dict[str, torch.Tensor]):
             output_attentions=True,
             use_cache=False,
         )
+    finally:
+        model.set_attn_implementation(implementation)
+        model.train(training)
 
 
 #: The paper's three kinds of attention (Section 3.2.3), by the names that commands take.
@@ -53,7 +45,7 @@ KINDS = {
     "decoder": "decoder self-attention",
     "encoder-decoder": "encoder-decoder attention",
 }
-CONTINUES, SPACE = "·", "␣"  # before a piece that goes on with a word; for a token of spaces
+CONTINUES, SPACE = "·", "␣"  # before a piece that continues a word; for a token of spaces
 
 
 @dataclass(frozen=True)
@@ -135,18 +127,18 @@ def check_choice(name: str, chosen: Sequence[int] | None, number: int, where: st
 
     Args:
         name: `"layer"` or `"head"`.
-        chosen: what was asked for.
-        number: how many there are.
-        where: of what.
+        chosen: the numbers asked for.
+        number: how many layers or heads there are.
+        where: the kind of attention, for messages.
 
     Raises:
-        UserError: for one that is not there, saying how many there are.
+        UserError: for a number that is not there.
     """
     if number == 0:
-        raise UserError(f"{where} has no {name}s: there is nothing to draw; give another --kind")
-    for one in chosen or ():
-        if not 1 <= one <= number:
-            raise UserError(f"{name} {one} is not there: {where} has {number} {name}s, counted from 1")
+        raise UserError(f"{where} has no {name}s, so there is nothing to draw: give another --kind")
+    for choice in chosen or ():
+        if not 1 <= choice <= number:
+            raise UserError(f"{name} {choice} is not there: {where} has {number} {name}s, counted from 1")
     return sorted(set(chosen)) if chosen else list(range(1, number + 1))
 
 
@@ -181,20 +173,23 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
             outputs = model.eval().generate(input_ids=inputs, attention_mask=mask, **generate_options)
         finally:
             model.train(training)
-        target_ids = _up_to_end(getattr(outputs, "sequences", outputs)[0].tolist()[1:], model)
+        generated = getattr(outputs, "sequences", outputs)[0, 1:].tolist()
+        ends = np.atleast_1d(model.generation_config.eos_token_id or ())  # a number or a list of them
+        length = next((place for place, token in enumerate(generated, 1) if token in ends), None)
+        target_ids = generated[:length]  # without the padding behind the end
         target = tokenizer.decode(target_ids, skip_special_tokens=True)
     batch = {"input_ids": inputs, "attention_mask": mask, "labels": torch.tensor([target_ids], device=model.device)}
     arrays = {kind: weights[:, 0] for kind, weights in attention_of_batch(model, batch).items()}
     return AttentionWeights(
-        source,
-        target,
-        readable_tokens(tokenizer, source_ids),
-        readable_tokens(tokenizer, target_ids),
-        readable_tokens(tokenizer, [model.config.decoder_start_token_id, *target_ids[:-1]]),
-        arrays["encoder"],
-        arrays["decoder"],
-        arrays["encoder-decoder"],
-        model.config.attention_window,
+        source=source,
+        target=target,
+        source_tokens=readable_tokens(tokenizer, source_ids),
+        target_tokens=readable_tokens(tokenizer, target_ids),
+        decoder_tokens=readable_tokens(tokenizer, [model.config.decoder_start_token_id, *target_ids[:-1]]),
+        encoder=arrays["encoder"],
+        decoder=arrays["decoder"],
+        encoder_decoder=arrays["encoder-decoder"],
+        window=model.config.attention_window,
     )
 
 
@@ -241,7 +236,7 @@ def attention_of_batch(model, batch: dict[str, torch.Tensor]) -> dict[str, np.nd
         batch: `input_ids`, `attention_mask` and `labels`, on the model's device.
 
     Returns:
-        by kind the weights, float32 `(layers, batch_size, num_heads, queries, keys)`; those of padding mean nothing.
+        the weights by kind, float32 `(layers, batch_size, num_heads, queries, keys)`; those of padding mean nothing.
     """
     output = pass_with_attention(model, batch)
     rows, source_length = batch["input_ids"].shape
@@ -263,23 +258,22 @@ def attention_of_batch(model, batch: dict[str, torch.Tensor]) -> dict[str, np.nd
 def readable_tokens(tokenizer, ids: list[int]) -> list[str]:
     """Tokens as people read them.
 
-    Words stand as they are, a piece that goes on with a word begins with `·`, punctuation stands alone, special tokens
+    Words stand as they are, a piece that continues a word begins with `·`, punctuation stands alone, special tokens
     have their names (`<s>`, `</s>`, `<unk>`), spaces are `␣`, other characters that cannot be seen their number
     (`U+200B`). Of a letter made of several tokens the first is the letter and the others are `·`.
     """
     special, labels, before = set(tokenizer.all_special_ids), [], " "
     for token, text in zip(ids, TokenText(tokenizer)(ids), strict=True):
-        shown = "".join(map(_shown, text.strip(" ")))
         if token in special:
             labels.append(text)
             before = " "
-            continue
-        if not text:
+        elif not text:
             labels.append(CONTINUES)
-            continue
-        continues = _is_of_word(before) and _is_of_word(text[0])
-        labels.append(CONTINUES * continues + (shown or SPACE))
-        before = text[-1]
+        else:
+            shown = "".join(map(_shown, text.strip(" "))) or SPACE
+            continues = _is_of_word(before) and _is_of_word(text[0])
+            labels.append(CONTINUES + shown if continues else shown)
+            before = text[-1]
     return labels
 
 
@@ -307,11 +301,11 @@ def token_ids(model, tokenizer, side: str, text: str) -> list[int]:
         UserError: for a text that is blank, no valid UTF-8, or longer than the model has positions for.
     """
     if not text.strip():
-        mend = "its text, or none for the model's own translation" if side == "target" else "a sentence"
-        raise UserError(f"the {side} is empty: give {mend}")
+        fix = "its text, or none for the model's own translation" if side == "target" else "a sentence"
+        raise UserError(f"the {side} is empty: give {fix}")
     try:
         text.encode("utf-8")
-    except UnicodeEncodeError:  # bytes of the command line that are none
+    except UnicodeEncodeError:  # bytes of the command line that are not UTF-8
         raise UserError(f"the {side} is not valid UTF-8: convert it first") from None
     ids = tokenizer([text.strip()])["input_ids"][0]
     config = model.config
@@ -320,16 +314,6 @@ def token_ids(model, tokenizer, side: str, text: str) -> list[int]:
             f"the {side} has {len(ids)} tokens and the model has learned {config.max_position_embeddings} positions:"
             " give a shorter one"
         )
-    return ids
-
-
-def _up_to_end(ids: list[int], model) -> list[int]:
-    """Generated tokens up to the end token, without the padding behind it."""
-    end = model.generation_config.eos_token_id
-    ends = {end} if isinstance(end, int) else set(end or ())
-    for place, token in enumerate(ids, 1):
-        if token in ends:
-            return ids[:place]
     return ids
 
 

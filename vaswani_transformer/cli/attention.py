@@ -12,7 +12,8 @@ from .options import add_search_options, check_options, generate_options
 
 _PAGE, _DEFAULT = "attention.html", "attention"
 _MOST_TOKENS = 1000  # of a sentence: the weights of a longer one would fill the memory
-_NO_PICTURE = (".svg", ".pdf", ".jpg", ".jpeg", ".gif", ".htm", ".npz")  # what a file name may end with by mistake
+# File names with these endings are no folders: a file of the wrong kind was asked for.
+_SUFFIXES = (".png", ".html", ".md", ".json", ".svg", ".pdf", ".jpg", ".jpeg", ".gif", ".htm", ".npz")
 
 
 def add_attention(commands) -> None:
@@ -23,7 +24,7 @@ def add_attention(commands) -> None:
         commands,
         "attention",
         _attention,
-        "pictures of what every head looks at, a page to explore it, a report that names the heads",
+        "draw what every head looks at, write a page to explore it, or a report that names the heads",
         "Show what the attention heads of a model look at: in one sentence, as pictures and as a page for a browser, or"
         " on average over a file (--report). Layers and heads count from 1.",
     )
@@ -31,9 +32,9 @@ def add_attention(commands) -> None:
     parser.add_argument("model", metavar="MODEL", help="model folder")
     parser.add_argument("sentence", metavar="SENTENCE", nargs="?", help="source sentence")
     parser.add_argument(
-        "--target", metavar="TEXT", help="its translation (with --report: a file); the model's own if not given"
+        "--target", metavar="TEXT", help="its translation (with --report: a file; default: the model's own)"
     )
-    parser.add_argument("--kind", choices=list(KINDS), help="one of the three kinds of attention; all if not given")
+    parser.add_argument("--kind", choices=list(KINDS), help="one of the three kinds of attention (default: all)")
     for name in ("layer", "head"):
         parser.add_argument(
             f"--{name}", metavar="N", type=int, action="append", help=f"draw this {name} only; may be repeated"
@@ -42,7 +43,8 @@ def add_attention(commands) -> None:
         "--output",
         metavar="PATH",
         default=_DEFAULT,
-        help=f"a folder ({_DEFAULT}) for all of it, or one FILE.png or FILE.html; with --report FILE.md or FILE.json",
+        help="folder for all files, or one FILE.png or FILE.html, with --report FILE.md or FILE.json"
+        f" (default: {_DEFAULT})",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace earlier pictures, pages and reports there")
     _add_report_options(parser)
@@ -54,9 +56,9 @@ def _add_report_options(parser: Parser) -> None:
     group = parser.add_argument_group("report")
     group.add_argument("--report", metavar="FILE", help="name the heads by what they do on these sources, one a line")
     group.add_argument(
-        "--alignments", metavar="FILE", help="known word alignments of the pairs, 0-0 1-2, instead of the model's own"
+        "--alignments", metavar="FILE", help="known word alignments of the pairs, 0-0 1-2 (default: the model's own)"
     )
-    group.add_argument("--tokens-per-batch", metavar="N", type=int, help="tokens at once (2048)")
+    group.add_argument("--tokens-per-batch", metavar="N", type=int, help="tokens at once (default: 2048)")
 
 
 def _attention(arguments: argparse.Namespace) -> int:
@@ -64,7 +66,7 @@ def _attention(arguments: argparse.Namespace) -> int:
 
     check_options(arguments)
     if (arguments.sentence is None) == (arguments.report is None):
-        raise UserError("give a SENTENCE, or a file of them with --report FILE: one of the two")
+        raise UserError("give either a SENTENCE or a file of sentences with --report FILE")
     if is_exported(arguments.model):
         raise UserError("an exported model gives no attention weights: give the folder of the model it was made from")
     return _show(arguments) if arguments.report is None else _report(arguments)
@@ -81,7 +83,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
     for name in ("alignments", "tokens_per_batch"):
         if getattr(arguments, name) is not None:
-            raise UserError(f"--{name.replace('_', '-')} goes with --report FILE: leave it out")
+            raise UserError(f"--{name.replace('_', '-')} is for --report FILE: leave it out")
     files = _files(arguments)
     pictures = [name for name in files if name != "page"]
     if pictures:
@@ -94,29 +96,28 @@ def _show(arguments: argparse.Namespace) -> int:
     for kind in pictures:
         if kind in panels:
             check_readable(weights, kind, panels[kind])
+    lines, missing_letters = [], set()
     next(iter(files.values())).parent.mkdir(parents=True, exist_ok=True)
-    told, boxes = f"target: {weights.target}\n", set()  # the target once something is written
     for kind, path in files.items():
         if kind == "page":
-            layer, head = (some[0] if some else None for some in (arguments.layer, arguments.head))
+            layer, head = (numbers[0] if numbers else None for numbers in (arguments.layer, arguments.head))
             kinds = [arguments.kind] if arguments.kind else ["encoder-decoder", "encoder", "decoder"]
             write_attention_page(weights, path, kinds, layer or 1, head)
-            line = f"{path}   all layers and heads, to explore in a browser"
+            lines.append(f"{path}   all layers and heads, to explore in a browser")
         elif kind in panels:
-            boxes.update(draw_attention(weights, kind, path, arguments.layer, arguments.head))
-            line = f"{path}   {KINDS[kind]}"
+            missing_letters.update(draw_attention(weights, kind, path, arguments.layer, arguments.head))
+            lines.append(f"{path}   {KINDS[kind]}")
         else:
-            line = f"no picture of {KINDS[kind]}, which has no layers"
-        print(f"{told}{line}")
-        told = ""
-    if boxes:
-        letters = "".join(sorted(boxes))[:20]
-        print(f"no font here has {letters}: boxes in the pictures; Noto Sans CJK has most letters", file=sys.stderr)
+            lines.append(f"no picture of {KINDS[kind]}, which has no layers")
+    print(f"target: {weights.target}", *lines, sep="\n")
+    if missing_letters:
+        letters = "".join(sorted(missing_letters))[:20]
+        print(f"no font here has {letters}: they are boxes in the pictures; Noto Sans CJK has most", file=sys.stderr)
     return 0
 
 
 def _panels(arguments: argparse.Namespace, config, pictures: list[str]) -> dict[str, int]:
-    """Panels of each kind that was asked for; of those that nobody named, those with layers."""
+    """The number of panels of each kind to draw. A kind without layers is an error only if it was asked for."""
     from ..attention.weights import KINDS, check_choice
 
     panels = {}
@@ -129,7 +130,7 @@ def _panels(arguments: argparse.Namespace, config, pictures: list[str]) -> dict[
 
 
 def _check_sentences(arguments: argparse.Namespace, model, tokenizer) -> None:
-    """Refuse, before anything is computed, texts that cannot be shown."""
+    """Refuse texts that cannot be shown before anything is computed."""
     from ..attention.weights import token_ids
 
     for side, text in (("source", arguments.sentence), ("target", arguments.target)):
@@ -138,7 +139,7 @@ def _check_sentences(arguments: argparse.Namespace, model, tokenizer) -> None:
 
 
 def _files(arguments: argparse.Namespace) -> dict[str, Path]:
-    """What to write: `"page"` or a kind of attention, and where to."""
+    """The files to write, by `"page"` or the kind of attention."""
     from ..attention.weights import KINDS
 
     output = Path(arguments.output)
@@ -155,8 +156,8 @@ def _files(arguments: argparse.Namespace) -> dict[str, Path]:
 
 
 def _refuse_suffix(output: Path, known: str) -> None:
-    if output.suffix.lower() in (*_NO_PICTURE, ".png", ".html", ".md", ".json"):
-        raise UserError(f"--output {output} is no kind of file that is written here: give {known} or a folder")
+    if output.suffix.lower() in _SUFFIXES:
+        raise UserError(f"--output {output} is not a kind of file that this command writes: give {known} or a folder")
 
 
 def _refuse_existing(arguments: argparse.Namespace, paths) -> None:
@@ -186,7 +187,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
     for name in ("kind", "layer", "head"):
         if getattr(arguments, name) is not None:
-            raise UserError(f"--{name} is for one sentence: a report is on all heads, leave it out")
+            raise UserError(f"--{name} is for one sentence and a report covers all heads: leave it out")
     files = _report_files(arguments)
     read = {name: getattr(arguments, name) for name in ("report", "target", "alignments")}
     read = {name: Path(path) for name, path in read.items() if path is not None}
@@ -199,18 +200,16 @@ def _report(arguments: argparse.Namespace) -> int:
     model, tokenizer = load_model(arguments.model, arguments.device)
     options = {name: value for name, value in generate_options(arguments, model).items() if value is not None}
     with tqdm(total=surveys["report"].lines, desc="heads", unit=" pairs", file=sys.stderr) as bar:
-        found = name_heads(
+        report = name_heads(
             model, tokenizer, _pairs(read), links, arguments.tokens_per_batch or 2048, progress=bar.update, **options
         )
-    found |= _origin(arguments, read)
-    text = heads_as_markdown(found)
-    contents = {".json": json.dumps(found, indent=1, ensure_ascii=False) + "\n", ".md": text}
+    report |= _origin(arguments, read)
+    text = heads_as_markdown(report)
+    contents = {".json": json.dumps(report, indent=1, ensure_ascii=False) + "\n", ".md": text}
     files[0].parent.mkdir(parents=True, exist_ok=True)
     for path in files:
         write_text(path, contents[path.suffix])
-    print(text)
-    for path in files:
-        print(path)
+    print(text, *files, sep="\n")
     return 0
 
 
@@ -234,7 +233,7 @@ def _pairs(read: dict[str, Path]):
 
 
 def _origin(arguments: argparse.Namespace, read: dict[str, Path]) -> dict[str, Any]:
-    """What the numbers come from; paths are cut to names."""
+    """The model, the files (names and hashes, no folders) and the versions that a report was made with."""
     from ..evaluation.records import model_sha256, versions
     from ..files import file_sha256
 

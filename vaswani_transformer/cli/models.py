@@ -1,4 +1,4 @@
-"""The command that averages checkpoints: `vaswani average`."""
+"""What is done to a finished model: `vaswani average`, `push`, `convert` and `export`."""
 
 import argparse
 import os
@@ -23,12 +23,12 @@ def add_average(commands) -> None:
         "Write a model whose weights are the mean of checkpoints. FOLDER is the output folder of a training, of which"
         f" the last {DEFAULT_LAST} are taken, or --last or --best; or several checkpoints or models are given.",
     )
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="of a training, or checkpoints")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="for the model")
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="output folder of a training, or checkpoints")
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder for the averaged model")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--last", type=_count, metavar="N", help=f"the last N checkpoints (default: {DEFAULT_LAST})")
     choice.add_argument("--best", type=_count, metavar="N", help="the N checkpoints that validated best")
-    parser.add_argument("--by", choices=("loss", "bleu"), help="what --best goes by (default: loss)")
+    parser.add_argument("--by", choices=("loss", "bleu"), help="validation score that --best compares (default: loss)")
     parser.add_argument("--overwrite", action="store_true", help="replace a model in the output folder")
 
 
@@ -38,7 +38,7 @@ def _count(text: str) -> int:
             return int(text)
     except ValueError:
         pass
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of checkpoints: give 1 or more")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of checkpoints: give a whole number, 1 or more")
 
 
 def _average(arguments: argparse.Namespace) -> int:
@@ -54,18 +54,22 @@ def _average(arguments: argparse.Namespace) -> int:
     if not of_a_run:
         if arguments.last is not None or arguments.best is not None:
             raise UserError(
-                "--last and --best choose within one training: give its output folder, that holds checkpoints/"
+                "--last and --best choose among the checkpoints of one training: give its output folder, which holds"
+                " checkpoints/"
             )
         if len(folders) == 1 and first.is_dir():
-            raise UserError(f"{first} is one folder and no training with checkpoints/: give two or more checkpoints")
+            raise UserError(
+                f"{first} holds no checkpoints/: give the output folder of a training, or two or more checkpoints"
+            )
         paths = [folder.resolve() for folder in folders]
-        if twice := [folder for folder, path in zip(folders, paths, strict=True) if paths.count(path) > 1]:
-            raise UserError(f"{twice[0]} is given twice: give each checkpoint once")
+        repeated = [folder for folder, path in zip(folders, paths, strict=True) if paths.count(path) > 1]
+        if repeated:
+            raise UserError(f"{repeated[0]} is given twice: give each checkpoint once")
         chosen = folders
     elif arguments.best is not None:
         by = arguments.by or "loss"
-        chosen, gone = best_checkpoints(first, arguments.best, by)
-        for step, score in gone:
+        chosen, removed = best_checkpoints(first, arguments.best, by)
+        for step, score in removed:
             print(f"step {step:,} validated better ({by} {score:.3f}), but its checkpoint is gone")
     else:
         chosen = last_checkpoints(first, arguments.last or DEFAULT_LAST)
@@ -88,29 +92,39 @@ def add_push(commands) -> None:
         _push,
         "put a trained model on the Hugging Face Hub, with a model card",
         "Put a trained model, its tokenizer and a model card into the repository OWNER/NAME, in one commit. The same"
-        " command updates it, or completes an interrupted push. The token is that of `hf auth login` or of the variable"
-        " HF_TOKEN.",
+        " command updates it, or resumes a push that was interrupted. The token is taken from `hf auth login` or the"
+        " variable HF_TOKEN.",
     )
     parser.add_argument("model", metavar="MODEL", help="model folder")
     parser.add_argument("repository", metavar="OWNER/NAME", help="repository on the Hub; created if it does not exist")
     parser.add_argument("--dry-run", action="store_true", help="print the files and the card, send nothing")
-    parser.add_argument("--private", action="store_true", help="create it as a private repository")
+    parser.add_argument("--private", action="store_true", help="make the repository private")
     parser.add_argument(
-        "--revision", default="main", metavar="BRANCH", help="created if it does not exist (default: main)"
+        "--revision", default="main", metavar="BRANCH", help="branch, created if it does not exist (default: main)"
     )
-    parser.add_argument("--message", metavar="TEXT", help="of the commit")
-    parser.add_argument("--token", metavar="TOKEN", help="better in HF_TOKEN, where no list of processes shows it")
-    parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of a file of weights (default: 5GB)")
+    parser.add_argument("--message", metavar="TEXT", help="message of the commit")
+    parser.add_argument("--token", metavar="TOKEN", help="prefer HF_TOKEN, which no list of processes shows")
+    parser.add_argument(
+        "--max-shard-size", default="5GB", metavar="SIZE", help="largest file of weights (default: 5GB)"
+    )
     card = parser.add_argument_group("model card")
-    card.add_argument("--card", metavar="base|big|parser|FILE", help="template; chosen by the model if not given")
-    card.add_argument("--overwrite-card", action="store_true", help="replace one that someone else wrote or edited too")
+    card.add_argument("--card", metavar="base|big|parser|FILE", help="template (default: chosen by the model's size)")
     card.add_argument(
-        "--language", action="append", default=[], metavar="CODE", help="such as en; repeat it, source first"
+        "--overwrite-card", action="store_true", help="replace the card even if someone wrote or edited it"
+    )
+    card.add_argument(
+        "--language", action="append", default=[], metavar="CODE", help="language, such as en; repeat it, source first"
     )
     card.add_argument("--license", metavar="ID", help="licence of the weights, such as mit")
-    card.add_argument("--dataset", action="append", default=[], metavar="NAME", help="on the Hub; may be repeated")
     card.add_argument(
-        "--evaluation", action="append", default=[], metavar="FILE", help="of `evaluate --json`; may be repeated"
+        "--dataset", action="append", default=[], metavar="NAME", help="data set on the Hub; may be repeated"
+    )
+    card.add_argument(
+        "--evaluation",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="scores from `evaluate --json`; may be repeated",
     )
 
 
@@ -120,16 +134,16 @@ def _push(arguments: argparse.Namespace) -> int:
     from ..hub.push import clear_staging, publish
 
     def stop(number, _):
-        # No exception: the client would wait until its threads have sent their files.
+        # Not by an exception: the client would wait for its threads to finish sending their files.
         message = f"interrupted: {arguments.repository} has all of the new files or none; push again\n"
         os.write(2, message.encode())
         clear_staging()
         os._exit(128 + number)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    hub_logging.set_verbosity_error()  # no line for every retry: the last error is reported
+    hub_logging.set_verbosity_error()  # not a line for every attempt: if the last one fails, our error explains it
     try:
-        done = publish(
+        result = publish(
             arguments.model,
             arguments.repository,
             private=arguments.private,
@@ -150,17 +164,17 @@ def _push(arguments: argparse.Namespace) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     if arguments.dry_run:
-        print(f"would go to {done.repo_id}, branch {done.revision} (nothing was sent):")
-    elif done.changed:
-        print(f"pushed to {done.url}, branch {done.revision}, commit {done.commit[:12]}:")
+        print(f"would go to {result.repo_id}, branch {result.revision} (nothing was sent):")
+    elif result.changed:
+        print(f"pushed to {result.url}, branch {result.revision}, commit {result.commit[:12]}:")
     else:
-        print(f"{done.url}, branch {done.revision}, has all of this already; nothing was changed:")
-    for name, size in done.files.items():
+        print(f"{result.url}, branch {result.revision}, has all of this already; nothing was changed:")
+    for name, size in result.files.items():
         print(f"{size:14,}  {name}")
-    for name in done.removed:
+    for name in result.removed:
         print(f"{'removed':>14}  {name}")
     if arguments.dry_run:
-        print(f"\n{done.card}", end="")
+        print(f"\n{result.card}", end="")
     return 0
 
 
@@ -180,17 +194,14 @@ def add_convert(commands) -> None:
 def _convert(arguments: argparse.Namespace) -> int:
     from ..importing.pickles import convert_pickled_weights
 
-    written = convert_pickled_weights(arguments.folder)
-    print(f"wrote {', '.join(map(str, written))}; the pickle is still there and may be deleted")
+    print(f"wrote {convert_pickled_weights(arguments.folder)}; the pickle is still there and may be deleted")
     return 0
-
-
-_FORMATS = ("ctranslate2", "onnx")
-_QUANTIZATIONS = ("float32", "int8", "int8_float32", "bfloat16", "float16", "int16")
 
 
 def add_export(commands) -> None:
     """Add `vaswani export`."""
+    from ..export.folder import EXTRAS, QUANTIZATIONS
+
     parser = add_command(
         commands,
         "export",
@@ -201,10 +212,10 @@ def add_export(commands) -> None:
         " 'vaswani_transformer[ctranslate2]' or '[onnx]'.",
     )
     parser.add_argument("model", metavar="MODEL", help="model folder")
-    parser.add_argument("--format", choices=_FORMATS, default="ctranslate2", help="(default: ctranslate2)")
+    parser.add_argument("--format", choices=list(EXTRAS), default="ctranslate2", help="(default: ctranslate2)")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="a new folder for the exported model")
     parser.add_argument(
-        "--quantization", choices=_QUANTIZATIONS, help="how CTranslate2 stores the weights (default: float32)"
+        "--quantization", choices=QUANTIZATIONS, help="how CTranslate2 stores the weights (default: float32)"
     )
     parser.add_argument(
         "--positions",
@@ -219,7 +230,7 @@ def _export(arguments: argparse.Namespace) -> int:
     from ..export.exporting import export_model
 
     print(f"exporting {arguments.model} to {arguments.format}", file=sys.stderr)
-    done = export_model(
+    result = export_model(
         arguments.model,
         arguments.output,
         format=arguments.format,
@@ -228,8 +239,10 @@ def _export(arguments: argparse.Namespace) -> int:
         overwrite=arguments.overwrite,
     )
     what = "log-probabilities" if arguments.format == "ctranslate2" else "logits"
-    print(f"exported: {arguments.output}, {done.bytes / 1e6:,.1f} MB, {done.positions:,} positions")
-    print(f"{what} differ from the model's by at most {done.difference:.2g} (3 sentences of random tokens)")
+    print(f"exported: {arguments.output}, {result.bytes / 1e6:,.1f} MB, {result.positions:,} positions")
+    print(
+        f"{what} differ from the model's by at most {result.difference:.2g} on this CPU (3 sentences of random tokens)"
+    )
     if arguments.format == "ctranslate2":
         print(f"use it with: {command_name()} translate {shlex.quote(arguments.output)}")
     return 0

@@ -1,8 +1,7 @@
 """A model exported to CTranslate2 at work: it stands in a model's place in `Translator` and `score_pairs`."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +19,22 @@ from ..model.generation_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, 
 from .folder import ExportFacts, read_vocabulary
 
 _PATIENCE = 2.0
-_EXACT_PATIENCE = 4.0  # at first, where the result will be proven: more leave less to ask again
+# Settings of a generation configuration that this search does not follow, and the values at which they do nothing.
+_NEUTRAL = {
+    "do_sample": False, "num_beam_groups": 1, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "min_length": 0, "min_new_tokens": 0,
+    "bad_words_ids": None, "suppress_tokens": None, "begin_suppress_tokens": None, "sequence_bias": None,
+    "forced_bos_token_id": None, "forced_eos_token_id": None, "exponential_decay_length_penalty": None,
+    "guidance_scale": None, "diversity_penalty": 0.0, "early_stopping": False,
+}  # fmt: skip
+# Of options given to `generate()`, those that are followed, and those that change no result.
+_FOLLOWED = {"num_beams", "length_penalty", "max_new_tokens", "num_return_sequences", "length_normalization"}
+_HARMLESS = {"use_cache", "temperature", "top_k", "top_p", "return_dict_in_generate"}
+
+logger = logging.getLogger(__name__)
 
 
-class Found(NamedTuple):
+class Output(NamedTuple):
     """One output of a search.
 
     Args:
@@ -37,149 +48,10 @@ class Found(NamedTuple):
     score: float
 
 
-@dataclass(frozen=True)
-class Search:
-    """One call's search.
-
-    Args:
-        engine: a `ctranslate2.Translator`.
-        vocabulary: the model's tokens, by id.
-        ids: the same the other way round.
-        end: id of the end token.
-        beams: beam size; 1 is greedy search.
-        rule: how scores are made.
-        patience: a search ends when `patience * beams` hypotheses have ended; 2 if not given, 4 at first if `exact`.
-        exact: go on until no running beam can win any more.
-        tokens_per_batch: source tokens at once, padding counted.
-    """
-
-    engine: object
-    vocabulary: Sequence[str]
-    ids: Mapping[str, int]
-    end: int
-    beams: int
-    rule: LengthRule
-    patience: float | None = None
-    exact: bool = False
-    tokens_per_batch: int = 2048
-
-    def __post_init__(self):
-        if self.beams < 1:
-            raise UserError(f"num_beams is {self.beams}: it must be 1 or more")
-        if self.patience is not None and self.patience < 1:
-            raise UserError(f"patience is {self.patience}: it must be 1 or more")
-        if self.beams > 1 and 2 * self.beams > len(self.vocabulary):
-            raise UserError(f"num_beams is {self.beams}: it must be at most half of {len(self.vocabulary)} tokens")
-
-    def run(self, sources: Sequence[Sequence[int]], limits: Sequence[int], number: int = 1) -> list[list[Found]]:
-        """The best outputs of each source, best first.
-
-        Args:
-            sources: token ids with the end token.
-            limits: the longest output of each, in tokens.
-            number: outputs wanted of each, at most the beam size.
-        """
-        results: list[list[Found]] = [[] for _ in sources]
-        for batch in batches_by_length([len(source) for source in sources], self.tokens_per_batch):
-            for index, found in self._run_batch(sources, limits, batch, number):
-                results[index] = sorted(found, key=lambda item: item.score, reverse=True)[:number]
-        return results
-
-    def _run_batch(self, sources, limits, batch: list[int], number: int) -> Iterator[tuple[int, list[Found]]]:
-        """Ask until every source is settled; all of one call have one longest length."""
-        pending, cut = batch, max(limits[index] for index in batch)
-        patience = self.patience or (_EXACT_PATIENCE if self.exact else _PATIENCE)
-        while pending:
-            longest = min(cut, *(limits[index] for index in pending))
-            again, reached = [], 0
-            outputs = self._ask([sources[index] for index in pending], longest, patience)
-            for index, output in zip(pending, outputs, strict=True):
-                found = []
-                for words, log_probability in zip(output.hypotheses, output.scores, strict=True):
-                    ids = [self.ids[word] for word in words]
-                    found.append(Found(ids, log_probability, self.rule.score(log_probability, len(ids))))
-                if self._is_done(found, number, longest, limits[index], patience):
-                    yield index, found
-                else:
-                    again.append(index)
-                    reached = max(reached, *(len(item.ids) for item in found))
-            pending = again
-            if self.exact and self.beams > 1 and pending:
-                # All that is met up to a length, which grows until nothing longer can win.
-                cut = reached + reached // 4 + 4
-                patience = float(max(limits[index] for index in pending))
-
-    def _ask(self, sources: list[Sequence[int]], longest: int, patience: float) -> list:
-        """CTranslate2's own results, with plain log-probabilities."""
-        wide = self.beams > 1
-        return self.engine.translate_batch(
-            [[self.vocabulary[number] for number in source] for source in sources],
-            beam_size=self.beams,
-            patience=patience if wide else 1,
-            num_hypotheses=self._most(patience) if wide else 1,
-            length_penalty=0,  # plain log-probabilities; with so many hypotheses wanted it does not stop earlier
-            max_decoding_length=longest,
-            min_decoding_length=0,
-            max_input_length=0,
-            return_scores=True,
-            return_end_token=True,
-        )
-
-    def _most(self, patience: float) -> int:
-        # Rounded down to what is half a hypothesis from neither side: CTranslate2 rounds in its own way.
-        return max(1, int(self.beams * patience + 1e-6))
-
-    def _is_open(self, item: Found) -> bool:
-        return not item.ids or item.ids[-1] != self.end
-
-    def _is_done(self, found: list[Found], number: int, longest: int, limit: int, patience: float) -> bool:
-        is_cut = any(self._is_open(item) for item in found)
-        if longest == limit and (is_cut or patience >= longest):
-            return True  # it ran as far as it may
-        if self.beams == 1 or not self.exact:
-            return not is_cut
-        return self._is_proven(found, number, limit, self._most(patience))
-
-    def _is_proven(self, found: list[Found], number: int, limit: int, most: int) -> bool:
-        """Whether nothing that CTranslate2 did not return can be among the best.
-
-        A beam's log-probability can only fall. Where all beams of a step have ended, the least probable of them bounds
-        what ran on; where the search was cut at a length, the most probable one that had not ended does.
-        """
-        ended: dict[int, list[float]] = {}
-        running = []
-        for item in found:
-            if self._is_open(item):
-                running.append(item.log_probability)
-            else:
-                ended.setdefault(len(item.ids), []).append(item.log_probability)
-        best = sorted((item.score for item in found if not self._is_open(item)), reverse=True)
-        if len(best) < number:
-            return False
-        last = max(len(item.ids) for item in found)
-        full_steps = [min(step) for step in ended.values() if len(step) == self.beams]
-        bound = min([max(running, default=0.0), *full_steps])
-        long_is_better = self.rule.length_penalty > 0
-        possible = self.rule.score(bound, limit if long_is_better else last + 1)
-        if len(found) >= most:  # there may have been more, less probable than all of these
-            least = min(item.log_probability for item in found)
-            possible = max(possible, self.rule.score(least, last if long_is_better else 1))
-        return possible <= best[number - 1]
-
-
-logger = logging.getLogger(__name__)
-
-# Settings of a generation configuration that are not followed here, and the values at which they do nothing.
-_NEUTRAL = {
-    "do_sample": False, "num_beam_groups": 1, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "min_length": 0, "min_new_tokens": 0,
-    "bad_words_ids": None, "suppress_tokens": None, "begin_suppress_tokens": None, "sequence_bias": None,
-    "forced_bos_token_id": None, "forced_eos_token_id": None, "exponential_decay_length_penalty": None,
-    "guidance_scale": None, "diversity_penalty": 0.0, "early_stopping": False,
-}  # fmt: skip
-# Of options given to `generate()`, those that are followed, and those that change no result.
-_FOLLOWED = {"num_beams", "length_penalty", "max_new_tokens", "num_return_sequences", "length_normalization"}
-_HARMLESS = {"use_cache", "temperature", "top_k", "top_p", "return_dict_in_generate"}
+def _device_options(device: str) -> dict[str, str | int]:
+    """`"cuda:1"` as CTranslate2 takes it."""
+    name, _, number = device.partition(":")
+    return {"device": name, "device_index": int(number or 0)}
 
 
 def compute_types(device: str) -> list[str]:
@@ -188,12 +60,21 @@ def compute_types(device: str) -> list[str]:
     Raises:
         UserError: for a device that is not there.
     """
-    name, _, number = device.partition(":")
     try:
-        known = ctranslate2.get_supported_compute_types(name, int(number or 0))
+        known = ctranslate2.get_supported_compute_types(*_device_options(device).values())
     except (RuntimeError, ValueError) as error:
         raise UserError(f"CTranslate2 cannot use device {device!r}: {one_line(error)}") from error
     return ["default", "auto", *sorted(known)]
+
+
+def open_engine(folder: str | Path, device: str = "cpu", **options) -> ctranslate2.Translator:
+    """CTranslate2's own translator of an exported folder, without the warnings that CTranslate2 prints by itself."""
+    level = ctranslate2.get_log_level()
+    ctranslate2.set_log_level(logging.ERROR)
+    try:
+        return ctranslate2.Translator(str(folder), **_device_options(device), **options)
+    finally:
+        ctranslate2.set_log_level(level)
 
 
 def read_generation_config(folder: str | Path) -> GenerationConfig:
@@ -207,22 +88,23 @@ def read_generation_config(folder: str | Path) -> GenerationConfig:
         return GenerationConfig(num_beams=4, length_penalty=0.6)
     try:
         settings = GenerationConfig.from_pretrained(folder)
-    except Exception as error:  # whatever a damaged file brings about
+    except Exception as error:  # a damaged file raises errors of many kinds
         raise UserError(f"{path} is damaged ({one_line(error)}): export the model again") from error
     take_back_defaults(settings, set())
-    for name, neutral in _NEUTRAL.items():
-        if not _does_nothing(name, getattr(settings, name, None), neutral):
+    for name in _NEUTRAL:
+        value = getattr(settings, name, None)
+        if not _does_nothing(name, value):
             raise UserError(
-                f"{name} in {path} is {getattr(settings, name)!r}: the search of an exported model does not follow it;"
+                f"{name} in {path} is {value!r}: the search of an exported model does not follow it;"
                 " delete it there, or translate with the model itself"
             )
     return settings
 
 
-def _does_nothing(name: str, value, neutral) -> bool:
-    if name == "early_stopping" and value == "never":  # as False, where the search ends on a bound anyway
+def _does_nothing(name: str, value) -> bool:
+    if name == "early_stopping" and value == "never":  # the same as False to a search that ends on a bound anyway
         return True
-    return value is None or value == neutral
+    return value is None or value == _NEUTRAL.get(name)
 
 
 class CTranslate2Model:
@@ -234,12 +116,12 @@ class CTranslate2Model:
         compute_type: what CTranslate2 computes in; `"default"` is what the weights are stored in, or the nearest that
             the device has.
         threads: for one batch; 0 leaves it to CTranslate2.
-        patience: a search ends when `patience * num_beams` hypotheses have ended; 2 if not given, and 4 at first if
-            `exact`.
-        exact: prove that no running beam can win any more, as the model itself does; slower, rarely different.
+        patience: a search ends when `patience * num_beams` hypotheses have ended; 2 if not given. No matter if `exact`.
+        exact: search until no running beam can win any more, as the model itself does; slower, rarely different.
 
     Raises:
-        UserError: for a folder that holds no such model, or a device or type that CTranslate2 has not.
+        UserError: for a folder that holds no such model, a device or type that CTranslate2 does not have, or a patience
+            below 1.
     """
 
     def __init__(
@@ -251,6 +133,9 @@ class CTranslate2Model:
         patience: float | None = None,
         exact: bool = False,
     ):
+        if patience is not None and patience < 1:
+            raise UserError(f"patience is {patience}: it must be 1 or more")
+        self.patience, self.exact = patience, exact
         self.facts = ExportFacts.read(folder, "ctranslate2")
         self.vocabulary = read_vocabulary(folder)
         self._ids = {token: number for number, token in enumerate(self.vocabulary)}
@@ -266,49 +151,36 @@ class CTranslate2Model:
             max_position_embeddings=self.facts.positions,
         )
         self.device = torch.device("cpu")  # of the tensors that go in and out
-        self.patience, self.exact = patience, exact
         known = compute_types(device)
         if compute_type not in known:
             raise UserError(f"compute_type is {compute_type!r}: on {device} it must be one of {', '.join(known)}")
-        name, _, number = device.partition(":")
-        level = ctranslate2.get_log_level()
-        ctranslate2.set_log_level(logging.ERROR)  # what it would say comes below, in a line as all others
         try:
-            self.engine = ctranslate2.Translator(
-                str(folder),
-                device=name,
-                device_index=int(number or 0),
-                compute_type=compute_type,
-                intra_threads=threads,
-            )
+            self.engine = open_engine(folder, device, compute_type=compute_type, intra_threads=threads)
         except (RuntimeError, ValueError) as error:
             raise UserError(f"CTranslate2 cannot load {folder} on {device!r}: {one_line(error)}") from error
-        finally:
-            ctranslate2.set_log_level(level)
         if compute_type == "default" and self.facts.quantization not in known:
             logger.warning(
                 f"{folder} holds weights in {self.facts.quantization}, for which {device} has no fast arithmetic:"
                 f" computed in {self.engine.compute_type}"
             )
 
-    def _setting(self, name: str, options: dict, default):
-        given = options.get(name)
-        given = getattr(self.generation_config, name, None) if given is None else given
-        return default if given is None else given
+    def _setting(self, name: str, options: dict, default=None):
+        """An option of a call, else the model's own setting, else the default."""
+        values = options.get(name), getattr(self.generation_config, name, None)
+        return next((value for value in values if value is not None), default)
 
     def _limits(self, sources: Sequence[Sequence[int]], options: dict) -> list[int]:
         """The longest output of each source, in tokens (Section 6.1)."""
-        fixed = self._setting("max_new_tokens", options, None)
+        fixed = self._setting("max_new_tokens", options)
         if fixed is None and self.generation_config.max_length is not None:
             fixed = self.generation_config.max_length - 1  # the decoder's first token counts there
         extra = self._setting("max_extra_tokens", options, MAX_EXTRA_TOKENS)
-        return [
-            max(1, min(len(source) + extra if fixed is None else fixed, self.facts.positions)) for source in sources
-        ]
+        lengths = [len(source) + extra if fixed is None else fixed for source in sources]
+        return [max(1, min(length, self.facts.positions)) for length in lengths]
 
     def search(
         self, sources: Sequence[Sequence[int]], number: int = 1, tokens_per_batch: int = 2048, **options
-    ) -> list[list[Found]]:
+    ) -> list[list[Output]]:
         """The best outputs for tokenised sources.
 
         Args:
@@ -321,10 +193,10 @@ class CTranslate2Model:
             for each source token ids, log-probability and score of its outputs, best first.
 
         Raises:
-            UserError: for a source with no positions for it, or an option that is unknown or out of range.
+            UserError: for a source longer than the table of positions, or an option that is unknown or out of range.
         """
         for name, value in options.items():
-            if name not in _FOLLOWED | _HARMLESS and not _does_nothing(name, value, _NEUTRAL.get(name)):
+            if name not in _FOLLOWED | _HARMLESS and not _does_nothing(name, value):
                 raise UserError(f"{name} is given, which the search of an exported model does not have: leave it out")
         for index, source in enumerate(sources, start=1):
             if len(source) > self.facts.positions:
@@ -340,18 +212,75 @@ class CTranslate2Model:
         beams = self._setting("num_beams", options, 1)
         if not 1 <= number <= beams:
             raise UserError(f"{number} outputs are wanted of each source: there can be 1 to num_beams, {beams}")
-        search = Search(
-            engine=self.engine,
-            vocabulary=self.vocabulary,
-            ids=self._ids,
-            end=self.facts.eos_token_id,
-            beams=beams,
-            rule=rule,
-            patience=self.patience,
-            exact=self.exact,
-            tokens_per_batch=tokens_per_batch,
+        if beams > 1 and 2 * beams > len(self.vocabulary):
+            raise UserError(f"num_beams is {beams}: it must be at most half of {len(self.vocabulary)} tokens")
+        limits = self._limits(sources, options)
+        results: list[list[Output]] = [[] for _ in sources]
+        for batch in batches_by_length([len(source) for source in sources], tokens_per_batch):
+            found = self._search_batch([sources[i] for i in batch], [limits[i] for i in batch], beams, rule, number)
+            for index, outputs in zip(batch, found, strict=True):
+                results[index] = outputs
+        return results
+
+    def _search_batch(
+        self, sources: list[Sequence[int]], limits: list[int], beams: int, rule: LengthRule, number: int
+    ) -> list[list[Output]]:
+        """The best outputs of sources that are searched together.
+
+        One call of CTranslate2 has one longest length for all. Sources that are not settled within it are asked again
+        with a longer one, up to the limit of each. With `exact`, a call returns every hypothesis that ends within its
+        length.
+        """
+        exact = self.exact and beams > 1
+        length = 5 * max(map(len, sources)) // 4 + 4 if exact else max(limits)
+        results: list[list[Output]] = [[] for _ in sources]
+        pending = list(range(len(sources)))
+        while pending:
+            longest = min(length, *(limits[index] for index in pending))
+            found = self._ask([sources[index] for index in pending], longest, beams, rule)
+            unsettled = []
+            for index, outputs in zip(pending, found, strict=True):
+                ended = [output for output in outputs if output.ids[-1:] == [self.facts.eos_token_id]]
+                if longest == limits[index] or (not exact and len(ended) == len(outputs)):
+                    results[index] = outputs[:number]
+                elif (
+                    exact
+                    and len(ended) >= number
+                    and _best_to_come(outputs, longest, limits[index], rule) <= (ended[number - 1].score)
+                ):
+                    results[index] = ended[:number]
+                else:
+                    unsettled.append(index)
+            pending = unsettled
+            if longest == length:
+                length *= 2
+        return results
+
+    def _ask(self, sources: list[Sequence[int]], longest: int, beams: int, rule: LengthRule) -> list[list[Output]]:
+        """What one search of CTranslate2 finds for each source, ranked by the rule."""
+        patience = 1.0
+        if beams > 1:  # at most `beams` hypotheses end at each position, so a patience of the length waits for all
+            patience = float(longest) if self.exact else self.patience or _PATIENCE
+        found = self.engine.translate_batch(
+            [[self.vocabulary[number] for number in source] for source in sources],
+            beam_size=beams,
+            patience=patience,
+            # Rounded down, and by less than half a hypothesis, since CTranslate2 rounds in a way of its own.
+            num_hypotheses=max(1, int(beams * patience + 1e-6)),
+            length_penalty=0,  # plain log-probabilities; with so many hypotheses wanted it does not stop earlier
+            max_decoding_length=longest,
+            min_decoding_length=0,
+            max_input_length=0,
+            return_scores=True,
+            return_end_token=True,
         )
-        return search.run(sources, self._limits(sources, options), number)
+        results = []
+        for result in found:
+            sequences = [[self._ids[token] for token in tokens] for tokens in result.hypotheses]
+            pairs = zip(sequences, result.scores, strict=True)
+            outputs = [Output(ids, log_prob, rule.score(log_prob, len(ids))) for ids, log_prob in pairs]
+            results.append(sorted(outputs, key=lambda output: output.score, reverse=True))
+        return results
 
     def generate(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **options) -> torch.Tensor:
         """As a model's: `(batch_size, source_length)` ids to `(batch_size * num_return_sequences, length)`.
@@ -363,12 +292,13 @@ class CTranslate2Model:
             attention_mask = input_ids != self.facts.pad_token_id
         sources = [ids[mask.bool()].tolist() for ids, mask in zip(input_ids, attention_mask, strict=True)]
         number = self._setting("num_return_sequences", options, 1)
-        rows = [item.ids for found in self.search(sources, number, input_ids.numel(), **options) for item in found]
-        outputs = torch.full((len(rows), 1 + max(map(len, rows))), self.facts.pad_token_id)
-        outputs[:, 0] = self.facts.decoder_start_token_id
-        for row, ids in zip(outputs, rows, strict=True):
-            row[1 : 1 + len(ids)] = torch.tensor(ids)
-        return outputs
+        found = self.search(sources, number, input_ids.numel(), **options)
+        rows = [output.ids for outputs in found for output in outputs]
+        ids = torch.full((len(rows), 1 + max(map(len, rows))), self.facts.pad_token_id)
+        ids[:, 0] = self.facts.decoder_start_token_id
+        for place, row in enumerate(rows):
+            ids[place, 1 : 1 + len(row)] = torch.tensor(row)
+        return ids
 
     def score_ids(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], tokens_per_batch: int = 4096
@@ -378,14 +308,13 @@ class CTranslate2Model:
         scores: list[list[float]] = [[] for _ in targets]
         lengths = [max(map(len, pair)) for pair in zip(sources, targets, strict=True)]
         for batch in batches_by_length(lengths, tokens_per_batch):
-            # CTranslate2 puts an end token itself.
-            shorn = [targets[index][:-1] if targets[index][-1:] == [end] else targets[index] for index in batch]
-            scored = self.engine.score_batch(
-                *([[self.vocabulary[number] for number in ids] for ids in side] for side in (
-                    [sources[index] for index in batch], shorn
-                )),
-                max_input_length=0,
-            )  # fmt: skip
+            # CTranslate2 appends an end token itself.
+            without_end = [targets[index][:-1] if targets[index][-1:] == [end] else targets[index] for index in batch]
+            source_tokens, target_tokens = (
+                [[self.vocabulary[number] for number in ids] for ids in side]
+                for side in ([sources[index] for index in batch], without_end)
+            )
+            scored = self.engine.score_batch(source_tokens, target_tokens, max_input_length=0)
             for index, result in zip(batch, scored, strict=True):
                 scores[index] = list(result.log_probs[: len(targets[index])])
         return scores
@@ -397,6 +326,16 @@ class CTranslate2Model:
             UserError: always.
         """
         raise UserError("a model exported to CTranslate2 gives no logits: use the model itself")
+
+
+def _best_to_come(outputs: list[Output], length: int, limit: int, rule: LengthRule) -> float:
+    """The best score that an output longer than `length` can have, when all that end within `length` are known.
+
+    Longer ones continue what was found at that length, or what was less probable there, and a log-probability can only
+    fall. A positive length penalty favours the longest of them, any other the shortest.
+    """
+    most_probable = max((output.log_probability for output in outputs if len(output.ids) == length), default=0.0)
+    return rule.score(most_probable, limit if rule.length_penalty > 0 else length + 1)
 
 
 class CTranslate2Translator(Translator):
@@ -411,7 +350,7 @@ class CTranslate2Translator(Translator):
             `num_return_sequences` and `length_normalization`. What is not given is the exported model's own.
 
     Raises:
-        UserError: for a folder that holds no such model, or a device or type that CTranslate2 has not.
+        UserError: as `CTranslate2Model`.
     """
 
     def __init__(

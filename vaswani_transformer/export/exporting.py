@@ -1,6 +1,5 @@
 """A trained model written in another engine's format: `vaswani export`."""
 
-import importlib
 import random
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,9 +11,17 @@ from ..errors import UserError
 from ..files import publish, remove, unfinished
 from ..hardware import choose_device
 from ..loading import FACTS, load_model
-from .folder import COPIED, EXTRAS, ExportFacts, check_expressible, reference_logits, require, set_positions
+from .folder import (
+    EXTRAS,
+    QUANTIZATIONS,
+    ExportFacts,
+    check_expressible,
+    reference_logits,
+    require,
+    set_positions,
+)
 
-_TOLERANCE = 0.01  # of log-probabilities and logits in float32; what is seen is below 0.001
+_TOLERANCE = 0.01  # of log-probabilities and logits in float32; differences seen are below 0.001
 
 
 class Export(NamedTuple):
@@ -25,7 +32,7 @@ class Export(NamedTuple):
         positions: rows of its position table.
         bytes: size of the folder.
         difference: the largest difference of a log-probability (CTranslate2) or a logit (ONNX) from the model's, over
-            a few sentences of random tokens.
+            a few sentences of random tokens, as this machine computes them.
     """
 
     folder: Path
@@ -60,13 +67,10 @@ def export_model(
     if format not in EXTRAS:
         raise UserError(f"format is {format!r}: it must be one of {', '.join(EXTRAS)}")
     require(format)
-    if format == "ctranslate2":
-        from .to_ctranslate2 import QUANTIZATIONS
-
-        quantization = quantization or "float32"
-        if quantization not in QUANTIZATIONS:
-            raise UserError(f"quantization is {quantization!r}: it must be one of {', '.join(QUANTIZATIONS)}")
-    elif quantization not in (None, "float32"):
+    quantization = quantization or "float32"
+    if format == "ctranslate2" and quantization not in QUANTIZATIONS:
+        raise UserError(f"quantization is {quantization!r}: it must be one of {', '.join(QUANTIZATIONS)}")
+    if format == "onnx" and quantization != "float32":
         raise UserError(f"quantization is {quantization!r}: weights in ONNX are float32; for others use ctranslate2")
     if not str(output):
         raise UserError("output is empty: give a folder")
@@ -84,7 +88,7 @@ def export_model(
     except OSError as error:
         raise UserError(f"cannot write to {output.parent}: {error.strerror}") from error
     try:
-        difference = _write(format, folder, loaded, tokenizer, staging, rows, quantization or "float32")
+        difference = _write(format, folder, loaded, tokenizer, staging, rows, quantization)
         size = sum(path.stat().st_size for path in staging.iterdir())
         publish(staging, output)
     finally:
@@ -110,7 +114,7 @@ def _check_output(output: Path, model: Path, overwrite: bool) -> None:
 
 
 def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int, quantization: str) -> float:
-    """All files of an export; returns how far it is from the model."""
+    """Write all files of an export; returns the largest difference from the model."""
     from .. import __version__
 
     config = model.config
@@ -120,15 +124,14 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
         for length in (12, 5, 20)
     ]
     logits = reference_logits(model, sentences)  # first: writing changes the model
-    module = importlib.import_module(f".to_{format}", __package__)
     if format == "ctranslate2":
-        module.write_ctranslate2(folder, model, tokenizer, staging, quantization)
+        from .to_ctranslate2 import largest_difference, write_ctranslate2
+
+        write_ctranslate2(folder, model, tokenizer, staging, quantization)
     else:
-        staging.mkdir()
-        for name in COPIED:
-            if (folder / name).is_file():
-                (staging / name).write_bytes((folder / name).read_bytes())
-        module.write_onnx(model, staging, rows)
+        from .to_onnx import largest_difference, write_onnx
+
+        write_onnx(folder, model, staging)
     names = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id", "decoder_layers", "num_heads")
     ExportFacts(
         format=format,
@@ -137,10 +140,10 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
         vaswani_transformer=__version__,
         **{name: getattr(config, name) for name in (*names, "d_k", "d_v")},
     ).write(staging)
-    difference = module.largest_difference(staging, sentences, logits)
+    difference = largest_difference(staging, sentences, logits)
     if quantization == "float32" and not difference <= _TOLERANCE:
         raise RuntimeError(
-            f"the exported model differs from the model by {difference:.3g} and was not kept: please report this"
+            f"the exported model differs from the model by {difference:.3g} and was discarded: please report this"
         )
     return difference
 
@@ -154,7 +157,7 @@ def load_exported(
         folder: what `vaswani export --format ctranslate2` wrote.
         device: `"cpu"`, `"cuda"`, `"cuda:1"` or `"auto"`.
         precision: what it computes in; what the weights are stored in if not given.
-        exact: prove that no running beam can win any more, see `CTranslate2Model`.
+        exact: search until no running beam can win any more, see `CTranslate2Model`.
 
     Raises:
         UserError: for a folder that holds no such model, or a device or precision that CTranslate2 has not.
@@ -171,7 +174,8 @@ def load_exported(
     if device == "auto":
         chosen = choose_device()  # each of several processes its own
         device = str(chosen) if chosen.type == "cuda" else "cpu"
-    if precision is not None and precision not in (known := compute_types(device)):
+    known = compute_types(device)
+    if precision is not None and precision not in known:
         raise UserError(
             f"--precision is {precision!r}: an exported model computes on {device} in one of {', '.join(known)}"
         )

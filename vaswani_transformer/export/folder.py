@@ -1,4 +1,4 @@
-"""What an exported model's folder says of itself, and what exporting to every format shares."""
+"""What an exported model's folder holds beside the weights, and what exporting to every format shares."""
 
 import importlib.util
 import json
@@ -15,6 +15,8 @@ from ..model.modeling_vaswani import VaswaniForConditionalGeneration, shift_righ
 
 #: Formats, the extra of this package that each needs, and the modules that the extra brings.
 EXTRAS = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime", "onnxscript")}
+#: Types that CTranslate2 stores weights in. What they are computed in is decided where the model is used.
+QUANTIZATIONS = ("float32", "int8", "int8_float32", "bfloat16", "float16", "int16")
 #: Files of a model folder that are copied beside the exported weights.
 COPIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -122,7 +124,7 @@ def check_expressible(config: VaswaniConfig) -> None:
 
 
 def set_positions(model: VaswaniForConditionalGeneration, positions: int | None) -> int:
-    """Give a model with sinusoids a table of so many rows, since an exported one computes no further ones.
+    """Give both stacks a table of so many positions, since an exported model computes no further ones.
 
     Args:
         model: changed in place.
@@ -135,23 +137,24 @@ def set_positions(model: VaswaniForConditionalGeneration, positions: int | None)
         UserError: for a number that is not positive or beyond the model's learned positions, or beyond what a table
             of sinusoids may hold.
     """
-    config, most = model.config, VaswaniSinusoidalPositions.max_rows
+    config, most, kind = model.config, VaswaniSinusoidalPositions.max_rows, "positions of a sinusoidal table"
     if config.position_encoding == "learned":
-        most = config.max_position_embeddings
+        most, kind = config.max_position_embeddings, "learned positions"
     if positions is not None and not 1 <= positions <= most:
-        kind = "learned positions" if config.position_encoding == "learned" else "positions of a sinusoidal table"
         raise UserError(f"positions is {positions}: it must be from 1 to the {most} {kind}")
     rows = positions or min(config.max_position_embeddings, most)
-    if config.position_encoding == "sinusoidal":
-        for stack in (model.model.encoder, model.model.decoder):
+    for stack in (model.model.encoder, model.model.decoder):
+        if config.position_encoding == "sinusoidal":
             stack.embed_positions = VaswaniSinusoidalPositions(rows, config.d_model)
+        else:
+            stack.embed_positions.weight = torch.nn.Parameter(stack.embed_positions.weight[:rows].detach())
     return rows
 
 
-def position_table(positions: torch.nn.Module, rows: int) -> torch.Tensor:
-    """The first `rows` encodings of a stack's positions, `(rows, d_model)`."""
+def position_table(positions: torch.nn.Module) -> torch.Tensor:
+    """The encodings of a stack's positions, `(rows, d_model)`."""
     table = positions.table if isinstance(positions, VaswaniSinusoidalPositions) else positions.weight
-    return table.detach()[:rows].clone()
+    return table.detach().clone()
 
 
 def padded_pairs(facts, sentences: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

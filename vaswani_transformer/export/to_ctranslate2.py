@@ -1,14 +1,13 @@
 """Export to CTranslate2 through its own converter: a loader for `VaswaniConfig`.
 
-Importing this module registers the loader, so that CTranslate2's `TransformersConverter` takes our model folders. All
-of the architecture can be expressed but a stack without layers. CTranslate2 has one width for a head's queries, keys
-and values; where d_k and d_v differ (Table 3, rows B) zeros fill the narrower ones, which changes no product.
+Importing this module registers the loader, so that CTranslate2's `TransformersConverter` takes our model folders. What
+it cannot express, a stack without layers and restricted self-attention, is refused. CTranslate2 has one width for a
+head's queries, keys and values; where d_k and d_v differ (Table 3, rows B) zeros fill the narrower ones, which changes
+no product.
 """
 
-import logging
 from pathlib import Path
 
-import ctranslate2
 import torch
 from ctranslate2.converters.transformers import BartLoader, TransformersConverter, register_loader
 from ctranslate2.converters.utils import fuse_linear
@@ -16,10 +15,8 @@ from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
 
 from ..errors import UserError
+from .ctranslate2_model import open_engine
 from .folder import COPIED, position_table, read_vocabulary
-
-#: Types that weights can be stored in. What they are computed in is decided where the model is used.
-QUANTIZATIONS = ("float32", "int8", "int8_float32", "bfloat16", "float16", "int16")
 
 
 @register_loader("VaswaniConfig")
@@ -81,8 +78,7 @@ class VaswaniLoader(BartLoader):
 
     def set_position_encodings(self, spec, module) -> None:
         """The table, sinusoids too: CTranslate2's own start at position 1 and are another variant."""
-        rows = module.num_positions if hasattr(module, "num_positions") else module.num_embeddings
-        spec.encodings = position_table(module, rows)
+        spec.encodings = position_table(module)
 
     def get_vocabulary(self, model, tokenizer) -> list[str]:
         """A token for every id of the model; those that the tokenizer has none for get made-up names."""
@@ -98,14 +94,12 @@ class VaswaniLoader(BartLoader):
 
     def set_config(self, config, model, tokenizer) -> None:
         """Special tokens and the epsilon of layer normalisation. Our tokenizer puts the end token itself."""
-        tokens = self.get_vocabulary(model, tokenizer)
-        names = {name: getattr(model.config, f"{name}_token_id") for name in ("bos", "eos", "decoder_start")}
-        config.bos_token, config.eos_token, config.decoder_start_token = (
-            None if number is None else tokens[number] for number in names.values()
-        )
-        config.bos_token = config.bos_token or config.decoder_start_token
-        config.unk_token = tokenizer.unk_token or tokens[model.config.pad_token_id]
-        config.layer_norm_epsilon = float(model.config.layer_norm_eps)
+        tokens, ours = self.get_vocabulary(model, tokenizer), model.config
+        config.eos_token = tokens[ours.eos_token_id]
+        config.decoder_start_token = tokens[ours.decoder_start_token_id]
+        config.bos_token = config.decoder_start_token if ours.bos_token_id is None else tokens[ours.bos_token_id]
+        config.unk_token = tokenizer.unk_token or tokens[ours.pad_token_id]
+        config.layer_norm_epsilon = float(ours.layer_norm_eps)
         config.add_source_bos = config.add_source_eos = False
 
 
@@ -161,7 +155,7 @@ def write_ctranslate2(folder: Path, model, tokenizer, output: Path, quantization
 
 
 def largest_difference(output: Path, sentences: list[list[int]], logits: torch.Tensor) -> float:
-    """How far token log-probabilities of the exported model are from the model's, at most, over these sentences.
+    """How far token log-probabilities of the exported model, computed on this CPU, are from the model's, at most.
 
     Args:
         output: the exported folder.
@@ -170,13 +164,7 @@ def largest_difference(output: Path, sentences: list[list[int]], logits: torch.T
     """
     vocabulary = read_vocabulary(output)
     tokens = [[vocabulary[number] for number in sentence] for sentence in sentences]
-    level = ctranslate2.get_log_level()
-    ctranslate2.set_log_level(logging.ERROR)  # that this machine computes in another type matters where it is used
-    try:
-        engine = ctranslate2.Translator(str(output), device="cpu")
-    finally:
-        ctranslate2.set_log_level(level)
-    scored = engine.score_batch(tokens, [sentence[:-1] for sentence in tokens], max_input_length=0)
+    scored = open_engine(output).score_batch(tokens, [sentence[:-1] for sentence in tokens], max_input_length=0)
     worst = 0.0
     for sentence, ours, theirs in zip(sentences, logits.log_softmax(dim=-1), scored, strict=True):
         log_probs = ours[: len(sentence)].gather(-1, torch.tensor(sentence)[:, None])[:, 0]

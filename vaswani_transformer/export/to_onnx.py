@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from .folder import ExportFacts, padded_pairs, position_table
+from .folder import COPIED, ExportFacts, padded_pairs, position_table
 
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 OPSET = 18
@@ -87,7 +87,7 @@ def cache_names(prefix: str, side: str, layers: int) -> list[str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's remarks, on what is not installed and on its own names, from standard output and error."""
+    """Keep the exporter's remarks on missing packages and on its own names from standard output and error."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
@@ -102,21 +102,25 @@ def _quiet() -> Iterator[None]:
 
 
 @torch.no_grad()
-def write_onnx(model, output: Path, rows: int) -> None:
-    """Write `encoder.onnx` and `decoder.onnx`.
+def write_onnx(folder: Path, model, output: Path) -> None:
+    """Write `encoder.onnx` and `decoder.onnx`, with copies of the tokenizer's files.
 
     Args:
+        folder: where the model came from.
         model: in float32 on the CPU, in evaluation mode; its positions are replaced.
-        output: a folder.
-        rows: of the position table.
+        output: a folder that does not exist yet.
     """
+    output.mkdir()
+    for name in COPIED:
+        if (folder / name).is_file():
+            (output / name).write_bytes((folder / name).read_bytes())
     config = model.config
     layers, heads = config.decoder_layers, config.num_heads
     for stack in (model.model.encoder, model.model.decoder):
-        stack.embed_positions = _TablePositions(position_table(stack.embed_positions, rows))
+        stack.embed_positions = _TablePositions(position_table(stack.embed_positions))
     batch, source, target, past = (torch.export.Dim(name) for name in ("batch", "source", "target", "past"))
-    # Sizes of 0 and 1 would be taken for constants.
-    sentences = torch.full((3, min(5, rows)), config.eos_token_id)
+    # Example inputs; the exporter would take sizes of 0 and 1 for constants.
+    sentences = torch.full((3, min(5, len(model.model.encoder.embed_positions.table))), config.eos_token_id)
     mask = torch.ones_like(sentences)
     encoded = _Encoder(model)(sentences, mask)
     widths = (config.d_k, config.d_v) * layers
@@ -154,7 +158,7 @@ def write_onnx(model, output: Path, rows: int) -> None:
 
 
 def open_session(path: Path, threads: int = 0):
-    """An `onnxruntime.InferenceSession` on the CPU, with so many threads; 0 leaves it to onnxruntime."""
+    """An `onnxruntime.InferenceSession` on the CPU, with this many threads; 0 leaves it to onnxruntime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

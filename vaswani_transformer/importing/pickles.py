@@ -10,14 +10,13 @@ from safetensors.torch import save_file
 from ..errors import UserError, one_line
 from ..loading import read_config, refuse_exported
 from ..model.checkpoint_vaswani import PICKLED_WEIGHTS
-from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 
 WEIGHTS = "model.safetensors"
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def convert_pickled_weights(folder: str | Path) -> list[Path]:
+def convert_pickled_weights(folder: str | Path) -> Path:
     """Write the weights of `pytorch_model.bin`, sharded or not, as `model.safetensors` beside it.
 
     Tensors are read with torch's restricted unpickler, which refuses everything else, and written bit for bit, each in
@@ -27,7 +26,7 @@ def convert_pickled_weights(folder: str | Path) -> list[Path]:
         folder: a model folder with `config.json`.
 
     Returns:
-        the files written.
+        the file written.
 
     Raises:
         UserError: for a folder without pickled weights or with safetensors already, for a pickle or an index that is
@@ -42,96 +41,71 @@ def convert_pickled_weights(folder: str | Path) -> list[Path]:
         raise UserError(f"{folder} already holds safetensors: there is nothing to convert")
     if not any((folder / name).is_file() for name in PICKLED_WEIGHTS):
         raise UserError(f"{folder} holds no {PICKLED_WEIGHTS[0]}: there is nothing to convert")
-    config = _read_config(folder)
-    weights = _fitted(_read_pickles(folder), config, folder)
+    try:
+        with torch.device("meta"):
+            model = VaswaniForConditionalGeneration(read_config(folder))
+    except UserError:
+        raise
+    except Exception as error:  # values of a wrong kind make transformers raise errors of many kinds
+        raise UserError(f"{folder} has no usable config.json: {one_line(error)}") from error
+    weights = _fitted(_read_pickles(folder), model, folder)
     try:
         # A new folder of its own, so that nothing that lies there already, such as a link, is written to or through.
         with tempfile.TemporaryDirectory(prefix=".converted-", dir=folder) as staging:
             save_file(weights, Path(staging) / WEIGHTS, metadata={"format": "pt"})
             (Path(staging) / WEIGHTS).replace(folder / WEIGHTS)
-    except Exception as error:  # of a full disk safetensors tells with an error of its own
+    except Exception as error:  # safetensors has an error of its own for a full disk
         raise UserError(f"cannot write {folder / WEIGHTS}: {one_line(error)}") from error
-    return [folder / WEIGHTS]
+    return folder / WEIGHTS
 
 
-def _read_config(folder: Path) -> VaswaniConfig:
-    try:
-        return read_config(folder)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{folder} has no usable config.json: {one_line(error)}") from error
-
-
-def _fitted(weights: dict[str, torch.Tensor], config: VaswaniConfig, folder: Path) -> dict[str, torch.Tensor]:
-    """The weights as `save_pretrained` writes them, the tied matrix once, after checking them against a model's."""
-    try:
-        with torch.device("meta"):
-            skeleton = VaswaniForConditionalGeneration(config)
-    except Exception as error:
-        raise UserError(f"{folder} has no usable config.json: {one_line(error)}") from error
-    shapes = {name: tensor.shape for name, tensor in skeleton.state_dict().items()}
-    ties = skeleton._tied_weights_keys or {}
+def _fitted(weights: dict[str, torch.Tensor], model, folder: Path) -> dict[str, torch.Tensor]:
+    """The weights as `save_pretrained` writes them, the tied matrix once, after a check against those of the model."""
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    ties = model._tied_weights_keys or {}
     # A tied matrix may stand there once or under each of its names.
     tied = ties.keys() | ties.values()
     needed = shapes.keys() - (tied if tied & weights.keys() else set())
     misfit = f"the pickled weights in {folder} do not fit its config.json"
     if wrong := (weights.keys() - shapes.keys()) | (needed - weights.keys()):
         raise UserError(f"{misfit}, such as {min(wrong)[:200]!r}")
+    fitted, storages = {}, set()
     for name, tensor in weights.items():
-        if flaw := _flaw(tensor):
+        if tensor.dtype not in DTYPES or tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+            layout = "nested" if tensor.is_nested else tensor.layout
             raise UserError(
-                f"{name} in {folder} is {flaw}: weights must be dense tensors of"
-                f" {', '.join(map(_plain, DTYPES[:-1]))} or {_plain(DTYPES[-1])}; save them so"
+                f"{name} in {folder} is a tensor of {tensor.dtype} ({layout}, on {tensor.device.type}): weights must be"
+                f" dense tensors of {', '.join(map(str, DTYPES))}, with data; save them so"
             )
         if tensor.shape != shapes[name]:
             raise UserError(
                 f"{misfit}: {name} has the shape {tuple(tensor.shape)} and config.json makes it {tuple(shapes[name])}"
             )
-    fitted, storages = {}, set()
-    for name, tensor in weights.items():
-        kept = ties.get(name, name)
+        written_name = ties.get(name, name)
         tensor = tensor.detach().resolve_neg().contiguous()
-        if kept in fitted:
-            if not _same_bits(tensor, fitted[kept]):
-                raise UserError(
-                    f"{name} in {folder} differs from the matrix that config.json ties it to: set tie_word_embeddings"
-                    " to false there if the weights were trained untied"
-                )
-            continue
-        # safetensors refuses tensors that share memory.
-        fitted[kept] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
-        storages.add(fitted[kept].untyped_storage().data_ptr())
+        if written_name not in fitted:
+            # safetensors refuses tensors that share memory.
+            shared = tensor.untyped_storage().data_ptr() in storages
+            fitted[written_name] = tensor.clone() if shared else tensor
+            storages.add(fitted[written_name].untyped_storage().data_ptr())
+        elif not _same_bits(tensor, fitted[written_name]):
+            raise UserError(
+                f"{name} in {folder} differs from the matrix that config.json ties it to: set tie_word_embeddings"
+                " to false there if the weights were trained untied"
+            )
     return fitted
 
 
-def _plain(value: torch.dtype | torch.layout) -> str:
-    """The name of a dtype or layout without torch's prefix."""
-    return str(value).removeprefix("torch.")
-
-
-def _flaw(tensor: torch.Tensor) -> str | None:
-    """What keeps a tensor from being written as it is, or `None`."""
-    if tensor.is_quantized:
-        return "quantized"
-    if tensor.layout != torch.strided or tensor.is_nested:
-        return f"not dense ({'nested' if tensor.is_nested else _plain(tensor.layout)})"
-    if tensor.device.type != "cpu":
-        return f"without data (on the device {tensor.device.type!r})"
-    return None if tensor.dtype in DTYPES else f"of dtype {_plain(tensor.dtype)}"
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two contiguous tensors are the same; NaN is the same as itself."""
-    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    return tensor.dtype == other.dtype and torch.equal(tensor.view(torch.uint8), other.view(torch.uint8))
 
 
 def _read_pickles(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of a folder's pickled weights by name."""
-    single = (folder / PICKLED_WEIGHTS[0]).is_file()
+    single, index = (folder / name for name in PICKLED_WEIGHTS)
     weights = {}
-    for name in [PICKLED_WEIGHTS[0]] if single else _files_of_index(folder / PICKLED_WEIGHTS[1]):
-        path = folder / name
+    for path in [single] if single.is_file() else _files_of_index(index):
         try:
             part = torch.load(path, map_location="cpu", weights_only=True)
         except OSError as error:
@@ -144,24 +118,23 @@ def _read_pickles(folder: Path) -> dict[str, torch.Tensor]:
             isinstance(key, str) and isinstance(tensor, torch.Tensor) for key, tensor in part.items()
         ):
             raise UserError(f"{path} is not a table of weights by name: save model.state_dict() and nothing else")
-        if twice := weights.keys() & part.keys():
-            raise UserError(f"{min(twice)[:200]!r} is in {path} and in another file of its index: keep one of them")
+        if repeated := weights.keys() & part.keys():
+            raise UserError(f"{min(repeated)[:200]!r} is in {path} and in another file of its index: keep one of them")
         weights |= part
     if not weights:
         raise UserError(f"the pickled weights in {folder} are empty")
     return weights
 
 
-def _files_of_index(index: Path) -> list[str]:
-    """Names of the files that an index of weights lists, all in the index's own folder."""
+def _files_of_index(index: Path) -> list[Path]:
+    """The files that an index of weights lists, all in the index's own folder."""
     try:
-        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        names = sorted(set(files))
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except Exception as error:
         raise UserError(f"{index} is not an index of weight files: copy it again") from error
-    there = {path.name for path in index.parent.iterdir() if path.is_file()}
-    if missing := [name for name in names if name not in there]:  # also whatever leads to another folder
+    present = {path.name for path in index.parent.iterdir() if path.is_file()}
+    if missing := [name for name in names if name not in present]:  # also whatever leads to another folder
         raise UserError(
             f"{index} names {missing[0]!r:.200}, and that is no file in its folder: copy the files of the model again"
         )
-    return names
+    return [index.parent / name for name in names]

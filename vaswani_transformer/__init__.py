@@ -58,7 +58,7 @@ _LAZY = {
     "draw_attention": "attention.pictures",
     "encoder_decoder_attention": "attention.weights",
     "export_model": "export.exporting",
-    "label_smoothed_cross_entropy": "training.loss",
+    "label_smoothed_cross_entropy": "model.loss_vaswani",
     "load_ensemble": "decoding.ensemble",
     "load_model": "loading",
     "load_pairs": "data.parallel_text",

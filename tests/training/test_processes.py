@@ -34,7 +34,7 @@ from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer import distributed as agreement
 from vaswani_transformer.data.batching import PairCollator
 from vaswani_transformer.training.schedule import noam_learning_rate
-from vaswani_transformer.training.trainer import VaswaniTrainer
+from vaswani_transformer.training.selection import put_weights
 
 TOKENS, STEPS, PAIRS = 512, 30, 211  # an odd number of pairs; four batches an epoch or so, the last ones small
 SGD = {"optim": "sgd", "learning_rate_scale": 1.0, "warmup_steps": 4}  # parameters that move as gradients say
@@ -112,23 +112,24 @@ def sharded(rank, folder, name, world_size, parts, more):
     fully_shard(model, mesh=mesh)
     pairs = [{key: pair[key] for key in ("input_ids", "labels")} for pair in make_pairs(8)]
     tokens = sum(len(pair["labels"]) for pair in pairs)
-    losses = []
-    for one, batch in ((model, pairs[4 * rank : 4 * rank + 4]), (whole, pairs)):
-        batch = PairCollator(1)(batch)
-        loss = cross_entropy(one(**batch).logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum") / tokens
-        (loss * (world_size if one is model else 1)).backward()  # FSDP averages over processes
-        losses.append(loss.detach())
-    torch.distributed.all_reduce(losses[0])
-    assert float(losses[0]) == pytest.approx(float(losses[1]), rel=1e-5)
-    expected = dict(whole.named_parameters())
-    gradients = {key: parameter.grad.full_tensor() for key, parameter in model.named_parameters()}
-    for key, gradient in gradients.items():
-        torch.testing.assert_close(gradient, expected[key].grad, rtol=1e-4, atol=1e-6)
+    batch = PairCollator(1)(pairs)
+    expected = cross_entropy(whole(**batch).logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum") / tokens
+    expected.backward()
+    for skip_logits in (False, True):
+        model.zero_grad()
+        batch = PairCollator(1)(pairs[4 * rank : 4 * rank + 4])
+        loss = model(**batch, num_items_in_batch=tokens, skip_logits=skip_logits).loss
+        (loss * world_size).backward()  # FSDP averages over processes
+        loss = loss.detach()
+        torch.distributed.all_reduce(loss)
+        assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
+        for parameter, other in zip(model.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad.full_tensor(), other.grad, rtol=1e-4, atol=1e-6)
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if rank == 0:
         model.save_pretrained(folder / name, state_dict=state)
     other = {key: tensor.clone() for key, tensor in make_model(seed=8).state_dict().items()}
-    VaswaniTrainer.put_weights(SimpleNamespace(is_fsdp_enabled=True, model=model), other)
+    put_weights(model, other)
     for key, parameter in model.named_parameters():
         assert torch.equal(parameter.full_tensor(), other[key]), key
 

@@ -40,6 +40,7 @@ from .layers_vaswani import (
 )
 from .linear_vaswani import project
 from .local_attention_vaswani import in_window, restricted_mask
+from .loss_vaswani import IGNORE_INDEX, can_be_fused, label_smoothed_cross_entropy, projected_cross_entropy
 
 
 class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
@@ -173,7 +174,21 @@ class VaswaniStack(VaswaniPreTrainedModel):
                 return mask
             options["and_mask_function"] = in_window(config.attention_window)
         make = create_causal_mask if is_causal else create_bidirectional_mask
+        if not is_causal:
+            attention_mask = self.of_all_queries(attention_mask)
         return make(config=config, inputs_embeds=hidden_states, attention_mask=attention_mask, **options)
+
+    def of_all_queries(self, padding_mask: torch.Tensor | None) -> torch.Tensor | None:
+        """In training on an accelerator, a mask `(batch_size, 1, 1, key_length)` in place of one a sentence.
+
+        Of one a sentence transformers asks the device whether there is any padding, and waits for its answer.
+        """
+        if padding_mask is None or padding_mask.dim() != 2 or not self.training or not self._is_asynchronous():
+            return padding_mask
+        return padding_mask.bool()[:, None, None, :] if self.config._attn_implementation == "sdpa" else padding_mask
+
+    def _is_asynchronous(self) -> bool:
+        return self.device.type != "cpu"
 
 
 class VaswaniEncoder(VaswaniStack):
@@ -286,7 +301,7 @@ class VaswaniDecoder(VaswaniStack):
         encoder_attention_mask = create_bidirectional_mask(
             config=self.config,
             inputs_embeds=hidden_states,
-            attention_mask=encoder_attention_mask,
+            attention_mask=self.of_all_queries(encoder_attention_mask),
             encoder_hidden_states=encoder_hidden_states,
         )
         for layer in self.layers:
@@ -301,9 +316,6 @@ class VaswaniDecoder(VaswaniStack):
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states, past_key_values=past_key_values
         )
-
-
-IGNORE_INDEX = -100  # the label that torch, transformers and the Trainer leave out of a loss
 
 
 class VaswaniModel(VaswaniPreTrainedModel):
@@ -456,6 +468,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        skip_logits: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Logits of the next token at every position and, given `labels`, the loss.
@@ -473,17 +486,22 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             use_cache: keep keys and values for the next step; off when labels are given.
             num_items_in_batch: label tokens of the whole optimizer step, over accumulated batches and devices. The
                 loss is then the sum over this batch divided by it; otherwise the mean over this batch's labels.
+            skip_logits: return the loss alone, which then takes far less memory: where it can be, it is computed
+                together with the projection, in blocks of tokens, and the logits of a batch never exist as a whole.
             **kwargs: `output_attentions`, `output_hidden_states` and the like.
 
         Returns:
-            logits `(batch_size, target_length, vocab_size)` and the cross-entropy in nats a token, not smoothed
-            (smoothing belongs to training: Section 5.4).
+            logits `(batch_size, target_length, vocab_size)` and the cross-entropy in nats a token: in training mode
+            smoothed by `config.label_smoothing` (Section 5.4), in evaluation mode plain, so that perplexity is exact.
 
         Raises:
-            ValueError: for ids beyond the vocabulary, or when neither or both of ids and embeddings are given.
+            ValueError: for ids beyond the vocabulary, when neither or both of ids and embeddings are given, and for
+                `skip_logits` without labels.
         """
         if isinstance(past_key_values, DecodingCache):
             return self._step(past_key_values, decoder_input_ids, encoder_outputs, attention_mask)
+        if skip_logits and labels is None:
+            raise ValueError("skip_logits leaves nothing to return without labels: give labels, or leave it out")
         if labels is not None:
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -500,23 +518,18 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             use_cache=use_cache,
             **kwargs,
         )
-        logits = project(self.lm_head, outputs.last_hidden_state)
-        loss = None
-        if labels is not None:
-            labels = labels.to(logits.device)
-            try:
-                total = nn.functional.cross_entropy(
-                    logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-                )
-            except IndexError as error:  # the last label is no decoder input, so `look_up` does not see it
-                raise ValueError(
-                    f"labels has token ids up to {int(labels.max())}: they must be at least 0 and below the vocabulary"
-                    f" size {logits.shape[-1]}"
-                ) from error
-            loss = total / (num_items_in_batch if num_items_in_batch is not None else (labels != IGNORE_INDEX).sum())
+        logits = loss = None
+        smoothing = self.config.label_smoothing if self.training else 0.0  # Section 5.4
+        hidden_states = outputs.last_hidden_state
+        if skip_logits and can_be_fused(self.lm_head, hidden_states):
+            loss = projected_cross_entropy(hidden_states, self.lm_head.weight, labels, smoothing, num_items_in_batch)
+        else:
+            logits = project(self.lm_head, hidden_states)  # Section 3.4
+            if labels is not None:
+                loss = label_smoothed_cross_entropy(logits, labels, smoothing, num_items_in_batch)
         return Seq2SeqLMOutput(
             loss=loss,
-            logits=logits,
+            logits=None if skip_logits else logits,
             past_key_values=outputs.past_key_values,
             decoder_hidden_states=outputs.decoder_hidden_states,
             decoder_attentions=outputs.decoder_attentions,

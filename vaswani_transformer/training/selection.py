@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from ..recipes.recipe import Recipe
 from .averaging import average_checkpoints
@@ -73,7 +74,7 @@ def choose_weights(trainer: VaswaniTrainer, recipe: Recipe, checkpoints: Path) -
         return None, trainer.evaluate()
     results = []
     for candidate in found:
-        trainer.put_weights(candidate.weights())
+        put_weights(trainer.model, candidate.weights())
         scores = trainer.evaluate(metric_key_prefix=candidate.name)
         scores = {f"eval_{key.removeprefix(candidate.name + '_')}": value for key, value in scores.items()}
         results.append((candidate, scores))
@@ -85,8 +86,19 @@ def choose_weights(trainer: VaswaniTrainer, recipe: Recipe, checkpoints: Path) -
         sign = 1 if recipe.best_by == "bleu" else -1
         kept = max(results, key=lambda result: sign * result[1][f"eval_{recipe.best_by}"])
     if kept is not results[-1]:
-        trainer.put_weights(kept[0].weights())
+        put_weights(trainer.model, kept[0].weights())
     return kept
+
+
+def put_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
+    """Replace a model's weights, also where they are sharded over processes, which then all have to call this.
+
+    Args:
+        model: as the trainer holds it.
+        weights: by name; of tied matrices one is enough.
+    """
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    set_model_state_dict(model, dict(weights), options=options)  # it changes the dictionary
 
 
 def _describe(candidate: Candidate) -> str:

@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMode
 
-from .layers_vaswani import VaswaniAttention, VaswaniDecoderLayer, VaswaniSinusoidalPositions
+from .layers_vaswani import VaswaniAttention, VaswaniDecoderLayer, VaswaniSinusoidalPositions, attention
 from .linear_vaswani import Projection, has_hooks, has_own_methods
 from .local_attention_vaswani import reach
 
@@ -71,22 +71,15 @@ class _Attention:
     def attend(self, query: torch.Tensor, seen: slice, mask: torch.Tensor | None, residual: torch.Tensor):
         """From queries to the keys in the slots `seen`, added to `residual`, `(rows, d_model)`."""
         keys, values = self.keys[:, :, seen], self.values[:, :, seen]
-        output = _attention(query, keys, values, mask, self.scaling)
+        if query.is_cpu and len(query) >= _MANY:
+            output, _ = attention(query, keys, values, mask, self.scaling)
+        else:
+            output = scaled_dot_product_attention(query, keys, values, mask, scale=self.scaling)
         return self.out_proj.plus(output.transpose(1, 2).reshape(len(residual), -1), residual)
 
 
 def _split_heads(states: torch.Tensor, sentences: int, width: int) -> torch.Tensor:
     return states.view(sentences, len(states) // sentences, -1, width).transpose(1, 2)
-
-
-def _attention(query, keys, values, mask, scaling: float) -> torch.Tensor:
-    r"""Equation 1, \(\mathrm{softmax}(QK^T/\sqrt{d_k})V\), with an additive mask."""
-    if not query.is_cpu or len(query) < _MANY:
-        return scaled_dot_product_attention(query, keys, values, mask, scale=scaling)
-    scores = query * scaling @ keys.transpose(-1, -2)
-    if mask is not None:
-        scores += mask
-    return scores.softmax(dim=-1) @ values
 
 
 class _Layer:

@@ -14,7 +14,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from vaswani_transformer import VaswaniConfig, load_model, train
 from vaswani_transformer.model import incremental_decoding_vaswani as decoding_vaswani
 from vaswani_transformer.model import local_attention_vaswani as restricted_vaswani
-from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache
+from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
 from vaswani_transformer.model.local_attention_vaswani import (
     block_mask,
     block_size,
@@ -230,10 +230,11 @@ def test_generation_by_steps_by_cache_and_without(window, options):
 @torch.no_grad()
 def test_beams_keep_no_more_than_their_window():
     model, beams = tiny_model(attention_window=9), 3
-    cache = DecodingCache(model, beams)
-    cache.look_at_source(torch.randn(2, 3, model.config.d_model), None)
+    decoder = IncrementalDecoder(model)
+    cache = DecodingCache(decoder, beams)
+    decoder.read_source(torch.randn(2, 3, model.config.d_model), None, cache)
     for _ in range(400):
-        cache.step(torch.full((2 * beams, 1), 5))
+        decoder.step(torch.full((2 * beams, 1), 5), cache)
     assert cache.length == 400 and cache.room <= 200
 
 

@@ -29,7 +29,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .checkpoint_vaswani import VaswaniCheckpointMixin
 from .configuration_vaswani import VaswaniConfig
 from .generation_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, VaswaniGenerationMixin
-from .incremental_decoding_vaswani import DecodingCache, takes_steps
+from .incremental_decoding_vaswani import DecodingCache, IncrementalDecoder, can_decode_incrementally
 from .layers_vaswani import (
     VaswaniAttention,
     VaswaniDecoderLayer,
@@ -231,7 +231,13 @@ class VaswaniEncoder(VaswaniStack):
 
 
 class VaswaniDecoder(VaswaniStack):
-    """The decoder: `decoder_layers` times [`VaswaniDecoderLayer`] over the embedded target so far."""
+    """The decoder: `decoder_layers` times [`VaswaniDecoderLayer`] over the embedded target so far.
+
+    Its arithmetic stands a second time in `incremental_decoding_vaswani`, for `generate()` alone. A step of a search
+    has one token a row, and what is done here for whole sequences, any mask and any cache would cost as much as the
+    arithmetic itself; the tests hold the two to the same outputs. All else (training, attention weights, other caches,
+    changed layers) is computed here.
+    """
 
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": VaswaniDecoderLayer,
@@ -547,9 +553,9 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         attention_mask: torch.Tensor | None,
     ) -> Seq2SeqLMOutput:
         if not cache.has_source:
-            cache.look_at_source(encoder_outputs[0], attention_mask)
+            cache.decoder.read_source(encoder_outputs[0], attention_mask, cache)
         return Seq2SeqLMOutput(
-            logits=cache.logits(decoder_input_ids),
+            logits=cache.decoder.logits(decoder_input_ids, cache),
             past_key_values=cache,
             encoder_last_hidden_state=None if encoder_outputs is None else encoder_outputs[0],
         )
@@ -569,9 +575,9 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
     ):
         own = model_kwargs.get("past_key_values") is None
         as_built = type(self.model) is VaswaniModel and type(self.model.decoder) is VaswaniDecoder
-        if own and as_built and takes_steps(self, generation_config, generation_mode, model_kwargs):
+        if own and as_built and can_decode_incrementally(self, generation_config, generation_mode, model_kwargs):
             beams, returned = generation_config.num_beams, generation_config.num_return_sequences
-            model_kwargs["past_key_values"] = DecodingCache(self, beams, max(beams, returned))
+            model_kwargs["past_key_values"] = DecodingCache(IncrementalDecoder(self), beams, max(beams, returned))
         else:
             super()._prepare_cache_for_generation(
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length

@@ -149,11 +149,6 @@ def match_head_widths(
     """Fill queries and keys with zeros up to the width of values (Table 3, rows B); their products stay the same.
 
     Flash attention needs one width for all three. Where values are the narrower ones transformers fills them.
-
-    Args:
-        query: `(batch_size, num_heads, query_length, d_k)`.
-        key: `(batch_size, num_heads, key_length, d_k)`.
-        value: `(batch_size, num_heads, key_length, d_v)`.
     """
     missing = value.shape[-1] - key.shape[-1]
     if missing > 0:
@@ -169,15 +164,9 @@ def drop_padding(
     Handed a mask, transformers' flash attention takes it for the queries' padding too, which it is in self-attention
     only: an output at a position where its source has padding would be zero.
 
-    Args:
-        query: `(batch_size, num_heads, query_length, head_width)`; all queries stay.
-        key: `(batch_size, num_heads, key_length, head_width)`.
-        value: `(batch_size, num_heads, key_length, d_v)`.
-        padding_mask: `(batch_size, key_length)`, 0 for padding.
-
     Returns:
         keys and values, `(1, num_heads, tokens, head_width)`, and where sentences begin and end, as transformers'
-        `FlashAttentionKwargs`.
+        `FlashAttentionKwargs`; `padding_mask` is `(batch_size, key_length)`, 0 for padding.
     """
     kept = padding_mask.bool()
     key_lengths = kept.sum(dim=1)

@@ -377,20 +377,8 @@ class VaswaniModel(VaswaniPreTrainedModel):
     ) -> Seq2SeqModelOutput:
         """Encode the source, unless `encoder_outputs` holds it already, and decode the target prefix.
 
-        Args:
-            input_ids: `(batch_size, source_length)` token ids.
-            attention_mask: `(batch_size, source_length)`, 1 for a token and 0 for padding.
-            decoder_input_ids: `(batch_size, target_length)`: `decoder_start_token_id`, then the target but its last.
-            decoder_attention_mask: `(batch_size, target_length)`; not needed for padding on the right.
-            encoder_outputs: what the encoder returned for this source.
-            past_key_values: keys and values of earlier decoding steps.
-            inputs_embeds: `(batch_size, source_length, d_model)` in place of `input_ids`, not yet scaled.
-            decoder_inputs_embeds: `(batch_size, target_length, d_model)` in place of `decoder_input_ids`.
-            use_cache: keep keys and values for the next step.
-            **kwargs: `output_attentions`, `output_hidden_states` and the like.
-
-        Raises:
-            ValueError: for ids beyond the vocabulary, or when neither or both of ids and embeddings are given.
+        Arguments and errors are those of [`VaswaniForConditionalGeneration`]'s `forward`, without labels; the output is
+        the decoder's, `(batch_size, target_length, d_model)`.
         """
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
@@ -482,7 +470,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         Args:
             input_ids: `(batch_size, source_length)` token ids.
             attention_mask: `(batch_size, source_length)`, 1 for a token and 0 for padding.
-            decoder_input_ids: `(batch_size, target_length)`; made from `labels` when not given.
+            decoder_input_ids: `(batch_size, target_length)`: `decoder_start_token_id`, then the target but its last;
+                made from `labels` when not given.
             decoder_attention_mask: `(batch_size, target_length)`; not needed for padding on the right.
             encoder_outputs: what the encoder returned for this source.
             past_key_values: keys and values of earlier decoding steps.
@@ -505,7 +494,14 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
                 `skip_logits` without labels.
         """
         if isinstance(past_key_values, DecodingCache):
-            return self._step(past_key_values, decoder_input_ids, encoder_outputs, attention_mask)
+            decoder = past_key_values.decoder
+            if not past_key_values.has_source:
+                decoder.read_source(encoder_outputs[0], attention_mask, past_key_values)
+            return Seq2SeqLMOutput(
+                logits=decoder.logits(decoder_input_ids, past_key_values),
+                past_key_values=past_key_values,
+                encoder_last_hidden_state=None if encoder_outputs is None else encoder_outputs[0],
+            )
         if skip_logits and labels is None:
             raise ValueError("skip_logits leaves nothing to return without labels: give labels, or leave it out")
         if labels is not None:
@@ -533,32 +529,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             logits = project(self.lm_head, hidden_states)  # Section 3.4
             if labels is not None:
                 loss = label_smoothed_cross_entropy(logits, labels, smoothing, num_items_in_batch)
-        return Seq2SeqLMOutput(
-            loss=loss,
-            logits=None if skip_logits else logits,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-        )
-
-    def _step(
-        self,
-        cache: DecodingCache,
-        decoder_input_ids: torch.LongTensor,
-        encoder_outputs: tuple | BaseModelOutput | None,
-        attention_mask: torch.Tensor | None,
-    ) -> Seq2SeqLMOutput:
-        if not cache.has_source:
-            cache.decoder.read_source(encoder_outputs[0], attention_mask, cache)
-        return Seq2SeqLMOutput(
-            logits=cache.decoder.logits(decoder_input_ids, cache),
-            past_key_values=cache,
-            encoder_last_hidden_state=None if encoder_outputs is None else encoder_outputs[0],
-        )
+        others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return Seq2SeqLMOutput(loss=loss, logits=None if skip_logits else logits, **others)
 
     def prepare_inputs_for_generation(self, input_ids, next_sequence_length=None, past_key_values=None, **kwargs):
         """As in `GenerationMixin`; for a step of ours without what other caches and models need."""

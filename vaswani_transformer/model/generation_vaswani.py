@@ -26,9 +26,9 @@ _NO_SCORE = -1.0e8  # transformers marks hypotheses that are none with -1e9 and 
 
 
 def length_normalization(length: int | torch.Tensor, length_penalty: float) -> float | torch.Tensor:
-    r"""The divisor of a hypothesis' log-probability: \(((5 + |Y|) / 6)^\alpha\).
+    r"""Section 6.1, the length penalty: a hypothesis' log-probability is divided by \(((5 + |Y|) / 6)^\alpha\).
 
-    Section 6.1 takes the rule and alpha = 0.6 from Wu et al. (2016), "Google's Neural Machine Translation System",
+    The paper takes the rule and alpha = 0.6 from Wu et al. (2016), "Google's Neural Machine Translation System",
     Equation 14. transformers' own rule is \(|Y|^\alpha\), which weighs short outputs very differently.
 
     Args:

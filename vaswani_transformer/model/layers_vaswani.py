@@ -101,7 +101,7 @@ def attention(
     scaling: float,
     dropout: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""Equation (1), Section 3.2.1: \(\mathrm{softmax}(QK^T/\sqrt{d_k})V\), head by head.
+    r"""Section 3.2.1, Equation (1): \(\mathrm{softmax}(QK^T/\sqrt{d_k})V\), head by head.
 
     Args:
         query: `(batch_size, num_heads, query_length, d_k)`.
@@ -279,7 +279,7 @@ class VaswaniLayer(GradientCheckpointingLayer):
         return norm(residual + dropout(sublayer_output, p=self.dropout, training=self.training))
 
     def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Equation 2, max(0, xW1 + b1)W2 + b2, of `(batch_size, length, d_model)`, with its residual."""
+        """Section 3.3, Equation (2): max(0, xW1 + b1)W2 + b2, of `(batch_size, length, d_model)`, with its residual."""
         inner = nn.functional.relu(project(self.fc1, hidden_states))  # (batch_size, length, d_ff)
         inner = dropout(inner, p=self.activation_dropout, training=self.training)
         return self.add_and_norm(self.final_layer_norm, hidden_states, project(self.fc2, inner))

@@ -144,7 +144,13 @@ class VaswaniStack(VaswaniPreTrainedModel):
             ) from error
 
     def embed(self, embeddings: torch.Tensor, position_ids: torch.Tensor, end: int) -> torch.Tensor:
-        """Scale, add the encodings of `position_ids` (all below `end`), drop; `(batch_size, length, d_model)`."""
+        """Embeddings times sqrt(d_model) (Section 3.4) plus positions (3.5), with dropout (5.4).
+
+        Args:
+            embeddings: `(batch_size, length, d_model)`.
+            position_ids: `(length,)`.
+            end: what all of them are below.
+        """
         positions = self.embed_positions(position_ids, end).to(embeddings.dtype)
         summed = embeddings * self.embed_scale + positions
         return dropout(summed, p=self.dropout, training=self.training)

@@ -3,6 +3,7 @@
 This file is a script too: it forks the processes, so that what they import is imported once.
 """
 
+import gc
 import json
 import math
 import os
@@ -333,4 +334,5 @@ def test_three_processes_validate_exactly(folder, generate):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    gc.freeze()  # as in conftest.py
     run_all(Path(sys.argv[1]), FAST if sys.argv[2] == "fast" else SLOW)

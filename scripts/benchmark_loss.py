@@ -21,7 +21,7 @@ import torch
 from transformers.trainer_pt_utils import LabelSmoother
 
 from vaswani_transformer.hardware import keep_freed_memory
-from vaswani_transformer.training.loss import label_smoothed_cross_entropy, projected_cross_entropy
+from vaswani_transformer.model.loss_vaswani import label_smoothed_cross_entropy, projected_cross_entropy
 
 LOSSES = {
     "ours": lambda logits, labels: label_smoothed_cross_entropy(logits, labels, 0.1),

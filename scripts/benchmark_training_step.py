@@ -24,7 +24,7 @@ from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer.hardware import keep_freed_memory
 from vaswani_transformer.model import layers_vaswani
 from vaswani_transformer.model import modeling_vaswani as stacks_vaswani
-from vaswani_transformer.training.loss import label_smoothed_cross_entropy
+from vaswani_transformer.model.loss_vaswani import label_smoothed_cross_entropy
 
 
 def smoothed_by_transformers(logits, labels):

@@ -70,14 +70,13 @@ def new_schedule(optimizer: torch.optim.Optimizer, options: argparse.Namespace, 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: peak * min(1.0, (done + 1) / warmup))
 
 
-def training_step(accelerator: Accelerator, model, batches: list[dict], label_smoothing: float) -> float:
+def training_step(accelerator: Accelerator, model, batches: list[dict]) -> float:
     """Gradients of one optimizer step; returns its loss in nats a token, over all processes."""
     tokens = accelerator.reduce(sum(batch["labels"].ne(-100).sum() for batch in batches), "sum")
     total = torch.zeros((), device=accelerator.device)
     for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
         with accelerator.no_sync(model) if left else contextlib.nullcontext():  # gradients travel once a step
-            labels = batch.pop("labels")
-            loss = vt.label_smoothed_cross_entropy(model(**batch).logits, labels, label_smoothing, tokens)
+            loss = model(**batch, num_items_in_batch=tokens, skip_logits=True).loss  # smoothed, in training mode
             accelerator.backward(loss * accelerator.num_processes)  # the processes' gradients will be averaged
             total += loss.detach()
     return accelerator.reduce(total, "sum").item()
@@ -111,7 +110,7 @@ def finetune(options: argparse.Namespace) -> None:
         tokenizer = vt.load_tokenizer(options.model)
         train, counts = vt.tokenize_pairs(train_text, tokenizer, max_length=options.max_length)
     accelerator.print(f"training text: {counts}")
-    model = AutoModelForSeq2SeqLM.from_pretrained(options.model)
+    model = AutoModelForSeq2SeqLM.from_pretrained(options.model, label_smoothing=options.label_smoothing)
     train = train.select_columns(["input_ids", "labels"])
     collator = DataCollatorForSeq2Seq(tokenizer, model=model)  # with `model` it makes the decoder's inputs
     loader = torch.utils.data.DataLoader(train, options.batch_size, shuffle=True, collate_fn=collator)
@@ -123,7 +122,7 @@ def finetune(options: argparse.Namespace) -> None:
     model.train()
     for step in range(1, options.steps + 1):
         batches = [next(stream) for _ in range(options.gradient_accumulation)]
-        loss = training_step(accelerator, model, batches, options.label_smoothing)
+        loss = training_step(accelerator, model, batches)
         log.append({"step": step, "loss": loss, "learning_rate": scheduler.get_last_lr()[0]})
         optimizer.step()
         scheduler.step()

@@ -6,8 +6,8 @@
 Instead of two text files, --train-data and --validation-data take a TSV, CSV, JSON lines or Parquet file. Checkpoints
 go into NEW_MODEL, and the same command with --resume goes on from the last one.
 
---label-smoothing is the Trainer's `label_smoothing_factor`, and the only smoothing here: the model's own loss has none.
-The Trainer smooths its evaluation loss too, so compare that among runs of one factor only.
+--label-smoothing is the model's own, `config.label_smoothing`, which leaves validation loss as it is; the Trainer's
+`label_smoothing_factor`, which would smooth that too, stays 0.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def finetune(options: argparse.Namespace) -> None:
         lambda pair: tokenizer(pair["source"], text_target=pair["target"]), remove_columns=["source", "target"]
     )
     processes.print(f"training text: {counts}")
-    model = AutoModelForSeq2SeqLM.from_pretrained(options.model)
+    model = AutoModelForSeq2SeqLM.from_pretrained(options.model, label_smoothing=options.label_smoothing)
 
     def compute_metrics(prediction) -> dict[str, float]:
         texts = [
@@ -114,7 +114,6 @@ def finetune(options: argparse.Namespace) -> None:
         per_device_train_batch_size=options.batch_size,
         per_device_eval_batch_size=options.batch_size,
         gradient_accumulation_steps=options.gradient_accumulation,
-        label_smoothing_factor=options.label_smoothing,
         bf16=options.bf16,
         use_cpu=cpu,
         torch_compile=options.torch_compile,

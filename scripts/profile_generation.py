@@ -16,7 +16,7 @@ import torch
 from benchmark_generation import by_generate, vaswani_model
 
 from vaswani_transformer.decoding.cpu_inference import PRECISIONS, prepare_for_inference
-from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache
+from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
 
 
 def seconds(work: Callable) -> tuple[float, object]:
@@ -45,10 +45,12 @@ def main() -> None:
     generate = by_generate(model, options)
     found = []
     for _ in range(arguments.rounds):
-        cache = DecodingCache(model, arguments.beams)
+        cache = DecodingCache(IncrementalDecoder(model), arguments.beams)
         encoder, states = seconds(lambda: model.model.encoder(ids, mask).last_hidden_state)
-        source, _ = seconds(lambda cache=cache, states=states: cache.look_at_source(states, mask))
-        steps, _ = seconds(lambda cache=cache: [cache.logits(token) for _ in range(options.target_length)])
+        source, _ = seconds(lambda cache=cache, states=states: cache.decoder.read_source(states, mask, cache))
+        steps, _ = seconds(
+            lambda cache=cache: [cache.decoder.logits(token, cache) for _ in range(options.target_length)]
+        )
         whole, _ = seconds(lambda: generate(ids, arguments.beams))
         found.append((encoder, source, steps, whole - encoder - source - steps, whole))
     print(f"batch {arguments.batch}, beam {arguments.beams}, {arguments.precision}: ms of an output position")

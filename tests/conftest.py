@@ -1,5 +1,6 @@
 """Shared by all tests: small models with seeded weights, a recipe of seconds with its text, the shared data."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,13 @@ settings.load_profile("shared machine")
 def one_thread_of_torch() -> None:
     """Matrices of a few dozen rows are slower on many cores; and a fork after work on several would wait for ever."""
     torch.set_num_threads(1)  # in each module: other libraries set it too
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_walk_through_all_imported_modules() -> None:
+    """accelerate collects garbage at each start of a training, which would visit the objects of every library."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

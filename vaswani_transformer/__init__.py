@@ -59,7 +59,7 @@ _MODULES = {
     "parsing.trees": "Tree",
     "recipes.recipe": "Recipe load_recipe",
     "training.averaging": "average_checkpoints average_models",
-    "training.loss": "label_smoothed_cross_entropy",
+    "model.loss_vaswani": "label_smoothed_cross_entropy",
     "training.plan": "describe_plan make_plan",
     "training.run": "train",
     "training.schedule": "NoamSchedulerCallback noam_learning_rate noam_scheduler",

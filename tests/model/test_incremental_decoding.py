@@ -12,7 +12,7 @@ from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 
 from vaswani_transformer.model import generation_vaswani, linear_vaswani, modeling_vaswani
 from vaswani_transformer.model import incremental_decoding_vaswani as decoding_vaswani
-from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache
+from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
 from vaswani_transformer.model.linear_vaswani import Projection, has_onednn, project
 
 SOURCES = (7, 3, 9, 1)
@@ -43,7 +43,8 @@ def search(model, steps=True, **options):
     ids, mask = padded_batch(SOURCES)
     torch.manual_seed(0)
     options = {"input_ids": ids, "attention_mask": mask, "return_dict_in_generate": True, **options}
-    with patch.object(modeling_vaswani, "takes_steps", modeling_vaswani.takes_steps if steps else lambda *_: False):
+    is_allowed = modeling_vaswani.can_decode_incrementally if steps else lambda *_: False
+    with patch.object(modeling_vaswani, "can_decode_incrementally", is_allowed):
         return model.generate(**options, output_scores=True)
 
 
@@ -82,10 +83,11 @@ def test_dropping_what_no_beam_looks_at_changes_nothing(name):
 def test_beams_that_go_on_from_one_share_its_past():
     """Whatever the length, buffers hold that past once, and what has come since."""
     model, beams = tiny_model(), 5
-    cache = DecodingCache(model, beams)
-    cache.look_at_source(torch.randn(2, 3, model.config.d_model), None)
+    decoder = IncrementalDecoder(model)
+    cache = DecodingCache(decoder, beams)
+    decoder.read_source(torch.randn(2, 3, model.config.d_model), None, cache)
     for _ in range(300):
-        cache.step(torch.full((2 * beams, 1), 5))
+        decoder.step(torch.full((2 * beams, 1), 5), cache)
         cache.reorder_cache(torch.tensor([3] * beams + [beams + 1] * beams))
     assert cache.length == 300 and cache.filled <= 300 + 100 * beams and cache.room < 300 * beams
     cache._drop_unseen()
@@ -147,7 +149,7 @@ def test_in_bfloat16_scores_are_near():
 
 def test_a_source_is_projected_once_a_sentence():
     cache = search(tiny_model(), num_beams=4).past_key_values
-    attention = cache.steps[0].encoder_attn
+    attention = cache.source[0]
     assert attention.keys.shape[0] == attention.values.shape[0] == len(SOURCES)
 
 
@@ -321,7 +323,7 @@ def test_several_tokens_at_once_and_some_taken_back():
     first, second = random_ids(4, 6, seed=1), random_ids(4, 3, seed=2)
     with torch.no_grad():
         encoded = model.model.encoder(ids, mask)
-        cache = DecodingCache(model)
+        cache = DecodingCache(IncrementalDecoder(model))
         for number, tokens in enumerate((first, second)):
             found = model(
                 encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=tokens, past_key_values=cache

@@ -14,7 +14,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from vaswani_transformer import VaswaniConfig, load_model, train
 from vaswani_transformer.model import incremental_decoding_vaswani as decoding_vaswani
 from vaswani_transformer.model import local_attention_vaswani as restricted_vaswani
-from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache
+from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
 from vaswani_transformer.model.local_attention_vaswani import (
     block_mask,
     block_size,
@@ -49,7 +49,7 @@ def test_blocks_give_what_masked_full_attention_gives(length, window, is_causal,
     expected = scaled_dot_product_attention(query, key, value, seen, scale=0.3).transpose(1, 2)
     with patch.object(restricted_vaswani, "_SMALLEST_BLOCK", block):
         mask = block_mask(kept, window, is_causal)
-        found = restricted_attention(query, key, value, mask, window, is_causal, 0.3)
+        found = restricted_attention(query, key, value, mask, 0.3)
     torch.testing.assert_close(found, expected)
 
 
@@ -126,7 +126,7 @@ def test_weights_are_dropped_in_blocks_as_in_full_attention():
     """Over equal scores and values of 1 an output tells how many of its weights are left, each 1 / (9 * 0.75)."""
     torch.manual_seed(0)
     query, value, mask = torch.zeros(1, 2, 400, 4), torch.ones(1, 2, 400, 1), torch.ones(1, 400)
-    output = restricted_attention(query, query, value, block_mask(mask, 8, False), 8, False, 0.5, dropout=0.25)
+    output = restricted_attention(query, query, value, block_mask(mask, 8, False), 0.5, dropout=0.25)
     left = output[:, 4:-4] * 9 * 0.75
     torch.testing.assert_close(left, left.round())
     assert left.mean() == pytest.approx(9 * 0.75, abs=0.2) and left.var() == pytest.approx(9 * 0.75 * 0.25, abs=0.3)
@@ -230,10 +230,11 @@ def test_generation_by_steps_by_cache_and_without(window, options):
 @torch.no_grad()
 def test_beams_keep_no_more_than_their_window():
     model, beams = tiny_model(attention_window=9), 3
-    cache = DecodingCache(model, beams)
-    cache.look_at_source(torch.randn(2, 3, model.config.d_model), None)
+    decoder = IncrementalDecoder(model)
+    cache = DecodingCache(decoder, beams)
+    decoder.read_source(torch.randn(2, 3, model.config.d_model), None, cache)
     for _ in range(400):
-        cache.step(torch.full((2 * beams, 1), 5))
+        decoder.step(torch.full((2 * beams, 1), 5), cache)
     assert cache.length == 400 and cache.room <= 200
 
 
@@ -292,7 +293,7 @@ def test_short_sentences_are_not_cut_into_blocks():
 @pytest.mark.parametrize(("is_causal", "share"), [(False, 1.5), (True, 1)])
 def test_what_is_computed_grows_with_length_and_window_and_no_faster(is_causal, share):
     def scores(length, window):
-        return block_mask(torch.ones(1, length), window, is_causal).numel()
+        return block_mask(torch.ones(1, length), window, is_causal).seen.numel()
 
     for length, window in ((4000, 400), (8000, 400), (8000, 800)):
         assert scores(length, window) == share * length * window

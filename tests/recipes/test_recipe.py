@@ -317,7 +317,7 @@ def test_model_config_starts_from_the_preset():
     config = model_config(Recipe(preset="big", encoder_layers=2), 123)
     assert (config.vocab_size, config.d_model, config.encoder_layers, config.dropout) == (123, 1024, 2, 0.3)
     assert config.decoder_layers == 6
-    base = VaswaniConfig.from_preset("base", vocab_size=8000)
+    base = VaswaniConfig.from_preset("base", vocab_size=8000, label_smoothing=0.1)
     assert model_config(Recipe(), 8000).to_dict() == base.to_dict()
 
 

@@ -177,9 +177,10 @@ def test_accelerate_loop_weighs_every_token_alike(folder, batch, smoothing):
     accelerator = accelerate.Accelerator(cpu=True)
 
     def gradients(parts):
-        model = accelerator.prepare(AutoModelForSeq2SeqLM.from_pretrained(folder))
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder, label_smoothing=smoothing).train()
+        model = accelerator.prepare(model)
         batches = [{name: tensor[part].clone() for name, tensor in batch.items()} for part in parts]
-        loss = module.training_step(accelerator, model, batches, smoothing)
+        loss = module.training_step(accelerator, model, batches)
         return loss, {name: p.grad for name, p in model.named_parameters()}
 
     loss, whole = gradients([slice(0, 8)])

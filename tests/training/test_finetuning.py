@@ -15,6 +15,8 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     DataCollatorForSeq2Seq,
+    MarianConfig,
+    MarianMTModel,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     TrainerCallback,
@@ -229,8 +231,24 @@ def test_smoothing_is_applied_once_in_every_way_to_ask_for_it(folder, tmp_path, 
     assert [logged(trainer)[0] for trainer in trainers] == pytest.approx([once] * 3, rel=1e-5)
     assert_same(gradients(stock), gradients(both), 1e-5)
     assert_same(gradients(stock), gradients(vaswani), 1e-5)
-    # The model's own loss, from which nothing of this could come, is plain, in training too.
-    assert outputs.loss.item() == pytest.approx(cross_entropy(outputs.logits.flatten(0, 1), labels).item(), rel=1e-6)
+
+
+def test_the_models_own_smoothing_under_the_stock_trainer(folder, tmp_path):
+    """`config.label_smoothing` smooths training and leaves validation plain; the Trainer's own switch replaces it."""
+    losses, evaluations = [], []
+    for own, stocks in ((0.1, 0.0), (0.1, 0.4), (0.0, 0.4)):
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder, label_smoothing=own)
+        trainer = stock_trainer(folder, tmp_path, count=8, model=model, max_steps=1, label_smoothing_factor=stocks)
+        evaluations.append(trainer.evaluate()["eval_loss"])
+        trainer.train()
+        losses += logged(trainer)
+    batch = trainer.data_collator([dict(row) for row in trainer.train_dataset])
+    logits = AutoModelForSeq2SeqLM.from_pretrained(folder)(**batch).logits.flatten(0, 1)
+    plain, own, stocks = (
+        cross_entropy(logits, batch["labels"].flatten(), label_smoothing=epsilon).item() for epsilon in (0, 0.1, 0.4)
+    )
+    assert losses == pytest.approx([own, stocks, stocks], rel=1e-5)
+    assert evaluations == pytest.approx([plain, stocks, stocks], rel=1e-5)
 
 
 def test_validation_loss_is_smoothed_by_the_stock_trainer_and_plain_in_ours(folder, tmp_path):
@@ -249,6 +267,9 @@ def test_a_second_loss_or_other_settings_are_refused(folder, tmp_path):
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     with pytest.raises(ValueError, match=r"compute_loss_func was given .* label_smoothing_factor"):
         vt.VaswaniTrainer(model=model, compute_loss_func=lambda *_, **__: None)
+    marian = MarianMTModel(MarianConfig(vocab_size=60_000, d_model=16, encoder_layers=0, decoder_layers=0))
+    with pytest.raises(ValueError, match="MarianMTModel does not smooth its loss"):
+        vt.VaswaniTrainer(model=marian, args=vt.VaswaniTrainingArguments(output_dir=str(tmp_path), use_cpu=True))
     with pytest.raises(ValueError, match="args are Seq2SeqTrainingArguments: give VaswaniTrainer a Vaswani"):
         vt.VaswaniTrainer(model=model, args=Seq2SeqTrainingArguments(output_dir=str(tmp_path), use_cpu=True))
 

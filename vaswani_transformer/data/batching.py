@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from ..errors import UserError
+from ..model.loss_vaswani import IGNORE_INDEX
 
-IGNORE_INDEX = -100
 MIXING_TOKENS = 2  # more mixes batches better, less pads less
 
 

@@ -2,7 +2,7 @@
 
 Each linear layer is replaced by one that cannot learn and is not saved. `Projection` and `generate()` take them as they
 take any linear layer. The decoder's self-attention gets one more, for queries, keys and values in one product, which
-`DecodingCache` uses: with few rows three products take half as long again as one.
+`IncrementalDecoder` uses: with few rows three products take half as long again as one.
 """
 
 import warnings

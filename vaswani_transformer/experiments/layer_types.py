@@ -162,7 +162,7 @@ class Attention(nn.Module):
         if self.neighbourhood is not None:
             padding_mask = torch.ones(states.shape[:2], device=states.device)
             mask = block_mask(padding_mask, self.neighbourhood, is_causal=False)
-            found = restricted_attention(query, key, value, mask, self.neighbourhood, is_causal=False, scaling=scaling)
+            found = restricted_attention(query, key, value, mask, scaling)
             return out(found.squeeze(2))
         if self.fused:
             return out(nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling).squeeze(1))

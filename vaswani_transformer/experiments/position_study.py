@@ -14,8 +14,8 @@ from ..data.synthetic import generate_corpus
 from ..errors import UserError
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.layers_vaswani import sinusoidal_positions
+from ..model.loss_vaswani import IGNORE_INDEX, label_smoothed_cross_entropy
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..training.loss import IGNORE_INDEX, label_smoothed_cross_entropy
 from ..training.schedule import noam_scheduler
 
 Pair = tuple[list[int], list[int]]  # token ids of source and target, the end token included

@@ -44,13 +44,13 @@ class VaswaniCheckpointMixin:
         try:
             return super().from_pretrained(pretrained_model_name_or_path, *model_args, use_safetensors=True, **kwargs)
         except OSError as error:
-            pickled = _pickled_weights(pretrained_model_name_or_path, kwargs)
-            if pickled is None:
+            folder = Path(pretrained_model_name_or_path) / (kwargs.get("subfolder") or "")
+            if not any((folder / name).is_file() for name in PICKLED_WEIGHTS):
                 raise
             raise ValueError(
-                f"{pretrained_model_name_or_path} holds its weights in {pickled}, a pickle, which can run code when it"
-                f" is read: `vaswani convert {pretrained_model_name_or_path}` (of the package vaswani_transformer)"
-                " writes them as model.safetensors, reading tensors and nothing else from it"
+                f"{folder} holds its weights in {PICKLED_WEIGHTS[0]}, a pickle, which can run code when it is read:"
+                f" `vaswani convert {folder}` (of the package vaswani_transformer) writes them as model.safetensors,"
+                " reading tensors and nothing else from it"
             ) from error
 
     @staticmethod
@@ -101,12 +101,6 @@ class VaswaniCheckpointMixin:
             written = self.card_writer(repo_id, card.read_text(encoding="utf-8"))
             card.write_text(written, encoding="utf-8", newline="\n")
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
-
-
-def _pickled_weights(folder, options: dict) -> str | None:
-    """The pickle in a local folder that has no weights otherwise."""
-    path = Path(folder) / (options.get("subfolder") or "")
-    return next((name for name in PICKLED_WEIGHTS if (path / name).is_file()), None)
 
 
 def untied_weights(files: list[str]) -> dict | None:

@@ -1,10 +1,15 @@
 """The paper's decoding rules (Section 6.1) as hooks into transformers' own search; no loop of its own.
 
-What a call of `generate()` needs beyond transformers' own settings (each sentence's limit, the rule of its scores)
-travels in that call's copy of the generation configuration, so that calls and threads do not see each other's.
+What a call of `generate()` needs beyond transformers' own settings stays its own, so that calls and threads do not see
+each other's: each sentence's limit is in that call's copy of the generation configuration, and a beam search keeps the
+rule of its scores in a context variable.
 
 This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
 """
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from transformers.generation import ForcedEOSTokenLogitsProcessor, LogitsProcessor, StoppingCriteria
@@ -21,9 +26,9 @@ _NO_SCORE = -1.0e8  # transformers marks hypotheses that are none with -1e9 and 
 
 
 def length_normalization(length: int | torch.Tensor, length_penalty: float) -> float | torch.Tensor:
-    r"""The divisor of a hypothesis' log-probability: \(((5 + |Y|) / 6)^\alpha\).
+    r"""Section 6.1, the length penalty: a hypothesis' log-probability is divided by \(((5 + |Y|) / 6)^\alpha\).
 
-    Section 6.1 takes the rule and alpha = 0.6 from Wu et al. (2016), "Google's Neural Machine Translation System",
+    The paper takes the rule and alpha = 0.6 from Wu et al. (2016), "Google's Neural Machine Translation System",
     Equation 14. transformers' own rule is \(|Y|^\alpha\), which weighs short outputs very differently.
 
     Args:
@@ -96,25 +101,34 @@ class SentenceEndProcessor(LogitsProcessor):
         return torch.where((of_each_row(self.max_lengths, scores) - 1 == input_ids.shape[1])[:, None], forced, scores)
 
 
-class BeamScoring(float):
-    """A length penalty that brings its rule along: transformers' beam search hands it to the hooks that use it."""
+@dataclass
+class BeamScoring:
+    """How one beam search scores its hypotheses.
 
-    normalization: str = LENGTH_NORMALIZATIONS[0]
-    limits: torch.Tensor | None = None  # (batch_size, 1) generated tokens, where sentences differ
-    num_return_sequences: int = 1
+    Args:
+        normalization: one of `LENGTH_NORMALIZATIONS`.
+        alpha: the exponent of its rule, transformers' `length_penalty`.
+        num_return_sequences: hypotheses that a sentence returns.
+        limits: the most tokens that each sentence may generate, `(batch_size, 1)`; None where they do not differ.
+    """
+
+    normalization: str
+    alpha: float
+    num_return_sequences: int
+    limits: torch.Tensor | None
 
     def divisor(self, length: int) -> float:
         """What the log-probability of `length` generated tokens is divided by."""
-        return length_normalization(length, float(self)) if self.normalization == "gnmt" else length ** float(self)
+        return length_normalization(length, self.alpha) if self.normalization == "gnmt" else length**self.alpha
 
-    def divisors_at_limit(self, limit: int) -> float | torch.Tensor:
-        """The same for the longest outputs: a number, or `(batch_size, 1)` where sentences differ."""
-        if self.limits is None:
-            return self.divisor(limit)
-        if not hasattr(self, "_at_limit"):  # in double precision, as `divisor` is
-            rows = [[self.divisor(length)] for length in self.limits.flatten().tolist()]
-            self._at_limit = torch.tensor(rows, device=self.limits.device)
-        return self._at_limit
+    @cached_property
+    def divisors_at_limits(self) -> torch.Tensor:
+        """The same for the longest outputs of sentences that differ in their limits, `(batch_size, 1)`."""
+        rows = [[self.divisor(length)] for length in self.limits.flatten().tolist()]  # in double precision
+        return torch.tensor(rows, device=self.limits.device)
+
+
+_scoring: ContextVar[BeamScoring] = ContextVar("scoring of the beam search that runs in this thread")
 
 
 def candidates(scores: torch.Tensor, count: int) -> torch.LongTensor:
@@ -253,17 +267,22 @@ class VaswaniGenerationMixin:
         return processors
 
     def _beam_search(self, input_ids, generation_config, **kwargs):
-        scoring = BeamScoring(generation_config.length_penalty)
-        scoring.normalization = generation_config.length_normalization
-        scoring.num_return_sequences = generation_config.num_return_sequences
         limits = getattr(generation_config, "_sentence_limits", None)
-        scoring.limits = None if limits is None else limits[:, None].to(input_ids.device)
-        generation_config.length_penalty = scoring
+        scoring = BeamScoring(
+            normalization=generation_config.length_normalization,
+            alpha=generation_config.length_penalty,
+            num_return_sequences=generation_config.num_return_sequences,
+            limits=None if limits is None else limits[:, None].to(input_ids.device),
+        )
         pad = generation_config._pad_token_tensor
         if pad is not None and pad.eq(0).all():
             # transformers takes a 0 for none and would fill with the end token, which was never generated.
             generation_config._pad_token_tensor = pad - 1
-        outputs = super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
+        token = _scoring.set(scoring)
+        try:
+            outputs = super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
+        finally:
+            _scoring.reset(token)
         generation_config._pad_token_tensor = pad
         if pad is not None:
             sequences = outputs if isinstance(outputs, torch.Tensor) else outputs.sequences
@@ -300,11 +319,10 @@ class VaswaniGenerationMixin:
         topk_log_probs,
         cur_len,
         decoder_prompt_len,
-        length_penalty,
         **kwargs,
     ):
         before = sequences, beam_scores, beam_indices, is_sent_finished
-        divisor = length_penalty.divisor(cur_len + 1 - decoder_prompt_len)
+        divisor = _scoring.get().divisor(cur_len + 1 - decoder_prompt_len)
         after = super()._update_finished_beams(
             sequences=sequences,
             beam_scores=beam_scores,
@@ -314,8 +332,7 @@ class VaswaniGenerationMixin:
             topk_log_probs=topk_log_probs / divisor,
             cur_len=cur_len,
             decoder_prompt_len=decoder_prompt_len,
-            length_penalty=0.0,  # the division is done
-            **kwargs,
+            **{**kwargs, "length_penalty": 0.0},  # the division is done
         )
         if len(beam_scores) == 1:
             return after
@@ -340,7 +357,7 @@ class VaswaniGenerationMixin:
         early_stopping,
     ):
         """Which sentences `(batch_size, 1)` may still get a better result."""
-        scoring, best_running = length_penalty, running_beam_scores[:, :1]
+        scoring, best_running = _scoring.get(), running_beam_scores[:, :1]
         if scoring.normalization == "power":
             is_open = super()._check_early_stop_heuristic(
                 is_early_stop_heuristic_unsatisfied=is_early_stop_heuristic_unsatisfied,
@@ -350,17 +367,19 @@ class VaswaniGenerationMixin:
                 cur_len=cur_len,
                 max_length=max_length if scoring.limits is None else decoder_prompt_len + scoring.limits,
                 decoder_prompt_len=decoder_prompt_len,
-                length_penalty=float(scoring),
+                length_penalty=length_penalty,
                 early_stopping=early_stopping,
             )
         else:
             # A running beam's log-probability can only fall, so its best final score is today's log-probability under
             # the most favourable length that it can still end with. It has to beat the last hypothesis that is
             # returned; those behind are lost anyway. Stopping on this bound never changes the result.
-            if scoring > 0:
-                divisor = scoring.divisors_at_limit(max_length - decoder_prompt_len)
-            else:
+            if scoring.alpha <= 0:
                 divisor = scoring.divisor(cur_len + 1 - decoder_prompt_len)
+            elif scoring.limits is None:
+                divisor = scoring.divisor(max_length - decoder_prompt_len)
+            else:
+                divisor = scoring.divisors_at_limits
             last = scoring.num_return_sequences - 1
             to_beat = torch.where(is_sent_finished[:, last, None], beam_scores[:, last, None], -1.0e9)
             is_open = is_early_stop_heuristic_unsatisfied & (best_running / divisor > to_beat)

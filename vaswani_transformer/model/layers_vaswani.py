@@ -17,7 +17,7 @@ from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vaswani import VaswaniConfig
 from .linear_vaswani import project
-from .local_attention_vaswani import restricted_attention
+from .local_attention_vaswani import NeighbourMask, restricted_attention
 
 
 def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
@@ -93,6 +93,38 @@ class VaswaniLearnedPositions(nn.Embedding):
         return super().forward(position_ids)
 
 
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Section 3.2.1, Equation (1): \(\mathrm{softmax}(QK^T/\sqrt{d_k})V\), head by head.
+
+    Args:
+        query: `(batch_size, num_heads, query_length, d_k)`.
+        key: `(batch_size, num_heads, key_length, d_k)`.
+        value: `(batch_size, num_heads, key_length, d_v)`.
+        mask: 0 where attention is allowed and very negative where it is not, broadcast to
+            `(batch_size, num_heads, query_length, key_length)`; none where all is allowed.
+        scaling: the factor of Equation (1), \(1/\sqrt{d_k}\).
+        dropout: probability of dropping an attention weight.
+
+    Returns:
+        the output, `(batch_size, num_heads, query_length, d_v)`, and the weights,
+        `(batch_size, num_heads, query_length, key_length)`.
+    """
+    scores = query * scaling @ key.transpose(-1, -2)
+    if mask is not None:
+        scores += mask
+    weights = scores.softmax(dim=-1)
+    if dropout:
+        weights = nn.functional.dropout(weights, p=dropout)
+    return weights @ value, weights
+
+
 def eager_attention_forward(
     module: nn.Module,
     query: torch.Tensor,
@@ -103,28 +135,12 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""Equation 1: \(\mathrm{softmax}(QK^T/\sqrt{d_k})V\), with an additive mask.
+    """`attention` in the form of transformers' attention interface, as the implementation "eager".
 
-    Args:
-        module: the attention module; its training mode decides on dropout.
-        query: `(batch_size, num_heads, query_length, d_k)`.
-        key: `(batch_size, num_heads, key_length, d_k)`.
-        value: `(batch_size, num_heads, key_length, d_v)`.
-        attention_mask: 0 where attention is allowed and very negative where it is not, broadcast to
-            `(batch_size, num_heads, query_length, key_length)`.
-        scaling: the factor of Equation 1, \(1/\sqrt{d_k}\).
-        dropout: probability of dropping an attention weight.
-        **kwargs: taken for the attention interface's sake and not used.
-
-    Returns:
-        the output, `(batch_size, query_length, num_heads, d_v)`, and the weights,
-        `(batch_size, num_heads, query_length, key_length)`.
+    The output is `(batch_size, query_length, num_heads, d_v)`; `dropout` counts in the module's training mode only.
     """
-    scores = query @ key.transpose(-1, -2) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = nn.functional.dropout(scores.softmax(dim=-1), p=dropout, training=module.training)
-    return (weights @ value).transpose(1, 2).contiguous(), weights
+    output, weights = attention(query, key, value, attention_mask, scaling, dropout if module.training else 0.0)
+    return output.transpose(1, 2).contiguous(), weights
 
 
 def match_head_widths(
@@ -133,11 +149,6 @@ def match_head_widths(
     """Fill queries and keys with zeros up to the width of values (Table 3, rows B); their products stay the same.
 
     Flash attention needs one width for all three. Where values are the narrower ones transformers fills them.
-
-    Args:
-        query: `(batch_size, num_heads, query_length, d_k)`.
-        key: `(batch_size, num_heads, key_length, d_k)`.
-        value: `(batch_size, num_heads, key_length, d_v)`.
     """
     missing = value.shape[-1] - key.shape[-1]
     if missing > 0:
@@ -153,15 +164,9 @@ def drop_padding(
     Handed a mask, transformers' flash attention takes it for the queries' padding too, which it is in self-attention
     only: an output at a position where its source has padding would be zero.
 
-    Args:
-        query: `(batch_size, num_heads, query_length, head_width)`; all queries stay.
-        key: `(batch_size, num_heads, key_length, head_width)`.
-        value: `(batch_size, num_heads, key_length, d_v)`.
-        padding_mask: `(batch_size, key_length)`, 0 for padding.
-
     Returns:
         keys and values, `(1, num_heads, tokens, head_width)`, and where sentences begin and end, as transformers'
-        `FlashAttentionKwargs`.
+        `FlashAttentionKwargs`; `padding_mask` is `(batch_size, key_length)`, 0 for padding.
     """
     kept = padding_mask.bool()
     key_lengths = kept.sum(dim=1)
@@ -220,7 +225,7 @@ class VaswaniAttention(nn.Module):
         self,
         hidden_states: torch.Tensor,
         key_value_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | NeighbourMask | None = None,
         past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -229,8 +234,7 @@ class VaswaniAttention(nn.Module):
         Args:
             hidden_states: `(batch_size, query_length, d_model)`.
             key_value_states: `(batch_size, key_length, d_model)`, the encoder's output in encoder-decoder attention.
-            attention_mask: mask in the form of the chosen attention implementation, or of
-                `restricted_vaswani.block_mask`, which has more rows than there are sentences.
+            attention_mask: mask in the form of the chosen attention implementation, or of blocks of neighbours.
             past_key_values: the cache to read and extend.
             **kwargs: handed to the attention implementation.
 
@@ -242,29 +246,19 @@ class VaswaniAttention(nn.Module):
         is_cross_attention = key_value_states is not None
         states = key_value_states if is_cross_attention else hidden_states
         key, value = self._keys_and_values(states, past_key_values, is_cross_attention)
-        window = self.config.attention_window
-        if window is not None and isinstance(attention_mask, torch.Tensor) and attention_mask.shape[0] > query.shape[0]:
-            # It is one of blocks.
-            p = self.dropout if self.training else 0.0
-            output = restricted_attention(
-                query, key, value, attention_mask, window, self.is_causal, self.scaling, dropout=p
-            )
+        dropout = self.dropout if self.training else 0.0
+        if isinstance(attention_mask, NeighbourMask):
+            output = restricted_attention(query, key, value, attention_mask, self.scaling, dropout)
             return project(self.out_proj, output.flatten(-2)), None
         if is_flash_attention_requested(self.config):
             query, key, value = match_head_widths(query, key, value)
             if is_cross_attention and attention_mask is not None:
                 key, value, lengths = drop_padding(query, key, value, attention_mask)
                 attention_mask, kwargs = None, {**kwargs, **lengths}
+        # Equation (1), by transformers' name for it: "eager" is `attention` above, "sdpa" torch's fused kernels.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         output, weights = attend(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=self.dropout if self.training else 0.0,
-            scaling=self.scaling,
-            **kwargs,
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
         return project(self.out_proj, output.flatten(-2)), weights
 
@@ -285,7 +279,7 @@ class VaswaniLayer(GradientCheckpointingLayer):
         return norm(residual + dropout(sublayer_output, p=self.dropout, training=self.training))
 
     def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Equation 2, max(0, xW1 + b1)W2 + b2, of `(batch_size, length, d_model)`, with its residual."""
+        """Section 3.3, Equation (2): max(0, xW1 + b1)W2 + b2, of `(batch_size, length, d_model)`, with its residual."""
         inner = nn.functional.relu(project(self.fc1, hidden_states))  # (batch_size, length, d_ff)
         inner = dropout(inner, p=self.activation_dropout, training=self.training)
         return self.add_and_norm(self.final_layer_norm, hidden_states, project(self.fc2, inner))

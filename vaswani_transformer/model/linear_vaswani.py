@@ -68,6 +68,13 @@ def has_own_methods(module: nn.Module) -> bool:
     return any(callable(getattr(type(module), name, None)) for name in vars(module))
 
 
+def is_transformed() -> bool:
+    """Whether torch compiles, traces or transforms what is computed now, and so must know every operation."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
 def _is_quick(module: nn.Module, states: torch.Tensor) -> bool:
     """Whether oneDNN may compute in a module's place: all that others do with a model must go on to work."""
     if torch.is_grad_enabled() or not states.is_cpu or type(module) is not nn.Linear:
@@ -77,10 +84,8 @@ def _is_quick(module: nn.Module, states: torch.Tensor) -> bool:
         return False
     if type(weight.data) is not torch.Tensor or not weight.is_cpu or has_hooks(module):
         return False
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
-        return False
-    # Derivatives forward, transforms and whoever counts or records operations know nothing of a private operator.
-    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active() or _len_torch_dispatch_stack():
+    # Transforms, and whoever counts or records operations, know nothing of a private operator.
+    if is_transformed() or _len_torch_dispatch_stack() or torch.is_autocast_enabled("cpu"):
         return False
     return has_onednn(states.dtype) and not nn.modules.module._has_any_global_hook()
 

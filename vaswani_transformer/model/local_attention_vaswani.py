@@ -12,6 +12,7 @@ This file travels to the Hub beside the weights: it may import installed librari
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -26,14 +27,15 @@ def reach(window: int) -> int:
     return min(window // 2, _EVERYTHING)
 
 
+def _is_near(query: torch.Tensor, key: torch.Tensor, window: int, is_causal: bool = False) -> torch.Tensor:
+    """Which key positions lie within the window of which query positions."""
+    far = reach(window)
+    return (query - key <= far) & (key - query <= (0 if is_causal else far))
+
+
 def in_window(window: int) -> Callable:
     """The mask function, in transformers' sense, of a neighbourhood of `window` positions."""
-    far = reach(window)
-
-    def is_near(batch_idx, head_idx, q_idx, kv_idx):
-        return (q_idx - kv_idx <= far) & (kv_idx - q_idx <= far)
-
-    return is_near
+    return lambda batch_idx, head_idx, q_idx, kv_idx: _is_near(q_idx, kv_idx, window)
 
 
 def block_size(window: int) -> int:
@@ -46,25 +48,39 @@ def is_worthwhile(length: int, window: int) -> bool:
     return length > 4 * block_size(window)
 
 
-def block_mask(padding_mask: torch.Tensor, window: int, is_causal: bool) -> torch.Tensor:
-    """What each query sees of its own block and the ones beside it.
+class NeighbourMask(NamedTuple):
+    """What each query sees of its own block and the ones beside it, for `restricted_attention`.
+
+    `seen` holds `(batch_size * blocks, 1, block, span)` booleans: a span is the block before, the block itself and,
+    unless causal, the block behind.
+    """
+
+    seen: torch.Tensor
+    window: int
+    is_causal: bool
+
+
+def block_mask(padding_mask: torch.Tensor, window: int, is_causal: bool) -> NeighbourMask:
+    """The mask of blocks; every query sees itself, padding too, so that no row is empty.
 
     Args:
         padding_mask: `(batch_size, length)`, 0 for padding.
         window: size r of the neighbourhood.
         is_causal: whether positions see none behind them.
-
-    Returns:
-        `(batch_size * blocks, 1, block, span)` booleans: a span is the block before, the block itself and, unless
-        causal, the block behind. Every query sees itself, padding too, so that no row is empty.
     """
-    block, far = block_size(window), reach(window)
+    block = block_size(window)
     spans = _spans(padding_mask.bool()[:, None, :, None], block, is_causal)[:, 0, :, :, 0]  # (batch, blocks, span)
     query = torch.arange(block, device=padding_mask.device)[:, None] + block
     key = torch.arange(spans.shape[-1], device=padding_mask.device)
-    near = (query - key <= far) & (key - query <= (0 if is_causal else far))  # (block, span)
+    near = _is_near(query, key, window, is_causal)  # (block, span)
     seen = (near & spans[:, :, None]) | (query == key)
-    return seen.flatten(0, 1).unsqueeze(1)
+    return NeighbourMask(seen.flatten(0, 1).unsqueeze(1), window, is_causal)
+
+
+def _query_and_key_positions(query_length: int, key_length: int, device: torch.device) -> tuple:
+    """`(query_length, 1)` and `(key_length,)`; the queries are the last of the keys' positions."""
+    key = torch.arange(key_length, device=device)
+    return torch.arange(query_length, device=device)[:, None] + (key_length - query_length), key
 
 
 def window_mask(
@@ -82,11 +98,8 @@ def window_mask(
     Returns:
         `(batch_size, 1, query_length, key_length)`. Every query sees itself, as in `block_mask`.
     """
-    far, key_length = reach(window), padding_mask.shape[1]
-    key = torch.arange(key_length, device=padding_mask.device)
-    query = torch.arange(query_length, device=padding_mask.device)[:, None] + (key_length - query_length)
-    near = (query - key <= far) & (key - query <= (0 if is_causal else far))
-    seen = (near & padding_mask.bool()[:, None, None]) | (query == key)
+    query, key = _query_and_key_positions(query_length, padding_mask.shape[1], padding_mask.device)
+    seen = (_is_near(query, key, window, is_causal) & padding_mask.bool()[:, None, None]) | (query == key)
     if dtype is None:
         return seen
     return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
@@ -100,15 +113,14 @@ def narrowed_mask(mask: torch.Tensor, window: int) -> torch.Tensor:
             are the last of the keys' positions.
         window: size r of the neighbourhood.
     """
-    query_length, key_length = mask.shape[-2:]
-    offset = torch.arange(query_length, device=mask.device)[:, None] + (key_length - query_length)
-    is_far = (offset - torch.arange(key_length, device=mask.device)).abs() > reach(window)
+    query, key = _query_and_key_positions(*mask.shape[-2:], mask.device)
+    is_far = ~_is_near(query, key, window)
     return mask.masked_fill(is_far, torch.finfo(mask.dtype).min if mask.is_floating_point() else 0)
 
 
 def restricted_mask(
     config, hidden_states: torch.Tensor, padding_mask: torch.Tensor | None, is_causal: bool, past_key_values
-) -> torch.Tensor | None:
+) -> NeighbourMask | torch.Tensor | None:
     """The mask of a self-attention within `config.attention_window`.
 
     Args:
@@ -159,37 +171,34 @@ def restricted_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor,
-    window: int,
-    is_causal: bool,
+    mask: NeighbourMask,
     scaling: float,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    r"""Equation 1 over a neighbourhood, in time and memory O(length * (r + block)).
+    r"""Equation (1) over a neighbourhood of r positions, in time and memory O(length * (r + block)).
 
     Args:
         query: `(batch_size, num_heads, length, d_k)`.
         key: the same shape.
         value: `(batch_size, num_heads, length, d_v)`.
         mask: of `block_mask`.
-        window: size r of the neighbourhood.
-        is_causal: as for `block_mask`.
-        scaling: the factor of Equation 1, \(1/\sqrt{d_k}\).
+        scaling: the factor of Equation (1), \(1/\sqrt{d_k}\).
         dropout: probability of dropping an attention weight.
 
     Returns:
         `(batch_size, length, num_heads, d_v)`.
     """
-    block, (batch_size, heads, length, _) = block_size(window), query.shape
+    block, (batch_size, heads, length, _) = block_size(mask.window), query.shape
     query = pad(query, (0, 0, 0, -length % block)).unflatten(2, (-1, block))
-    parts = query, _spans(key, block, is_causal), _spans(value, block, is_causal)
+    parts = query, _spans(key, block, mask.is_causal), _spans(value, block, mask.is_causal)
     # (batch, heads, blocks, ...) -> (batch * blocks, heads, ...): kernels want four axes.
     query, key, value = (states.transpose(1, 2).flatten(0, 1) for states in parts)
-    output = scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout, scale=scaling)
+    output = scaled_dot_product_attention(query, key, value, mask.seen, dropout_p=dropout, scale=scaling)
     return output.transpose(1, 2).reshape(batch_size, -1, heads, output.shape[-1])[:, :length]
 
 
 __all__ = [
+    "NeighbourMask",
     "block_mask",
     "block_size",
     "in_window",

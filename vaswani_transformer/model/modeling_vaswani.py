@@ -29,7 +29,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .checkpoint_vaswani import VaswaniCheckpointMixin
 from .configuration_vaswani import VaswaniConfig
 from .generation_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, VaswaniGenerationMixin
-from .incremental_decoding_vaswani import DecodingCache, takes_steps
+from .incremental_decoding_vaswani import DecodingCache, IncrementalDecoder, can_decode_incrementally
 from .layers_vaswani import (
     VaswaniAttention,
     VaswaniDecoderLayer,
@@ -40,6 +40,7 @@ from .layers_vaswani import (
 )
 from .linear_vaswani import project
 from .local_attention_vaswani import in_window, restricted_mask
+from .loss_vaswani import IGNORE_INDEX, can_be_fused, label_smoothed_cross_entropy, projected_cross_entropy
 
 
 class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
@@ -143,7 +144,13 @@ class VaswaniStack(VaswaniPreTrainedModel):
             ) from error
 
     def embed(self, embeddings: torch.Tensor, position_ids: torch.Tensor, end: int) -> torch.Tensor:
-        """Scale, add the encodings of `position_ids` (all below `end`), drop; `(batch_size, length, d_model)`."""
+        """Embeddings times sqrt(d_model) (Section 3.4) plus positions (3.5), with dropout (5.4).
+
+        Args:
+            embeddings: `(batch_size, length, d_model)`.
+            position_ids: `(length,)`.
+            end: what all of them are below.
+        """
         positions = self.embed_positions(position_ids, end).to(embeddings.dtype)
         summed = embeddings * self.embed_scale + positions
         return dropout(summed, p=self.dropout, training=self.training)
@@ -173,7 +180,21 @@ class VaswaniStack(VaswaniPreTrainedModel):
                 return mask
             options["and_mask_function"] = in_window(config.attention_window)
         make = create_causal_mask if is_causal else create_bidirectional_mask
+        if not is_causal:
+            attention_mask = self.of_all_queries(attention_mask)
         return make(config=config, inputs_embeds=hidden_states, attention_mask=attention_mask, **options)
+
+    def of_all_queries(self, padding_mask: torch.Tensor | None) -> torch.Tensor | None:
+        """In training on an accelerator, a mask `(batch_size, 1, 1, key_length)` in place of one a sentence.
+
+        Of one a sentence transformers asks the device whether there is any padding, and waits for its answer.
+        """
+        if padding_mask is None or padding_mask.dim() != 2 or not self.training or not self._is_asynchronous():
+            return padding_mask
+        return padding_mask.bool()[:, None, None, :] if self.config._attn_implementation == "sdpa" else padding_mask
+
+    def _is_asynchronous(self) -> bool:
+        return self.device.type != "cpu"
 
 
 class VaswaniEncoder(VaswaniStack):
@@ -216,7 +237,13 @@ class VaswaniEncoder(VaswaniStack):
 
 
 class VaswaniDecoder(VaswaniStack):
-    """The decoder: `decoder_layers` times [`VaswaniDecoderLayer`] over the embedded target so far."""
+    """The decoder: `decoder_layers` times [`VaswaniDecoderLayer`] over the embedded target so far.
+
+    Its arithmetic stands a second time in `incremental_decoding_vaswani`, for `generate()` alone. A step of a search
+    has one token a row, and what is done here for whole sequences, any mask and any cache would cost as much as the
+    arithmetic itself; the tests hold the two to the same outputs. All else (training, attention weights, other caches,
+    changed layers) is computed here.
+    """
 
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": VaswaniDecoderLayer,
@@ -286,7 +313,7 @@ class VaswaniDecoder(VaswaniStack):
         encoder_attention_mask = create_bidirectional_mask(
             config=self.config,
             inputs_embeds=hidden_states,
-            attention_mask=encoder_attention_mask,
+            attention_mask=self.of_all_queries(encoder_attention_mask),
             encoder_hidden_states=encoder_hidden_states,
         )
         for layer in self.layers:
@@ -301,9 +328,6 @@ class VaswaniDecoder(VaswaniStack):
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states, past_key_values=past_key_values
         )
-
-
-IGNORE_INDEX = -100  # the label that torch, transformers and the Trainer leave out of a loss
 
 
 class VaswaniModel(VaswaniPreTrainedModel):
@@ -359,20 +383,8 @@ class VaswaniModel(VaswaniPreTrainedModel):
     ) -> Seq2SeqModelOutput:
         """Encode the source, unless `encoder_outputs` holds it already, and decode the target prefix.
 
-        Args:
-            input_ids: `(batch_size, source_length)` token ids.
-            attention_mask: `(batch_size, source_length)`, 1 for a token and 0 for padding.
-            decoder_input_ids: `(batch_size, target_length)`: `decoder_start_token_id`, then the target but its last.
-            decoder_attention_mask: `(batch_size, target_length)`; not needed for padding on the right.
-            encoder_outputs: what the encoder returned for this source.
-            past_key_values: keys and values of earlier decoding steps.
-            inputs_embeds: `(batch_size, source_length, d_model)` in place of `input_ids`, not yet scaled.
-            decoder_inputs_embeds: `(batch_size, target_length, d_model)` in place of `decoder_input_ids`.
-            use_cache: keep keys and values for the next step.
-            **kwargs: `output_attentions`, `output_hidden_states` and the like.
-
-        Raises:
-            ValueError: for ids beyond the vocabulary, or when neither or both of ids and embeddings are given.
+        Arguments and errors are those of [`VaswaniForConditionalGeneration`]'s `forward`, without labels; the output is
+        the decoder's, `(batch_size, target_length, d_model)`.
         """
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
@@ -456,6 +468,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        skip_logits: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Logits of the next token at every position and, given `labels`, the loss.
@@ -463,7 +476,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         Args:
             input_ids: `(batch_size, source_length)` token ids.
             attention_mask: `(batch_size, source_length)`, 1 for a token and 0 for padding.
-            decoder_input_ids: `(batch_size, target_length)`; made from `labels` when not given.
+            decoder_input_ids: `(batch_size, target_length)`: `decoder_start_token_id`, then the target but its last;
+                made from `labels` when not given.
             decoder_attention_mask: `(batch_size, target_length)`; not needed for padding on the right.
             encoder_outputs: what the encoder returned for this source.
             past_key_values: keys and values of earlier decoding steps.
@@ -473,17 +487,29 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             use_cache: keep keys and values for the next step; off when labels are given.
             num_items_in_batch: label tokens of the whole optimizer step, over accumulated batches and devices. The
                 loss is then the sum over this batch divided by it; otherwise the mean over this batch's labels.
+            skip_logits: return the loss alone, which then takes far less memory: where it can be, it is computed
+                together with the projection, in blocks of tokens, and the logits of a batch never exist as a whole.
             **kwargs: `output_attentions`, `output_hidden_states` and the like.
 
         Returns:
-            logits `(batch_size, target_length, vocab_size)` and the cross-entropy in nats a token, not smoothed
-            (smoothing belongs to training: Section 5.4).
+            logits `(batch_size, target_length, vocab_size)` and the cross-entropy in nats a token: in training mode
+            smoothed by `config.label_smoothing` (Section 5.4), in evaluation mode plain, so that perplexity is exact.
 
         Raises:
-            ValueError: for ids beyond the vocabulary, or when neither or both of ids and embeddings are given.
+            ValueError: for ids beyond the vocabulary, when neither or both of ids and embeddings are given, and for
+                `skip_logits` without labels.
         """
         if isinstance(past_key_values, DecodingCache):
-            return self._step(past_key_values, decoder_input_ids, encoder_outputs, attention_mask)
+            decoder = past_key_values.decoder
+            if not past_key_values.has_source:
+                decoder.read_source(encoder_outputs[0], attention_mask, past_key_values)
+            return Seq2SeqLMOutput(
+                logits=decoder.logits(decoder_input_ids, past_key_values),
+                past_key_values=past_key_values,
+                encoder_last_hidden_state=None if encoder_outputs is None else encoder_outputs[0],
+            )
+        if skip_logits and labels is None:
+            raise ValueError("skip_logits leaves nothing to return without labels: give labels, or leave it out")
         if labels is not None:
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -500,46 +526,17 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             use_cache=use_cache,
             **kwargs,
         )
-        logits = project(self.lm_head, outputs.last_hidden_state)
-        loss = None
-        if labels is not None:
-            labels = labels.to(logits.device)
-            try:
-                total = nn.functional.cross_entropy(
-                    logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-                )
-            except IndexError as error:  # the last label is no decoder input, so `look_up` does not see it
-                raise ValueError(
-                    f"labels has token ids up to {int(labels.max())}: they must be at least 0 and below the vocabulary"
-                    f" size {logits.shape[-1]}"
-                ) from error
-            loss = total / (num_items_in_batch if num_items_in_batch is not None else (labels != IGNORE_INDEX).sum())
-        return Seq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-        )
-
-    def _step(
-        self,
-        cache: DecodingCache,
-        decoder_input_ids: torch.LongTensor,
-        encoder_outputs: tuple | BaseModelOutput | None,
-        attention_mask: torch.Tensor | None,
-    ) -> Seq2SeqLMOutput:
-        if not cache.has_source:
-            cache.look_at_source(encoder_outputs[0], attention_mask)
-        return Seq2SeqLMOutput(
-            logits=cache.logits(decoder_input_ids),
-            past_key_values=cache,
-            encoder_last_hidden_state=None if encoder_outputs is None else encoder_outputs[0],
-        )
+        logits = loss = None
+        smoothing = self.config.label_smoothing if self.training else 0.0  # Section 5.4
+        hidden_states = outputs.last_hidden_state
+        if skip_logits and can_be_fused(self.lm_head, hidden_states):
+            loss = projected_cross_entropy(hidden_states, self.lm_head.weight, labels, smoothing, num_items_in_batch)
+        else:
+            logits = project(self.lm_head, hidden_states)  # Section 3.4
+            if labels is not None:
+                loss = label_smoothed_cross_entropy(logits, labels, smoothing, num_items_in_batch)
+        others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return Seq2SeqLMOutput(loss=loss, logits=None if skip_logits else logits, **others)
 
     def prepare_inputs_for_generation(self, input_ids, next_sequence_length=None, past_key_values=None, **kwargs):
         """As in `GenerationMixin`; for a step of ours without what other caches and models need."""
@@ -556,9 +553,9 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
     ):
         own = model_kwargs.get("past_key_values") is None
         as_built = type(self.model) is VaswaniModel and type(self.model.decoder) is VaswaniDecoder
-        if own and as_built and takes_steps(self, generation_config, generation_mode, model_kwargs):
+        if own and as_built and can_decode_incrementally(self, generation_config, generation_mode, model_kwargs):
             beams, returned = generation_config.num_beams, generation_config.num_return_sequences
-            model_kwargs["past_key_values"] = DecodingCache(self, beams, max(beams, returned))
+            model_kwargs["past_key_values"] = DecodingCache(IncrementalDecoder(self), beams, max(beams, returned))
         else:
             super()._prepare_cache_for_generation(
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length

@@ -336,7 +336,8 @@ def model_config(recipe: Recipe, vocab_size: int) -> VaswaniConfig:
     if {"d_model", "num_heads"} & overrides.keys():  # a preset's own head widths belong to its own d_model and heads
         overrides = {"d_k": None, "d_v": None, **overrides}
     try:
-        return VaswaniConfig.from_preset(recipe.preset, **{**overrides, "vocab_size": vocab_size})
+        overrides |= {"vocab_size": vocab_size, "label_smoothing": recipe.label_smoothing}
+        return VaswaniConfig.from_preset(recipe.preset, **overrides)
     except Exception as error:
         cause = error.__cause__ if isinstance(error.__cause__, ValueError | TypeError) else error
         raise UserError(" ".join(str(cause).split())) from error

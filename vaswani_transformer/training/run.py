@@ -443,7 +443,8 @@ class TrainingRun:
 
     def _finish(self, trainer: VaswaniTrainer, selection: Selection) -> TrainingResult:
         """Write the model folder, its weights last: their presence marks a finished run."""
-        weights = trainer.whole_weights()
+        sharded = trainer.is_fsdp_enabled  # then all processes have to gather the weights
+        weights = trainer.accelerator.get_state_dict(trainer.model) if sharded else None
         if trainer.is_world_process_zero():
             self._draw_learning_curve()
             staging = unfinished(self.folder / CHECKPOINTS / "final")

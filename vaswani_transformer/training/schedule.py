@@ -1,11 +1,11 @@
-"""The paper's learning rate (Section 5.3, Equation 3) as a function, a torch scheduler and a Trainer callback."""
+"""The paper's learning rate (Section 5.3, Equation (3)) as a function, a torch scheduler and a Trainer callback."""
 
 import torch
 from transformers import TrainerCallback
 
 
 def noam_learning_rate(step: int, d_model: int, warmup_steps: int, scale: float = 1.0) -> float:
-    r"""Equation 3: \(d_{model}^{-0.5} \cdot \min(step^{-0.5}, step \cdot warmup^{-1.5})\).
+    r"""Section 5.3, Equation (3): \(d_{model}^{-0.5} \cdot \min(step^{-0.5}, step \cdot warmup^{-1.5})\).
 
     Args:
         step: the optimizer step that uses the rate, counted from 1.

@@ -4,6 +4,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
 from ..recipes.recipe import Recipe
 from .averaging import average_checkpoints
 from .checkpoints import read_checkpoint, read_checkpoints, step_of, to_average
@@ -62,7 +65,7 @@ def select_weights(trainer: VaswaniTrainer, recipe: Recipe, folder: Path) -> Sel
         return Selection("last weights", 0, trainer.evaluate())
     metrics = {}
     for name, paths in candidates.items():
-        trainer.put_weights(average_checkpoints(paths))
+        put_weights(trainer.model, average_checkpoints(paths))
         scores = trainer.evaluate(metric_key_prefix=name)
         metrics[name] = {f"eval_{key.removeprefix(name + '_')}": value for key, value in scores.items()}
         steps = ", ".join(f"{step_of(path):,}" for path in paths)
@@ -76,10 +79,21 @@ def select_weights(trainer: VaswaniTrainer, recipe: Recipe, folder: Path) -> Sel
         sign = 1 if recipe.best_by == "bleu" else -1
         kept = max(metrics, key=lambda name: sign * metrics[name][f"eval_{recipe.best_by}"])
     if kept != name:  # the last that was evaluated is still loaded
-        trainer.put_weights(average_checkpoints(candidates[kept]))
+        put_weights(trainer.model, average_checkpoints(candidates[kept]))
     averaged = len(candidates[kept]) if kept == AVERAGE else 0
     return Selection(_label(kept, candidates[kept]), averaged, metrics[kept])
 
 
 def _label(name: str, paths: list[Path]) -> str:
     return f"average of {len(paths)} checkpoints" if name == AVERAGE else f"{name} checkpoint"
+
+
+def put_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
+    """Replace a model's weights, also where they are sharded over processes, which then all have to call this.
+
+    Args:
+        model: as the trainer holds it.
+        weights: by name; of tied matrices one is enough.
+    """
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    set_model_state_dict(model, dict(weights), options=options)  # it changes the dictionary

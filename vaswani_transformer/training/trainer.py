@@ -1,4 +1,7 @@
-"""`Seq2SeqTrainer` with the paper's batches, optimizer, schedule and loss (Sections 5.1 to 5.4)."""
+"""`Seq2SeqTrainer` with the paper's batches, optimizer, schedule and loss (Sections 5.1 to 5.4).
+
+In this order: settings, batches, loss, validation, the log, checkpoints.
+"""
 
 import logging
 import math
@@ -15,18 +18,18 @@ from pathlib import Path
 import datasets
 import numpy as np
 import torch
-from accelerate.utils import DistributedType, gather_object, send_to_device
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from accelerate.utils import gather_object, send_to_device
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..data.batching import IGNORE_INDEX, PairCollator, TokenBatchSampler
+from ..data.batching import PairCollator, TokenBatchSampler
 from ..data.tokenized_pairs import pair_lengths
 from ..distributed import on_any_process, over_processes
 from ..files import publish, remove, unfinished
+from ..model.loss_vaswani import IGNORE_INDEX
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import Recipe
 from .checkpoints import (
@@ -42,159 +45,10 @@ from .checkpoints import (
     surplus,
     write_manifest,
 )
-from .loss import label_smoothed_cross_entropy, loss_in_place_of_logits
 from .monitoring import FiniteLossGuard, ThroughputMeter
 from .schedule import NoamSchedulerCallback
 
 logger = logging.getLogger(__name__)
-
-
-class CheckpointingTrainer(Seq2SeqTrainer):
-    """`Seq2SeqTrainer` with checkpoints as in `checkpoints`; what else it trains, and how, is as it was.
-
-    Args:
-        *args: as for `Seq2SeqTrainer`; its settings have a `timed_save_total_limit` too.
-        **kwargs: as for `Seq2SeqTrainer`.
-    """
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._validated_step = -1
-        self._said_draws_anew = False
-
-    def before_checkpoint(self) -> None:
-        """What has to be looked at or noted before one is written, on all processes.
-
-        Raises:
-            UserError: on all processes, if there must be none.
-        """
-
-    def _evaluate(self, *args, **kwargs):
-        metrics = super()._evaluate(*args, **kwargs)
-        self._validated_step = self.state.global_step
-        return metrics
-
-    def _save_checkpoint(self, model, trial) -> None:
-        """As in `Trainer`, but whole or not at all: under another name first, with a manifest (see `checkpoints`).
-
-        Raises:
-            CheckpointError: on all processes, if one of them could not write; nothing of it is left then.
-            UserError: as `before_checkpoint`.
-        """
-        self.before_checkpoint()
-        if self.hp_search_backend is None and trial is None:
-            self.store_flos()
-        folder = Path(self._get_output_dir(trial=trial))
-        final = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        writing = unfinished(final)
-        self._together(lambda: self._make_folder(writing), final, writing, on_main_process=True)
-        for write in self._parts_of_checkpoint(str(writing)):
-            self._together(write, final, writing)
-        best = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
-        if best == final or best.is_dir():
-            self.state.best_model_checkpoint = str(best)
-        self._together(lambda: self._seal_checkpoint(writing, final), final, writing, on_main_process=True)
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(final))
-        self.remove_surplus(folder)
-
-    def remove_surplus(self, folder: Path) -> None:
-        """Remove the checkpoints in `folder` that are more than the settings keep."""
-        limits = self.args.save_total_limit, self.args.timed_save_total_limit
-        if self.args.should_save and any(limit is not None for limit in limits):
-            now = self.state.global_step  # what has more steps is of an earlier training in this folder
-            found = sorted(read_checkpoints(folder), key=lambda one: (one.step <= now, one.step))
-            for checkpoint in surplus(found, *limits, self.state.best_global_step):
-                remove(checkpoint.path)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """As in `Trainer`; for a checkpoint of another number of processes dropout draws anew, and that is said."""
-        if checkpoint is None:
-            return
-        earlier = max(1, len(list(Path(checkpoint).glob("rng_state*.pth"))))
-        if earlier == self.args.world_size:
-            super()._load_rng_state(checkpoint)
-            return
-        step, rank = self.state.global_step, self.args.process_index
-        torch.manual_seed(int(np.random.SeedSequence((self.args.seed, step, rank)).generate_state(1)[0]))
-        if not self._said_draws_anew and self.is_world_process_zero():
-            logger.info(
-                "the checkpoint is of %d process%s, now there are %d: batches, rates and Adam's averages go on as they"
-                " were; dropout draws anew from seed, step and process",
-                *(earlier, "" if earlier == 1 else "es", self.args.world_size),
-            )
-        self._said_draws_anew = True
-
-    def _make_folder(self, writing: Path) -> None:
-        remove(writing)
-        writing.mkdir(parents=True)
-
-    def _together(self, write: Callable, final: Path, writing: Path, on_main_process: bool = False) -> None:
-        """One part of writing a checkpoint; all processes wait for it, and fail if one does."""
-        failure = None
-        try:
-            if self.args.should_save or not on_main_process:
-                write()
-        except BaseException as error:
-            if not is_failed_write(error):
-                shutil.rmtree(writing, ignore_errors=True)
-                raise
-            failure = error
-        if not any(on_any_process(self.args, failure is not None)):
-            return
-        if self.args.should_save:
-            shutil.rmtree(writing, ignore_errors=True)
-        reasons = [None if failure is None else str(getattr(failure, "strerror", None) or failure)]
-        if self.args.world_size > 1:
-            reasons = gather_object(reasons)  # any of them may be the one that tells
-        reason = next(reason for reason in reasons if reason is not None)
-        last = last_complete_checkpoint(final.parent)
-        resumed = f"goes on from step {step_of(last):,}" if last is not None else "starts again"
-        raise CheckpointError(
-            f"the checkpoint of step {self.state.global_step:,} could not be written to {final.parent}"
-            f" ({' '.join(reason.split())[:200]}): free some space, then the same command {resumed}"
-        ) from failure
-
-    def _parts_of_checkpoint(self, writing: str) -> list[Callable]:
-        """What writes all files but the trainer's state and the manifest; each process has its own random state.
-
-        Sharded models are gathered in the first two. Only what follows that may fail on one process alone, or the
-        others would wait for it in the next sum.
-        """
-        parts = [lambda: self.save_model(writing, _internal_call=True)]
-        if not self.args.save_only_model:
-            parts.append(lambda: self._save_optimizer_and_scheduler(writing))
-            parts.append(lambda: (self._save_scaler(writing), self._save_rng_state(writing)))
-        return parts
-
-    def _seal_checkpoint(self, writing: Path, final: Path) -> None:
-        """Write trainer state and manifest, and give the checkpoint its name."""
-        states = {}
-        for callback in (*self.callback_handler.callbacks, self.control):
-            if isinstance(callback, ExportableState):
-                states.setdefault(type(callback).__name__, []).append(callback.state())
-        for name, found in states.items():
-            self.state.stateful_callbacks[name] = found if len(found) > 1 else found[0]
-        self.state.save_to_json(str(writing / TRAINER_STATE_NAME))
-        write_manifest(writing, self.state.global_step, self.args.world_size, self._save_reasons())
-        publish(writing, final)
-
-    def _save_reasons(self) -> set[str]:
-        """Why a checkpoint is written now; callbacks that ask for one say so in `save_reason`."""
-        step, every = self.state.global_step, self.state.save_steps
-        reasons = {getattr(callback, "save_reason", None) for callback in self.callback_handler.callbacks} - {None}
-        if self._validated_step == step:
-            reasons.add(VALIDATION)
-        elif self.args.save_strategy == "steps" and every and step % every == 0:
-            reasons.add(INTERVAL)
-        if self.control.should_training_stop and (STOP not in reasons or step >= self.state.max_steps):
-            reasons.add(END)
-        return reasons or {INTERVAL}
-
-
-logger = logging.getLogger(__name__)
-
-WHOLE_ON_EACH_DEVICE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
 @dataclass
@@ -210,8 +64,8 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
             devices and accumulated parts, padding counted (the paper: about 25,000).
         tokens_per_device: what one device takes at once.
         learning_rate_scale: factor on Equation 3; 1 in the paper.
-        fused_loss: compute the projection to the vocabulary and the training loss together, in blocks of tokens, where
-            the model is ours and whole on each device, and the precision is not fp16.
+        fused_loss: compute the projection to the vocabulary and the training loss together, in blocks of tokens (see
+            `skip_logits` of the model's `forward`).
         timed_save_total_limit: how many checkpoints are kept that a [`TimedCheckpointCallback`] asked for;
             `save_total_limit` counts the others.
     """
@@ -244,48 +98,15 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "log nan as the mean of earlier losses"})
 
 
-class _EpochCallback(TrainerCallback):
-    """Starts the clock, and tells the sampler its epoch where the Trainer cannot: behind a shard, skipped batches."""
-
-    def __init__(self, trainer):
-        self.trainer = trainer
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        if args.world_size > 1:
-            torch.manual_seed(args.seed + args.process_index)  # or all would drop the same units
-        state.compute_steps(args, state.max_steps)  # a state from a checkpoint has the intervals of then
-        self.trainer._restore_progress()
-        self.trainer._meter.start()
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        sampler = self.trainer.batch_sampler
-        sampler.set_epoch(state.global_step // (len(sampler) // sampler.micro_batches))
-
-
-def _leave_signals_to_the_trainer(worker: int) -> None:
-    """In a process that makes batches: Ctrl-C reaches all of a terminal, and clusters send SIGTERM to all of a job."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # on Linux
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_with_the_trainer, daemon=True).start()
-
-
-def _end_with_the_trainer() -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
-        pass
-    os._exit(0)
-
-
-class VaswaniTrainer(CheckpointingTrainer):
+class VaswaniTrainer(Seq2SeqTrainer):
     """Trains on batches counted in tokens, with the Noam schedule and label smoothing.
 
     Datasets have columns `input_ids` and `labels` (lists of token ids, `</s>` included) and for training also
     `source_length` and `target_length`, as `tokenize_pairs` makes them; or they are `PreparedPairs`.
 
-    Training loss is label-smoothed by `label_smoothed_cross_entropy`, which was measured to take less time and memory
-    than the Trainer's own `LabelSmoother` at the paper's vocabulary (`scripts/benchmark_loss.py`) and takes its place:
-    `label_smoothing_factor` is the one switch, and smooths once. Evaluation loss is the plain mean over all tokens of
-    the evaluation set, so that `eval_perplexity` is exact; a stock `Seq2SeqTrainer` smooths its evaluation loss too.
+    The loss is the model's own. `label_smoothing_factor` is written into `model.config.label_smoothing`, which smooths
+    in training mode only, so that evaluation loss is the plain mean over all tokens of the evaluation set and
+    `eval_perplexity` is exact; a stock `Seq2SeqTrainer` that smooths by this setting smooths its evaluation loss too.
 
     Args:
         model: the model.
@@ -293,7 +114,8 @@ class VaswaniTrainer(CheckpointingTrainer):
         **kwargs: as for `Seq2SeqTrainer`.
 
     Raises:
-        ValueError: without a model, for other settings than `VaswaniTrainingArguments`, or for a loss given as well.
+        ValueError: without a model, for one that cannot smooth its loss, for other settings than
+            `VaswaniTrainingArguments`, or for a loss given as well.
     """
 
     def __init__(self, model=None, args: VaswaniTrainingArguments | None = None, **kwargs):
@@ -304,10 +126,14 @@ class VaswaniTrainer(CheckpointingTrainer):
                 "compute_loss_func was given to VaswaniTrainer, whose loss is cross-entropy smoothed by"
                 " label_smoothing_factor: leave it out, or use Seq2SeqTrainer for a loss of your own"
             )
-        kwargs.pop("compute_loss_func", None)
         args = VaswaniTrainingArguments() if args is None else args
         if not isinstance(args, VaswaniTrainingArguments):
             raise ValueError(f"args are {type(args).__name__}: give VaswaniTrainer a VaswaniTrainingArguments")
+        if args.label_smoothing_factor and not hasattr(model.config, "label_smoothing"):
+            raise ValueError(
+                f"{type(model).__name__} does not smooth its loss, as VaswaniTrainer needs it: use Seq2SeqTrainer, or"
+                " label_smoothing_factor=0"
+            )
         if args.n_gpu > 1:
             logger.warning("training on one of %d GPUs: start with `accelerate launch` to use all", args.n_gpu)
             args._n_gpu = 1  # torch's DataParallel would split a batch by sentences and weigh its parts wrongly
@@ -316,62 +142,21 @@ class VaswaniTrainer(CheckpointingTrainer):
         args.gradient_accumulation_steps = math.ceil(self.micro_batches / args.world_size)
         self.micro_batches = args.gradient_accumulation_steps * args.world_size
         kwargs.setdefault("data_collator", PairCollator(model.config.pad_token_id))
-        super().__init__(model=model, args=args, compute_loss_func=self._training_or_plain_loss, **kwargs)
-        self.label_smoother = None  # smoothing happens in our loss, and in training alone
+        super().__init__(model=model, args=args, **kwargs)
+        model.config.label_smoothing = args.label_smoothing_factor
+        self.label_smoother = None  # the model smooths, and in training alone
         self.add_callback(NoamSchedulerCallback(model.config.d_model, int(args.warmup_steps), args.learning_rate_scale))
-        self.add_callback(_EpochCallback(self))
+        self.add_callback(_StartCallback(self))
         self.step_tokens = (0, 0)  # source and target tokens of the latest optimizer step, over all processes
         self.tokens_seen = np.zeros(2, np.int64)  # the same, summed over the run
         self.positions_seen = np.zeros(2, np.int64)  # the same with padding
         self._meter = ThroughputMeter()
         self._finite_losses = FiniteLossGuard(self)
-        self._loss_is_fused = False
         self._evaluation_totals = [0.0, 0]
+        self._validated_step = -1
+        self._warned_of_new_draws = False
 
-    def _training_or_plain_loss(self, outputs, labels, num_items_in_batch=None) -> torch.Tensor:
-        if self._loss_is_fused:
-            return outputs["logits"]
-        epsilon = self.args.label_smoothing_factor if self.model.training else 0.0
-        return label_smoothed_cross_entropy(outputs["logits"], labels, epsilon, num_items_in_batch)
-
-    def compute_loss(self, model, inputs, *args, **kwargs):
-        """As in `Trainer`; makes the decoder's inputs first, since the labels do not reach the model."""
-        if "labels" in inputs and "decoder_input_ids" not in inputs:
-            unwrapped = self.accelerator.unwrap_model(model)
-            inputs = {**inputs, "decoder_input_ids": unwrapped.prepare_decoder_input_ids_from_labels(inputs["labels"])}
-        if self.model.training and self._asks_masks():
-            # Given per sentence, transformers asks the device whether there is any padding, and waits for the answer.
-            inputs = {**inputs, "attention_mask": inputs["attention_mask"].bool()[:, None, None, :]}
-        if not self.model.training:
-            kwargs["num_items_in_batch"] = None
-        elif "labels" in inputs and not (args or kwargs.get("return_outputs")) and self._can_fuse_loss():
-            projection = self.accelerator.unwrap_model(model).lm_head
-            settings = self.args.label_smoothing_factor, kwargs.get("num_items_in_batch")
-            self._loss_is_fused = True
-            try:
-                with loss_in_place_of_logits(projection, inputs["labels"], *settings):
-                    return super().compute_loss(model, inputs, **kwargs)
-            finally:
-                self._loss_is_fused = False
-        return super().compute_loss(model, inputs, *args, **kwargs)
-
-    def _asks_masks(self) -> bool:
-        """Whether the model's attention makes masks of its own in a way that waits for the device."""
-        model = self.accelerator.unwrap_model(self.model)
-        ours = isinstance(model, VaswaniForConditionalGeneration) and model.config._attn_implementation == "sdpa"
-        return ours and self.args.device.type != "cpu"
-
-    def _can_fuse_loss(self) -> bool:
-        model = self.accelerator.unwrap_model(self.model)
-        if not self.args.fused_loss or self.args.fp16 or self.args.torch_compile:
-            return False
-        if type(model).forward is not VaswaniForConditionalGeneration.forward:  # another may add to its logits
-            return False
-        projection = model.lm_head
-        # Where the matrix is spread over devices, or somebody listens to the projection, it has to be called as it is.
-        whole = self.accelerator.distributed_type in WHOLE_ON_EACH_DEVICE and self.get_tp_size() == 1
-        hooks = projection._forward_hooks or projection._forward_pre_hooks or model._forward_hooks
-        return whole and type(projection) is torch.nn.Linear and projection.bias is None and not hooks
+    # Batches (Section 5.1)
 
     @cached_property
     def batch_sampler(self) -> TokenBatchSampler:
@@ -404,27 +189,21 @@ class VaswaniTrainer(CheckpointingTrainer):
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=4 if self.args.dataloader_num_workers else None,
             worker_init_fn=_leave_signals_to_the_trainer,
-            generator=self._own_draws(),
+            generator=self._loader_generator(),
             pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
         )
         return self.accelerator.prepare_data_loader(loader, device_placement=False)
 
     def _get_dataloader(self, *args, **kwargs) -> DataLoader:
-        """As in `Trainer`, for validation; the same of signals and draws as in training."""
+        """As in `Trainer`, for validation, with signals and random numbers as in training."""
         loader = super()._get_dataloader(*args, **kwargs)
         base = getattr(loader, "base_dataloader", loader)
-        base.generator, base.worker_init_fn = self._own_draws(), _leave_signals_to_the_trainer
+        base.generator, base.worker_init_fn = self._loader_generator(), _leave_signals_to_the_trainer
         return loader
 
-    def _own_draws(self) -> torch.Generator:
-        """What a loader draws from, each time it starts workers: out of dropout's generator a resume would miss it."""
+    def _loader_generator(self) -> torch.Generator:
+        """What a loader seeds its workers from: were it dropout's generator, a resumed run would draw otherwise."""
         return torch.Generator().manual_seed(self.args.seed + self.args.process_index)
-
-    def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
-        """As in `Trainer`; notes whether the loss is a number."""
-        loss = super().training_step(model, inputs, *args, **kwargs)
-        self._finite_losses.note(loss, inputs)
-        return loss
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device):
         """One optimizer step's micro-batches of this process, with their tokens counted over all processes.
@@ -449,6 +228,28 @@ class VaswaniTrainer(CheckpointingTrainer):
             self.positions_seen += (source_positions, target_positions)
         return moved, num_items
 
+    # Loss (Section 5.4)
+
+    def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
+        """As in `Trainer`; logits that nobody reads are left out, and in evaluation a batch's loss is its own mean."""
+        if not self.model.training:
+            num_items_in_batch = None
+        elif "labels" in inputs and not return_outputs and self._can_skip_logits():
+            inputs = {**inputs, "skip_logits": True}
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def _can_skip_logits(self) -> bool:
+        model = self.accelerator.unwrap_model(self.model)
+        if type(model).forward is not VaswaniForConditionalGeneration.forward:  # another may do something with them
+            return False
+        return self.args.fused_loss and not model._forward_hooks
+
+    def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
+        """As in `Trainer`; notes whether the loss is a number."""
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        self._finite_losses.note(loss, inputs)
+        return loss
+
     def check_losses(self) -> None:
         """Look at all losses so far and at the weights, on all processes, before anything is written.
 
@@ -458,70 +259,7 @@ class VaswaniTrainer(CheckpointingTrainer):
         counts = self._finite_losses.count(wait=True), self._finite_losses.count_broken_weights()
         self._finite_losses.refuse(*over_processes(self.args, counts))
 
-    def before_checkpoint(self) -> None:
-        """Looks at losses and weights, and notes what the log goes on with."""
-        self.check_losses()
-        self._note_progress()
-
-    def _note_progress(self) -> None:
-        """Put into the state what the log goes on with: tokens seen, and losses since the last line."""
-        loss = self._tr_loss.detach().clone()
-        if self.args.world_size > 1:
-            loss = self.accelerator.reduce(loss, "mean")
-        self.state.stateful_callbacks[type(self).__name__] = {
-            "args": {},
-            "attributes": {
-                "tokens_seen": self.tokens_seen.tolist(),
-                "positions_seen": self.positions_seen.tolist(),
-                "meter": self._meter.state(),
-                "loss_since_logged": float(loss),
-                "loss_logged": self._total_loss_scalar,
-                "logged_step": self._globalstep_last_logged,
-            },
-        }
-
-    def _restore_progress(self) -> None:
-        """Take up what `_note_progress` put into the state."""
-        stored = self.state.stateful_callbacks.get(type(self).__name__)
-        if self.state.global_step == 0 or not isinstance(stored, dict):
-            return
-        progress = stored["attributes"]
-        self.tokens_seen[:], self.positions_seen[:] = progress["tokens_seen"], progress["positions_seen"]
-        self._meter.restore(progress["meter"], self.tokens_seen)
-        self._tr_loss += progress["loss_since_logged"]
-        self._total_loss_scalar, self._initial_global_step = progress["loss_logged"], 0
-        self._globalstep_last_logged = progress["logged_step"]
-
-    def put_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Replace the model's weights.
-
-        Args:
-            weights: by name; of tied matrices one is enough.
-        """
-        if self.is_fsdp_enabled:
-            options = StateDictOptions(full_state_dict=True, strict=False)
-            set_model_state_dict(self.model, dict(weights), options=options)  # it changes the dictionary
-            return
-        self.model.load_state_dict(weights, strict=False)
-        self.model.tie_weights()
-
-    def whole_weights(self) -> dict[str, torch.Tensor] | None:
-        """Weights by name, on process 0, where they are sharded over all of them, which all have to call this.
-
-        None where the model holds its weights itself.
-        """
-        return self.accelerator.get_state_dict(self.model) if self.is_fsdp_enabled else None
-
-    def log(self, logs: dict[str, float], *args, **kwargs) -> None:
-        """As in `Trainer`; adds to training's lines tokens of the step, tokens a second, and the share of padding.
-
-        Everything that watches a run (`report_to`, our own log) gets them.
-        """
-        if "loss" in logs:
-            logs["source_tokens"], logs["target_tokens"] = self.step_tokens
-            logs["source_tokens_seen"], logs["target_tokens_seen"] = self.tokens_seen.tolist()
-            logs |= self._meter.read(self.tokens_seen, self.positions_seen)
-        super().log(logs, *args, **kwargs)
+    # Validation
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
         """As in `Seq2SeqTrainer`; also adds the batch's loss to the sum over tokens."""
@@ -555,5 +293,193 @@ class VaswaniTrainer(CheckpointingTrainer):
             loss = float(totals[0] / totals[1])
             output.metrics[f"{metric_key_prefix}_loss"] = loss
             output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss, 700.0))
+        if metric_key_prefix == "eval":
+            self._validated_step = self.state.global_step
         self._meter.resume(pause)
         return output
+
+    # The log
+
+    def log(self, logs: dict[str, float], *args, **kwargs) -> None:
+        """As in `Trainer`; adds to training's lines tokens of the step, tokens a second, and the share of padding.
+
+        Everything that follows a run (`report_to`, our own log) gets them.
+        """
+        if "loss" in logs:
+            logs["source_tokens"], logs["target_tokens"] = self.step_tokens
+            logs["source_tokens_seen"], logs["target_tokens_seen"] = self.tokens_seen.tolist()
+            logs |= self._meter.read(self.tokens_seen, self.positions_seen)
+        super().log(logs, *args, **kwargs)
+
+    def _note_progress(self) -> None:
+        """Put into the state what a resumed log continues from: tokens seen, and losses since the last line."""
+        loss = self._tr_loss.detach().clone()
+        if self.args.world_size > 1:
+            loss = self.accelerator.reduce(loss, "mean")
+        self.state.stateful_callbacks[type(self).__name__] = {
+            "args": {},
+            "attributes": {
+                "tokens_seen": self.tokens_seen.tolist(),
+                "positions_seen": self.positions_seen.tolist(),
+                "meter": self._meter.state(),
+                "loss_since_logged": float(loss),
+                "loss_logged": self._total_loss_scalar,
+                "logged_step": self._globalstep_last_logged,
+            },
+        }
+
+    def _restore_progress(self) -> None:
+        """Take up what `_note_progress` put into the state; transformers would begin its sums of losses anew."""
+        stored = self.state.stateful_callbacks.get(type(self).__name__)
+        if self.state.global_step == 0 or not isinstance(stored, dict):
+            return
+        progress = stored["attributes"]
+        self.tokens_seen[:], self.positions_seen[:] = progress["tokens_seen"], progress["positions_seen"]
+        self._meter.restore(progress["meter"], self.tokens_seen)
+        self._tr_loss += progress["loss_since_logged"]
+        self._total_loss_scalar, self._initial_global_step = progress["loss_logged"], 0
+        self._globalstep_last_logged = progress["logged_step"]
+
+    # Checkpoints, in the form that `checkpoints` describes
+
+    def _save_checkpoint(self, model, trial) -> None:
+        """As in `Trainer`, but whole or not at all: under another name first, with a manifest.
+
+        Raises:
+            CheckpointError: on all processes, if one of them could not write; nothing of it is left then.
+            NonFiniteLossError: as `check_losses`.
+        """
+        self.check_losses()
+        self._note_progress()
+        self.store_flos()
+        folder = Path(self.args.output_dir)
+        final = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        writing = unfinished(final)
+
+        def make_folder() -> None:
+            remove(writing)
+            writing.mkdir(parents=True)
+
+        self._write_together(make_folder, final, on_main_process=True)
+        # Sharded models are gathered in the first two parts. Only what follows may fail on one process alone, or the
+        # others would wait for it in the next sum.
+        self._write_together(lambda: self.save_model(str(writing), _internal_call=True), final)
+        if not self.args.save_only_model:
+            self._write_together(lambda: self._save_optimizer_and_scheduler(str(writing)), final)
+            self._write_together(lambda: (self._save_scaler(str(writing)), self._save_rng_state(str(writing))), final)
+        best = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
+        if best == final or best.is_dir():
+            self.state.best_model_checkpoint = str(best)
+        self._write_together(lambda: self._seal_checkpoint(writing, final), final, on_main_process=True)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(final))
+        self.remove_surplus(folder)
+
+    def _write_together(self, write: Callable, final: Path, on_main_process: bool = False) -> None:
+        """One part of writing a checkpoint; all processes wait for it, and fail if one does."""
+        failure, writing = None, unfinished(final)
+        try:
+            if self.args.should_save or not on_main_process:
+                write()
+        except BaseException as error:
+            if not is_failed_write(error):
+                shutil.rmtree(writing, ignore_errors=True)
+                raise
+            failure = error
+        if not any(on_any_process(self.args, failure is not None)):
+            return
+        if self.args.should_save:
+            shutil.rmtree(writing, ignore_errors=True)
+        reasons = [None if failure is None else str(getattr(failure, "strerror", None) or failure)]
+        if self.args.world_size > 1:
+            reasons = gather_object(reasons)  # any of them may be the one that failed
+        reason = next(reason for reason in reasons if reason is not None)
+        last = last_complete_checkpoint(final.parent)
+        resumed = f"goes on from step {step_of(last):,}" if last is not None else "starts again"
+        raise CheckpointError(
+            f"the checkpoint of step {self.state.global_step:,} could not be written to {final.parent}"
+            f" ({' '.join(reason.split())[:200]}): free some space, then the same command {resumed}"
+        ) from failure
+
+    def _seal_checkpoint(self, writing: Path, final: Path) -> None:
+        """Write trainer state and manifest, and give the checkpoint its name."""
+        states = {}
+        for callback in (*self.callback_handler.callbacks, self.control):
+            if isinstance(callback, ExportableState):
+                states.setdefault(type(callback).__name__, []).append(callback.state())
+        for name, same_class in states.items():
+            self.state.stateful_callbacks[name] = same_class if len(same_class) > 1 else same_class[0]
+        self.state.save_to_json(str(writing / TRAINER_STATE_NAME))
+        write_manifest(writing, self.state.global_step, self.args.world_size, self._save_reasons())
+        publish(writing, final)
+
+    def _save_reasons(self) -> set[str]:
+        """Why a checkpoint is written now; callbacks that ask for one give theirs in `save_reason`."""
+        step, every = self.state.global_step, self.state.save_steps
+        reasons = {getattr(callback, "save_reason", None) for callback in self.callback_handler.callbacks} - {None}
+        if self._validated_step == step:
+            reasons.add(VALIDATION)
+        elif self.args.save_strategy == "steps" and every and step % every == 0:
+            reasons.add(INTERVAL)
+        if self.control.should_training_stop and (STOP not in reasons or step >= self.state.max_steps):
+            reasons.add(END)
+        return reasons or {INTERVAL}
+
+    def remove_surplus(self, folder: Path) -> None:
+        """Remove the checkpoints in `folder` that are more than the settings keep."""
+        limits = self.args.save_total_limit, self.args.timed_save_total_limit
+        if self.args.should_save and any(limit is not None for limit in limits):
+            now = self.state.global_step  # what has more steps is of an earlier training in this folder
+            whole = sorted(read_checkpoints(folder), key=lambda one: (one.step <= now, one.step))
+            for checkpoint in surplus(whole, *limits, self.state.best_global_step):
+                remove(checkpoint.path)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """As in `Trainer`; for a checkpoint of another number of processes dropout draws anew, and that is logged."""
+        if checkpoint is None:
+            return
+        earlier = max(1, len(list(Path(checkpoint).glob("rng_state*.pth"))))
+        if earlier == self.args.world_size:
+            super()._load_rng_state(checkpoint)
+            return
+        step, rank = self.state.global_step, self.args.process_index
+        torch.manual_seed(int(np.random.SeedSequence((self.args.seed, step, rank)).generate_state(1)[0]))
+        if not self._warned_of_new_draws and self.is_world_process_zero():
+            logger.info(
+                "the checkpoint is of %d process%s, now there are %d: batches, rates and Adam's averages continue as"
+                " they were; dropout draws anew from seed, step and process",
+                *(earlier, "" if earlier == 1 else "es", self.args.world_size),
+            )
+        self._warned_of_new_draws = True
+
+
+class _StartCallback(TrainerCallback):
+    """Starts the clock, and gives the sampler its epoch where the Trainer cannot: behind a shard, skipped batches."""
+
+    def __init__(self, trainer: VaswaniTrainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if args.world_size > 1:
+            torch.manual_seed(args.seed + args.process_index)  # or all would drop the same units
+        state.compute_steps(args, state.max_steps)  # a state from a checkpoint has the intervals of then
+        self.trainer._restore_progress()
+        self.trainer._meter.start()
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        sampler = self.trainer.batch_sampler
+        sampler.set_epoch(state.global_step // (len(sampler) // sampler.micro_batches))
+
+
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    """In a process that makes batches: Ctrl-C reaches all of a terminal, and clusters send SIGTERM to all of a job."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # on Linux
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with_the_trainer, daemon=True).start()
+
+
+def _end_with_the_trainer() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)

@@ -1,12 +1,15 @@
-"""The label-smoothed loss against torch's and transformers' own, in value and gradient."""
+"""The label-smoothed loss against torch's and transformers' own: of logits, fused with the projection, of a model."""
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
+from conftest import random_ids, tiny_model
+from passes import batch_of_three
+from torch.nn.functional import cross_entropy, linear
 from transformers.trainer_pt_utils import LabelSmoother
 
-from vaswani_transformer.training import loss as loss_module
-from vaswani_transformer.training.loss import label_smoothed_cross_entropy
+from vaswani_transformer.model import loss_vaswani as loss_module
+from vaswani_transformer.model.loss_vaswani import can_be_fused, label_smoothed_cross_entropy, projected_cross_entropy
+from vaswani_transformer.model.modeling_vaswani import VaswaniStack
 
 VOCABULARY = 30
 EPSILONS = (0.0, 0.1, 0.9)
@@ -162,7 +165,7 @@ def test_repeated_backward_adds_up_or_is_refused():
         assert_gradient(logits, times * expected)
 
 
-def test_second_derivatives_are_right_or_refused():
+def test_second_derivatives():
     logits, labels = example(torch.float64)
 
     def second(function):
@@ -170,11 +173,25 @@ def test_second_derivatives_are_right_or_refused():
         return torch.autograd.grad(first.square().sum(), logits)[0]
 
     expected = second(lambda z: cross_entropy(z.flatten(0, 1), labels.flatten(), label_smoothing=0.1))
-    try:
-        ours = second(lambda z: label_smoothed_cross_entropy(z, labels, 0.1))
-    except RuntimeError:
-        return
+    ours = second(lambda z: label_smoothed_cross_entropy(z, labels, 0.1))
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-8)
+
+
+def test_forward_derivatives_and_transforms():
+    logits, labels = example()
+    logits, along = logits.detach(), torch.randn_like(logits)
+    _, slope = torch.func.jvp(lambda z: label_smoothed_cross_entropy(z, labels, 0.1), (logits,), (along,))
+    gradient = torch.func.grad(lambda z: label_smoothed_cross_entropy(z, labels, 0.1))(logits)
+    torch.testing.assert_close(gradient.double(), reference(logits, labels, 0.1)[1], rtol=1e-5, atol=1e-8)
+    assert slope.item() == pytest.approx((gradient * along).sum().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("label", [VOCABULARY, 1000, -1])
+def test_labels_that_are_no_token_ids(label):
+    logits, labels = example()
+    labels[1, 2] = label
+    with pytest.raises(ValueError, match=f"labels has the token id {label}: ids must be .* vocabulary size 30"):
+        label_smoothed_cross_entropy(logits, labels)
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
@@ -294,3 +311,210 @@ def test_logits_in_two_dimensions_and_not_contiguous():
     turned.backward()
     assert turned.item() == pytest.approx(flat.item(), rel=1e-6)
     assert_gradient(logits, reference(logits, labels, 0.1)[1])
+
+
+# Fused with the projection
+
+TOKENS, WIDTH, ENTRIES = 37, 6, 23
+
+
+def projection_example(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(TOKENS, WIDTH, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(ENTRIES, WIDTH, generator=generator).to(dtype).requires_grad_()
+    labels = torch.randint(0, ENTRIES, (TOKENS,), generator=generator)
+    labels[::5] = -100
+    return hidden, weight, labels
+
+
+def projection_reference(hidden, weight, labels, epsilon, items, factor=1.0):
+    """torch's loss and both gradients in float64."""
+    hidden, weight = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
+    total = cross_entropy(linear(hidden, weight), labels, label_smoothing=epsilon, reduction="sum")
+    value = total / items
+    (value * factor).backward()
+    return value.item(), hidden.grad, weight.grad
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.9])
+@pytest.mark.parametrize(("rows", "elements"), [(1, 1), (5, 1), (16, 3 * ENTRIES), (37, 1), (100, 2**19)])
+def test_projected_value_and_gradients_equal_those_of_torch(monkeypatch, epsilon, rows, elements):
+    monkeypatch.setattr(loss_module, "PROJECTED_ELEMENTS", rows * ENTRIES)
+    monkeypatch.setattr(loss_module, "PROJECTED_WIDTHS", 0)
+    monkeypatch.setattr(loss_module, "BLOCK_ELEMENTS", elements)
+    hidden, weight, labels = projection_example()
+    value = projected_cross_entropy(hidden, weight, labels, epsilon)
+    value.backward()
+    expected, hidden_gradient, weight_gradient = projection_reference(
+        hidden, weight, labels, epsilon, labels.ne(-100).sum()
+    )
+    assert value.item() == pytest.approx(expected, rel=2e-6)
+    torch.testing.assert_close(hidden.grad.double(), hidden_gradient, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(weight.grad.double(), weight_gradient, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("items", [50, torch.tensor(50), torch.tensor(50.0)])
+def test_projected_divides_by_the_items_of_the_whole_step_and_takes_upstream_gradients(items):
+    hidden, weight, labels = projection_example()
+    value = projected_cross_entropy(hidden[None], weight, labels[None], 0.1, items)
+    (3 * value).backward()
+    expected, hidden_gradient, weight_gradient = projection_reference(hidden, weight, labels, 0.1, 50, factor=3)
+    assert value.item() == pytest.approx(expected, rel=2e-6)
+    torch.testing.assert_close(hidden.grad.double(), hidden_gradient, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(weight.grad.double(), weight_gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_projected_under_autocast_gradients_are_as_good_as_torchs_own():
+    hidden, weight, labels = projection_example()
+    exact = projection_reference(hidden, weight, labels, 0.1, labels.ne(-100).sum())
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = projected_cross_entropy(hidden, weight, labels, 0.1)
+        ours.backward()
+    gradients = hidden.grad, weight.grad
+    assert all(gradient.dtype == torch.float32 for gradient in gradients)
+    hidden, weight, labels = projection_example()
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs = cross_entropy(linear(hidden, weight), labels, label_smoothing=0.1)
+    theirs.backward()
+    assert ours.item() == pytest.approx(exact[0], rel=2**-8)
+    for gradient, torchs, right in zip(gradients, (hidden.grad, weight.grad), exact[1:], strict=True):
+        assert (gradient - right).norm() <= 1.5 * (torchs - right).norm()
+
+
+def test_a_tied_matrix_gets_both_gradients():
+    _, weight, labels = projection_example()
+    ids = torch.arange(TOKENS) % ENTRIES
+    projected_cross_entropy(weight[ids], weight, labels, 0.1).backward()
+    exact = weight.detach().double().requires_grad_()
+    cross_entropy(linear(exact[ids], exact), labels, label_smoothing=0.1).backward()
+    torch.testing.assert_close(weight.grad.double(), exact.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_float16_and_smoothing_out_of_range_are_refused():
+    hidden, weight, labels = projection_example(torch.float16)
+    with pytest.raises(ValueError, match="float16"):
+        projected_cross_entropy(hidden, weight, labels)
+    with pytest.raises(ValueError, match="below 1"):
+        projected_cross_entropy(*projection_example(), 1.0)
+
+
+def test_no_whole_logits_exist(monkeypatch):
+    """A tensor of as many elements as all logits would be seen by the allocator's own book-keeping."""
+    monkeypatch.setattr(loss_module, "PROJECTED_ELEMENTS", 4 * 4096)
+    monkeypatch.setattr(loss_module, "PROJECTED_WIDTHS", 0)
+    hidden = torch.randn(512, 8, requires_grad=True)
+    weight = torch.randn(4096, 8, requires_grad=True)
+    labels = torch.randint(0, 4096, (512,))
+    with torch.profiler.profile(profile_memory=True, record_shapes=True) as profile:
+        projected_cross_entropy(hidden, weight, labels).backward()
+    largest = max(event.cpu_memory_usage for event in profile.events())
+    assert largest < 512 * 4096
+
+
+# As the model's own
+
+
+def losses_and_gradients(model, labels, **options):
+    model.zero_grad()
+    input_ids, attention_mask, *_ = batch_of_three()
+    outputs = model(input_ids, attention_mask, labels=labels, **options)
+    outputs.loss.backward()
+    return outputs, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def some_labels():
+    labels = random_ids(3, 6, seed=4)
+    labels[1, 2:] = -100
+    return labels
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("items", [None, 50, torch.tensor(50)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_model_smooths_its_loss_in_training_mode_only(training, items, smoothing):
+    model, labels = tiny_model(label_smoothing=smoothing).train(training), some_labels()
+    outputs, gradients = losses_and_gradients(model, labels, num_items_in_batch=items)
+    logits = outputs.logits.detach().requires_grad_()
+    expected = cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), label_smoothing=smoothing if training else 0.0, reduction="sum"
+    ) / (labels.ne(-100).sum() if items is None else 50)
+    torch.testing.assert_close(outputs.loss, expected.detach())
+    fused, fused_gradients = losses_and_gradients(model, labels, num_items_in_batch=items, skip_logits=True)
+    assert fused.logits is None and "logits" not in fused
+    torch.testing.assert_close(fused.loss, expected.detach())
+    torch.testing.assert_close(fused_gradients, gradients, rtol=1e-4, atol=1e-6)
+
+
+def bias(model):
+    model.lm_head.bias = torch.nn.Parameter(torch.randn(29))
+
+
+def hook(model):
+    model.lm_head.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+def replaced(model):
+    model.lm_head.forward = lambda states: 2 * linear(states, model.lm_head.weight)
+
+
+class Doubled(torch.nn.Linear):
+    def forward(self, states):
+        return 2 * super().forward(states)
+
+
+def subclass(model):
+    model.lm_head.__class__ = Doubled
+
+
+def half(model):
+    model.half()
+
+
+@pytest.mark.parametrize("change", [bias, hook, replaced, subclass, half])
+def test_what_cannot_be_fused_is_computed_from_logits_that_are_then_dropped(change):
+    model, labels = tiny_model(label_smoothing=0.1).train(), some_labels()
+    hidden = torch.zeros(1, 24)
+    assert can_be_fused(model.lm_head, hidden)
+    change(model)
+    assert not can_be_fused(model.lm_head, hidden.to(model.dtype))
+    outputs, gradients = losses_and_gradients(model, labels)
+    skipped, others = losses_and_gradients(model, labels, skip_logits=True)
+    assert skipped.logits is None and torch.equal(skipped.loss, outputs.loss)
+    torch.testing.assert_close(others, gradients, rtol=0, atol=0)
+    once = cross_entropy(outputs.logits.float().flatten(0, 1), labels.flatten(), label_smoothing=0.1)
+    torch.testing.assert_close(outputs.loss, once)
+
+
+def test_a_compiled_model_skips_its_logits_too():
+    model, labels = tiny_model(label_smoothing=0.1).train(), some_labels()
+    expected, gradients = losses_and_gradients(model, labels)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    input_ids, attention_mask, *_ = batch_of_three()
+    model.zero_grad()
+    outputs = compiled(input_ids, attention_mask, labels=labels, skip_logits=True)
+    outputs.loss.backward()
+    assert outputs.logits is None
+    torch.testing.assert_close(outputs.loss, expected.loss)
+    others = {name: parameter.grad for name, parameter in model.named_parameters()}
+    torch.testing.assert_close(others, gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_without_labels_there_are_no_logits_to_skip():
+    with pytest.raises(ValueError, match="skip_logits leaves nothing to return without labels"):
+        tiny_model()(random_ids(1, 2), decoder_input_ids=random_ids(1, 2), skip_logits=True)
+
+
+@pytest.mark.parametrize("attention_window", [None, 3])
+def test_masks_that_an_accelerator_need_not_be_asked_for_are_the_same_attention(monkeypatch, attention_window):
+    """What is done in training on a GPU so that nothing waits for it, on a CPU."""
+    model, shapes = tiny_model(attention_window=attention_window).train(), []
+    for layer in (model.model.encoder.layers[0].self_attn, model.model.decoder.layers[0].encoder_attn):
+        layer.register_forward_pre_hook(
+            lambda module, args, kwargs: shapes.append(kwargs["attention_mask"].shape[-2]), with_kwargs=True
+        )
+    expected, gradients = losses_and_gradients(model, some_labels())
+    monkeypatch.setattr(VaswaniStack, "_is_asynchronous", lambda self: True)
+    outputs, others = losses_and_gradients(model, some_labels())
+    assert shapes == [7, 6, 1 if attention_window is None else 7, 1]  # queries that have a mask of their own
+    torch.testing.assert_close(outputs.loss, expected.loss)
+    torch.testing.assert_close(others, gradients)

@@ -1,0 +1,241 @@
+r"""The training loss (Section 5.4): label-smoothed cross-entropy, of logits or fused with the projection.
+
+With z the logits of a token, V the size of the vocabulary and epsilon the smoothing, the loss of the token is
+\(\log\sum\exp z - (1 - \epsilon) z_{label} - \epsilon\,\mathrm{mean}(z)\) and its gradient
+\(\mathrm{softmax}(z) - (1 - \epsilon)\,\mathrm{onehot}(label) - \epsilon / V\). Both are computed together in the
+forward pass, from one visit to a block of tokens, in float32 whatever the logits are. torch's `cross_entropy` and
+transformers' `LabelSmoother` write the log-probabilities of the whole batch to memory and read them for each term.
+
+This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
+"""
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from .linear_vaswani import has_hooks, is_transformed
+
+IGNORE_INDEX = -100  # the label that torch, transformers and the Trainer leave out of a loss
+BLOCK_ELEMENTS = 2**19  # logits visited at a time on a CPU: 2 MiB in float32, which fit the cache
+PROJECTED_ELEMENTS = 2**24  # logits made at a time by the projection that is fused with the loss: 32 MiB in bf16
+PROJECTED_WIDTHS = 4  # at least so many times d_model tokens, or adding up gradients of the matrix would cost as much
+
+
+def label_smoothed_cross_entropy(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    epsilon: float = 0.1,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """The training loss of Section 5.4, in nats a token, in the form of torch and transformers.
+
+    Equal to `torch.nn.functional.cross_entropy(..., label_smoothing=epsilon)`: the share epsilon is spread over the
+    whole vocabulary, the right label included.
+
+    Args:
+        logits: `(..., vocab_size)`.
+        labels: `(...)` token ids; -100 is left out.
+        epsilon: share of the probability mass spread evenly; 0 gives plain cross-entropy.
+        num_items_in_batch: label tokens to divide by; the labels of this call when not given.
+
+    Raises:
+        ValueError: unless 0 <= epsilon < 1, and on a CPU for a label that is no token id.
+    """
+    labels, items = _checked(labels.to(logits.device), epsilon, num_items_in_batch, logits.shape[-1])
+    if is_transformed():
+        return _torch_cross_entropy(logits.flatten(0, -2), labels, epsilon, items)
+    return _CrossEntropy.apply(logits.flatten(0, -2), labels, epsilon, items)
+
+
+def projected_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    epsilon: float = 0.1,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """`label_smoothed_cross_entropy` of the logits `hidden @ weight.T`, which never exist all at once.
+
+    25,000 tokens of a vocabulary of 37,000 are 1.9 GB of bf16 logits, and as much again for their gradient. Products
+    are computed in autocast's type where it is on. `scripts/benchmark_loss.py` measures time and memory.
+
+    Args:
+        hidden: `(..., d_model)`, float32 or bf16.
+        weight: `(vocab_size, d_model)`.
+        labels: `(...)` token ids; -100 is left out.
+        epsilon: as in `label_smoothed_cross_entropy`.
+        num_items_in_batch: as in `label_smoothed_cross_entropy`.
+
+    Raises:
+        ValueError: as `label_smoothed_cross_entropy`; for float16, whose gradients must be scaled before they are made.
+    """
+    dtype = _product_dtype(hidden)
+    if dtype == torch.float16:
+        raise ValueError("projected_cross_entropy does not compute in float16: use label_smoothed_cross_entropy")
+    labels, items = _checked(labels.to(hidden.device), epsilon, num_items_in_batch, len(weight))
+    with torch.autocast(hidden.device.type, enabled=False):
+        return _ProjectedCrossEntropy.apply(hidden.flatten(0, -2), weight, labels, epsilon, items, dtype)
+
+
+def can_be_fused(projection: nn.Module, hidden: torch.Tensor) -> bool:
+    """Whether `projected_cross_entropy` may take the place of a projection and the loss of its logits.
+
+    Not where the matrix is spread over devices, or somebody has replaced the layer or listens to it.
+
+    Args:
+        projection: from `(..., d_model)` to `(..., vocab_size)`.
+        hidden: `(..., d_model)`.
+    """
+    if type(projection) is not nn.Linear or projection.bias is not None or has_hooks(projection):
+        return False
+    weight = projection.weight
+    is_whole = type(weight) is nn.Parameter and type(weight.data) is torch.Tensor and weight.device == hidden.device
+    return is_whole and _product_dtype(hidden) != torch.float16 and not is_transformed()
+
+
+def _product_dtype(hidden: torch.Tensor) -> torch.dtype:
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+
+
+def _checked(labels: torch.Tensor, epsilon: float, items: torch.Tensor | int | None, vocab_size: int) -> tuple:
+    """The labels as one row, and what to divide by, both on the device of the labels."""
+    if not 0 <= epsilon < 1:
+        raise ValueError(f"label smoothing is {epsilon}: it must be at least 0 and below 1")
+    if labels.is_cpu and not is_transformed():  # elsewhere the answer would have to be waited for
+        wrong = labels[(labels != IGNORE_INDEX) & ((labels < 0) | (labels >= vocab_size))]
+        if len(wrong):
+            raise ValueError(
+                f"labels has the token id {int(wrong[0])}: ids must be at least 0 and below the vocabulary size"
+                f" {vocab_size}, or {IGNORE_INDEX} for what is left out"
+            )
+    if items is None:
+        items = (labels != IGNORE_INDEX).sum()
+    elif torch.is_tensor(items):
+        items = items.to(labels.device)
+    return labels.flatten(), items
+
+
+def _torch_cross_entropy(logits, labels, epsilon, items) -> torch.Tensor:
+    """The same by operations that torch can compile, transform and differentiate again."""
+    total = nn.functional.cross_entropy(
+        logits.float(), labels, ignore_index=IGNORE_INDEX, label_smoothing=epsilon, reduction="sum"
+    )
+    return total / items
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The loss of `(tokens, vocab_size)` logits, summed over tokens and divided by `items`."""
+
+    @staticmethod
+    def forward(ctx, logits, labels, epsilon, items):
+        kept = labels != IGNORE_INDEX
+        label = labels.masked_fill(~kept, 0)[:, None]
+        # The gradient is divided where it is made, but for fp16, whose small numbers wait for the gradient scaler.
+        ctx.divisor = items if logits.dtype == torch.float16 else 1
+        weight = kept.float() * (ctx.divisor / items)  # (tokens,)
+        gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+        total = torch.zeros((), dtype=torch.float32, device=logits.device)
+        for block in _blocks(logits):
+            z = logits[block].float()
+            losses, g = _differentiate(z, label[block], epsilon)
+            if epsilon:  # or 0 * inf would make a forbidden entry's loss nan
+                losses -= epsilon * z.mean(dim=-1)
+            total += losses.masked_fill_(~kept[block], 0.0).sum() / items
+            if gradient is not None:
+                gradient[block] = g.sub_(epsilon / z.shape[-1]).mul_(weight[block, None])
+        if gradient is not None:
+            ctx.save_for_backward(gradient, logits, labels)
+            ctx.epsilon, ctx.items = epsilon, items
+        return total
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        gradient, logits, labels = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a derivative of the derivative is asked for
+            loss = _torch_cross_entropy(logits, labels, ctx.epsilon, ctx.items)
+            (gradient,) = torch.autograd.grad(loss, logits, create_graph=True)
+            return gradient * grad_output, None, None, None
+        factor = grad_output / ctx.divisor
+        if not factor.is_cpu or factor != 1:  # one more visit to all logits, rarely needed
+            gradient = gradient * factor.to(gradient.dtype)
+        return gradient, None, None, None
+
+
+class _ProjectedCrossEntropy(torch.autograd.Function):
+    """The projection to the vocabulary and the loss above, without ever holding the logits of the whole batch.
+
+    Both gradients are products with the gradient of the logits, so they are taken block by block in the forward pass:
+    nothing is computed twice. The division by `items` is left to the products' smaller sides; the share of smoothing,
+    the same for the whole vocabulary, needs the matrix's mean row only.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, labels, epsilon, items, dtype):
+        wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        matrix = weight.detach().to(dtype)
+        mean_row = matrix.mean(dim=0, dtype=torch.float32)
+        kept = labels != IGNORE_INDEX
+        share = kept.float() / items  # (tokens,)
+        label = labels.masked_fill(~kept, 0)[:, None]
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        hidden_gradient = torch.empty_like(hidden) if wanted else None
+        weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if wanted else None
+        vocab_size, width = weight.shape
+        rows = max(1, PROJECTED_ELEMENTS // vocab_size, PROJECTED_WIDTHS * width)
+        for start in range(0, len(hidden), rows):
+            part = slice(start, start + rows)
+            inputs = hidden[part].to(dtype)
+            logits = inputs @ matrix.T
+            losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+            for block in _blocks(logits):  # the gradient takes the place of the logits
+                losses[block], logits[block] = _differentiate(logits[block].float(), label[part][block], epsilon)
+            if epsilon:
+                losses -= epsilon * (inputs.float() @ mean_row)
+            total += losses.masked_fill_(~kept[part], 0.0).sum() / items
+            if wanted:
+                factor = share[part, None]
+                hidden_gradient[part] = factor * ((logits @ matrix).float() - epsilon * mean_row)
+                weight_gradient += logits.T @ (inputs * factor).to(dtype)
+        if wanted:
+            if epsilon:
+                weight_gradient -= epsilon / vocab_size * (share @ hidden.to(dtype).float())
+            ctx.save_for_backward(hidden_gradient, weight_gradient.to(weight.dtype))
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_output):
+        gradients = ctx.saved_tensors
+        if not grad_output.is_cpu or grad_output != 1:
+            gradients = [gradient * grad_output.to(gradient.dtype) for gradient in gradients]
+        return *gradients, None, None, None, None
+
+
+def _blocks(logits: torch.Tensor) -> list[slice]:
+    """Rows to visit at once: on a CPU as many as fit the cache."""
+    rows = len(logits) if not logits.is_cpu else max(1, BLOCK_ELEMENTS // logits.shape[-1])
+    return [slice(start, start + rows) for start in range(0, len(logits), rows)]
+
+
+def _differentiate(z: torch.Tensor, label: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss and gradient of `(rows, vocab_size)` float32 logits, without what the mean logit adds to either.
+
+    torch's softmax takes half the time of its exp on a CPU; the largest probability gives the sum of exponentials back,
+    since it is never below 1 / V.
+
+    Args:
+        z: the logits.
+        label: `(rows, 1)` token ids.
+        epsilon: share of smoothing.
+
+    Returns:
+        losses `(rows,)` and their gradient, `(rows, vocab_size)`.
+    """
+    probabilities = torch.softmax(z, dim=-1)
+    log_sum = z.amax(dim=-1, keepdim=True) - probabilities.amax(dim=-1, keepdim=True).log()
+    losses = log_sum - (1 - epsilon) * z.gather(-1, label)
+    return losses[:, 0], probabilities.scatter_add_(-1, label, z.new_full((1, 1), epsilon - 1).expand_as(label))
+
+
+__all__ = ["IGNORE_INDEX", "can_be_fused", "label_smoothed_cross_entropy", "projected_cross_entropy"]

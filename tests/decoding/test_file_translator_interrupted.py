@@ -57,7 +57,7 @@ def test_killed_samples_resume_to_the_same_bytes(forked):
     assert (folder / "sample").read_bytes() == (folder / "whole sample").read_bytes()
 
 
-def test_ctrl_c_leaves_whole_lines_and_says_how_to_go_on(forked, expected):
+def test_ctrl_c_leaves_whole_lines_and_prints_how_to_resume(forked, expected):
     folder, seen = forked
     assert seen["interrupted"]["status"] == 130 and seen["interrupted"]["text"].endswith("\n")
     assert expected.decode().startswith(seen["interrupted"]["text"])
@@ -92,7 +92,7 @@ def test_several_processes_write_what_one_writes(forked, expected, number):
 def test_a_process_that_dies_does_not_keep_the_others_waiting(forked, expected):
     folder, seen = forked
     assert seen["lost"]["statuses"][0] not in (0, None) and seen["lost"]["seconds"] < 30
-    assert "was lost" in seen["lost"]["error"] and "--resume goes on" in seen["lost"]["error"]
+    assert "was lost" in seen["lost"]["error"] and "--resume continues" in seen["lost"]["error"]
     assert (folder / "lost").read_bytes() == expected  # resumed, by one process
 
 

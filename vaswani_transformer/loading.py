@@ -1,7 +1,10 @@
 """A saved model made ready for work: its folder checked, its weights read, its device and precision chosen."""
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -30,49 +33,62 @@ def load_model(
     """
     if precision is not None and precision not in PRECISIONS:
         raise UserError(f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}")
+    _check_folder(folder)
+    model = _read_model(Path(folder))
+    tokenizer = load_tokenizer(Path(folder))
+    check_tokenizer_matches(tokenizer, model.config)
+    take_back_defaults(model.generation_config, set())  # of models saved before training did
+    return model.eval().to(device=choose_device(device), dtype=PRECISIONS.get(precision)), tokenizer
+
+
+def _check_folder(folder: str | Path) -> None:
     path = Path(folder)
     if not path.is_dir():
-        if path.exists():
-            raise UserError(f"{folder} is a file: give the folder of a model")
-        raise UserError(f"there is no model folder {folder}")
+        raise UserError(
+            f"{folder} is a file: give the folder of a model" if path.exists() else f"there is no model folder {folder}"
+        )
     refuse_exported(path)
     if not (path / "config.json").is_file():
         hint = " (training there is not finished: run the same `vaswani train` again)" if is_unfinished(path) else ""
         raise UserError(f"{folder} holds no model: it has no config.json{hint}")
-    progress = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
+
+
+def _read_model(folder: Path) -> VaswaniForConditionalGeneration:
     try:
-        config = read_config(path)
-        check_generation_config(path, config)
-        model, report = VaswaniForConditionalGeneration.from_pretrained(
-            path, config=config, output_loading_info=True, ignore_mismatched_sizes=True
-        )
+        with _quiet_transformers():
+            config = read_config(folder)
+            check_generation_config(folder, config)
+            model, report = VaswaniForConditionalGeneration.from_pretrained(
+                folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True
+            )
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"{folder} holds no complete model: {one_line(error)}") from error
+    if report["mismatched_keys"]:
+        name, in_file, in_config = sorted(report["mismatched_keys"])[0]
+        raise UserError(
+            f"{folder} does not fit its own config.json: {name} has the shape {tuple(in_file)} and config.json makes it"
+            f" {tuple(in_config)}; both files must come from the same model"
+        )
+    for kind in ("missing", "unexpected"):
+        if names := sorted(map(str, report[f"{kind}_keys"])):
+            raise UserError(f"{folder} does not fit its own config.json: {kind} weights, such as {names[0]}")
+    return model
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bars and warnings of transformers while the body runs."""
+    progress, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
     finally:
         transformers_logging.set_verbosity(verbosity)
         if progress:
             transformers_logging.enable_progress_bar()
-    if report["mismatched_keys"]:
-        name, held, wanted = sorted(report["mismatched_keys"])[0]
-        raise UserError(
-            f"{folder} does not fit its own config.json: {name} has the shape {tuple(held)} and config.json makes it"
-            f" {tuple(wanted)}; both files must come from the same model"
-        )
-    for kind in ("missing", "unexpected"):
-        if report[f"{kind}_keys"]:
-            raise UserError(
-                f"{folder} does not fit its own config.json: {kind} weights, such as"
-                f" {min(map(str, report[f'{kind}_keys']))}"
-            )
-    tokenizer = load_tokenizer(path)
-    check_tokenizer_matches(tokenizer, config)
-    take_back_defaults(model.generation_config, set())  # of models saved before training did
-    return model.eval().to(device=choose_device(device), dtype=PRECISIONS.get(precision)), tokenizer
 
 
 def read_config(folder: Path) -> VaswaniConfig:
@@ -90,8 +106,8 @@ def read_config(folder: Path) -> VaswaniConfig:
     return VaswaniConfig.from_pretrained(folder)
 
 
-# Settings of `generation_config.json` and what they must be: type, least and largest value. Larger ones are mistakes
-# that would fill the memory.
+# Settings of `generation_config.json`: type, least and greatest value. Greater ones are mistakes that would fill the
+# memory.
 _GENERATION_RULES = {
     "num_beams": (int, 1, 10_000),
     "num_return_sequences": (int, 1, 10_000),
@@ -116,32 +132,31 @@ def check_generation_config(folder: Path, config: VaswaniConfig) -> None:
         return
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            raise ValueError("it must hold one JSON object")
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path} is damaged ({one_line(error)}): copy it again, or delete it for the defaults"
         ) from error
-    if not isinstance(settings, dict):
-        raise UserError(
-            f"{path} is damaged: it must hold one JSON object; copy it again, or delete it for the defaults"
-        )
-    for name, (kind, least, most) in _GENERATION_RULES.items():
-        value = settings.get(name)
-        number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-        if value is not None and not (number and least <= value <= most):
-            words = "a whole number" if kind is int else "a number"
-            raise UserError(f"{name} in {path} is {value!r}: it must be {words} from {least:g} to {most:,}")
-    rule = settings.get("length_normalization")
-    if rule is not None and rule not in LENGTH_NORMALIZATIONS:
-        raise UserError(
-            f"length_normalization in {path} is {rule!r}: it must be one of {', '.join(LENGTH_NORMALIZATIONS)}"
-        )
     for name, value in settings.items():
-        if name.endswith("_token_id") and value is not None:
-            ids = value if isinstance(value, list) else [value]
-            if not all(type(token) is int and 0 <= token < config.vocab_size for token in ids):
-                raise UserError(
-                    f"{name} in {path} is {value!r}: it must be a token id, at least 0 and below {config.vocab_size}"
-                )
+        if value is not None and (rule := _broken_rule(name, value, config)):
+            raise UserError(f"{name} in {path} is {value!r}: it must be {rule}")
+
+
+def _broken_rule(name: str, value: Any, config: VaswaniConfig) -> str | None:
+    """What a setting must be, if it is not."""
+    if name in _GENERATION_RULES:
+        kind, least, most = _GENERATION_RULES[name]
+        is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+        if not (is_number and least <= value <= most):
+            return f"{'a whole number' if kind is int else 'a number'} from {least:g} to {most:,}"
+    if name == "length_normalization" and value not in LENGTH_NORMALIZATIONS:
+        return f"one of {', '.join(LENGTH_NORMALIZATIONS)}"
+    if name.endswith("_token_id"):
+        ids = value if isinstance(value, list) else [value]
+        if not all(type(token) is int and 0 <= token < config.vocab_size for token in ids):
+            return f"a token id, at least 0 and below {config.vocab_size}"
+    return None
 
 
 def is_unfinished(folder: Path) -> bool:
@@ -149,7 +164,7 @@ def is_unfinished(folder: Path) -> bool:
     return (folder / "checkpoints").is_dir() and not (folder / "model.safetensors").is_file()
 
 
-FACTS = "export.json"
+FACTS = "export.json"  # in the folder of an exported model: what it is and what it needs
 
 
 def is_exported(folder: str | Path) -> bool:
@@ -161,7 +176,7 @@ def refuse_exported(folder: str | Path) -> None:
     """Refuse the folder of an exported model where a model is needed.
 
     Raises:
-        UserError: for such a folder, saying what can be done with it; also where its `export.json` is damaged.
+        UserError: for such a folder, with what can be done with it; also where its `export.json` is damaged.
     """
     if not is_exported(folder):
         return

@@ -192,17 +192,17 @@ def test_resuming_wants_the_same_input_model_and_options(model, source, tmp_path
     written = (tmp_path / "out").read_text()
     assert written.count("\n") == 8
     assert "give --resume" in fails(*refused, "--input", bad)
-    assert "--input is not what it was" in fails(*refused, "--input", source, "--resume")
+    assert "--input has changed" in fails(*refused, "--input", source, "--resume")
     assert "--beams was 2 and is 3 now" in fails(*refused, "--input", bad, "--resume", "--beams", "3")
     other = write_model(tmp_path / "model", seed=3)
-    assert "MODEL is not what it was" in fails("translate", other, *refused[2:], "--input", bad, "--resume")
+    assert "MODEL has changed" in fails("translate", other, *refused[2:], "--input", bad, "--resume")
     assert (tmp_path / "out").read_text() == written
     assert run(*refused[:-1], "split", "--input", bad, "--resume") == 0
     assert (tmp_path / "out").read_text().startswith(written) and not notes_path(tmp_path / "out").exists()
     assert "delete it, or give another" in fails(*refused, "--input", bad, "--resume")
 
 
-def test_an_output_that_an_earlier_version_began_can_be_resumed(model, expected, source, tmp_path, monkeypatch):
+def test_an_output_that_an_earlier_version_started_can_be_resumed(model, expected, source, tmp_path, monkeypatch):
     """It knew no --exact, and noted how an ensemble would be combined without one."""
     command = ["translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS]
     translate = Translator.translate_prepared

@@ -57,7 +57,7 @@ def test_killed_samples_resume_to_the_same_bytes(forked):
     assert (folder / "sample").read_bytes() == (folder / "whole sample").read_bytes()
 
 
-def test_ctrl_c_leaves_whole_lines_and_says_how_to_go_on(forked, expected):
+def test_ctrl_c_leaves_whole_lines_and_prints_how_to_resume(forked, expected):
     folder, seen = forked
     assert seen["interrupted"]["status"] == 130 and seen["interrupted"]["text"].endswith("\n")
     assert expected.decode().startswith(seen["interrupted"]["text"])

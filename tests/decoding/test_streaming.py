@@ -1,8 +1,9 @@
-"""What files of any size are translated with: windows, reading ahead, long lines, outputs that go on."""
+"""What files of any size are translated with: windows, reading ahead, long lines, outputs that can be resumed."""
 
 import json
 import threading
 import time
+from contextlib import closing
 from itertools import count, islice
 
 import pytest
@@ -51,7 +52,7 @@ def test_reading_ahead_changes_nothing_but_the_time():
             made.append(number)
             yield number
 
-    with read_ahead(items(), number=2) as ahead:
+    with closing(read_ahead(items(), number=2)) as ahead:
         assert next(ahead) == 0
         until = time.monotonic() + 5
         while len(made) < 4 and time.monotonic() < until:  # two in the queue, one waits to get in
@@ -65,14 +66,14 @@ def test_an_error_of_the_thread_comes_where_its_item_was_wanted():
         yield 1
         raise KeyError("two")
 
-    with read_ahead(items()) as ahead:
+    with closing(read_ahead(items())) as ahead:
         assert next(ahead) == 1
         with pytest.raises(KeyError, match="two"):
             next(ahead)
 
 
 def test_reading_stops_with_the_body():
-    with pytest.raises(ZeroDivisionError), read_ahead(count()) as ahead:
+    with pytest.raises(ZeroDivisionError), closing(read_ahead(count())) as ahead:
         assert list(islice(ahead, 3)) == [0, 1, 2]
         raise ZeroDivisionError
     until = time.monotonic() + 5
@@ -116,14 +117,14 @@ def test_where_lines_are_split(text, limit, expected):
     assert split_line(text, limit, words) == expected
 
 
-# Outputs that go on.
+# Outputs that can be resumed.
 
 
-def test_an_output_goes_on_behind_its_last_whole_record(tmp_path):
+def test_an_output_continues_after_its_last_whole_record(tmp_path):
     path, settings = tmp_path / "out", {"--beams": 4}
     output = ResumableOutput(path, settings, lines_per_record=2)
     output.write("1 a\n1 b\n2 a\n2 b\n")
-    output.write("3 a\n3")  # killed in the midst
+    output.write("3 a\n3")  # killed in the middle
     output.close()
     output = ResumableOutput(path, settings, lines_per_record=2, resume=True)
     assert output.done == 2 and path.read_text() == "1 a\n1 b\n2 a\n2 b\n"
@@ -159,7 +160,7 @@ def test_outputs_that_cannot_be_resumed(tmp_path):
         ResumableOutput(path, {}, resume=True)
 
 
-def test_resuming_what_was_never_begun_begins(tmp_path):
+def test_resuming_what_was_never_started_starts(tmp_path):
     path = tmp_path / "out"
     for before in (None, b""):  # killed before the first byte of the notes
         path.unlink(missing_ok=True)

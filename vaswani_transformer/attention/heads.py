@@ -12,7 +12,8 @@ import torch
 
 from ..data.batching import PairCollator
 from ..data.text_files import read_lines
-from ..decoding.streaming import batches_by_length, check_length
+from ..decoding.scoring import check_length
+from ..decoding.streaming import batches_by_length
 from ..decoding.translator import Translator
 from ..errors import UserError
 from .alignments import Links, strongest_links, tokens_and_words

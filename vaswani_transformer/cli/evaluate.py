@@ -1,35 +1,47 @@
-"""The command that measures a model on a test set: `vaswani evaluate`."""
+"""The commands that compare a model with given translations: `vaswani evaluate` and `vaswani score`."""
 
 import argparse
 import contextlib
 import json
-import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from ..errors import UserError
 from .command import add_command
+from .files import check_files, written_at_the_end
 from .options import (
+    add_length_penalty,
+    add_model_argument,
     add_model_options,
     add_search_options,
-    check_files,
+    add_window,
     check_options,
     generate_options,
     load_for_decoding,
-    written_at_the_end,
 )
+
+
+def _add_pairs(parser: argparse.ArgumentParser, target: str, help_text: str) -> None:
+    """Add the model and the two files of line-aligned pairs."""
+    add_model_argument(parser)
+    parser.add_argument("--source", required=True, metavar="FILE", help="sources, one a line (.gz works)")
+    parser.add_argument(
+        f"--{target}", required=True, metavar="FILE", help=f"{help_text}, line n for line n of --source"
+    )
+
+
+def _pairs(source: str, target: str) -> Iterator[tuple[str, str]]:
+    from ..data.text_files import DEFAULT_COLUMNS, read_pairs
+
+    return read_pairs("text", [(source, target)], DEFAULT_COLUMNS)
 
 
 def add_evaluate(commands) -> None:
     """Add `vaswani evaluate`."""
     parser = add_command(commands, "evaluate", _evaluate, "BLEU, chrF and perplexity on a test set")
-    parser.add_argument("model", metavar="MODEL", help="model folder, or one exported to CTranslate2")
-    parser.add_argument("--source", required=True, metavar="FILE", help="sources, one a line (.gz works)")
-    parser.add_argument("--reference", required=True, metavar="FILE", help="reference translations, aligned")
+    _add_pairs(parser, "reference", "reference translations")
     parser.add_argument("--output", metavar="FILE", help="also write the translations here")
     parser.add_argument("--json", metavar="FILE", help="also write the scores here, and how they were obtained")
     parser.add_argument("--test-set", metavar="NAME", help="its name in the --json file (default: from the file names)")
@@ -43,20 +55,17 @@ def add_evaluate(commands) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    import json
-
     from tqdm.auto import tqdm
 
-    from ..data.text_files import DEFAULT_COLUMNS, read_pairs
     from ..decoding.scoring import score_pairs
     from ..decoding.translator import Translator
-    from ..evaluation.metrics import PerplexityMetric, TranslationMetric, moses_tokenizer, paper_bleu
+    from ..evaluation.metrics import moses_tokenizer, paper_bleu, perplexity, score_translations
 
     check_options(arguments)
     check_files(arguments, read=("source", "reference"), written=("output", "json"))
     if arguments.paper_bleu:
         moses_tokenizer(arguments.paper_bleu)  # before the work, if it is not installed
-    pairs = list(read_pairs("text", [(arguments.source, arguments.reference)], DEFAULT_COLUMNS))
+    pairs = list(_pairs(arguments.source, arguments.reference))
     sources, references = map(list, zip(*pairs, strict=True))
     filled = [pair for pair in pairs if all(side.strip() for side in pair)]
     if not filled:
@@ -70,18 +79,15 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             stack.enter_context(written_at_the_end(Path(path))) if path else None
             for path in (arguments.output, arguments.json)
         )
-        losses, counts = score_pairs(translator.model, translator.tokenizer, *map(list, zip(*filled, strict=True)))
+        losses, counts = score_pairs(model, tokenizer, *map(list, zip(*filled, strict=True)))
         started = time.monotonic()
-        bar = stack.enter_context(tqdm(total=len(sources), desc="translating", unit=" sentences", file=sys.stderr))
-        translations = list(translator.translate(sources, progress=bar))
-        bar.close()
+        with tqdm(total=len(sources), desc="translating", unit=" sentences", file=sys.stderr) as bar:
+            translations = list(translator.translate(sources, progress=bar))
         seconds = time.monotonic() - started
-        scores = TranslationMetric().compute(predictions=translations, references=references)
-        scores |= PerplexityMetric().compute(predictions=losses, references=counts)
+        scores = score_translations(translations, references) | {"perplexity": perplexity(losses, counts)}
         if arguments.paper_bleu:
             scores["paper_bleu"] = paper_bleu(translations, references, arguments.paper_bleu)
-        scores |= {"sentences": len(sources), "seconds": round(seconds, 1)}
-        scores |= how
+        scores |= {"sentences": len(sources), "seconds": round(seconds, 1)} | how
         if text_file is not None:
             text_file.writelines(line + "\n" for line in translations)
         if scores_file is not None:
@@ -121,70 +127,55 @@ def _how_obtained(arguments: argparse.Namespace, translator) -> dict:
 def add_score(commands) -> None:
     """Add `vaswani score`."""
     parser = add_command(commands, "score", _score, "log-probabilities of given translations, and their perplexity")
-    parser.add_argument("model", metavar="MODEL", help="model folder, or one exported to CTranslate2")
-    parser.add_argument("--source", required=True, metavar="FILE", help="sources, one a line (.gz works)")
-    parser.add_argument("--target", required=True, metavar="FILE", help="their translations, aligned")
+    _add_pairs(parser, "target", "their translations")
     parser.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
     parser.add_argument("--tokens", action="store_true", help="also the log-probability of each token")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="fields with tabs, or JSON lines")
+    how = "fields separated by tabs, or JSON lines"
+    parser.add_argument("--format", choices=("text", "json"), default="text", help=how)
     parser.add_argument("--json", metavar="FILE", help="also write perplexity and sums of the whole file here")
-    parser.add_argument(
-        "--length-penalty", metavar="X", type=float, help="alpha of the length normalisation; the model's own"
-    )
-    how = "pairs that are sorted by length and written together (default: 2000)"
-    parser.add_argument("--window", metavar="N", type=int, help=how)
+    add_length_penalty(parser)
+    add_window(parser, "pairs")
     add_model_options(parser)
-
-
-@dataclass
-class _Sums:
-    """Of a whole file."""
-
-    pairs: int = 0
-    tokens: int = 0
-    log_probability: float = 0.0
-
-    def add(self, score) -> None:
-        self.pairs += 1
-        self.tokens += len(score.tokens)
-        self.log_probability += score.log_probability
-
-    def as_json(self) -> dict:
-        perplexity = math.exp(min(-self.log_probability / self.tokens, 700.0))
-        return {"perplexity": perplexity, **vars(self)}
 
 
 def _score(arguments: argparse.Namespace) -> int:
     from tqdm.auto import tqdm
 
     from ..decoding.output import StreamOutput
-    from ..decoding.scoring import LengthRule, PairScorer
-    from ..decoding.streaming import WINDOW_LINES, in_windows, read_ahead
+    from ..decoding.scoring import LengthRule, score_windows
+    from ..decoding.streaming import WINDOW_LINES
+    from ..evaluation.metrics import perplexity
 
     check_options(arguments)
     check_files(arguments, read=("source", "target"), written=("output", "json"))
     total = _count_pairs(arguments)
     model, tokenizer = load_for_decoding(arguments)
     rule = LengthRule.of(model.generation_config, {"length_penalty": arguments.length_penalty})
-    scorer = PairScorer(model, tokenizer, arguments.tokens_per_batch)
-    windows = in_windows(_pairs(arguments), arguments.window or WINDOW_LINES)
-    sums = _Sums()
+    pairs, window = _pairs(arguments.source, arguments.target), arguments.window or WINDOW_LINES
+    sums, number = {"pairs": 0, "tokens": 0, "log_probability": 0.0}, 0
     with contextlib.ExitStack() as stack:
         sums_file = stack.enter_context(written_at_the_end(Path(arguments.json))) if arguments.json else None
         output = StreamOutput(sys.stdout if arguments.output is None else Path(arguments.output))
         stack.callback(output.close)
-        bar = stack.enter_context(tqdm(total=total, desc="scoring", unit=" pairs", file=sys.stderr, smoothing=0))
-        prepared = stack.enter_context(read_ahead(map(scorer.prepare, windows)))
-        done = 0
-        for scores in scorer.score_windows(prepared):
-            for score in scores:
-                if score is not None:
-                    sums.add(score)
-            output.write("".join(_line(done + place, score, rule, arguments) for place, score in enumerate(scores, 1)))
-            done += len(scores)
-            bar.update(len(scores))
-        bar.close()
-        _report(sums, sums_file)
+        with tqdm(total=total, desc="scoring", unit=" pairs", file=sys.stderr, smoothing=0) as bar:
+            for scores in score_windows(model, tokenizer, pairs, window, arguments.tokens_per_batch):
+                output.write("".join(_line(*pair, rule, arguments) for pair in enumerate(scores, number + 1)))
+                number += len(scores)
+                bar.update(len(scores))
+                for score in filter(None, scores):
+                    sums["pairs"] += 1
+                    sums["tokens"] += len(score.tokens)
+                    sums["log_probability"] += score.log_probability
+        if not sums["pairs"]:
+            raise UserError("all pairs have a blank side: there is nothing to score")
+        sums = {"perplexity": perplexity([-sums["log_probability"]], [sums["tokens"]])} | sums
+        print(
+            f"perplexity {sums['perplexity']:.3f} a target token: log-probability {sums['log_probability']:,.2f} of"
+            f" {sums['tokens']:,} tokens in {sums['pairs']:,} pairs",
+            file=sys.stderr,
+        )
+        if sums_file is not None:
+            sums_file.write(json.dumps(sums, indent=2) + "\n")
     return 0
 
 
@@ -204,12 +195,6 @@ def _count_pairs(arguments: argparse.Namespace) -> int | None:
     return counts[0]
 
 
-def _pairs(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    from ..data.text_files import DEFAULT_COLUMNS, read_pairs
-
-    return read_pairs("text", [(arguments.source, arguments.target)], DEFAULT_COLUMNS)
-
-
 def _line(number: int, score, rule, arguments: argparse.Namespace) -> str:
     if arguments.format == "json":
         values = {"line": number}
@@ -225,16 +210,3 @@ def _line(number: int, score, rule, arguments: argparse.Namespace) -> str:
     if arguments.tokens:
         fields.append(" ".join(f"{log:.6f}" for log in score.log_probabilities))
     return "\t".join(fields) + "\n"
-
-
-def _report(sums: _Sums, file: TextIO | None) -> None:
-    if not sums.pairs:
-        raise UserError("all pairs have a blank side: there is nothing to score")
-    values = sums.as_json()
-    print(
-        f"perplexity {values['perplexity']:.3f} a target token: log-probability {sums.log_probability:,.2f} of"
-        f" {sums.tokens:,} tokens in {sums.pairs:,} pairs",
-        file=sys.stderr,
-    )
-    if file is not None:
-        file.write(json.dumps(values, indent=2) + "\n")

@@ -1,22 +1,31 @@
-"""Lines in and records out for the commands that decode, and how they go on with what a killed one has written."""
+"""The files of the commands that decode: checked before a model is loaded, read as lines, resumed after a kill."""
 
 import argparse
 import contextlib
 import os
+import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, combinations, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ..data.text_files import Survey, decode_lines, read_lines
 from ..decoding.ensemble import COMBINATIONS
 from ..decoding.output import ResumableOutput, StreamOutput
+from ..errors import UserError
 from ..evaluation.records import model_sha256
+from ..files import written_whole
 
-RESUME = "the same command with --resume goes on behind the last line that was written"
+RESUME = "the same command with --resume continues after the last line that was written"
 
 # A shell may have led them to a file, but it holds them open: there is no name to write beside.
 _STREAMS = ("/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
+
+
+def option_flag(name: str) -> str:
+    """The option that an attribute of the arguments comes from, `--nbest` for `nbest`."""
+    return "--" + name.replace("_", "-")
 
 
 def is_file(name: str | None) -> bool:
@@ -26,8 +35,73 @@ def is_file(name: str | None) -> bool:
     return Path(name).is_file() or not Path(name).exists()
 
 
+def check_files(arguments: argparse.Namespace, read: Sequence[str], written: Sequence[str]) -> None:
+    """Check all that can be checked of files before a model is loaded for them.
+
+    Args:
+        arguments: of the command line.
+        read: names of the options whose files are read.
+        written: names of those whose files are written.
+
+    Raises:
+        UserError: naming the option: for a folder in a file's place, a file to write whose folder is missing, or a file
+            that would be written twice, or both read and written (devices and pipes may be).
+    """
+    paths: dict[str, Path] = {}
+    for name in (*read, *written):
+        value = getattr(arguments, name)
+        if value is None:
+            continue
+        if not value:
+            raise UserError(f"{option_flag(name)} is empty: give a file")
+        path = paths[name] = Path(value)
+        if path.is_dir():
+            raise UserError(f"{option_flag(name)} is {value}, a folder: give a file")
+        folder = path.resolve().parent  # of what a link leads to
+        if name in written and not folder.is_dir():
+            fix = "is a file, not a folder: give another file" if folder.exists() else "is not there: make it first"
+            raise UserError(f"{option_flag(name)} is {value}, and the folder {path.parent} {fix}")
+    for other, name in combinations(paths, 2):
+        if name in written and _are_same_file(paths[name], paths[other]):
+            raise UserError(
+                f"{option_flag(name)} and {option_flag(other)} are the same file, {paths[name]}: give another"
+                f" {option_flag(name)}"
+            )
+
+
+def _are_same_file(path: Path, other: Path) -> bool:
+    if path.exists() and other.exists():
+        return path.is_file() and path.samefile(other)
+    return path.resolve() == other.resolve()
+
+
+@contextlib.contextmanager
+def written_at_the_end(path: Path) -> Iterator[TextIO]:
+    """A text file to write, which takes the place of an earlier one only once all of it is there.
+
+    Raises:
+        OSError: at once, where it cannot be written.
+    """
+    target = path.resolve()  # a link stays one
+    if target.exists() and not target.is_file():  # a device or a pipe
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+        return
+    if target.exists():
+        target.open("r+").close()  # one that is protected is reported now
+    with written_whole(target) as new:
+        try:
+            file = new.open("w", encoding="utf-8")
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, str(path)) from error
+        with file:
+            yield file
+        if target.exists():
+            shutil.copymode(target, new)
+
+
 def input_lines(path: str | None) -> Iterator[str]:
-    """Lines of a file or of standard input, without their ends."""
+    """Lines of a file, or of standard input for None, without their ends."""
     if path is not None:
         return read_lines(Path(path))
     stream = sys.stdin.buffer
@@ -37,8 +111,13 @@ def input_lines(path: str | None) -> Iterator[str]:
     return decode_lines(stream, "standard input")
 
 
+def read_first(lines: Iterator[Any]) -> Iterator[Any]:
+    """The same items, the first of which is read now: a mistake in it is raised before anything is written."""
+    return chain(list(islice(lines, 1)), lines)
+
+
 def is_interactive(arguments: argparse.Namespace, doing: str) -> bool:
-    """Whether sentences are typed on a terminal one by one, which is said there."""
+    """Whether sentences are typed on a terminal one by one; if so, print how to end."""
     typed = not arguments.sentences and arguments.input is None and sys.stdin.isatty()
     if typed:
         print(f"{doing} standard input, one sentence a line; Ctrl-D ends it", file=sys.stderr)
@@ -46,8 +125,8 @@ def is_interactive(arguments: argparse.Namespace, doing: str) -> bool:
 
 
 @contextlib.contextmanager
-def told_unfinished(output: StreamOutput | ResumableOutput | None) -> Iterator[None]:
-    """Where Ctrl-C ends the body, say how the output is gone on with."""
+def report_unfinished(output: StreamOutput | ResumableOutput | None) -> Iterator[None]:
+    """Where Ctrl-C ends the body, print how to resume the output."""
     try:
         yield
     except KeyboardInterrupt:
@@ -63,17 +142,17 @@ def open_output(
     lines_per_record: int = 1,
     drawn: dict[str, Any] | None = None,
 ) -> StreamOutput | ResumableOutput:
-    """Where `--output` leads to: a file that can be gone on with where a file is read, else a stream.
+    """The output of a command: a file that can be resumed if the input is a file too, else a stream.
 
     Args:
         arguments: of the command, `input`, `output` and `resume` among them.
         surveys: of the files that are read, by their option.
         window: lines that are written together.
-        lines_per_record: lines that are written for a line of the input.
-        drawn: settings that were chosen at random, and are taken over when an output is gone on with.
+        lines_per_record: lines that are written for each line of the input.
+        drawn: settings that were chosen at random; resuming takes those of the first start.
 
     Raises:
-        UserError: as `ResumableOutput`.
+        UserError: as `StreamOutput` and `ResumableOutput`.
     """
     if arguments.output is None:
         return StreamOutput(sys.stdout)
@@ -84,7 +163,7 @@ def open_output(
     return ResumableOutput(path, settings, lines_per_record, arguments.resume, drawn)
 
 
-# What changes no line of the output, and what is settled by its content.
+# Arguments that change no line of the output, and those whose content counts and not their name.
 _FREE = {"model", "ensemble", "sentences", "input", "output", "prefix", "resume", "device", "long_lines"}
 _FREE |= {"run", "parser"}  # of the parser itself
 
@@ -95,9 +174,8 @@ def _settings(arguments: argparse.Namespace, surveys: Mapping[str, Survey], wind
     settings["MODEL"] = model_sha256(arguments.model)
     if arguments.ensemble:
         settings["--ensemble"] = " ".join(map(model_sha256, arguments.ensemble))
-    given = {name: value for name, value in vars(arguments).items() if name not in _FREE}
-    given["window"] = window
-    if given.get("pictures") is not None:
-        given["pictures"] = str(Path(given["pictures"]).resolve())  # the same folder however it is spelled
-    given["combine"] = arguments.combine or COMBINATIONS[0]
-    return settings | {"--" + name.replace("_", "-"): value for name, value in given.items()}
+    values = {name: value for name, value in vars(arguments).items() if name not in _FREE}
+    values |= {"window": window, "combine": arguments.combine or COMBINATIONS[0]}
+    if values.get("pictures") is not None:
+        values["pictures"] = str(Path(values["pictures"]).resolve())  # the same folder however it is spelled
+    return settings | {option_flag(name): value for name, value in values.items()}

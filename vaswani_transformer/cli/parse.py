@@ -25,11 +25,10 @@ from .command import (
     leave_process_group,
     report_stop,
 )
-from .files import input_lines, is_file, is_interactive, open_output, told_unfinished
+from .files import check_files, input_lines, is_file, is_interactive, open_output, report_unfinished
 from .options import (
     add_model_options,
     add_search_options,
-    check_files,
     check_options,
     generate_options,
     load_for_decoding,
@@ -214,7 +213,7 @@ def _predict(arguments: argparse.Namespace) -> int:
         pictures.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(output):
         try:
-            with told_unfinished(output):
+            with report_unfinished(output):
                 files.run(sentences, output, output.done, total, ahead, progress=not interactive and total != 1)
         finally:
             if files.repaired:

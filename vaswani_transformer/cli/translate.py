@@ -4,20 +4,29 @@ import argparse
 import contextlib
 import random
 from collections.abc import Iterator
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from ..data.text_files import has_undecoded
+from ..data.text_files import Survey, has_undecoded
 from ..decoding.output import ResumableOutput
 from ..errors import UserError
 from .command import add_command, leave_process_group
-from .files import RESUME, input_lines, is_file, is_interactive, open_output, told_unfinished
+from .files import (
+    RESUME,
+    check_files,
+    input_lines,
+    is_file,
+    is_interactive,
+    open_output,
+    read_first,
+    report_unfinished,
+)
 from .options import (
+    add_model_argument,
     add_model_options,
     add_sampling_options,
     add_search_options,
-    check_files,
+    add_window,
     check_options,
     generate_options,
     load_for_decoding,
@@ -27,24 +36,24 @@ from .options import (
 def add_translate(commands) -> None:
     """Add `vaswani translate`."""
     parser = add_command(commands, "translate", _translate, "translate sentences, a file or standard input")
-    parser.add_argument("model", metavar="MODEL", help="model folder, or one exported to CTranslate2")
-    how = "sentences; without any, standard input"
+    add_model_argument(parser)
+    how = "sentences (default: the lines of standard input)"
     parser.add_argument("sentences", metavar="SENTENCE", nargs="*", default=[], help=how)
     parser.words = "sentences"
     files = parser.add_argument_group("files")
     files.add_argument("--input", metavar="FILE", help="translate the lines of this file (.gz works)")
     files.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
-    files.add_argument("--resume", action="store_true", help="go on with an --output that was interrupted")
-    files.add_argument("--prefix", metavar="FILE", help="for each line of --input how its translation has to begin")
-    how = "lines that are sorted by length and written together (default: 2000)"
-    files.add_argument("--window", metavar="N", type=int, help=how)
+    files.add_argument("--resume", action="store_true", help="continue an --output that was interrupted")
+    files.add_argument("--prefix", metavar="FILE", help="how the translation of each line of --input has to begin")
+    add_window(files, "lines")
     layout = parser.add_argument_group("what is written")
-    layout.add_argument("--nbest", metavar="N", type=int, help="N translations a line: line number, score, text")
+    layout.add_argument("--nbest", metavar="N", type=int, help="N translations of each line: line number, score, text")
     layout.add_argument("--scores", action="store_true", help="the score before each translation")
     layout.add_argument(
-        "--alignments", "--return-alignments", action="store_true", help="word alignments behind each, as 0-0 1-2"
+        "--alignments", "--return-alignments", action="store_true", help="word alignments after each, as 0-0 1-2"
     )
-    layout.add_argument("--format", choices=("text", "json"), default="text", help="fields with tabs, or JSON lines")
+    how = "fields separated by tabs, or JSON lines"
+    layout.add_argument("--format", choices=("text", "json"), default="text", help=how)
     long = parser.add_argument_group("long lines")
     long.add_argument("--max-source-tokens", metavar="N", type=int, help="a line of more tokens is too long")
     how = "translate a line that is too long in parts (default), or stop there"
@@ -55,13 +64,13 @@ def add_translate(commands) -> None:
 
 
 def _translate(arguments: argparse.Namespace) -> int:
-    from ..decoding.streaming import meet
+    from ..decoding.streaming import initialise_processes
     from ..distributed import joined_processes
 
     _check(arguments)
-    turns = meet()
-    with joined_processes(RESUME) as processes:
-        _translate_in_turns(arguments, turns, processes)
+    rank, world_size = initialise_processes()
+    with joined_processes(RESUME):
+        _translate_lines(arguments, rank, world_size)
     leave_process_group()
     return 0
 
@@ -77,56 +86,48 @@ def _check(arguments: argparse.Namespace) -> None:
         if has_undecoded(sentence):
             raise UserError(f"sentence {number} is not valid UTF-8: convert it first")
     if arguments.resume and not is_file(arguments.output):
-        raise UserError("--resume goes on with a file: give its --output, a file on the disk")
+        raise UserError("--resume continues a file: give its --output, a file on the disk")
     if not is_file(arguments.input):
-        for name, given in (("--resume", arguments.resume), ("a launch of several processes", is_launched())):
-            if given:
+        for name, is_wanted in (("--resume", arguments.resume), ("a launch of several processes", is_launched())):
+            if is_wanted:
                 raise UserError(f"{name} reads the input more than once: give --input FILE, a file on the disk")
     if arguments.prefix is not None and arguments.input is None:
-        raise UserError("--prefix goes with the lines of a file: give --input")
+        raise UserError("--prefix is for the lines of a file: give --input")
     check_files(arguments, read=("input", "prefix"), written=("output",))
 
 
-def _translate_in_turns(arguments: argparse.Namespace, turns, processes) -> None:
-    """What one process does, alone or of several; process 0 reads ahead of all and writes."""
+def _translate_lines(arguments: argparse.Namespace, rank: int, world_size: int) -> None:
+    """What each process does; process 0 also checks the files and writes the output."""
     from ..decoding.file_translator import FileTranslator, Layout, with_prefixes
-    from ..decoding.streaming import WINDOW_LINES
+    from ..decoding.streaming import WINDOW_LINES, broadcast
 
-    window = arguments.window or WINDOW_LINES
-    surveys = _survey_files(arguments) if turns.rank == 0 else {}
+    surveys = _survey_files(arguments) if rank == 0 else {}
     translator = _make_translator(arguments)
     layout = Layout(arguments.nbest is not None, arguments.scores, arguments.format == "json")
-    files = FileTranslator(translator, layout, _aligner(arguments, translator), window, turns)
+    window = arguments.window or WINDOW_LINES
+    files = FileTranslator(translator, layout, _aligner(arguments, translator), window, rank, world_size)
     if interactive := is_interactive(arguments, files.doing):
         files.window = 1
     lines: Iterator[Any] = iter(arguments.sentences) if arguments.sentences else input_lines(arguments.input)
     if arguments.prefix is not None:
         lines = with_prefixes(lines, Path(arguments.prefix))
-    if not is_file(arguments.input) and not interactive:  # a file has been looked at
-        lines = chain(list(islice(lines, 1)), lines)
-    output = None
+    if not is_file(arguments.input) and not interactive:  # a file has been checked as a whole
+        lines = read_first(lines)
+    output, done, total = None, 0, None
     with contextlib.ExitStack() as stack:
-        if turns.rank == 0:
+        if rank == 0:
             output = _open_output(arguments, files, surveys)
             stack.callback(output.close)
-        total = surveys["--input"].lines if "--input" in surveys else len(arguments.sentences) or None
-        plan = {"done": output.done, "total": total, "seed": translator.seed} if output is not None else {}
-        plan = processes.share("plan", lambda: plan)
-        translator.seed = plan["seed"]
-        with told_unfinished(output):
-            files.run(
-                lines,
-                output,
-                plan["done"],
-                plan["total"],
-                ahead=not (interactive or arguments.sentences),
-                progress=not interactive and plan["total"] != 1,
-            )
+            done, total = output.done, surveys["--input"].lines if surveys else len(arguments.sentences) or None
+        done, total, translator.seed = broadcast((done, total, translator.seed))
+        stack.enter_context(report_unfinished(output))
+        ahead = not (interactive or arguments.sentences)
+        files.run(lines, output, done, total, ahead, progress=not interactive and total != 1)
         if output is not None:
             output.finish()
 
 
-def _survey_files(arguments: argparse.Namespace) -> dict[str, Any]:
+def _survey_files(arguments: argparse.Namespace) -> dict[str, Survey]:
     from ..data.text_files import survey
 
     names = {"--input": arguments.input, "--prefix": arguments.prefix}
@@ -170,7 +171,8 @@ def _aligner(arguments: argparse.Namespace, translator):
     return aligned
 
 
-def _open_output(arguments: argparse.Namespace, files, surveys: dict[str, Any]):
+def _open_output(arguments: argparse.Namespace, files, surveys: dict[str, Survey]):
+    """The output; where it resumes one whose seed was drawn, the translator gets that seed."""
     is_drawn = arguments.seed is None and files.translator.seed is not None
     drawn = {"--seed": files.translator.seed} if is_drawn else {}
     lines = files.layout.lines_per_record(arguments.nbest or 1)

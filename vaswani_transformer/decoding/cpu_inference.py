@@ -1,8 +1,8 @@
-"""A model made ready for nothing but computing on a CPU: weights in the order of the processor's kernels, or in int8.
+"""Faster inference on a CPU: weights in the memory layout of the processor's kernels, or in int8.
 
-Each linear layer is replaced by one that cannot learn and is not saved. `Projection` and `generate()` take them as they
-take any linear layer. The decoder's self-attention gets one more, for queries, keys and values in one product, which
-`IncrementalDecoder` uses: with few rows three products take half as long again as one.
+Each linear layer is replaced by one that cannot be trained or saved. `Projection` and `generate()` use it like any
+linear layer. The decoder's self-attention gets one more, for queries, keys and values in one product, which
+`IncrementalDecoder` uses: with few rows three products take 1.5 times as long as one.
 """
 
 import warnings
@@ -17,16 +17,11 @@ from ..model.layers_vaswani import VaswaniAttention
 from ..model.linear_vaswani import has_onednn
 
 PRECISIONS = ("float32", "bfloat16", "int8")
-_ROWS = 16  # what weights are laid out for: measured from 1 to 400 rows, no other number was better for any
-
-
-def _quick(operator):
-    """What an operator of torch calls in the end: before it stand checks that take as long as a small product."""
-    return getattr(operator, "_op", operator)
+_ROWS = 16  # rows that weights are laid out for; measured from 1 to 400 rows, no other number was better for any
 
 
 class _FrozenLinear(nn.Module):
-    """What stands in a linear layer's place; its weights are no parameters."""
+    """A linear layer whose weights are no parameters: it cannot be trained, saved, copied, moved or converted."""
 
     def __init__(self, module: nn.Linear):
         super().__init__()
@@ -35,11 +30,11 @@ class _FrozenLinear(nn.Module):
 
     def _refuse(self, what: str) -> NoReturn:
         raise UserError(
-            f"this model was made ready for inference alone and cannot be {what}: do it before `prepare_for_inference`"
+            f"this model was prepared for inference and cannot be {what} any more: do it before `prepare_for_inference`"
         )
 
     def refuse_saving(self) -> NoReturn:
-        """What `save_pretrained` asks before it writes anything."""
+        """Raise `UserError`; `save_pretrained` calls this before it writes anything."""
         self._refuse("saved")
 
     def _save_to_state_dict(self, *args, **kwargs):
@@ -49,19 +44,19 @@ class _FrozenLinear(nn.Module):
         self._refuse("copied or pickled")
 
     def _apply(self, fn, recurse=True):
-        # What `to`, `half`, `cuda` and the like do to every tensor; the packed weights are none that they could change.
+        # `to`, `half`, `cuda` and the like call this with what they do to a tensor; packed weights do not allow it.
         changed = fn(torch.empty(0, dtype=self._dtype))
         if (changed.dtype, changed.device.type) != (self._dtype, "cpu"):
             self._refuse("moved or converted")
         return self
 
     def extra_repr(self) -> str:
-        """Sizes, for `print(model)`."""
+        """The sizes, for `print(model)`."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
 class PackedLinear(_FrozenLinear):
-    """A linear layer whose weights lie as oneDNN's kernel reads them; the same numbers, up to the order of sums."""
+    """A linear layer in the memory layout of oneDNN's kernel; the same results up to the order of sums."""
 
     def __init__(self, module: nn.Linear):
         super().__init__(module)
@@ -74,16 +69,16 @@ class PackedLinear(_FrozenLinear):
         return torch.ops.mkldnn._linear_pointwise(states, self.packed, self.bias, "none", [], "")
 
     def relu(self, states: torch.Tensor) -> torch.Tensor:
-        """The same, and max(0, x) of it."""
+        """`max(0, forward(states))`, in one operator."""
         return torch.ops.mkldnn._linear_pointwise(states, self.packed, self.bias, "relu", [], "")
 
     def plus(self, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The same, and `residual` of the result's shape added to it."""
+        """`forward(states) + residual`, in one operator; `residual` has the shape of the result."""
         return torch.ops.mkldnn._linear_pointwise.binary(states, residual, self.packed, self.bias, "add")
 
 
 class Int8Linear(_FrozenLinear):
-    """Weights in int8 with one scale an output, inputs quantised with one scale for all rows as they come."""
+    """Weights in int8 with one scale for each output, inputs quantised on the fly with one scale for all rows."""
 
     def __init__(self, module: nn.Linear):
         super().__init__(module)
@@ -91,12 +86,14 @@ class Int8Linear(_FrozenLinear):
         scales = weight.abs().amax(dim=1).clamp(min=1e-8).double() / 127
         zeros = torch.zeros(len(weight), dtype=torch.long)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the tensor type that torch's int8 products still ask for
+            warnings.simplefilter("ignore")  # about the tensor type that torch's int8 products still need
             quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
             bias = None if module.bias is None else module.bias.detach().float()
             self.packed = torch.ops.quantized.linear_prepack(quantized, bias)
-        self._operators = _quick(torch.ops.quantized.linear_dynamic), _quick(torch.ops.quantized.linear_relu_dynamic)
-        # Without these instructions sums of full 8-bit products would overflow 16 bits.
+        # `_op` skips checks of torch that take as long as a small product.
+        operators = torch.ops.quantized.linear_dynamic, torch.ops.quantized.linear_relu_dynamic
+        self._operators = [getattr(operator, "_op", operator) for operator in operators]
+        # Without VNNI instructions sums of full 8-bit products would overflow 16 bits.
         self.reduce_range = not torch.cpu._is_vnni_supported()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -104,21 +101,20 @@ class Int8Linear(_FrozenLinear):
         return self._operators[0](states, self.packed, self.reduce_range)
 
     def relu(self, states: torch.Tensor) -> torch.Tensor:
-        """The same, and max(0, x) of it."""
+        """`max(0, forward(states))`, in one operator."""
         return self._operators[1](states, self.packed, self.reduce_range)
 
 
 def prepare_for_inference(model: nn.Module, precision: str | None = None) -> nn.Module:
-    """Make a model on a CPU translate faster; it can neither be trained nor saved afterwards.
+    """Make a model on a CPU translate faster; afterwards it can neither be trained nor saved.
 
-    Besides, the process keeps its freed memory from now on (`memory.keep_freed_memory`): large batches of many beams
-    take and free the same large tensors at every step. What each precision is worth, and costs in BLEU:
-    docs/performance.md.
+    From now on the process also keeps the memory that it frees (`hardware.keep_freed_memory`): large batches of many
+    beams allocate and free the same large tensors at every step. Speed and BLEU of each precision: docs/performance.md.
 
     Args:
         model: changed in place; of any class with `torch.nn.Linear` layers.
-        precision: of `PRECISIONS`: `"float32"`, `"bfloat16"`: the weights in this type, in the order of the kernels;
-            `"int8"`: weights and inputs of linear layers in 8 bits. The model's own type if none.
+        precision: `"float32"` or `"bfloat16"`: the weights in this type, in the layout of the kernels; `"int8"`:
+            weights and inputs of linear layers in 8 bits. By default the type that the model has.
 
     Returns:
         the model.
@@ -135,7 +131,7 @@ def prepare_for_inference(model: nn.Module, precision: str | None = None) -> nn.
     if model.training:
         raise UserError("the model is in training mode: call model.eval() before prepare_for_inference")
     if any(isinstance(module, _FrozenLinear) for module in model.modules()):
-        raise UserError("the model was made ready for inference before: load it again to choose another precision")
+        raise UserError("the model was prepared for inference before: load it again to choose another precision")
     if any(name.endswith("base_layer") for name, _ in model.named_modules()):
         raise UserError("the model has adapters beside its layers: call model.merge_and_unload() first")
     model.requires_grad_(False)
@@ -150,6 +146,7 @@ def prepare_for_inference(model: nn.Module, precision: str | None = None) -> nn.
 
 
 def _replace(model: nn.Module, kind: type[_FrozenLinear]) -> nn.Module:
+    """Replace each linear layer by one of a kind, and add the joint projection to causal self-attention."""
     for module in list(model.modules()):
         if isinstance(module, VaswaniAttention) and module.is_causal:
             parts = module.q_proj, module.k_proj, module.v_proj
@@ -162,7 +159,7 @@ def _replace(model: nn.Module, kind: type[_FrozenLinear]) -> nn.Module:
 
 
 def _join(parts: tuple[nn.Linear, ...]) -> nn.Linear:
-    """One layer with the outputs of several, one after the other."""
+    """One layer whose outputs are those of several layers of the same input, concatenated."""
     weight = torch.cat([part.weight for part in parts])
     joined = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     joined.weight = nn.Parameter(weight, requires_grad=False)

@@ -17,14 +17,14 @@ from ..loading import load_model
 from ..model.generation_vaswani import VaswaniGenerationMixin
 from ..model.modeling_vaswani import VaswaniPreTrainedModel, shift_right
 
-#: How the members' distributions of the next token become one.
+#: How the members' distributions of the next token are averaged.
 COMBINATIONS = ("probabilities", "log_probabilities")
 
 _SAME = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 class MemberCaches:
-    """The members' caches of one search, under one roof."""
+    """The caches of all members in one search, with the interface of one cache."""
 
     is_compileable = False
 
@@ -32,32 +32,32 @@ class MemberCaches:
         self.caches = caches
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Target tokens that are cached."""
+        """Number of target tokens that are cached."""
         return self.caches[0].get_seq_length(layer_idx)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Keep the rows `(batch_size * num_beams,)` of the beams that go on."""
+        """Take over the rows of the beams that continue; `beam_idx` has shape `(batch_size * num_beams,)`."""
         for cache in self.caches:
             cache.reorder_cache(beam_idx)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget tokens at the end, as assisted decoding does."""
+        """Remove tokens at the end, as assisted decoding does with rejected drafts."""
         for cache in self.caches:
             cache.crop(tokens_to_remove)
 
     def activate_past_recording(self) -> None:
-        """Get ready for `crop`."""
+        """Prepare the caches for `crop`."""
         for cache in self.caches:
             cache.activate_past_recording()
 
     @property
     def is_croppable(self) -> bool:
-        """Whether all are."""
+        """Whether all members' caches can be cropped."""
         return all(cache.is_croppable for cache in self.caches)
 
 
 class MemberEncoders(nn.Module):
-    """The members' encoders as one; their states stand side by side along the last axis."""
+    """The members' encoders as one, whose states are concatenated along the last axis."""
 
     main_input_name = "input_ids"
 
@@ -78,9 +78,9 @@ class MemberEncoders(nn.Module):
 
 
 class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
-    r"""Models that translate together; `generate()`, `Translator` and `score_pairs` take it for one model.
+    r"""Models that translate together; `generate()`, `Translator` and `score_pairs` take it as they take a model.
 
-    After every token the members' distributions of the next one become one distribution. With `"probabilities"` it is
+    After each token the members' distributions of the next one are averaged. With `"probabilities"` it is
     their mean, \(\frac{1}{M}\sum_m P_m(y_t \mid y_{<t}, X)\), the default of fairseq and Sockeye; with
     `"log_probabilities"` it is proportional to their geometric mean, the default of OpenNMT-py, so that one member that
     is sure of its no is heard. Sizes and architectures of the members may differ.

@@ -1,4 +1,4 @@
-"""An output file that grows by whole records, and goes on after its last one when the program that wrote it died."""
+"""Where translations are written: a stream, or a file that an interrupted program can resume."""
 
 import contextlib
 import json
@@ -14,7 +14,10 @@ from tqdm.auto import tqdm
 from ..errors import UserError
 from ..files import sync, write_text
 
-_BLOCK = 1 << 20
+
+def notes_path(path: Path) -> Path:
+    """The file beside an unfinished output that holds the settings it depends on."""
+    return path.with_name(path.name + ".unfinished.json")
 
 
 @contextlib.contextmanager
@@ -30,65 +33,60 @@ def _not_interrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def notes_path(path: Path) -> Path:
-    """The file beside an unfinished output that says what it is being made of."""
-    return path.with_name(path.name + ".unfinished.json")
-
-
 class StreamOutput:
-    """Standard output, a device or a pipe, or a file that is not gone on with.
+    """Standard output, a device or a pipe, or a file that cannot be resumed.
 
     Args:
         target: a text stream, which stays open, or a path.
 
     Raises:
-        UserError: for a file that a command may still go on with.
+        UserError: for an unfinished file that can still be resumed.
     """
 
     done = 0
     unfinished = None
 
     def __init__(self, target: TextIO | Path):
-        self._own = isinstance(target, Path)
-        if self._own and target.is_file() and notes_path(target).exists():
+        self._is_own = isinstance(target, Path)
+        if self._is_own and target.is_file() and notes_path(target).exists():
             raise UserError(
-                f"{target} is unfinished: finish it with --resume and the command that began it, or delete it and"
+                f"{target} is unfinished: finish it with --resume and the command that started it, or delete it and"
                 f" {notes_path(target).name}"
             )
         self.stream = target.open("w", encoding="utf-8") if isinstance(target, Path) else target
 
     def write(self, text: str) -> None:
-        """Whole lines, which a reader sees at once."""
+        """Write whole lines, which readers see at once."""
         # A progress bar on standard error may stand on the line of the terminal that is written to now.
         with _not_interrupted(), tqdm.external_write_mode(self.stream):
             self.stream.write(text)
             self.stream.flush()
 
     def finish(self) -> None:
-        """All is written."""
+        """Nothing to do once all is written."""
 
     def close(self) -> None:
-        """Nothing more will be written."""
-        if self._own:
+        """Close a file; a stream stays open."""
+        if self._is_own:
             self.stream.close()
 
 
 class ResumableOutput:
-    """A file of records of the same number of lines; beside it, until it is finished, a note of how they are made.
+    """A file of records that have equally many lines; while it is unfinished, `notes_path` holds its settings.
 
     Args:
         path: a regular file, or where there is none yet.
-        settings: what the records depend on, as JSON; to go on, all of it has to be as it was.
-        lines_per_record: lines that one record has.
-        resume: whether to go on; without, a file that is finished is replaced.
-        drawn: further settings, such as a random seed, that when going on are taken over from the beginning.
+        settings: what the records depend on, as JSON; all of it has to be the same to resume.
+        lines_per_record: lines of each record.
+        resume: continue after the last whole record of an unfinished file; else an earlier file is replaced.
+        drawn: further settings that were chosen at random, such as a seed; resuming takes those of the first start.
 
     Attributes:
-        done: records that are there already.
-        settings: all of them, as at the beginning.
+        done: number of records that are in the file already.
+        settings: all settings, those of the first start where it was resumed.
 
     Raises:
-        UserError: for an unfinished output that is not resumed, or one that cannot be.
+        UserError: for an unfinished output without `resume`, or one that cannot be resumed.
         OSError: if it cannot be written.
     """
 
@@ -100,19 +98,20 @@ class ResumableOutput:
         resume: bool = False,
         drawn: dict[str, Any] | None = None,
     ):
-        self.path, self._lines, self._notes, self.done = path, lines_per_record, notes_path(path), 0
+        self.path, self._notes, self.done = path, notes_path(path), 0
         self.settings, drawn = json.loads(json.dumps(settings)), drawn or {}
         notes = self._read_notes()
         if resume and notes is not None:
-            self._check(notes, drawn)
+            self._check_settings(notes, drawn)
             self.settings = notes
+            self.done, end = _whole_records(path, lines_per_record)
             self._file = path.open("r+b", buffering=0)
-            self.done = self._keep_whole_records()
+            self._file.truncate(end)
+            self._file.seek(end)
             return
         if notes is not None:
             raise UserError(
-                f"{path} is unfinished: give --resume to go on with it, or delete it and {self._notes.name} to begin"
-                " anew"
+                f"{path} is unfinished: give --resume to continue it, or delete it and {self._notes.name} to start anew"
             )
         if resume and path.exists() and path.stat().st_size:
             raise UserError(
@@ -120,9 +119,14 @@ class ResumableOutput:
                 " program's; delete it, or give another --output"
             )
         self.settings |= drawn
+        # The file is emptied before the notes are written: with notes, its content counts as made with these settings.
         self._file = path.open("w+b", buffering=0)
-        # In this order: with notes, what is in the file counts as made by them.
         write_text(self._notes, json.dumps(self.settings, indent=1) + "\n")
+
+    @property
+    def unfinished(self) -> Path:
+        """The file, which can be resumed."""
+        return self.path
 
     def _read_notes(self) -> dict[str, Any] | None:
         if not self._notes.exists() or not self.path.exists():
@@ -132,71 +136,54 @@ class ResumableOutput:
             if not isinstance(notes, dict):
                 raise ValueError("no JSON object")
         except ValueError as error:
-            raise UserError(f"{self._notes} is damaged ({error}): delete it and {self.path} to begin anew") from error
+            raise UserError(f"{self._notes} is damaged ({error}): delete it and {self.path} to start anew") from error
         return notes
 
-    def _check(self, notes: dict[str, Any], drawn: dict[str, Any]) -> None:
-        for name in [*self.settings, *(name for name in notes if name not in self.settings)]:
+    def _check_settings(self, notes: dict[str, Any], drawn: dict[str, Any]) -> None:
+        for name in dict.fromkeys([*self.settings, *notes]):
             before, now = notes.get(name), self.settings.get(name)
             if before != now and name not in drawn:
-                # Sums of files say nothing to a reader.
-                is_sum = isinstance(before, str) and len(before) == 64
-                how = "is not what it was" if is_sum else f"was {_shown(before)} and is {_shown(now)} now"
+                # A checksum says nothing to a reader.
+                is_checksum = isinstance(before, str) and len(before) == 64
+                how = "has changed" if is_checksum else f"was {_shown(before)} and is {_shown(now)} now"
                 raise UserError(
-                    f"{self.path} cannot be resumed: {name} {how}; give what it was begun with, or delete it and"
-                    f" {self._notes.name} to begin anew"
+                    f"{self.path} cannot be resumed: {name} {how}; give what it was started with, or delete it and"
+                    f" {self._notes.name} to start anew"
                 )
 
-    def _keep_whole_records(self) -> int:
-        """Cut off what is behind the last whole record; returns how many there are."""
-        lines, end, read = 0, 0, 0
-        self._file.seek(0)
-        while block := self._file.read(_BLOCK):
-            place = -1
-            while (place := block.find(b"\n", place + 1)) >= 0:
-                lines += 1
-                if lines % self._lines == 0:
-                    end = read + place + 1
-            read += len(block)
-        self._file.truncate(end)
-        self._file.seek(end)
-        return lines // self._lines
-
     def write(self, text: str) -> None:
-        """Whole records, which a reader sees at once; if they cannot be written whole, no line is left half written."""
-        begin = self._file.tell()
-        rest = memoryview(text.encode("utf-8"))
+        """Write whole records, which readers see at once; after an error or Ctrl-C no line is left half written."""
+        start, data = self._file.tell(), text.encode("utf-8")
+        rest = memoryview(data)
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except BaseException:
             with contextlib.suppress(OSError):
-                self._cut_to_whole_line(begin)
+                written = self._file.seek(0, os.SEEK_END) - start
+                self._file.truncate(start + data.rfind(b"\n", 0, written) + 1)
             raise
 
-    def _cut_to_whole_line(self, begin: int) -> None:
-        self._file.seek(begin)
-        written = b""
-        while block := self._file.read(_BLOCK):
-            written += block
-        end = begin + written.rfind(b"\n") + 1
-        self._file.truncate(end)
-        self._file.seek(end)
-
     def finish(self) -> None:
-        """All is written: the file is as any other now."""
+        """Make the file one as any other, once all is written."""
         os.fsync(self._file.fileno())
         self._notes.unlink(missing_ok=True)
         sync(self.path.parent)
 
-    @property
-    def unfinished(self) -> Path:
-        """The file, which waits for more."""
-        return self.path
-
     def close(self) -> None:
-        """Nothing more will be written by this program."""
+        """Close the file; unless it is finished, it can be resumed."""
         self._file.close()
+
+
+def _whole_records(path: Path, lines_per_record: int) -> tuple[int, int]:
+    """How many whole records a file starts with, and how many bytes they have."""
+    records, end, position = 0, 0, 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            position += len(line)
+            if number % lines_per_record == 0 and line.endswith(b"\n"):
+                records, end = records + 1, position
+    return records, end
 
 
 def _shown(value: Any) -> str:

@@ -57,11 +57,11 @@ def pipeline(
         device_map: spread the model over devices; not together with `device`.
         dtype: such as `"bfloat16"` or `torch.float16`; `"auto"` is what the model was saved in.
         revision, token, trust_remote_code, model_kwargs: for `from_pretrained`. Models of this package need no
-            `trust_remote_code`. Without it no code beside a model runs and nobody is asked whether to run it.
+            `trust_remote_code`. Without it no code beside a model runs, and no question about it is asked.
         pipeline_class: a class of your own in place of the task's.
         **options: for the pipeline, see [`Text2TextGenerationPipeline`]: `batch_size`, `split_sentences`, `truncation`,
-            `src_lang` and `tgt_lang`, and anything for `generate()`. Names of old are understood: `torch_dtype` for
-            `dtype`, and `framework="pt"`, which says nothing now.
+            `src_lang` and `tgt_lang`, and anything for `generate()`. Earlier names still work: `torch_dtype` for
+            `dtype`, and `framework="pt"`, which has no effect now.
 
     Raises:
         UserError: for a task of this module when no model is given, it cannot be loaded, it is no encoder-decoder
@@ -82,9 +82,9 @@ def pipeline(
         task = _infer_task(model, config, hub)
     kind = "translation" if task is not None and task.startswith("translation_") else task
     if kind not in PIPELINES:
-        given = {"device": device, "device_map": device_map, "pipeline_class": pipeline_class, **hub, **options}
+        options |= {"device": device, "device_map": device_map, "pipeline_class": pipeline_class, **hub}
         return transformers.pipeline(
-            task, model, config=config, tokenizer=tokenizer, dtype=dtype, model_kwargs=model_kwargs, **given
+            task, model, config=config, tokenizer=tokenizer, dtype=dtype, model_kwargs=model_kwargs, **options
         )
     if model is None:
         raise UserError(f"no model was given for {task}: give model=..., a name on the Hub, a folder or a loaded model")
@@ -101,10 +101,10 @@ def pipeline(
                 f"{model!r} is a {config.model_type!r} model: {task} takes encoder-decoder models, those that"
                 " AutoModelForSeq2SeqLM loads"
             )
-    tokenizer = _tokenizer(tokenizer, model, {"use_fast": use_fast, **hub})
+    tokenizer = _load_tokenizer(tokenizer, model, {"use_fast": use_fast, **hub})
     if isinstance(model, str):
-        loading = {"dtype": dtype, "device_map": device_map, **hub, **(model_kwargs or {})}
-        model = _load_model(model, config, loading)
+        loading = {"config": config, "dtype": dtype, "device_map": device_map, **hub, **(model_kwargs or {})}
+        model = _load(AutoModelForSeq2SeqLM, "the model", model, loading)
     _check_task_settings(model)
     try:
         return (pipeline_class or PIPELINES[kind])(
@@ -159,8 +159,12 @@ def _check_task_settings(model: Any) -> None:
         )
 
 
-def _name_of(model: Any) -> str:
-    return model if isinstance(model, str) else getattr(model, "name_or_path", "")
+def _load(auto_class: type, what: str, name: str, options: dict[str, Any], fix: str = "") -> Any:
+    """What `auto_class.from_pretrained` makes of a name; any error in one line."""
+    try:
+        return auto_class.from_pretrained(name, **options)
+    except Exception as error:  # damaged files raise errors of any kind, in `tokenizers` bare Exception
+        raise UserError(f"cannot load {what} {name!r}: {one_line(error)}{fix}") from error
 
 
 def _load_config(name: str | Path | PreTrainedConfig, hub: dict[str, Any]) -> PreTrainedConfig:
@@ -168,39 +172,23 @@ def _load_config(name: str | Path | PreTrainedConfig, hub: dict[str, Any]) -> Pr
         return name
     if not isinstance(name, str | Path):
         raise UserError(f"config is of type {type(name).__name__}: give a configuration or its name")
-    try:
-        return AutoConfig.from_pretrained(name, **hub)
-    except Exception as error:  # a file of unexpected content raises errors of any kind
-        raise UserError(f"cannot load the configuration of model {str(name)!r}: {one_line(error)}") from error
+    return _load(AutoConfig, "the configuration of model", str(name), hub)
 
 
-def _tokenizer(given: Any, model: Any, options: dict[str, Any]) -> PreTrainedTokenizerBase:
-    """The tokenizer for a pipeline from what the user gave for one."""
-    if isinstance(given, tuple):
-        if len(given) != 2 or not isinstance(given[0], str | Path) or not isinstance(given[1], dict):
+def _load_tokenizer(tokenizer: Any, model: Any, options: dict[str, Any]) -> PreTrainedTokenizerBase:
+    """The tokenizer for a pipeline: the user's argument, or the one saved with the model."""
+    if isinstance(tokenizer, tuple):
+        if len(tokenizer) != 2 or not isinstance(tokenizer[0], str | Path) or not isinstance(tokenizer[1], dict):
             raise UserError("tokenizer is a tuple: it must be a name and a dict of options for loading it")
-        given, options = given[0], {**options, **given[1]}
-    if given is None or isinstance(given, str | Path):
-        return _load_tokenizer(given or _name_of(model), model, options)
-    if not callable(given):
-        raise UserError(f"tokenizer is of type {type(given).__name__}: give a tokenizer or its name")
-    return given
-
-
-def _load_tokenizer(name: str | Path, model: Any, options: dict[str, Any]) -> PreTrainedTokenizerBase:
-    if not str(name):
+        tokenizer, options = tokenizer[0], {**options, **tokenizer[1]}
+    if tokenizer is not None and not isinstance(tokenizer, str | Path):
+        if not callable(tokenizer):
+            raise UserError(f"tokenizer is of type {type(tokenizer).__name__}: give a tokenizer or its name")
+        return tokenizer
+    name = str(tokenizer or (model if isinstance(model, str) else getattr(model, "name_or_path", "")))
+    if not name:
         raise UserError(f"this {type(model).__name__} came without the name of a tokenizer: give tokenizer=...")
-    try:
-        return AutoTokenizer.from_pretrained(str(name), **options)
-    except Exception as error:  # `tokenizers` raises bare Exception for a file that it cannot read
-        raise UserError(f"cannot load a tokenizer from {str(name)!r}: {one_line(error)}; give tokenizer=...") from error
-
-
-def _load_model(name: str, config: PreTrainedConfig, loading: dict[str, Any]):
-    try:
-        return AutoModelForSeq2SeqLM.from_pretrained(name, config=config, **loading)
-    except Exception as error:  # as above
-        raise UserError(f"cannot load the model {name!r}: {one_line(error)}") from error
+    return _load(AutoTokenizer, "a tokenizer from", name, options, "; give tokenizer=...")
 
 
 __all__ = ["PIPELINES", "pipeline"]

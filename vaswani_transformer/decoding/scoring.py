@@ -1,6 +1,5 @@
 """How likely a model finds given translations: the log-probability of each of their tokens."""
 
-import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,10 +8,29 @@ import torch
 
 from ..data.batching import PairCollator
 from ..errors import UserError
+from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import length_normalization
-from .streaming import Window, batches_by_length, check_length
+from .streaming import WINDOW_LINES, batches_by_length, in_windows
 
 TOKENS_PER_BATCH = 4096
+
+
+def check_length(config: VaswaniConfig, number: int, tokens: int) -> None:
+    """Refuse a sentence that is longer than a model with learned positions can take.
+
+    Args:
+        config: of the model.
+        number: line of the sentence, from 1.
+        tokens: its length, `</s>` included.
+
+    Raises:
+        UserError: naming the line, its tokens and the limit.
+    """
+    if config.position_encoding == "learned" and tokens > config.max_position_embeddings:
+        raise UserError(
+            f"line {number} has {tokens} tokens and the model has {config.max_position_embeddings} positions:"
+            " split the line into shorter sentences"
+        )
 
 
 @torch.no_grad()
@@ -33,7 +51,7 @@ def score_ids(
     Returns:
         for each target as many natural-log probabilities as it has tokens.
     """
-    if hasattr(model, "score_ids"):  # an exported model has a way of its own
+    if hasattr(model, "score_ids"):  # an exported model scores by its engine
         return model.score_ids(sources, targets, tokens_per_batch)
     scores: list[list[float]] = [[] for _ in targets]
     filled = [index for index, target in enumerate(targets) if len(target)]
@@ -53,7 +71,7 @@ def score_ids(
 
 @dataclass(frozen=True)
 class LengthRule:
-    """How beam search makes a score of a log-probability and a length.
+    """How beam search computes a score from a log-probability and a length (Section 6.1).
 
     Args:
         length_penalty: alpha.
@@ -65,14 +83,17 @@ class LengthRule:
 
     @classmethod
     def of(cls, generation_config, options: dict | None = None) -> "LengthRule":
-        """The rule of a generation configuration, under options of `generate()`."""
-        given = {name: getattr(generation_config, name, None) for name in ("length_penalty", "length_normalization")}
-        given |= {name: value for name, value in (options or {}).items() if name in given and value is not None}
-        penalty, normalization = given["length_penalty"], given["length_normalization"]
-        return cls(1.0 if penalty is None else penalty, normalization or "gnmt")  # as `generate()` has them
+        """The rule that `generate()` follows with a generation configuration and options over it."""
+
+        def setting(name: str, default):
+            value = (options or {}).get(name)
+            value = getattr(generation_config, name, None) if value is None else value
+            return default if value is None else value
+
+        return cls(setting("length_penalty", 1.0), setting("length_normalization", "gnmt"))
 
     def score(self, log_probability: float, tokens: int) -> float:
-        """The score of a translation of `tokens` tokens, `</s>` included."""
+        """The score of a translation of `tokens` tokens, `</s>` included; `log_probability` in nats."""
         if self.normalization == "power":
             return log_probability / max(tokens, 1) ** self.length_penalty
         return log_probability / length_normalization(tokens, self.length_penalty)
@@ -80,11 +101,11 @@ class LengthRule:
 
 @dataclass(frozen=True)
 class PairScore:
-    """What a model says of one pair.
+    """How likely a model finds the target of one pair.
 
     Args:
         tokens: the target's tokens as text, `</s>` at the end.
-        log_probabilities: of each, in nats.
+        log_probabilities: log P of each token given the source and the tokens before it, in nats.
     """
 
     tokens: list[str]
@@ -92,48 +113,12 @@ class PairScore:
 
     @property
     def log_probability(self) -> float:
-        """Of the whole target, in nats."""
+        """log P(Y|X) of the whole target, in nats."""
         return math.fsum(self.log_probabilities)
 
     def score(self, rule: LengthRule) -> float:
-        """What beam search ranks by."""
+        """What beam search would rank the target by."""
         return rule.score(self.log_probability, len(self.tokens))
-
-
-def _ids_and_scores(
-    model, tokenizer, sources: list[str], targets: list[str], tokens_per_batch: int
-) -> Iterator[tuple[list[int], list[float]]]:
-    """Of each pair the target's ids, and the log-probability of each."""
-    if len(sources) != len(targets):
-        raise UserError(f"{len(sources)} sources and {len(targets)} targets: give as many of both")
-    if not sources:
-        return iter(())
-    sides = tokenizer(sources)["input_ids"], tokenizer(targets)["input_ids"]
-    for number, pair in enumerate(zip(*sides, strict=True), start=1):
-        check_length(model.config, number, max(map(len, pair)))
-    return zip(sides[1], score_ids(model, *sides, tokens_per_batch), strict=True)
-
-
-def score_tokens(
-    model, tokenizer, sources: list[str], targets: list[str], tokens_per_batch: int = TOKENS_PER_BATCH
-) -> list[PairScore]:
-    """How likely the model finds each token of each target, given its source and the target's beginning.
-
-    Args:
-        model: the model, or an ensemble, in evaluation mode.
-        tokenizer: its tokenizer.
-        sources: source sentences.
-        targets: their targets.
-        tokens_per_batch: tokens a side scored at once.
-
-    Returns:
-        tokens and log-probabilities of each pair.
-
-    Raises:
-        UserError: for lists of different lengths, or a sentence that the model has no positions for, naming its line.
-    """
-    as_text, scored = TokenText(tokenizer), _ids_and_scores(model, tokenizer, sources, targets, tokens_per_batch)
-    return [PairScore(as_text(ids), row) for ids, row in scored]
 
 
 _BROKEN = "\ufffd"  # what a tokenizer shows for a part of a letter
@@ -168,68 +153,94 @@ class TokenText:
         return self._texts[run]
 
 
-def score_pairs(
+def _tokenize(
+    config: VaswaniConfig, tokenizer, pairs: Sequence[tuple[str, str]], numbers: Sequence[int]
+) -> tuple[list[tuple[list[int], list[int]]], UserError | None]:
+    """Token ids of pairs with these line numbers, up to one that is too long, and the error that names it."""
+    ids = []
+    sides = [tokenizer(list(texts))["input_ids"] for texts in zip(*pairs, strict=True)]
+    for number, *pair in zip(numbers, *sides, strict=True):
+        try:
+            check_length(config, number, max(map(len, pair)))
+        except UserError as error:
+            return ids, error
+        ids.append(tuple(pair))
+    return ids, None
+
+
+def _score(model, tokenizer, ids: list[tuple[list[int], list[int]]], tokens_per_batch: int) -> list[PairScore]:
+    sources, targets = [source for source, _ in ids], [target for _, target in ids]
+    as_text, rows = TokenText(tokenizer), score_ids(model, sources, targets, tokens_per_batch)
+    return [PairScore(as_text(target), row) for target, row in zip(targets, rows, strict=True)]
+
+
+def score_tokens(
     model, tokenizer, sources: list[str], targets: list[str], tokens_per_batch: int = TOKENS_PER_BATCH
-) -> tuple[list[float], list[int]]:
-    """How likely the model finds each target, given its source and its own beginning.
+) -> list[PairScore]:
+    """How likely the model finds each token of each target, given its source and the target's beginning.
 
     Args:
         model: the model, or an ensemble, in evaluation mode.
         tokenizer: its tokenizer.
         sources: source sentences.
-        targets: their targets.
-        tokens_per_batch: tokens a side scored at once.
+        targets: one target for each source.
+        tokens_per_batch: tokens a side scored at once, padding counted.
+
+    Returns:
+        tokens and log-probabilities of each pair.
+
+    Raises:
+        UserError: for lists of different lengths, or a sentence that is too long for the model's positions, naming its
+            line.
+    """
+    if len(sources) != len(targets):
+        raise UserError(f"{len(sources)} sources and {len(targets)} targets: give as many of both")
+    pairs = list(zip(sources, targets, strict=True))
+    ids, error = _tokenize(model.config, tokenizer, pairs, range(1, len(pairs) + 1))
+    if error is not None:
+        raise error
+    return _score(model, tokenizer, ids, tokens_per_batch)
+
+
+def score_pairs(
+    model, tokenizer, sources: list[str], targets: list[str], tokens_per_batch: int = TOKENS_PER_BATCH
+) -> tuple[list[float], list[int]]:
+    """How likely the model finds each target as a whole: the sums of `score_tokens`.
 
     Returns:
         for each pair the negative log-probability of its target in nats, and the target's tokens, `</s>` counted.
 
-    Raises:
-        UserError: for lists of different lengths, or a sentence that the model has no positions for, naming its line.
+    Args and Raises as of `score_tokens`.
     """
-    scored = list(_ids_and_scores(model, tokenizer, sources, targets, tokens_per_batch))
-    return [-math.fsum(row) for _, row in scored], [len(ids) for ids, _ in scored]
+    scores = score_tokens(model, tokenizer, sources, targets, tokens_per_batch)
+    return [-score.log_probability for score in scores], [len(score.tokens) for score in scores]
 
 
-class PairScorer:
-    """Scores windows of pairs, one side a column of text; for files, in constant memory.
+def score_windows(
+    model,
+    tokenizer,
+    pairs: Iterable[tuple[str, str]],
+    window: int = WINDOW_LINES,
+    tokens_per_batch: int = TOKENS_PER_BATCH,
+) -> Iterator[list[PairScore | None]]:
+    """The scores of any number of pairs in constant memory, window by window; None for a pair with a blank side.
 
     Args:
         model: the model, or an ensemble, in evaluation mode.
         tokenizer: its tokenizer.
+        pairs: source and target of each pair.
+        window: number of pairs that are read and sorted by length together.
         tokens_per_batch: tokens a side scored at once, padding counted.
+
+    Raises:
+        UserError: as `score_tokens`, and what reading `pairs` raises; in both cases after the scores before it.
     """
-
-    def __init__(self, model, tokenizer, tokens_per_batch: int = TOKENS_PER_BATCH):
-        self.model, self.tokens_per_batch = model, tokens_per_batch
-        self.tokenizer = copy.deepcopy(tokenizer)  # two threads at one tokenizer may meet in it
-        self._as_text = TokenText(tokenizer)
-
-    def prepare(self, window: Window) -> tuple[Window, list[int], list, list]:
-        """Tokenise a window of pairs of strings; a pair with a blank side is left out."""
-        filled = [place for place, pair in enumerate(window.lines) if all(side.strip() for side in pair)]
-        sides = [[window.lines[place][side] for place in filled] for side in (0, 1)]
-        ids = [self.tokenizer(side)["input_ids"] if side else [] for side in sides]
-        for number, (place, *pair) in enumerate(zip(filled, *ids, strict=True)):
-            try:
-                check_length(self.model.config, window.first + place, max(map(len, pair)))
-            except UserError as error:  # what comes before it is still scored
-                window = Window(window.index, window.first, window.lines[:place], error)
-                filled, ids = filled[:number], [side[:number] for side in ids]
-                break
-        return window, filled, *ids
-
-    def score(self, prepared: tuple[Window, list[int], list, list]) -> list[PairScore | None]:
-        """The scores of a window's pairs, None for a pair with a blank side."""
-        window, filled, sources, targets = prepared
-        rows = score_ids(self.model, sources, targets, self.tokens_per_batch)
-        scores: list[PairScore | None] = [None] * len(window.lines)
-        for place, ids, row in zip(filled, targets, rows, strict=True):
-            scores[place] = PairScore(self._as_text(ids), row)
-        return scores
-
-    def score_windows(self, prepared: Iterable[tuple]) -> Iterator[list[PairScore | None]]:
-        """Scores window by window; an error in reading a window is raised after the scores before it."""
-        for one in prepared:
-            yield self.score(one)
-            if one[0].error is not None:
-                raise one[0].error
+    for chunk in in_windows(pairs, window):
+        filled = [place for place, pair in enumerate(chunk.lines) if all(side.strip() for side in pair)]
+        numbers = [chunk.first + place for place in filled]
+        ids, error = _tokenize(model.config, tokenizer, [chunk.lines[place] for place in filled], numbers)
+        scores = dict(zip(filled, _score(model, tokenizer, ids, tokens_per_batch), strict=False))
+        end = len(chunk.lines) if error is None else filled[len(ids)]
+        yield [scores.get(place) for place in range(end)]
+        if error is not None or chunk.error is not None:
+            raise error or chunk.error

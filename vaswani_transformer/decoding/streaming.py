@@ -1,24 +1,29 @@
-"""Lines read so many at a time, so that files need not fit in memory, and what of them goes through a model at once."""
+"""How lines stream through a model, in constant memory: in windows, read ahead, over one or several processes.
 
-import json
+A window is a number of lines that follow each other. Its lines are sorted by length and translated together, and
+written in their own order when all are done. Several processes translate a window each at the same time, and exchange
+what they wrote, so that one of them writes the same file as a single process would.
+"""
+
 import os
 import queue
 import threading
-import time
-import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from itertools import islice
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import count, islice
 from typing import Any, TypeVar
 
 import torch.distributed as distributed
 
 from ..data.batching import TokenBatchSampler
 from ..errors import UserError
-from ..model.configuration_vaswani import VaswaniConfig
 
-WINDOW_LINES = 2000  # more pads less, fewer come out sooner
+WINDOW_LINES = 2000  # more lines need less padding, fewer lines are written sooner
+
+Item = TypeVar("Item")
 
 
 @dataclass
@@ -26,9 +31,9 @@ class Window:
     """Lines that follow each other.
 
     Args:
-        index: of the window, from 0.
+        index: number of the window, from 0.
         first: number of its first line, from 1.
-        lines: what was read, of any kind.
+        lines: the lines, of any type.
         error: what ended the reading after these lines.
     """
 
@@ -38,34 +43,44 @@ class Window:
     error: Exception | None = None
 
 
+@dataclass
+class WindowRecords:
+    """What is written for a window.
+
+    Args:
+        index: number of the window, from 0.
+        records: text for each of its lines, line ends included.
+        split: numbers of the lines that were translated in parts.
+        error: what ends the work after these records.
+    """
+
+    index: int
+    records: list[str]
+    split: list[int] = field(default_factory=list)
+    error: Exception | None = None
+
+
 def in_windows(lines: Iterable[Any], size: int, start: int = 0) -> Iterator[Window]:
-    """All lines from a window on; an error while reading comes with the lines before it, and ends the windows.
+    """Lines in windows; an error while reading comes with the lines before it, in the last window.
 
     Args:
         lines: any items.
-        size: lines a window; the last may have less.
-        start: windows to pass over.
+        size: lines of each window; the last may have fewer.
+        start: number of windows to skip.
     """
     lines = iter(lines)
-    index = 0
-    while True:
+    deque(islice(lines, start * size), maxlen=0)
+    for index in count(start):
         window = Window(index, index * size + 1, [])
         try:
-            if index < start:
-                passed = sum(1 for _ in islice(lines, size))
-            else:
-                for line in islice(lines, size):  # not extend(): what came before an error has to stay
-                    window.lines.append(line)
-                passed = len(window.lines)
+            for line in islice(lines, size):  # not extend(), which may lose the lines before an error
+                window.lines.append(line)
         except Exception as error:
             window.error = error
+        if window.lines or window.error is not None:
             yield window
+        if len(window.lines) < size:
             return
-        if index >= start and window.lines:
-            yield window
-        if passed < size:
-            return
-        index += 1
 
 
 def batches_by_length(lengths: list[int], tokens: int) -> list[list[int]]:
@@ -73,129 +88,39 @@ def batches_by_length(lengths: list[int], tokens: int) -> list[list[int]]:
     return list(TokenBatchSampler(lengths, lengths, max(tokens, max(lengths)), shuffle=False)) if lengths else []
 
 
-def check_length(config: VaswaniConfig, number: int, tokens: int) -> None:
-    """Refuse a sentence that a model with learned positions has none for.
+def read_ahead(items: Iterable[Item], number: int = 2) -> Iterator[Item]:
+    """The same items, up to `number` of them made in a thread before they are asked for.
 
-    Raises:
-        UserError: naming the line (counted from 1), its tokens and the limit.
+    An error of `items` is raised in its place. Close the generator to stop the thread after the item at hand. The
+    thread is a daemon, unlike those of `concurrent.futures`: one that waits for input does not keep a program alive.
     """
-    if config.position_encoding == "learned" and tokens > config.max_position_embeddings:
-        raise UserError(
-            f"line {number} has {tokens} tokens and the model has {config.max_position_embeddings} positions:"
-            " split the line into shorter sentences"
-        )
-
-
-Item = TypeVar("Item")
-_STEP = 0.2  # seconds between two looks at whether anybody still wants the next item
-
-
-@contextmanager
-def read_ahead(items: Iterable[Item], number: int = 2) -> Iterator[Iterator[Item]]:
-    """The same items in the same order, up to `number` of them made before they are asked for.
-
-    An error of `items` is raised in its place. When the body ends, however it ends, nothing more is taken from `items`
-    than what is under way; a thread that waits for input does not keep the program from ending.
-    """
-    made: queue.Queue = queue.Queue(maxsize=number)
-    stopped = threading.Event()
-
-    def put(entry: tuple) -> None:
-        while not stopped.is_set():
-            try:
-                return made.put(entry, timeout=_STEP)
-            except queue.Full:
-                continue
-        return None
+    ready: queue.Queue = queue.Queue(maxsize=number)
+    closed = threading.Event()
 
     def work() -> None:
         try:
             for item in items:
-                put((item, None))
-                if stopped.is_set():
+                ready.put((item, None))
+                if closed.is_set():
                     return
-            put((None, StopIteration()))
+            ready.put((None, StopIteration()))
         except BaseException as error:
-            put((None, error))
+            ready.put((None, error))
 
-    def take() -> Iterator[Item]:
+    threading.Thread(target=work, name="read-ahead", daemon=True).start()
+    try:
         while True:
-            item, error = made.get()
+            item, error = ready.get()
             if isinstance(error, StopIteration):
                 return
             if error is not None:
                 raise error
             yield item
-
-    threading.Thread(target=work, name="read-ahead", daemon=True).start()
-    try:
-        yield take()
     finally:
-        stopped.set()
-
-
-AHEAD = 4  # windows a process may be ahead of what is written, for each of the processes
-_CHUNK = 1 << 21  # bytes of one message; stores take no more than some MB
-_WAIT = 0.02  # seconds between two looks
-
-
-@dataclass
-class WindowRecords:
-    """What one window has become.
-
-    Args:
-        index: of the window.
-        records: text to write for each of its lines.
-        split: numbers of the lines that were translated in parts.
-        error: a mistake in the input, which ends the work after these records.
-    """
-
-    index: int
-    records: list[str]
-    split: list[int] = field(default_factory=list)
-    error: str | None = None
-
-
-class Turns:
-    """This process' turns; of one process alone all are.
-
-    Args:
-        rank: of this process.
-        world_size: number of processes.
-        store: where they meet; needed for more than one.
-    """
-
-    def __init__(self, rank: int = 0, world_size: int = 1, store: distributed.Store | None = None):
-        self.rank, self.world_size, self._store = rank, world_size, store
-
-    def is_mine(self, index: int) -> bool:
-        """Whether this process works on the window."""
-        return index % self.world_size == self.rank
-
-    def give(self, window: WindowRecords) -> None:
-        """Hand a window to process 0, as soon as that is not too far behind."""
-        while window.index >= self._store.add("written", 0) + AHEAD * self.world_size:
-            time.sleep(_WAIT)
-        message = zlib.compress(json.dumps(asdict(window)).encode("utf-8"), 1)
-        chunks = [message[start : start + _CHUNK] for start in range(0, len(message), _CHUNK)]
-        for number, chunk in enumerate(chunks):
-            self._store.set(f"{window.index}/{number}", chunk)
-        self._store.set(str(window.index), str(len(chunks)))
-
-    def take(self, index: int) -> WindowRecords:
-        """Wait for another process' window."""
-        while not self._store.check([str(index)]):
-            time.sleep(_WAIT)
-        names = [f"{index}/{number}" for number in range(int(self._store.get(str(index))))]
-        message = b"".join(self._store.get(name) for name in names)
-        for name in (*names, str(index)):
-            self._store.delete_key(name)
-        return WindowRecords(**json.loads(zlib.decompress(message)))
-
-    def wrote(self, index: int) -> None:
-        """Tell the others that all windows up to this one are written."""
-        if self.world_size > 1:
-            self._store.add("written", index + 1 - self._store.add("written", 0))
+        closed.set()
+        with suppress(queue.Empty):  # make room, in case the thread waits for it
+            while True:
+                ready.get_nowait()
 
 
 def is_launched() -> bool:
@@ -203,23 +128,46 @@ def is_launched() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def meet() -> Turns:
-    """Turns of the processes that `accelerate launch` or `torchrun` started; call `joined_processes` after it.
+def initialise_processes() -> tuple[int, int]:
+    """Connect the processes that `accelerate launch` or `torchrun` started.
+
+    Returns:
+        rank of this process and number of processes: `(0, 1)` without a launcher.
 
     Raises:
-        UserError: if the launcher has not said where they meet.
+        UserError: if the launcher has not set the address of process 0.
     """
     if not is_launched():
-        return Turns()
+        return 0, 1
     if not distributed.is_initialized():
         try:
-            distributed.init_process_group("gloo")
+            # gloo notices the end of a process by its closed connection; a window may take any time.
+            distributed.init_process_group("gloo", timeout=timedelta(days=1))
         except ValueError as error:
-            raise UserError(f"the processes cannot meet ({error}): start them by accelerate launch") from error
-    store = distributed.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False
-    )
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Turns(
-        distributed.get_rank(), distributed.get_world_size(), distributed.PrefixStore(f"turns/{attempt}", store)
-    )
+            raise UserError(f"the processes cannot connect ({error}): start them with accelerate launch") from error
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def broadcast(value: Any) -> Any:
+    """The value that process 0 gives, in all processes."""
+    values = [value]
+    if distributed.is_initialized():
+        distributed.broadcast_object_list(values)
+    return values[0]
+
+
+def over_processes(windows: Iterator[WindowRecords]) -> Iterator[WindowRecords]:
+    """The windows of all processes in order, in each process, up to the first error.
+
+    Args:
+        windows: those of this process: of `n` processes, process `r` has windows `r`, `r + n`, `r + 2n`, ...
+    """
+    while True:
+        gathered: list[WindowRecords | None] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(gathered, next(windows, None))
+        for window in gathered:
+            if window is None:
+                return
+            yield window
+            if window.error is not None:
+                return

@@ -57,9 +57,22 @@ class PerplexityMetric(evaluate.Metric):
         )
 
     def _compute(self, predictions, references):
-        if not sum(references):
-            raise ValueError("there are no tokens to compute a perplexity of")
-        return {"perplexity": math.exp(min(math.fsum(predictions) / sum(references), 700.0))}
+        return {"perplexity": perplexity(predictions, references)}
+
+
+def perplexity(losses: Sequence[float], counts: Sequence[int]) -> float:
+    """What `PerplexityMetric` computes, without its files: exp of the nats a token, at most e^700.
+
+    Args:
+        losses: negative log-probability of each sentence, in nats.
+        counts: number of its tokens.
+
+    Raises:
+        ValueError: for no tokens.
+    """
+    if not sum(counts):
+        raise ValueError("no tokens to compute a perplexity of")
+    return math.exp(min(math.fsum(losses) / sum(counts), 700.0))
 
 
 def score_translations(predictions: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> dict:

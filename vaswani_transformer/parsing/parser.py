@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tqdm.auto import tqdm
 from transformers import LogitsProcessor
 
 from ..decoding.file_translator import FileTranslator
-from ..decoding.streaming import WINDOW_LINES, Window, WindowRecords
+from ..decoding.streaming import WINDOW_LINES, Window
 from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
 from ..errors import UserError
 from ..files import write_text
@@ -386,12 +385,10 @@ class FileParser(FileTranslator):
         super().__init__(parser.translator, window=window)
         self.drawn, self.pictures, self.repaired = drawn, pictures, 0
 
-    def _records(self, prepared: PreparedWindow, bar: tqdm) -> WindowRecords:
-        window = prepared.window
-        found = self.translator.translate_prepared(prepared, bar)
+    def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:
         records = []
-        for number, (words, hypotheses) in enumerate(zip(window.lines, found, strict=True), window.first):
-            parse = self.translator.read(words, hypotheses[0])
+        for number, (words, ranked) in enumerate(zip(window.lines, hypotheses, strict=True), window.first):
+            parse = self.translator.read(words, ranked[0])
             self.repaired += not parse.well_formed
             if parse.tree is None:
                 records.append("\n")
@@ -399,6 +396,4 @@ class FileParser(FileTranslator):
             if self.pictures is not None:
                 write_text(self.pictures / f"{number:05}.svg", tree_svg(parse.tree))
             records.append((tree_text(parse.tree) + "\n" if self.drawn else str(parse.tree)) + "\n")
-        if window.error is not None and not isinstance(window.error, UserError):
-            raise window.error
-        return WindowRecords(window.index, records, prepared.split, str(window.error) if window.error else None)
+        return records

@@ -380,4 +380,4 @@ def test_data_sources_of_a_recipe(recipe, text):
         (f"part.{number}.en", f"part.{number}.de") for number in range(3)
     ]
     assert validation is None
-    assert data_sources(with_validation(recipe))[1].files() == [text / "validation.en", text / "validation.de"]
+    assert data_sources(with_validation(recipe))[1].files == [text / "validation.en", text / "validation.de"]

@@ -47,7 +47,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
     from tqdm.auto import tqdm
 
-    from ..data.text_files import DEFAULT_COLUMNS, read_pairs
+    from ..data.pair_readers import read_pairs
     from ..decoding.scoring import score_pairs
     from ..decoding.translator import Translator
     from ..evaluation.metrics import PerplexityMetric, TranslationMetric, moses_tokenizer, paper_bleu
@@ -56,7 +56,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     check_files(arguments, read=("source", "reference"), written=("output", "json"))
     if arguments.paper_bleu:
         moses_tokenizer(arguments.paper_bleu)  # before the work, if it is not installed
-    pairs = list(read_pairs("text", [(arguments.source, arguments.reference)], DEFAULT_COLUMNS))
+    pairs = list(read_pairs("text", [(arguments.source, arguments.reference)]))
     sources, references = map(list, zip(*pairs, strict=True))
     filled = [pair for pair in pairs if all(side.strip() for side in pair)]
     if not filled:
@@ -190,12 +190,12 @@ def _score(arguments: argparse.Namespace) -> int:
 
 def _count_pairs(arguments: argparse.Namespace) -> int | None:
     """Lines of both files, which must be as many; None where one of them is a pipe that can be read only once."""
-    from ..data.text_files import survey
+    from ..data.text_files import scan_text
 
     paths = [Path(name) for name in (arguments.source, arguments.target)]
     if not all(path.is_file() or not path.exists() for path in paths):
         return None
-    counts = [survey(path).lines for path in paths]
+    counts = [scan_text(path).lines for path in paths]
     if counts[0] != counts[1]:
         raise UserError(
             f"{paths[0]} has {counts[0]:,} lines and {paths[1]} has {counts[1]:,}; line n of one must be the"
@@ -205,9 +205,9 @@ def _count_pairs(arguments: argparse.Namespace) -> int | None:
 
 
 def _pairs(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    from ..data.text_files import DEFAULT_COLUMNS, read_pairs
+    from ..data.pair_readers import read_pairs
 
-    return read_pairs("text", [(arguments.source, arguments.target)], DEFAULT_COLUMNS)
+    return read_pairs("text", [(arguments.source, arguments.target)])
 
 
 def _line(number: int, score, rule, arguments: argparse.Namespace) -> str:

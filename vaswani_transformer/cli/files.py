@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..data.text_files import Survey, decode_lines, read_lines
+from ..data.text_files import TextScan, decode_lines, read_lines
 from ..decoding.ensemble import COMBINATIONS
 from ..decoding.output import ResumableOutput, StreamOutput
 from ..evaluation.records import model_sha256
@@ -58,7 +58,7 @@ def told_unfinished(output: StreamOutput | ResumableOutput | None) -> Iterator[N
 
 def open_output(
     arguments: argparse.Namespace,
-    surveys: Mapping[str, Survey],
+    surveys: Mapping[str, TextScan],
     window: int,
     lines_per_record: int = 1,
     drawn: dict[str, Any] | None = None,
@@ -89,7 +89,7 @@ _FREE = {"model", "ensemble", "sentences", "input", "output", "prefix", "resume"
 _FREE |= {"run", "parser"}  # of the parser itself
 
 
-def _settings(arguments: argparse.Namespace, surveys: Mapping[str, Survey], window: int) -> dict[str, Any]:
+def _settings(arguments: argparse.Namespace, surveys: Mapping[str, TextScan], window: int) -> dict[str, Any]:
     """All that the output depends on, by the option that it comes from."""
     settings = {option: surveyed.sha256 for option, surveyed in surveys.items()}
     settings["MODEL"] = model_sha256(arguments.model)

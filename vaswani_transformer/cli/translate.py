@@ -128,10 +128,10 @@ def _translate_in_turns(arguments: argparse.Namespace, turns, watch) -> None:
 
 
 def _survey_files(arguments: argparse.Namespace) -> dict[str, Any]:
-    from ..data.text_files import survey
+    from ..data.text_files import scan_text
 
     names = {"--input": arguments.input, "--prefix": arguments.prefix}
-    surveys = {option: survey(Path(name)) for option, name in names.items() if is_file(name)}
+    surveys = {option: scan_text(Path(name)) for option, name in names.items() if is_file(name)}
     if len(surveys) == 2 and surveys["--input"].lines != surveys["--prefix"].lines:
         raise UserError(
             f"{arguments.input} has {surveys['--input'].lines:,} lines and {arguments.prefix} has"

@@ -258,7 +258,7 @@ class Preparation:
             del fields["validation_size"]
         given = tokenizer_sha256(load_tokenizer(recipe.tokenizer)) if recipe.tokenizer else None
         sources = [source for source in (self.train, self.validation) if source is not None]
-        files = {str(path): path.stat() for source in sources for path in source.files()}
+        files = {str(path): path.stat() for source in sources for path in source.files}
         stamps = {path: [stat.st_size, stat.st_mtime_ns] for path, stat in files.items()}
         return {"format": FORMAT, "version": VERSION, "recipe": fields, "tokenizer": given, "files": stamps}
 

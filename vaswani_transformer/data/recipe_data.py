@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..recipes.recipe import Recipe
-from .parallel_text import PairSource, held_out_rows
+from .parallel_text import PairSource, held_out_rows, pair_source
 from .text_files import home_path
 from .tokenization import train_tokenizer
 
@@ -33,7 +33,7 @@ def data_path(recipe: Recipe, name: str) -> Path:
 def _source(recipe: Recipe, source: str | None, target: str | None, data: str | None, split: str) -> PairSource:
     """One part of the recipe's data; a name that is not there is the Hub's."""
     is_here = data is not None and (data_path(recipe, data).exists() or any(sign in data for sign in "*?["))
-    return PairSource(
+    return pair_source(
         source=data_path(recipe, source) if source is not None else None,
         target=data_path(recipe, target) if target is not None else None,
         data=data_path(recipe, data) if is_here else data,
@@ -48,8 +48,8 @@ def data_sources(recipe: Recipe) -> tuple[PairSource, PairSource | None]:
     """Where training and validation text is; without the latter some training pairs are to be held out.
 
     Raises:
-        UserError: for a recipe without training data, as `PairSource`, and as its `check`, which is made of both parts
-            so that a mistake in the second is not found after hours with the first.
+        UserError: for a recipe without training data, and as `pair_source`, which looks at both parts
+            before either is read.
     """
     if recipe.data_dir is not None and not home_path(recipe.data_dir).is_dir():
         raise UserError(f"data_dir {recipe.data_dir} is not a folder: give the one that holds the data files")
@@ -71,7 +71,7 @@ def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Data
     """Training and validation text; without validation data some training pairs are held out.
 
     Raises:
-        UserError: as `data_sources` and `PairSource.load`, and when there is not enough to hold out.
+        UserError: as `data_sources` and `load_pairs`, and when there is not enough to hold out.
     """
     train_source, validation_source = data_sources(recipe)
     train = train_source.load()

@@ -4,8 +4,8 @@ import re
 
 import torch
 
-from ..data.batching import PairCollator
-from ..decoding.streaming import batches_by_length, check_length
+from ..data.batching import PairCollator, batches_by_length
+from ..decoding.streaming import check_length
 from ..errors import UserError
 from .weights import pass_with_attention
 

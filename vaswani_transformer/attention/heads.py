@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data.batching import PairCollator
+from ..data.batching import PairCollator, batches_by_length
 from ..data.text_files import read_lines
-from ..decoding.streaming import batches_by_length, check_length
+from ..decoding.streaming import check_length
 from ..decoding.translator import Translator
 from ..errors import UserError
 from .alignments import Links, align, tokens_and_words

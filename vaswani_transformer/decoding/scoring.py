@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..data.batching import PairCollator
+from ..data.batching import PairCollator, batches_by_length
 from ..errors import UserError
 from ..model.generation_vaswani import length_normalization
-from .streaming import Window, batches_by_length, check_length
+from .streaming import Window, check_length
 
 TOKENS_PER_BATCH = 4096
 

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import torch.distributed as distributed
 
-from ..data.batching import TokenBatchSampler
 from ..errors import UserError
 from ..model.configuration_vaswani import VaswaniConfig
 
@@ -66,11 +65,6 @@ def in_windows(lines: Iterable[Any], size: int, start: int = 0) -> Iterator[Wind
         if passed < size:
             return
         index += 1
-
-
-def batches_by_length(lengths: list[int], tokens: int) -> list[list[int]]:
-    """Indices in batches of at most `tokens` tokens, padding counted, longest first; one too long comes alone."""
-    return list(TokenBatchSampler(lengths, lengths, max(tokens, max(lengths)), shuffle=False)) if lengths else []
 
 
 def check_length(config: VaswaniConfig, number: int, tokens: int) -> None:

@@ -149,7 +149,7 @@ def make_tokenizer(options: argparse.Namespace) -> None:
     from itertools import chain
 
     from vaswani_transformer import train_tokenizer
-    from vaswani_transformer.data.parallel_text import read_lines
+    from vaswani_transformer.data.text_files import read_lines
 
     if (Path(options.tokenizer) / "tokenizer.json").exists():
         return

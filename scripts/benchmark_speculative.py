@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     from vaswani_transformer import load_model
-    from vaswani_transformer.data.parallel_text import read_lines
+    from vaswani_transformer.data.text_files import read_lines
 
     model, tokenizer = load_model(options.model, options.device)
     assistant, other = load_model(options.assistant, options.device)

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from vaswani_transformer import load_model, score_pairs
-from vaswani_transformer.data.parallel_text import read_lines
+from vaswani_transformer.data.text_files import read_lines
 from vaswani_transformer.export.exporting import export_model
 
 ROUNDING, TRIALS = 1e-6, 20

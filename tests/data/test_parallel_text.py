@@ -1,100 +1,19 @@
-"""Loading parallel text from every format, and its errors."""
+"""Where parallel text may be: many files, folders, saved datasets, the Hub; splits, and rows held out of them."""
 
 import json
-import os
-from pathlib import Path
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import error_of
-from pair_files import GERMAN, PAIRS, REVERSED, SWAPPED, in_memory, rows, write, write_two
+from pair_files import GERMAN, PAIRS, SWAPPED, in_memory, read, rows, write
 
-from vaswani_transformer.data.parallel_text import load_pairs
+from vaswani_transformer.data.parallel_text import held_out_rows, load_pairs, pair_source
+from vaswani_transformer.data.recipe_data import data_sources
+from vaswani_transformer.recipes.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("cache")
-
-
-# Two text files
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_two_text_files_give_their_lines_and_swapped_files_the_other_direction(tmp_path, suffix):
-    files = write_two(tmp_path, *("\n".join(side) + "\n" for side in zip(*PAIRS, strict=True)), suffix)
-    assert rows(load_pairs(**files)) == PAIRS
-    assert rows(load_pairs(source=files["target"], target=files["source"])) == SWAPPED
-
-
-def test_only_a_line_feed_ends_a_line_and_empty_lines_are_kept(tmp_path):
-    byte_order_mark = "\ufeff"
-    files = write_two(tmp_path, "a\u2028b\r\n\x0bc\x85d\n\nf\x1c\r\r\n", f"{byte_order_mark}1\n2\r3\n4\n5")
-    assert rows(load_pairs(**files)) == [("a\u2028b", "1"), ("\x0bc\x85d", "2\r3"), ("", "4"), ("f\x1c\r", "5")]
-
-
-def test_an_edited_file_is_not_served_from_the_cache(tmp_path):
-    files = write_two(tmp_path, "one\n", "eins\n")
-    assert rows(load_pairs(**files)) == [("one", "eins")]
-    stat = files["source"].stat()
-    write(files["source"], "two\n")  # the same size
-    os.utime(files["source"], ns=(stat.st_atime_ns, stat.st_mtime_ns + 1000))
-    assert rows(load_pairs(**files)) == [("two", "eins")]
-
-
-def test_an_unchanged_file_is_served_from_the_cache_under_any_form_of_its_name(tmp_path, monkeypatch):
-    files = write_two(tmp_path, "one\n", "eins\n")
-    monkeypatch.chdir(tmp_path)
-    first, second = load_pairs(**files), load_pairs(source="a.en", target="a.de")
-    assert first.cache_files == second.cache_files
-    assert first._fingerprint == second._fingerprint
-
-
-@pytest.mark.parametrize(("source", "target"), [(1200, 3), (3, 1200), (4, 5), (0, 1)])
-def test_files_of_different_length_are_refused_with_both_names_and_counts(tmp_path, source, target):
-    files = write_two(tmp_path, "a\n" * source, "b\n" * target, ".gz")
-    message = error_of(load_pairs, **files)
-    assert f"{files['source']} has {source:,} lines and {files['target']} has {target:,}" in message
-
-
-def test_a_missing_text_file_is_named(tmp_path):
-    files = write_two(tmp_path, "a\n", "b\n")
-    for side in files:
-        missing = tmp_path / f"no-{side}"
-        assert f"{missing} cannot be read (No such file" in error_of(load_pairs, **(files | {side: missing}))
-
-
-def test_invalid_utf8_is_reported_with_file_line_and_byte_offset(tmp_path):
-    for suffix in ("", ".gz"):
-        files = write_two(tmp_path, b"one\ntw\xff\n", "eins\nzwei\n", suffix)
-        assert f"{files['source']}, line 2, byte offset 2 " in error_of(load_pairs, **files)
-
-
-def test_truncated_damaged_and_false_gzip_files_are_refused(tmp_path):
-    files = write_two(tmp_path, *("".join(f"{side} {i}\n" for i in range(2000)) for side in "ab"), ".gz")
-    packed = files["target"].read_bytes()
-    for content in (packed[:-9], packed[:-8] + bytes(8), packed[:10] + b"\xff" * 50, b"plain text\n"):
-        files["target"].write_bytes(content)
-        assert f"{files['target']} is not a whole gzip file" in error_of(load_pairs, **files)
-    files["target"].write_bytes(packed[:-9])
-    place = error_of(load_pairs, **files).partition("it ends after line ")[2]
-    assert 0 < int(place.partition(")")[0]) <= 2000
-
-
-@pytest.mark.parametrize("name", ["a.en", "a.de"])
-def test_permission_denied_is_reported(tmp_path, monkeypatch, name):
-    files, open_path = write_two(tmp_path, "a\n", "b\n"), Path.open
-
-    def refuse(path, *arguments, **options):  # not chmod: the tests may run as root
-        if path.name == name:
-            raise PermissionError(13, "Permission denied", str(path))
-        return open_path(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, "open", refuse)
-    assert f"{tmp_path / name} cannot be read (Permission denied)" in error_of(load_pairs, **files)
-
-
-def test_a_folder_in_place_of_a_text_file_is_refused(tmp_path):
-    assert "Is a directory" in error_of(load_pairs, source=tmp_path, target=write(tmp_path / "b", "b\n"))
 
 
 # Arguments
@@ -106,13 +25,9 @@ def test_anything_but_one_training_set_is_refused(tmp_path, names):
     assert "either both text files" in error_of(load_pairs, **dict.fromkeys(names, path))
 
 
-def test_one_column_for_both_sides_is_refused(tmp_path):
+def test_one_column_for_both_sides_a_config_or_a_slice_of_a_file_are_refused(tmp_path):
     path = write(tmp_path / "a.tsv", "a\tb\n")
     assert "both 'en'" in error_of(load_pairs, data=path, source_column="en", target_column="en")
-
-
-def test_a_config_or_a_slice_of_a_file_is_refused(tmp_path):
-    path = write(tmp_path / "a.tsv", "a\tb\n")
     assert "config='de-en'" in error_of(load_pairs, data=path, config="de-en")
     assert "split='train[:10]'" in error_of(load_pairs, data=path, split="train[:10]")
 
@@ -122,117 +37,188 @@ def test_a_file_of_unknown_format_is_refused(tmp_path, name):
     assert "or .parquet" in error_of(load_pairs, data=write(tmp_path / name, "a\tb\n"))
 
 
-# Tables: TSV, CSV, JSON lines
-
-
-@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.TSV"])
-@pytest.mark.parametrize("header", ["", "source\ttarget\n", "source\ttarget\tid\n"])
-def test_tsv_needs_no_header_keeps_lone_quotes_and_can_be_reversed(tmp_path, name, header):
-    path = write(tmp_path / name, header + "".join(f"{s}\t{t}\t7\r\n" for s, t in PAIRS))
-    assert rows(load_pairs(data=path)) == PAIRS
-    assert rows(load_pairs(data=path, **REVERSED)) == SWAPPED
-
-
-def test_tsv_columns_are_found_by_the_header(tmp_path):
-    path = write(tmp_path / "a.tsv", "id\tde\ten\n" + "".join(f"7\t{t}\t{s}\n" for s, t in PAIRS))
-    assert rows(load_pairs(data=path, **GERMAN)) == PAIRS
-    message = error_of(load_pairs, data=path, source_column="en", target_column="die")
-    assert "no column 'die'" in message and "id, de, en" in message and "did you mean 'de'?" in message
-
-
-@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl", "a.tsv.gz", "a.parquet"])
-def test_an_empty_file_is_refused(tmp_path, name):
-    assert str(tmp_path / name) in error_of(load_pairs, data=write(tmp_path / name, ""))
-
-
-def test_a_table_with_a_header_only_is_refused(tmp_path):
-    for name, header in (("a.tsv", "source\ttarget\n"), ("a.csv", "source,target\n")):
-        assert "empty" in error_of(load_pairs, data=write(tmp_path / name, header))
-
-
-def test_a_tsv_row_with_too_few_fields_is_reported_with_its_line(tmp_path):
-    path = write(tmp_path / "a.tsv", "a\tb\nc\n")
-    assert f"{path}, line 2: 1 field" in error_of(load_pairs, data=path)
-    write(path, "source\tid\ttarget\na\t1\tb\nc\t2\n")
-    assert f"{path}, line 3: 2 field" in error_of(load_pairs, data=path)
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
-def test_csv_has_quoting_and_words_like_null_stay_text(tmp_path, name):
-    path = write(tmp_path / name, 'id,source,target\n1,"one, ""two""","a\nb"\n\n2,NA,null\n3,,1.50\n')
-    expected = [('one, "two"', "a\nb"), ("NA", "null"), ("", "1.50")]
-    assert rows(load_pairs(data=path)) == expected
-    assert rows(load_pairs(data=path, **REVERSED)) == [(t, s) for s, t in expected]
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("source,target\na,b\nHello, you,c\n", "line 3: not valid CSV (not the 2 fields"),
-        ("source,target\na\n", "line 2: not valid CSV (not the 2 fields"),
-        ('source,target\na,b\n"c,d\ne,f\n', "not valid CSV (unexpected end"),
-        ("source,goal\na,b\n", "no column 'target'; the columns are: source, goal"),
-    ],
+    "name", ["corpus.tsv", "corpus.parquet", "./corpus", "~/no-corpus", "~nobody-of-this-name/a.tsv", "a/b/c", "/no/c"]
 )
-def test_csv_that_would_lose_text_is_refused(tmp_path, content, message):
-    assert message in error_of(load_pairs, data=write(tmp_path / "a.csv", content))
+def test_a_name_that_can_only_be_a_file_is_missing_without_asking_the_hub(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("asked the Hub"))
+    assert "cannot be read (No such file or directory)" in error_of(load_pairs, data=name)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz"])
-@pytest.mark.parametrize("nested", [False, True])
-def test_json_lines_have_flat_columns_or_a_translation_column(tmp_path, name, nested):
-    objects = [{"id": 1, "en": s, "de": t} for s, t in PAIRS] + [{"en": "2019-01-01", "de": "\u2028"}]
-    objects = [{"translation": row} for row in objects] if nested else objects
-    content = "\n".join(json.dumps(row, ensure_ascii=False) for row in objects) + "\n\n"
-    path = write(tmp_path / name, content)
-    assert rows(load_pairs(data=path, **GERMAN)) == [*PAIRS, ("2019-01-01", "\u2028")]
-    opposite = load_pairs(data=path, source_column="de", target_column="en")
-    assert rows(opposite) == [*SWAPPED, ("\u2028", "2019-01-01")]
+# Many files
 
 
+def write_shards(folder, kind, parts):
+    """The pairs of each part in a file of its own; what names all of them, and their columns."""
+    for number, part in enumerate(parts):
+        path = folder / f"part.{number}.{kind}"
+        if kind == "txt":
+            for side, texts in zip(("en", "de"), zip(*part, strict=True), strict=True):
+                write(folder / f"part.{number}.{side}.gz", "".join(text + "\n" for text in texts))
+        elif kind == "parquet":
+            in_memory(part, ("en", "de")).to_parquet(path)
+        elif kind == "tsv":
+            write(path, "".join(f"{source}\t{target}\n" for source, target in part))
+        else:
+            write(path, "".join(json.dumps({"translation": {"en": s, "de": t}}) + "\n" for s, t in part))
+    if kind == "txt":
+        return {"source": folder / "part.*.en.gz", "target": folder / "part.*.de.gz"}
+    return {"data": folder / f"part.*.{kind}", **(GERMAN if kind != "tsv" else {})}
+
+
+PARTS = [PAIRS[:2], PAIRS[2:], [("four", "vier"), ("five", "fünf")]]
+
+
+@pytest.mark.parametrize("kind", ["txt", "parquet", "tsv", "jsonl.gz"])
+def test_shards_are_read_in_the_order_of_their_names(tmp_path, kind):
+    arguments = write_shards(tmp_path, kind, PARTS)
+    assert read(**arguments) == [pair for part in PARTS for pair in part]
+    assert len(pair_source(**arguments).files) == (6 if kind == "txt" else 3)
+
+
+def test_shards_that_do_not_pair_match_or_agree_are_refused(tmp_path):
+    arguments = write_shards(tmp_path, "txt", PARTS)
+    (tmp_path / "part.1.de.gz").unlink()
+    message = error_of(load_pairs, **arguments)
+    assert "part.*.en.gz matches 3 files and " in message and "part.*.de.gz matches 2 files" in message
+    missing = {"source": tmp_path / "b.*.en", "target": tmp_path / "b.*.de"}
+    assert f"no file matches {tmp_path / 'b.*.en'}" in error_of(load_pairs, **missing)
+    write(tmp_path / "x.tsv", "a\tb\n")
+    write(tmp_path / "x.csv", "source,target\na,b\n")
+    assert "several formats" in error_of(load_pairs, data=tmp_path / "x.*")
+
+
+def test_shards_without_a_partner_are_refused_and_others_paired_in_order(tmp_path):
+    """As many on both sides, so that in order what follows the gap would be paired wrongly."""
+    arguments = write_shards(tmp_path, "txt", PARTS)
+    (tmp_path / "part.0.de.gz").unlink()
+    (tmp_path / "part.2.en.gz").unlink()
+    assert error_of(load_pairs, **arguments).startswith(f"{tmp_path / 'part.0.en.gz'} has no partner among")
+    for name in ("a.en", "b.en", "x.de", "y.de"):
+        write(tmp_path / name, f"{name}\n")
+    assert read(source=tmp_path / "*.en", target=tmp_path / "*.de") == [("a.en", "x.de"), ("b.en", "y.de")]
+
+
+def test_a_damaged_shard_is_named_with_its_line_or_row(tmp_path):
+    arguments = write_shards(tmp_path, "txt", PARTS)
+    write(tmp_path / "part.2.de.gz", "vier\n")
+    assert f"{tmp_path / 'part.2.en.gz'} has 2 lines and {tmp_path / 'part.2.de.gz'} has 1" in read(**arguments)
+    arguments = write_shards(tmp_path, "parquet", PARTS)
+    pq.write_table(pa.table({"en": ["a", "b", None], "de": ["a", "b", "c"]}), tmp_path / "part.1.parquet")
+    assert f"{tmp_path / 'part.1.parquet'}, row 3: 'en' holds None" in read(**arguments)
+    arguments = write_shards(tmp_path, "tsv", PARTS)
+    write(tmp_path / "part.2.tsv", "four\tvier\nfive\n")
+    assert f"{tmp_path / 'part.2.tsv'}, line 2: 1 field" in read(**arguments)
+    write(tmp_path / "part.2.tsv", "")
+    assert f"{tmp_path / 'part.2.tsv'}: empty" in read(**arguments)
+
+
+# What is looked at before it is read
+
+WRONG_SCHEMAS = [
+    ({"en": ["a"], "fr": ["b"]}, "there is no column 'de'; the columns are: en, fr"),
+    ({"en": ["a"], "de": [7]}, "column 'de' is int64, not text"),
+    ({"en": pa.array([None], pa.null()), "de": ["b"]}, "column 'en' is null, not text"),
+    ({"translation": [{"en": "a", "fr": "b"}]}, "there is no column 'de'; the columns are: en, fr"),
+    ({"translation": [{"en": "a", "de": [1]}]}, "column 'de' is list<"),
+    ({"translation": ["a b"]}, "there is no column 'en'; the columns are: translation"),
+    ({"en": pa.array([], pa.string()), "de": pa.array([], pa.string())}, "empty, no rows"),
+]
+
+
+@pytest.mark.parametrize(("columns", "message"), WRONG_SCHEMAS)
+def test_the_schemas_of_all_parquet_files_are_looked_at_before_the_first_pair(tmp_path, columns, message):
+    for number in range(3):
+        in_memory(PAIRS, ("en", "de")).to_parquet(tmp_path / f"train-{number}.parquet")
+    train = tmp_path / "train-3.parquet"
+    pq.write_table(pa.table(columns), train)
+    for data in (tmp_path / "*.parquet", tmp_path):
+        assert error_of(pair_source, data=data, **GERMAN).startswith(f"{train}: {message}")
+    validation = train.rename(tmp_path / "validation-0.parquet")
+    recipe = Recipe(train_data=str(tmp_path), validation_split="validation", **GERMAN)
+    assert error_of(data_sources, recipe).startswith(f"{validation}: {message}")
+    validation.write_bytes((tmp_path / "train-0.parquet").read_bytes()[:-7])
+    assert f"{validation} could not be loaded" in error_of(data_sources, recipe)
+
+
+def test_a_saved_dataset_is_looked_at_before_the_first_pair(tmp_path):
+    in_memory(PAIRS, ("en", "fr")).save_to_disk(tmp_path / "saved")
+    write(tmp_path / "a.tsv", "a\tb\n")
+    recipe = Recipe(train_data=str(tmp_path / "a.tsv"), validation_data=str(tmp_path / "saved"))
+    assert f"{tmp_path / 'saved'}: there is no column 'source'" in error_of(data_sources, recipe)
+
+
+# Folders
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.csv", "a.jsonl"])
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "content",
     [
-        ('{"en": "a", "de": 5}', "line 2: 'de' holds 5, which is not a string"),
-        ('{"en": null, "de": "b"}', "line 2: 'en' holds None, which is not a string"),
-        ('{"en": "a", "de"', "line 2: not JSON lines"),
-        ('["a", "b"]', "line 2: not JSON lines (list, not an object)"),
-        ('{"en": "a", "translation": "b"}', "line 2: there is no column 'de'; the columns are: en, translation"),
-        ('{"translation": {"en": "a", "fr": "b"}}', "line 2: there is no column 'de'; the columns are: en, fr"),
-        ('{"en": "a", "de": "\\ud800"}', "surrogate"),
+        "source\ttarget\nnull\tNA\n\"never closed\tx\ny\tz\"\n",
+        "source\ttarget\na\tb\nc\n",
+        "a\tb\nc\td\n\n",
+        "source,target\na,b\nc,d,e\n",
+        "source,target\n1,2.50\nNA,\n",
+        '{"source": "a", "target": "b"}\n{"source": "c"}\n',
+        b"a\tb\nc\t\xff\n",
+        "",
     ],
-)
-def test_json_lines_that_are_not_pairs_of_strings_are_refused(tmp_path, line, message):
-    path = write(tmp_path / "a.jsonl", '{"en": "a", "de": "b"}\n' + line + "\n")
-    assert message in error_of(load_pairs, data=path, **GERMAN)
+)  # fmt: skip
+def test_a_file_in_a_folder_is_read_as_if_it_were_named(tmp_path, name, content):
+    """The same pairs, or the same complaint with file and line."""
+    (tmp_path / "folder").mkdir()
+    path = write(tmp_path / "folder" / name, content)
+    assert read(data=tmp_path / "folder") == read(data=path)
 
 
-# Parquet, folders, Hub
+def test_splits_and_slices_of_a_folder(tmp_path):
+    lines = [(f"s{number}", f"t{number}") for number in range(10)]
+    for name, some in (("train-0", lines[:6]), ("train-1", lines[6:]), ("test", lines[:1])):
+        write(tmp_path / f"{name}.tsv", "".join(f"{source}\t{target}\n" for source, target in some))
+    cases = {"train": lines, "test": lines[:1], "train[2:8]": lines[2:8], "train[7:]": lines[7:]}
+    cases |= {"train[:50%]": lines[:5], "train[-3:]": lines[-3:]}
+    cases |= {"test+train[4:6]+train[9:9]": lines[:1] + lines[4:6], "train+test": lines + lines[:1]}
+    for split, expected in cases.items():
+        assert read(data=tmp_path, split=split) == expected, split
+    for split in ("train[10:]", "train[5:5]"):
+        assert "empty, no rows" in read(data=tmp_path, split=split)
+    for split in ("dev", "train+dev[:3]"):
+        message = read(data=tmp_path, split=split)
+        assert "has no split 'dev'; choose one of: " in message and "test" in message and "train" in message
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
-def test_parquet_has_flat_columns_and_any_file_name(tmp_path, kind):
-    path = tmp_path / "we[ir]d*.parquet"
-    pq.write_table(pa.table([pa.array(side, kind) for side in zip(*PAIRS, strict=True)], ["source", "target"]), path)
-    assert rows(load_pairs(data=path)) == PAIRS
-    assert rows(load_pairs(data=path, **REVERSED)) == SWAPPED
+def test_a_folder_is_read_again_after_an_edit(tmp_path):
+    for pairs in (PAIRS, SWAPPED):
+        in_memory(pairs).to_parquet(tmp_path / "train.parquet")
+        assert rows(load_pairs(data=tmp_path)) == pairs
 
 
-def test_parquet_with_a_translation_column(tmp_path):
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"translation": [{"en": s, "de": t} for s, t in PAIRS]}), path)
-    assert rows(load_pairs(data=path, **GERMAN)) == PAIRS
-    assert "the columns are: " in error_of(load_pairs, data=path)
+def test_columns_that_are_not_asked_for_may_differ_between_the_files_of_a_folder(tmp_path):
+    pq.write_table(pa.table({"en": ["a"], "de": ["b"], "id": [1]}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"id": ["x"], "de": ["d"], "en": ["c"], "score": [0.5]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"translation": [{"de": "f", "en": "e", "fr": "g"}]}), tmp_path / "2.parquet")
+    assert read(data=tmp_path, **GERMAN) == [("a", "b"), ("c", "d"), ("e", "f")]
 
 
-def test_parquet_that_is_not_pairs_of_strings_is_refused(tmp_path):
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"source": ["a", "b", None], "target": ["a", "b", "c"], "id": [1, 2, 3]}), path)
-    assert "'source' is null, not a string, in row 3" in error_of(load_pairs, data=path)
-    assert "'id' is int64, not text" in error_of(load_pairs, data=path, source_column="id")
-    pq.write_table(pa.table({"source": pa.array([], pa.string()), "target": pa.array([], pa.string())}), path)
-    assert str(path) in error_of(load_pairs, data=path)
-    assert f"{path} could not be loaded" in error_of(load_pairs, data=write(path, "no parquet"))
+def test_a_folder_of_several_formats_or_compressions_is_refused(tmp_path):
+    write(tmp_path / "notes.txt", "not data\n")
+    write(tmp_path / "a.tsv", "a\tb\n")
+    other = write(tmp_path / "b.tsv.xz", "")
+    assert f"{other} is neither .tsv nor .tsv.gz" in read(data=tmp_path)
+    other = other.rename(tmp_path / "b.jsonl")
+    message = read(data=tmp_path)
+    assert "several formats" in message and "a.tsv" in message and "b.jsonl" in message
+    other.rename(tmp_path / ".b.jsonl")
+    assert read(data=tmp_path) == [("a", "b")]
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    assert f"{tmp_path} could not be loaded" in read(data=tmp_path)
+
+
+# What `datasets` reads
 
 
 def test_folders_saved_by_datasets_give_the_split(tmp_path):
@@ -240,25 +226,10 @@ def test_folders_saved_by_datasets_give_the_split(tmp_path):
     nested = datasets.Dataset.from_list([{"translation": {"en": s, "de": t}} for s, t in PAIRS], features=features)
     nested.save_to_disk(tmp_path / "one")
     datasets.DatasetDict({"train": nested, "valid": nested.select([1])}).save_to_disk(tmp_path / "many")
-    assert rows(load_pairs(data=tmp_path / "one", **GERMAN)) == PAIRS
-    assert rows(load_pairs(data=tmp_path / "many", split="valid", **GERMAN)) == PAIRS[1:2]
-    message = error_of(load_pairs, data=tmp_path / "many", split="test", **GERMAN)
+    assert read(data=tmp_path / "one", **GERMAN) == PAIRS
+    assert read(data=tmp_path / "many", split="valid", **GERMAN) == PAIRS[1:2]
+    message = read(data=tmp_path / "many", split="test", **GERMAN)
     assert "no split 'test'" in message and "train, valid" in message
-
-
-def test_a_folder_of_data_files_gives_splits_and_slices_and_is_read_again_after_an_edit(tmp_path):
-    in_memory(PAIRS, ("en", "de")).to_parquet(tmp_path / "train.parquet")
-    in_memory(PAIRS[:1], ("en", "de")).to_parquet(tmp_path / "validation.parquet")
-    assert rows(load_pairs(data=tmp_path, **GERMAN)) == PAIRS
-    assert rows(load_pairs(data=tmp_path, split="train[1:2]", **GERMAN)) == PAIRS[1:2]
-    assert rows(load_pairs(data=tmp_path, split="validation", **GERMAN)) == PAIRS[:1]
-    assert "has no split 'test'" in error_of(load_pairs, data=tmp_path, split="test", **GERMAN)
-    in_memory(SWAPPED, ("en", "de")).to_parquet(tmp_path / "train.parquet")
-    assert rows(load_pairs(data=tmp_path, **GERMAN)) == SWAPPED
-
-
-def test_an_empty_folder_is_refused(tmp_path):
-    assert f"{tmp_path} could not be loaded" in error_of(load_pairs, data=tmp_path)
 
 
 def test_a_hub_name_reaches_load_dataset_with_config_and_split(tmp_path, monkeypatch):
@@ -268,15 +239,19 @@ def test_a_hub_name_reaches_load_dataset_with_config_and_split(tmp_path, monkeyp
     examples = [{"translation": {"de": t, "en": s}} for s, t in PAIRS]
     datasets.Dataset.from_list(examples, features=nested).to_parquet(folder / "validation.parquet")
 
-    def fake(name, config=None, *, split):
-        calls.append((name, config, split))
-        return load_dataset(str(folder), split=split)
+    def fake(name, config=None, **options):
+        calls.append((name, config, options))
+        return load_dataset(str(folder), **options)
 
     monkeypatch.setattr(datasets, "load_dataset", fake)
-    assert rows(load_pairs(data="wmt14", config="de-en", split="validation", **GERMAN)) == PAIRS
+    assert read(data="wmt14", config="de-en", split="validation", **GERMAN) == PAIRS
+    assert [(name, config) for name, config, _ in calls] == [("wmt14", "de-en")] * len(calls)
+    assert calls[0][2] == {"split": "validation"} and calls[1][2] == {"split": "validation", "streaming": True}
     columns = {"source_column": "de", "target_column": "en"}
-    assert rows(load_pairs(data="owner/wmt14", split="validation", **columns)) == SWAPPED
-    assert calls == [("wmt14", "de-en", "validation"), ("owner/wmt14", None, "validation")]
+    assert read(data="owner/wmt14", split="validation[1:3]", **columns) == SWAPPED[1:3]
+    source = pair_source(data="owner/wmt14", split="validation[:50%]", **columns)
+    assert rows(source.load()) == SWAPPED[:2]
+    assert "cannot be streamed" in error_of(list, source.stream())
 
 
 def test_a_hub_dataset_out_of_reach_is_one_line(monkeypatch):
@@ -284,13 +259,19 @@ def test_a_hub_dataset_out_of_reach_is_one_line(monkeypatch):
         raise ConnectionError("Couldn't reach 'wmt14' on the Hub\n(LocalEntryNotFoundError)" + " and so on" * 100)
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    message = error_of(load_pairs, data="wmt14", config="de-en")
+    message = read(data="wmt14", config="de-en")
     assert "Hub dataset 'wmt14' (there is no such file or folder here)" in message
     assert "Couldn't reach 'wmt14' on the Hub (LocalEntryNotFoundError)" in message and len(message) < 400
 
 
-@pytest.mark.parametrize("name", ["corpus.tsv", "corpus.parquet", "./corpus", "~/no-corpus", "a/b/c", "/no/corpus"])
-def test_a_name_that_can_only_be_a_file_is_missing_without_asking_the_hub(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("asked the Hub"))
-    assert "cannot be read (No such file or directory)" in error_of(load_pairs, data=name)
+# Rows held out
+
+
+def test_held_out_rows_are_distinct_and_the_same_for_a_seed():
+    for number, size in ((5, 4), (1000, 17), (36_000_000, 1000)):
+        held_out = held_out_rows(number, size, seed=3)
+        assert len(set(held_out.tolist())) == size and held_out.min() >= 0 and held_out.max() < number
+        assert (held_out == held_out_rows(number, size, seed=3)).all() and (held_out[1:] > held_out[:-1]).all()
+    assert held_out_rows(1000, 17, 3).tolist() != held_out_rows(1000, 17, 4).tolist()
+    counts = [sum(row in held_out_rows(4, 2, seed) for seed in range(400)) for row in range(4)]
+    assert all(130 < count < 270 for count in counts), "every row as often"

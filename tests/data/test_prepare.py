@@ -22,10 +22,9 @@ from preparing import CHUNK, digests, make, with_validation
 from vaswani_transformer import train_tokenizer
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data import prepare as preparation
-from vaswani_transformer.data.prepare import ShardWriter, Workers
+from vaswani_transformer.data.prepare import ShardWriter, prepare
 from vaswani_transformer.data.prepared import PreparedPairs, open_prepared
 from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs
-from vaswani_transformer.data.tokenization import load_tokenizer
 from vaswani_transformer.data.tokenized_pairs import tokenize_pairs
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.recipes.recipe import Recipe
@@ -87,6 +86,12 @@ def test_any_number_of_workers_gives_the_same_files(recipe, tmp_path):
         make(recipe, tmp_path / str(workers), workers=workers)
     assert digests(tmp_path / "1") == digests(tmp_path / "3")
     assert len(list((tmp_path / "1").glob("train-*.arrow"))) == 6 == -(-210 // CHUNK)
+
+
+def test_a_script_gets_no_other_process_unless_it_asks(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "ProcessPoolExecutor", lambda *_: pytest.fail("other processes"))
+    prepare(recipe, tmp_path / "p", progress=False)
+    assert "workers is 0" in error_of(make, recipe, tmp_path / "q", workers=0)
 
 
 def test_memory_of_preparation_does_not_grow_with_the_text(recipe, tmp_path):
@@ -166,35 +171,31 @@ def test_whole_shards_are_not_made_again(recipe, tmp_path, monkeypatch):
     assert before != {path: path.stat().st_mtime_ns for path in (tmp_path / "p").rglob("*.arrow")}
 
 
-def test_a_worker_that_is_killed_is_told(recipe, tmp_path):
-    backend = load_tokenizer(recipe.tokenizer).backend_tokenizer.to_str()
-    workers = Workers(ShardWriter(tmp_path, backend, False, 2, 60, 3.0, "uint16", "uint16"), 2)
+def test_a_worker_that_is_killed_is_reported():
+    def start_two():
+        with preparation._worker_processes(2) as submit:
+            submit(os.kill, os.getpid(), 0).result()
+            submit(os._exit, 9).result()
 
-    def jobs():
-        yield "train", 0, (["a"], ["b"])
-        os.kill(workers.processes[0][0].pid, signal.SIGKILL)
-        yield "train", 1, (["a"] * 9, ["b"] * 9)
-
-    try:
-        assert "was killed (out of memory?): run the same command again" in error_of(list, workers.run(jobs()))
-    finally:
-        workers.close()
+    assert "was killed (out of memory?): run the same command again" in error_of(start_two)
 
 
-def test_a_disk_that_fills_leaves_whole_shards_and_nothing_else(recipe, tmp_path):
+def test_a_disk_that_fills_leaves_whole_shards_and_nothing_else(recipe, tmp_path, monkeypatch):
     """Files above a size cannot be written in the child, as on a full disk."""
     make(recipe, tmp_path / "whole")
-    folder = tmp_path / "p"
+    folder, write = tmp_path / "p", ShardWriter.write
     limit = max(path.stat().st_size for path in (tmp_path / "whole").glob("train-*.arrow")) - 1
+
+    def write_on_a_small_disk(*arguments):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        write(*arguments)
+
     child = os.fork()
     if child == 0:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        status = 1
+        ShardWriter.write, status = write_on_a_small_disk, 1
         try:
-            preparation.Preparation(recipe, folder, 1, False).claim(False)
-            preparation.Preparation(recipe, folder, 1, False)._tokenizer()
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
             make(recipe, folder)
         except OSError:
             status = 77
@@ -208,7 +209,7 @@ def test_a_disk_that_fills_leaves_whole_shards_and_nothing_else(recipe, tmp_path
 
 @pytest.mark.slow
 def test_the_command_killed_with_its_workers_at_random_moments_ends_with_the_same_files(text, tmp_path):
-    """The real command and chunks, 200,000 pairs, `kill -9` of the reading process; takes about a minute."""
+    """The real command and chunks, 200,000 pairs, Ctrl-C and `kill -9` of the reading process; takes about a minute."""
     for side in ("en", "de"):
         lines = (text / f"part.0.{side}").read_text(encoding="utf-8")
         (tmp_path / f"a.{side}").write_text(lines * 2900, encoding="utf-8")
@@ -220,19 +221,23 @@ def test_the_command_killed_with_its_workers_at_random_moments_ends_with_the_sam
 
     def start(folder, workers):
         command = [sys.executable, "-m", "vaswani_transformer", "prepare", "r.yaml", "--output", folder]
-        return subprocess.Popen([*command, "--workers", str(workers)], cwd=tmp_path, stderr=subprocess.PIPE)
+        options = {"cwd": tmp_path, "stderr": subprocess.PIPE, "start_new_session": True, "text": True}
+        return subprocess.Popen([*command, "--workers", str(workers)], **options)
 
     assert start("whole", 1).wait() == 0
-    chance, killed = random.Random(0), 0
-    for _ in range(3):
+    chance, ends = random.Random(0), []
+    for _ in range(4):
         process = start("killed", 3)
         shards = len(list((tmp_path / "killed").glob("train-*.arrow")))
         while process.poll() is None and len(list((tmp_path / "killed").glob("train-*.arrow"))) <= shards:
             time.sleep(0.02)
         time.sleep(chance.uniform(0, 0.5))
+        if process.poll() is None and len(ends) == 0:
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            assert not process.communicate()[1]
         process.kill()
-        killed += process.wait() == -signal.SIGKILL
-    assert killed >= 2
+        ends.append(process.wait())
+    assert ends[0] == 130 and ends.count(-signal.SIGKILL) >= 1
     assert start("killed", 3).wait() == 0
     assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
 
@@ -287,7 +292,7 @@ def test_a_start_over_that_is_cut_off_can_be_done_again(recipe, tmp_path, monkey
     assert digests(tmp_path / "p") == whole
 
 
-def test_a_mistake_before_anything_is_made_can_be_mended(recipe, tmp_path):
+def test_a_mistake_before_anything_is_made_can_be_corrected(recipe, tmp_path):
     for mistake in ({"validation_size": 0}, {"validation_size": 210}, {"tokenizer": str(tmp_path)}):
         error_of(make, dataclasses.replace(recipe, **mistake), tmp_path / "p")
     make(recipe, tmp_path / "p")
@@ -299,21 +304,6 @@ def test_a_finished_folder_with_a_lost_shard_is_not_called_finished(recipe, tmp_
     assert "train-00001.arrow is missing" in error_of(make, recipe, tmp_path / "p")
 
 
-def test_workers_do_not_run_the_program_that_prepares(text, tmp_path):
-    """A script of one's own needs no `if __name__ == "__main__"`."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        f"open({str(tmp_path / 'runs')!r}, 'a').write('x')\n"
-        "from vaswani_transformer.data.prepare import prepare\n"
-        "from vaswani_transformer.recipes.recipe import Recipe\n"
-        f"prepare(Recipe(train_source={str(text / 'train.en')!r}, train_target={str(text / 'train.de')!r},\n"
-        f"    validation_size=5, vocab_size=400), {str(tmp_path / 'p')!r}, workers=2)\n"
-    )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert (tmp_path / "runs").read_text() == "x"
-
-
 def test_two_processes_do_not_prepare_one_folder(recipe, tmp_path):
     with preparation._locked(tmp_path / "p"):
         assert "another process is preparing" in error_of(make, recipe, tmp_path / "p")
@@ -321,10 +311,9 @@ def test_two_processes_do_not_prepare_one_folder(recipe, tmp_path):
 
 
 def test_nothing_left_and_nonsense_are_refused(recipe, tmp_path):
-    assert "no train pair is left after filtering (195 read" in error_of(
+    assert "no train pair is left after filtering (195 pairs read, 0 kept" in error_of(
         make, dataclasses.replace(recipe, max_length=2), tmp_path / "p"
     )
-    assert "workers is 0" in error_of(make, recipe, tmp_path / "q", workers=0)
     assert "cannot hold validation_size 210" in error_of(
         make, dataclasses.replace(recipe, validation_size=210), tmp_path / "r"
     )
@@ -359,7 +348,7 @@ def test_the_command_prepares_checks_and_trains(text, tmp_path, capsys):
     assert "give --output FOLDER" in capsys.readouterr().err
 
 
-def test_ctrl_c_says_how_to_go_on(recipe, text, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_says_how_to_resume(recipe, text, tmp_path, monkeypatch, capsys):
     def interrupt(*_):
         raise KeyboardInterrupt
 
@@ -376,8 +365,6 @@ def test_ctrl_c_says_how_to_go_on(recipe, text, tmp_path, monkeypatch, capsys):
 
 def test_data_sources_of_a_recipe(recipe, text):
     train_source, validation = data_sources(recipe)
-    assert [tuple(path.name for path in shard) for shard in train_source.shards] == [
-        (f"part.{number}.en", f"part.{number}.de") for number in range(3)
-    ]
+    assert train_source.files == [text / f"part.{number}.{side}" for number in range(3) for side in ("en", "de")]
     assert validation is None
-    assert data_sources(with_validation(recipe))[1].files() == [text / "validation.en", text / "validation.de"]
+    assert data_sources(with_validation(recipe))[1].files == [text / "validation.en", text / "validation.de"]

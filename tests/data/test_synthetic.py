@@ -1,15 +1,13 @@
 """The synthetic corpus: German checked against hand-written sentences, and the held-out property."""
 
-import os
+import hashlib
 import random
 import re
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
-from conftest import ROOT
 
+from vaswani_transformer.data import synthetic
 from vaswani_transformer.data.synthetic import (
     ADJECTIVES,
     COMPOUND_FIRST,
@@ -63,7 +61,7 @@ def in_garden():
 
 @pytest.fixture(scope="module")
 def corpus() -> SyntheticCorpus:
-    return generate_corpus(4_000, 100, 200)
+    return generate_corpus(2_000, 60, 100)
 
 
 def tokens(text):
@@ -73,78 +71,36 @@ def tokens(text):
 @pytest.mark.parametrize(
     ("phrase", "en", "de"),
     [
-        (np("the", "man", "nom", "old"), "the old man", "der alte Mann"),
         (np("the", "man", "acc", "old"), "the old man", "den alten Mann"),
-        (np("the", "man", "dat", "old"), "the old man", "dem alten Mann"),
-        (np("the", "woman", "acc", "young"), "the young woman", "die junge Frau"),
-        (np("the", "woman", "dat", "young"), "the young woman", "der jungen Frau"),
-        (np("the", "child", "nom", "small"), "the small child", "das kleine Kind"),
         (np("the", "child", "dat", "small"), "the small child", "dem kleinen Kind"),
-        (np("a", "man", "nom", "old"), "an old man", "ein alter Mann"),
-        (np("a", "man", "acc", "old"), "an old man", "einen alten Mann"),
-        (np("a", "man", "dat", "rich"), "a rich man", "einem reichen Mann"),
-        (np("a", "woman", "nom", "tired"), "a tired woman", "eine müde Frau"),
         (np("a", "woman", "dat", "tired"), "a tired woman", "einer müden Frau"),
         (np("a", "house", "nom", "expensive"), "an expensive house", "ein teures Haus"),
-        (np("a", "office", "acc", "dark"), "a dark office", "ein dunkles Büro"),
-        (np("a", "egg", "acc"), "an egg", "ein Ei"),
-        (np("my", "brother", "acc", "big"), "my big brother", "meinen großen Bruder"),
         (np("my", "sister", "nom", "big", plural=True), "my big sisters", "meine großen Schwestern"),
-        (np("the", "dog", "nom", "black", plural=True), "the black dogs", "die schwarzen Hunde"),
         (np("the", "dog", "dat", "black", plural=True), "the black dogs", "den schwarzen Hunden"),
         (np("the", "car", "dat", plural=True), "the cars", "den Autos"),
-        (np("the", "girl", "dat", plural=True), "the girls", "den Mädchen"),
-        (np("3", "dog"), "three dogs", "drei Hunde"),
         (np("23", "mouse", "acc", "white"), "twenty-three white mice", "dreiundzwanzig weiße Mäuse"),
         (np("8", "doctor", "dat", "friendly"), "eight friendly doctors", "acht freundlichen Ärzten"),
-        (np("the", "kitchen table", "acc"), "the kitchen table", "den Küchentisch"),
-        (np("a", "birthday picture"), "a birthday picture", "ein Geburtstagsbild"),
-        (np("a", "office chair", "acc", "new"), "a new office chair", "einen neuen Bürostuhl"),
-        (np("a", "office lamp"), "an office lamp", "eine Bürolampe"),
         (np("4", "dog basket", "dat", "red"), "four red dog baskets", "vier roten Hundekörben"),
         (np("the", "station clock", "dat"), "the station clock", "der Bahnhofsuhr"),
-        (np("5", "school book", "acc"), "five school books", "fünf Schulbücher"),
-        (pronoun("she", "dat"), "her", "ihr"),
         (pronoun("they", "dat"), "them", "ihnen"),
         (in_garden(), "in the garden", "im Garten"),
         (prepositional_phrase("into", "in", np("the", "house", "acc", "big")), "into the big house", "ins große Haus"),
-        (prepositional_phrase("into", "in", np("the", "forest", "acc")), "into the forest", "in den Wald"),
-        (prepositional_phrase("in", "in", np("a", "city", "dat")), "in a city", "in einer Stadt"),
-        (prepositional_phrase("with", "mit", pronoun("I", "dat")), "with me", "mit mir"),
-        (prepositional_phrase("for", "für", np("the", "man", "acc")), "for the man", "für den Mann"),
     ],
 )
 def test_phrases(phrase, en, de):
     assert (phrase.en, phrase.de) == (en, de)
 
 
+ON_TABLE = prepositional_phrase("on", "auf", np("the", "table", "acc"))
+
+
 @pytest.mark.parametrize(
     ("pair", "en", "de"),
     [
-        (said(make(MAN, "see", DOG)), "The man sees the dog.", "Der Mann sieht den Hund."),
-        (said(make(pronoun("I"), "see", pronoun("you", "acc"))), "I see you.", "Ich sehe dich."),
-        (said(make(pronoun("you"), "carry", np("a", "box", "acc"))), "You carry a box.", "Du trägst eine Kiste."),
-        (said(make(pronoun("they"), "run")), "They run.", "Sie laufen."),
-        (said(make(MAN, "see", DOG, time=TODAY)), "The man sees the dog today.", "Der Mann sieht heute den Hund."),
-        (
-            said(make(MAN, "see", DOG, time=TODAY), front="time"),
-            "Today the man sees the dog.",
-            "Heute sieht der Mann den Hund.",
-        ),
         (
             said(make(MAN, "see", DOG, time=MONDAY, place=in_garden()), front="place"),
             "In the garden the man sees the dog on Monday.",
             "Im Garten sieht der Mann am Montag den Hund.",
-        ),
-        (
-            said(make(MAN, "see", pronoun("she", "acc"), time=TODAY)),
-            "The man sees her today.",
-            "Der Mann sieht sie heute.",
-        ),
-        (
-            said(make(MAN, "see", DOG, tense="want to")),
-            "The man wants to see the dog.",
-            "Der Mann will den Hund sehen.",
         ),
         (
             said(make(MAN, "see", DOG, tense="will"), "question"),
@@ -152,16 +108,10 @@ def test_phrases(phrase, en, de):
             "Wird der Mann den Hund sehen?",
         ),
         (
-            said(make(MAN, "see", DOG, tense="past", time=YESTERDAY)),
-            "The man saw the dog yesterday.",
-            "Der Mann hat gestern den Hund gesehen.",
-        ),
-        (
             said(make(np("the", "child", plural=True), "run", tense="perfect")),
             "The children have run.",
             "Die Kinder sind gelaufen.",
         ),
-        (said(make(MAN, "see", DOG), "question"), "Does the man see the dog?", "Sieht der Mann den Hund?"),
         (
             said(make(pronoun("you"), "see", DOG, tense="past"), "question"),
             "Did you see the dog?",
@@ -173,24 +123,9 @@ def test_phrases(phrase, en, de):
             "Der Mann lädt heute die Frau ein.",
         ),
         (
-            said(make(pronoun("we"), "call", np("a", "doctor", "acc"))),
-            "We call a doctor.",
-            "Wir rufen einen Arzt an.",
-        ),
-        (
             said(make(pronoun("I"), "call", pronoun("he", "acc"), tense="must")),
             "I must call him.",
             "Ich muss ihn anrufen.",
-        ),
-        (
-            said(make(MAN, "open", np("the", "door", "acc"), tense="perfect")),
-            "The man has opened the door.",
-            "Der Mann hat die Tür aufgemacht.",
-        ),
-        (
-            said(make(MAN, "give", np("the", "child", "dat"), np("the", "book", "acc"))),
-            "The man gives the child the book.",
-            "Der Mann gibt dem Kind das Buch.",
         ),
         (
             said(make(MAN, "give", pronoun("I", "dat"), np("a", "egg", "acc"), time=TODAY)),
@@ -198,47 +133,20 @@ def test_phrases(phrase, en, de):
             "Der Mann gibt mir heute ein Ei.",
         ),
         (
-            said(make(np("the", "girl"), "help", np("my", "mother", "dat"))),
-            "The girl helps my mother.",
-            "Das Mädchen hilft meiner Mutter.",
-        ),
-        (
             said(make(np("a", "cat"), "follow", pronoun("we", "dat"), tense="past")),
             "A cat followed us.",
             "Eine Katze ist uns gefolgt.",
         ),
         (
-            said(
-                make(
-                    MAN,
-                    "lay",
-                    np("the", "key", "acc"),
-                    prepositional_phrase("on", "auf", np("the", "table", "acc")),
-                )
-            ),
+            said(make(MAN, "lay", np("the", "key", "acc"), ON_TABLE)),
             "The man lays the key on the table.",
             "Der Mann legt den Schlüssel auf den Tisch.",
         ),
-        (
-            said(
-                make(
-                    MAN,
-                    "find",
-                    np("the", "key", "acc"),
-                    place=prepositional_phrase("on", "auf", np("the", "table", "dat")),
-                )
-            ),
-            "The man finds the key on the table.",
-            "Der Mann findet den Schlüssel auf dem Tisch.",
-        ),
-        (said(make(np("3", "dog"), "sleep")), "Three dogs sleep.", "Drei Hunde schlafen."),
         (
             said(make(np("the", "king"), "be", Phrase("tired", "müde")), "question"),
             "Is the king tired?",
             "Ist der König müde?",
         ),
-        (said(make(pronoun("I"), "look_for", DOG)), "I look for the dog.", "Ich suche den Hund."),
-        (said(make(MAN, "look_for", DOG)), "The man looks for the dog.", "Der Mann sucht den Hund."),
     ],
 )
 def test_clauses(pair, en, de):
@@ -256,32 +164,11 @@ def test_clauses(pair, en, de):
             "Die Frau lacht, weil der Mann heute den Hund sieht.",
         ),
         (
-            ("{0} because {1}", "{0}, weil {1}"),
-            clause("main", make(np("the", "woman"), "laugh")),
-            clause("subordinate", make(np("the", "child"), "be", Phrase("tired", "müde"))),
-            "The woman laughs because the child is tired.",
-            "Die Frau lacht, weil das Kind müde ist.",
-        ),
-        (
-            ("{0} that {1}", "{0}, dass {1}"),
-            clause("main", make(pronoun("you"), "know")),
-            clause("subordinate", make(MAN, "call", pronoun("she", "acc"))),
-            "You know that the man calls her.",
-            "Du weißt, dass der Mann sie anruft.",
-        ),
-        (
             ("{0} that {1}", "{0}, dass {1}"),
             clause("main", make(np("my", "father"), "say")),
             clause("subordinate", make(pronoun("he"), "invite", pronoun("they", "acc"), tense="want to")),
             "My father says that he wants to invite them.",
             "Mein Vater sagt, dass er sie einladen will.",
-        ),
-        (
-            ("{0} that {1}", "{0}, dass {1}"),
-            clause("main", make(pronoun("they"), "believe")),
-            clause("subordinate", make(np("the", "pig"), "stay", tense="past", place=in_garden())),
-            "They believe that the pig stayed in the garden.",
-            "Sie glauben, dass das Schwein im Garten geblieben ist.",
         ),
         (
             ("if {0}, {1}", "wenn {0}, {1}"),
@@ -299,22 +186,13 @@ def test_joined_clauses(conjunctions, first, second, en, de):
 
 def test_numbers():
     sample = {
-        2: ("two", "zwei"), 7: ("seven", "sieben"), 11: ("eleven", "elf"), 12: ("twelve", "zwölf"),
-        13: ("thirteen", "dreizehn"), 16: ("sixteen", "sechzehn"), 17: ("seventeen", "siebzehn"),
-        19: ("nineteen", "neunzehn"), 20: ("twenty", "zwanzig"), 21: ("twenty-one", "einundzwanzig"),
-        30: ("thirty", "dreißig"), 36: ("thirty-six", "sechsunddreißig"), 40: ("forty", "vierzig"),
-        57: ("fifty-seven", "siebenundfünfzig"), 60: ("sixty", "sechzig"), 64: ("sixty-four", "vierundsechzig"),
-        70: ("seventy", "siebzig"), 78: ("seventy-eight", "achtundsiebzig"), 82: ("eighty-two", "zweiundachtzig"),
-        95: ("ninety-five", "fünfundneunzig"), 99: ("ninety-nine", "neunundneunzig"),
+        2: ("two", "zwei"), 12: ("twelve", "zwölf"), 16: ("sixteen", "sechzehn"), 17: ("seventeen", "siebzehn"),
+        21: ("twenty-one", "einundzwanzig"), 30: ("thirty", "dreißig"), 36: ("thirty-six", "sechsunddreißig"),
+        70: ("seventy", "siebzig"), 99: ("ninety-nine", "neunundneunzig"),
     }  # fmt: skip
     assert {number: number_words(number) for number in sample} == sample
     words = [number_words(number) for number in range(2, 100)]
     assert len({en for en, _ in words}) == len({de for _, de in words}) == 98
-
-
-def test_third_person():
-    given = {"see": "sees", "carry": "carries", "buy": "buys", "wash": "washes", "look for": "looks for"}
-    assert {base: third_person(base) for base in given} == given
 
 
 def test_lexicon_is_unambiguous():
@@ -327,13 +205,13 @@ def test_lexicon_is_unambiguous():
 
 def test_every_english_sentence_has_one_german_sentence():
     rng, german = random.Random(7), {}
-    for _ in range(10_000):
+    for _ in range(3_000):
         drawn = draw_sentence(rng)
         assert german.setdefault(drawn.en, drawn.de) == drawn.de
 
 
 def test_sizes_lengths_and_no_overlap(corpus):
-    assert [len(split) for split in vars(corpus).values()] == [4_000, 100, 200]
+    assert [len(split) for split in vars(corpus).values()] == [2_000, 60, 100]
     pairs = corpus.train + corpus.validation + corpus.test
     assert len({en for en, _ in pairs}) == len({de for _, de in pairs}) == len(pairs)
     for en, de in pairs:
@@ -341,26 +219,14 @@ def test_sizes_lengths_and_no_overlap(corpus):
         assert en[0].isupper() and de[0].isupper() and en[-1] == de[-1] and en[-1] in ".?"
 
 
-def test_same_seed_same_corpus():
-    assert generate_corpus(300, 10, 10, seed=3) == generate_corpus(300, 10, 10, seed=3)
-    assert generate_corpus(300, 10, 10, seed=3) != generate_corpus(300, 10, 10, seed=4)
+def digest(corpus):
+    return hashlib.sha256(repr([corpus.train, corpus.validation, corpus.test]).encode()).hexdigest()[:16]
 
 
-def test_corpus_does_not_depend_on_the_hash_seed():
-    # A bare package in place of the real one: its other modules take seconds to import and have no part in this.
-    code = (
-        "import sys, types; package = types.ModuleType('vaswani_transformer'); "
-        "package.__path__ = ['vaswani_transformer']; sys.modules[package.__name__] = package; "
-        "from vaswani_transformer.data.synthetic import generate_corpus; print(ascii(generate_corpus(200, 10, 10)))"
-    )
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": hash_seed}, cwd=ROOT,
-            capture_output=True, check=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    ]  # fmt: skip
-    assert outputs[0] == outputs[1] != b""
+def test_a_seed_gives_the_same_corpus_in_every_process_and_version():
+    """The demo's figures are those of these sentences."""
+    assert digest(generate_corpus(300, 10, 10, seed=3)) == "23934ba9bfcf0348"
+    assert digest(generate_corpus(300, 10, 10, seed=4)) == "a0410aa3f56e2d38"
 
 
 def verb_forms():
@@ -420,8 +286,7 @@ def test_held_out_combinations_are_only_in_test(corpus):
 
 
 def test_verb_object_pair_names_the_object_and_not_the_phrase_after_it():
-    table = prepositional_phrase("on", "auf", np("the", "table", "acc"))
-    laid = clause("main", make(MAN, "lay", np("the", "key", "acc"), table))
+    laid = clause("main", make(MAN, "lay", np("the", "key", "acc"), ON_TABLE))
     given = clause("main", make(MAN, "give", np("the", "child", "dat"), np("the", "book", "acc")))
     assert laid.combinations == {("verb", "lay", "key")}
     assert given.combinations == {("verb", "give", "book")}
@@ -454,10 +319,9 @@ def test_every_other_word_is_in_training(corpus):
         assert {w.lower() for text in (en, de) for w in tokens(text) if w not in known} <= allowed
 
 
-@pytest.mark.parametrize(
-    "sizes", [(0, 1, 1), (1, -1, 1), (1, 1, 0), (True, 1, 1), (10.5, 1, 1), (10**9, 1, 1), (5, 5, 5)]
-)
-def test_impossible_sizes(sizes):
+@pytest.mark.parametrize("sizes", [(0, 1, 1), (1, -1, 1), (True, 1, 1), (10.5, 1, 1), (10**9, 1, 1), (5, 5, 5)])
+def test_impossible_sizes(sizes, monkeypatch):
+    monkeypatch.setattr(synthetic, "PATIENCE", 500)
     with pytest.raises(UserError) as caught:
         generate_corpus(*sizes)
     assert "\n" not in str(caught.value)
@@ -472,9 +336,6 @@ def test_write_corpus(tmp_path):
         en, de = (paths[f"{split}.{lang}"].read_text(encoding="utf-8") for lang in ("en", "de"))
         assert en.endswith("\n") and "\r" not in en
         assert list(zip(en.splitlines(), de.splitlines(), strict=True)) == pairs
-
-
-def test_write_corpus_refuses_a_file(tmp_path):
     (tmp_path / "taken").write_text("x")
     with pytest.raises(UserError, match="taken"):
-        write_corpus(SyntheticCorpus([], [], []), tmp_path / "taken")
+        write_corpus(corpus, tmp_path / "taken")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vaswani_transformer.data.text_files import survey
+from vaswani_transformer.data.text_files import scan_text
 from vaswani_transformer.decoding.file_translator import Layout, with_prefixes
 from vaswani_transformer.decoding.long_inputs import split_line
 from vaswani_transformer.decoding.output import ResumableOutput, notes_path
@@ -177,12 +177,12 @@ def test_resuming_what_was_never_started_starts(tmp_path):
 
 def test_a_survey_finds_what_is_wrong_at_once(tmp_path):
     (tmp_path / "good").write_bytes(b"one\ntwo\r\nthree")
-    assert survey(tmp_path / "good").lines == 3
+    assert scan_text(tmp_path / "good").lines == 3
     (tmp_path / "bad").write_bytes(b"one\n" * 7 + b"\xff\n" + b"one\n" * 7)
     with pytest.raises(UserError, match="bad, line 8"):
-        survey(tmp_path / "bad")
+        scan_text(tmp_path / "bad")
     with pytest.raises(UserError, match="nowhere"):
-        survey(tmp_path / "nowhere")
+        scan_text(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("number", [1, 3])

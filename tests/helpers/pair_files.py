@@ -4,6 +4,9 @@ import gzip
 
 import datasets
 
+from vaswani_transformer.data.parallel_text import load_pairs, pair_source
+from vaswani_transformer.errors import UserError
+
 PAIRS = [("a dog runs", "ein Hund läuft"), ("two cats", "zwei Katzen"), ('he said "no', "er sagte „nein'")]
 SWAPPED = [(target, source) for source, target in PAIRS]
 REVERSED = {"source_column": "target", "target_column": "source"}
@@ -25,6 +28,11 @@ def write_two(folder, source, target, suffix=""):
     }
 
 
+def in_memory(pairs, names=("source", "target")):
+    """The pairs as a dataset without a file."""
+    return datasets.Dataset.from_dict({name: [pair[side] for pair in pairs] for side, name in enumerate(names)})
+
+
 def rows(dataset):
     """The pairs of a dataset, which must be mapped from disk and have two columns of text."""
     assert dataset.features == {"source": datasets.Value("string"), "target": datasets.Value("string")}
@@ -33,6 +41,18 @@ def rows(dataset):
     return list(zip(dataset["source"], dataset["target"], strict=True))
 
 
-def in_memory(pairs, names=("source", "target")):
-    """The pairs as a dataset without a file."""
-    return datasets.Dataset.from_dict({name: [pair[side] for pair in pairs] for side, name in enumerate(names)})
+def read(**arguments):
+    """The pairs that these arguments name, or the one line of the error: the same whether loaded or streamed."""
+
+    def outcome(function):
+        try:
+            return function()
+        except UserError as error:
+            assert "\n" not in str(error)
+            return str(error)
+
+    loaded = outcome(lambda: rows(load_pairs(**arguments)))
+    assert outcome(lambda: list(pair_source(**arguments).stream())) == loaded
+    if isinstance(loaded, list):
+        assert pair_source(**arguments).count() == len(loaded)
+    return loaded

@@ -4,9 +4,8 @@ import re
 
 import torch
 
-from ..data.batching import PairCollator
+from ..data.batching import PairCollator, batches_by_length
 from ..decoding.scoring import check_length
-from ..decoding.streaming import batches_by_length
 from ..errors import UserError
 from .weights import pass_with_attention
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..data.batching import PairCollator
+from ..data.batching import PairCollator, batches_by_length
 from ..data.text_files import read_lines
 from ..decoding.scoring import check_length
-from ..decoding.streaming import batches_by_length
 from ..decoding.translator import Translator
 from ..errors import UserError
 from .alignments import Links, strongest_links, tokens_and_words

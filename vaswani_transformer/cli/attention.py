@@ -181,7 +181,7 @@ def _report(arguments: argparse.Namespace) -> int:
     from tqdm.auto import tqdm
 
     from ..attention.heads import heads_as_markdown, name_heads, read_links
-    from ..data.text_files import survey
+    from ..data.text_files import scan_text
     from ..files import write_text
     from ..loading import load_model
 
@@ -191,7 +191,7 @@ def _report(arguments: argparse.Namespace) -> int:
     files = _report_files(arguments)
     read = {name: getattr(arguments, name) for name in ("report", "target", "alignments")}
     read = {name: Path(path) for name, path in read.items() if path is not None}
-    surveys = {name: survey(path) for name, path in read.items()}
+    surveys = {name: scan_text(path) for name, path in read.items()}
     for name, found in surveys.items():
         if found.lines != surveys["report"].lines:
             counts = f"{read['report']} has {surveys['report'].lines:,} lines and {read[name]} has {found.lines:,}"

@@ -22,7 +22,7 @@ def add_tokenizer(commands) -> None:
 
 
 def _tokenizer(arguments: argparse.Namespace) -> int:
-    from ..data.parallel_text import read_lines
+    from ..data.text_files import read_lines
     from ..data.tokenization import train_tokenizer
 
     folder = Path(arguments.output)

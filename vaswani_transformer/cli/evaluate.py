@@ -33,9 +33,9 @@ def _add_pairs(parser: argparse.ArgumentParser, target: str, help_text: str) -> 
 
 
 def _pairs(source: str, target: str) -> Iterator[tuple[str, str]]:
-    from ..data.text_files import DEFAULT_COLUMNS, read_pairs
+    from ..data.pair_readers import read_pairs
 
-    return read_pairs("text", [(source, target)], DEFAULT_COLUMNS)
+    return read_pairs("text", [(source, target)])
 
 
 def add_evaluate(commands) -> None:
@@ -181,12 +181,12 @@ def _score(arguments: argparse.Namespace) -> int:
 
 def _count_pairs(arguments: argparse.Namespace) -> int | None:
     """Lines of both files, which must be as many; None where one of them is a pipe that can be read only once."""
-    from ..data.text_files import survey
+    from ..data.text_files import scan_text
 
     paths = [Path(name) for name in (arguments.source, arguments.target)]
     if not all(path.is_file() or not path.exists() for path in paths):
         return None
-    counts = [survey(path).lines for path in paths]
+    counts = [scan_text(path).lines for path in paths]
     if counts[0] != counts[1]:
         raise UserError(
             f"{paths[0]} has {counts[0]:,} lines and {paths[1]} has {counts[1]:,}; line n of one must be the"

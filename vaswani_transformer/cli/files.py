@@ -10,7 +10,7 @@ from itertools import chain, combinations, islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..data.text_files import Survey, decode_lines, read_lines
+from ..data.text_files import TextScan, decode_lines, read_lines
 from ..decoding.ensemble import COMBINATIONS
 from ..decoding.output import ResumableOutput, StreamOutput
 from ..errors import UserError
@@ -137,7 +137,7 @@ def report_unfinished(output: StreamOutput | ResumableOutput | None) -> Iterator
 
 def open_output(
     arguments: argparse.Namespace,
-    surveys: Mapping[str, Survey],
+    surveys: Mapping[str, TextScan],
     window: int,
     lines_per_record: int = 1,
     drawn: dict[str, Any] | None = None,
@@ -168,7 +168,7 @@ _FREE = {"model", "ensemble", "sentences", "input", "output", "prefix", "resume"
 _FREE |= {"run", "parser"}  # of the parser itself
 
 
-def _settings(arguments: argparse.Namespace, surveys: Mapping[str, Survey], window: int) -> dict[str, Any]:
+def _settings(arguments: argparse.Namespace, surveys: Mapping[str, TextScan], window: int) -> dict[str, Any]:
     """All that the output depends on, by the option that it comes from."""
     settings = {option: surveyed.sha256 for option, surveyed in surveys.items()}
     settings["MODEL"] = model_sha256(arguments.model)

@@ -187,13 +187,13 @@ def _check_predict(arguments: argparse.Namespace) -> None:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from ..data.text_files import survey
+    from ..data.text_files import scan_text
     from ..decoding.streaming import WINDOW_LINES
     from ..parsing.parser import FileParser, checked
     from ..parsing.trees import words_of
 
     _check_predict(arguments)
-    surveys = {"--input": survey(Path(arguments.input))} if is_file(arguments.input) else {}
+    surveys = {"--input": scan_text(Path(arguments.input))} if is_file(arguments.input) else {}
     pictures = Path(arguments.pictures) if arguments.pictures else None
     # All that can be wrong with the words is told before anything is written, where they can be read twice.
     given = arguments.sentences or (input_lines(arguments.input) if surveys else ())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..data.text_files import Survey, has_undecoded
+from ..data.text_files import TextScan, has_undecoded
 from ..decoding.output import ResumableOutput
 from ..errors import UserError
 from .command import add_command, leave_process_group
@@ -127,11 +127,11 @@ def _translate_lines(arguments: argparse.Namespace, rank: int, world_size: int) 
             output.finish()
 
 
-def _survey_files(arguments: argparse.Namespace) -> dict[str, Survey]:
-    from ..data.text_files import survey
+def _survey_files(arguments: argparse.Namespace) -> dict[str, TextScan]:
+    from ..data.text_files import scan_text
 
     names = {"--input": arguments.input, "--prefix": arguments.prefix}
-    surveys = {option: survey(Path(name)) for option, name in names.items() if is_file(name)}
+    surveys = {option: scan_text(Path(name)) for option, name in names.items() if is_file(name)}
     if len(surveys) == 2 and surveys["--input"].lines != surveys["--prefix"].lines:
         raise UserError(
             f"{arguments.input} has {surveys['--input'].lines:,} lines and {arguments.prefix} has"
@@ -171,7 +171,7 @@ def _aligner(arguments: argparse.Namespace, translator):
     return aligned
 
 
-def _open_output(arguments: argparse.Namespace, files, surveys: dict[str, Survey]):
+def _open_output(arguments: argparse.Namespace, files, surveys: dict[str, TextScan]):
     """The output; where it resumes one whose seed was drawn, the translator gets that seed."""
     is_drawn = arguments.seed is None and files.translator.seed is not None
     drawn = {"--seed": files.translator.seed} if is_drawn else {}

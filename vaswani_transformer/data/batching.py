@@ -11,10 +11,8 @@ from ..errors import UserError
 from ..model.loss_vaswani import IGNORE_INDEX
 
 MIXING_TOKENS = 2  # more mixes batches better, less pads less
-
-
-_BLOCK = 1 << 17  # pairs that are looked at together, so that what is worked out on the way stays small
-_SAMPLED_BATCHES = 2048  # of these padding is measured where there are more
+_BLOCK = 1 << 17  # pairs that are processed together, so that temporary arrays stay small
+_SAMPLED_BATCHES = 2048  # batches of which padding is measured, where there are more
 
 
 def _blocks(number: int) -> Iterator[slice]:
@@ -23,14 +21,14 @@ def _blocks(number: int) -> Iterator[slice]:
 
 
 def _as_lengths(lengths: Sequence[int]) -> np.ndarray:
-    """Lengths as an array of integers: an array, memory-mapped or not, stays what it is."""
+    """Lengths as an array of integers; an array of integers, memory-mapped or not, is not copied."""
     if isinstance(lengths, np.ndarray) and lengths.dtype.kind in "iu":
         return lengths
     return np.asarray(lengths, np.int64)
 
 
 def _check_lengths(sides: Sequence[np.ndarray], limits: np.ndarray) -> np.ndarray:
-    """Tokens of both sides in all, `(2,)`; raises what `TokenBatchSampler` says of lengths."""
+    """Sums of source and of target tokens, `(2,)`; raises `UserError` as `TokenBatchSampler`."""
     if len(sides[0]) != len(sides[1]):
         raise UserError(f"{len(sides[0])} source lengths for {len(sides[1])} target lengths")
     if len(sides[0]) == 0:
@@ -55,7 +53,7 @@ class TokenBatchSampler:
 
     How batches are formed. Each pair takes a share of the budget, that of its longer side. Every epoch the pairs are
     ordered by that share, and among equals by the difference between source and target length, blurred by
-    `MIXING_TOKENS`, so that both sides of a batch are of similar length while its company changes. The order is cut
+    `MIXING_TOKENS`, so that both sides of a batch are of similar length while its pairs change. The order is cut
     from the longest pair down, each batch as large as its first pair allows; the first batch is cut short at random, so
     that the cuts fall elsewhere in every epoch. Then the batches are shuffled.
 
@@ -67,8 +65,8 @@ class TokenBatchSampler:
     With `micro_batches` above 1 each batch is dealt out further in that many parts, which follow each other: one
     optimizer step's worth, for accumulation or for several processes. The batches are the same for any number of parts.
 
-    Memory: the lengths stay the arrays that were given, memory-mapped or not. Ordering an epoch takes 8 bytes a pair,
-    its order then 4.
+    Memory: arrays of lengths, memory-mapped or not, are not copied. Ordering an epoch takes 8 bytes a pair, its order
+    then 4.
 
     It has no `batch_size`, so accelerate shards whole micro-batches over processes without looking at their sizes.
 
@@ -141,11 +139,11 @@ class TokenBatchSampler:
         self._capacity_ends = np.cumsum(counts[counts > 0]).tolist()
 
     def _ranks(self, block: slice | np.ndarray) -> np.ndarray:
-        """Ranks of pairs by share, 0 for the largest."""
+        """Ranks of pairs by share of the budget, 0 for the largest."""
         return np.minimum(*(rank[side[block]] for rank, side in zip(self._rank_of, self._lengths, strict=True)))
 
     def _cut(self, first: int) -> list[int]:
-        """Ends of batches in the order, the first batch holding `first` pairs or all there are."""
+        """Ends of the batches in the order of pairs; the first batch holds `first` pairs, or all if they are fewer."""
         ends = [min(int(first), self._pairs)]
         while ends[-1] < self._pairs:
             capacity = self._capacity[bisect_right(self._capacity_ends, ends[-1])]
@@ -156,7 +154,7 @@ class TokenBatchSampler:
         return ends
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose shuffle the next iteration gives; the Trainer calls it."""
+        """Choose the epoch whose batches the next iteration gives; the Trainer calls it."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -241,6 +239,11 @@ class TokenBatchSampler:
             source_padding=float(1 - tokens[0] / padded[0]),
             target_padding=float(1 - tokens[1] / padded[1]),
         )
+
+
+def batches_by_length(lengths: list[int], tokens: int) -> list[list[int]]:
+    """Indices in batches of at most `tokens` tokens, padding counted, longest first; one that is longer alone."""
+    return list(TokenBatchSampler(lengths, lengths, max(tokens, max(lengths)), shuffle=False)) if lengths else []
 
 
 @dataclass(frozen=True)

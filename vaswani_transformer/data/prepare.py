@@ -1,7 +1,7 @@
 """`vaswani prepare`: tokenise and filter all pairs once, in parallel, into shards that training maps into memory.
 
-One process reads chunks of pairs, workers make one shard of each. A shard is written under a temporary name, fsynced
-and renamed, so that the same command goes on where an interrupted one was; what it holds depends on the text, the
+One process reads chunks of pairs, worker processes make one shard of each. A shard is written under a temporary name,
+fsynced and renamed, so that the same command resumes an interrupted one; what it holds depends on the text, the
 tokenizer and the limits, not on the number of workers.
 """
 
@@ -9,27 +9,31 @@ import contextlib
 import hashlib
 import json
 import multiprocessing
-import multiprocessing.connection
 import os
 import shutil
 import signal
-import sys
-import types
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import chain, islice
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast
 
 from ..errors import UserError
 from ..files import file_sha256, publish, remove_leftovers, unfinished, write_text, written_whole
 from ..recipes.recipe import Recipe
-from .filtering import EMPTY, KEPT, RATIO, TOO_LONG, check_limits, pair_status
-from .parallel_text import held_out_rows
+from .filtering import KEPT, FilterCounts, check_limits, count_status, pair_status
+from .parallel_text import PairSource, held_out_rows
 from .prepared import (
     DATA_FIELDS,
     FORMAT,
@@ -48,12 +52,53 @@ from .prepared import (
 from .recipe_data import data_sources, new_tokenizer
 from .tokenization import load_tokenizer, tokenizer_sha256
 
+CHUNK = 50_000  # pairs that are read for one shard
 _ENCODED_TOGETHER = 1000  # pairs whose encodings, which are large, are in memory at once
+_OTHER = "give another --output, or --overwrite to start anew"
+Pairs = list[tuple[str, str]]
+
+
+def prepare(
+    recipe: Recipe, folder: str | Path, workers: int | None = 1, progress: bool = True, overwrite: bool = False
+) -> dict:
+    """Tokenise and filter a recipe's data into a folder that training maps into memory; resumes after an interruption.
+
+    Text is read as a stream, also from the Hub, `CHUNK` pairs at a time. Without validation data some pairs are held
+    out, the same ones as in training without preparation.
+
+    Args:
+        recipe: data, tokenizer, limits and, for what is held out, seed.
+        folder: the folder to make, or to resume in.
+        workers: processes that tokenise; 1: this one does; None: one for each processor. Each of several imports the
+            main script, so that a script has to call this below ``if __name__ == "__main__":``.
+        progress: show a bar on standard error, on a terminal.
+        overwrite: remove an earlier preparation first.
+
+    Returns:
+        The manifest; see `read_manifest`.
+
+    Raises:
+        UserError: for mistakes in the recipe or its data, and a folder that holds something else.
+    """
+    if workers is not None and workers < 1:
+        raise UserError(f"workers is {workers}: it must be 1 or more")
+    check_limits(recipe.max_length, recipe.max_length_ratio)
+    folder = Path(folder)
+    _check_ours(folder)
+    train, validation = data_sources(recipe)
+    settings = _settings(recipe, train, validation)
+    with _locked(folder):
+        if overwrite:
+            _remove_prepared(folder)
+        if (folder / MANIFEST).exists():
+            return _finished_manifest(folder, settings)
+        _start_or_resume(folder, settings)
+        return Preparation(recipe, folder, train, validation, workers or _processors(), progress).run(settings)
 
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Turns chunks of text into shards; what a worker process has.
+    """Turns chunks of text into shards; the part of a preparation that worker processes do.
 
     Args:
         folder: the prepared folder.
@@ -75,24 +120,17 @@ class ShardWriter:
     token_type: str
     length_type: str
 
-    def backend(self) -> Tokenizer:
-        """The tokenizer, without padding and truncation."""
-        backend = Tokenizer.from_str(self.tokenizer)
-        backend.no_padding()
-        backend.no_truncation()
-        backend.encode_special_tokens = not self.is_text_special
-        return backend
-
-    def write(self, backend: Tokenizer, part: str, number: int, texts: tuple[list[str], list[str]]) -> dict:
+    def write(self, part: str, number: int, pairs: Pairs) -> None:
         """Write the shard of one chunk, and what `finished` finds when all of it is on disk.
 
         Raises:
             UserError: for a tokenizer that does not append `</s>`.
             OSError: from the disk; nothing of the shard is left.
         """
+        backend = _load_backend(self.tokenizer, self.is_text_special)
         ids, marks = ([], []), []
-        for start in range(0, len(texts[0]), _ENCODED_TOGETHER):
-            some = [side[start : start + _ENCODED_TOGETHER] for side in texts]
+        for start in range(0, len(pairs), _ENCODED_TOGETHER):
+            some = list(zip(*pairs[start : start + _ENCODED_TOGETHER], strict=True))
             encoded = [[encoding.ids for encoding in backend.encode_batch_fast(side)] for side in some]
             if any(side[0][-1:] != [self.end_id] for side in encoded):
                 raise UserError("the tokenizer does not append its end token to a text; use one with a </s> template")
@@ -110,9 +148,9 @@ class ShardWriter:
             offsets = np.concatenate([[0], np.cumsum(side, dtype=np.int64)]).astype(np.int32)
             values = np.concatenate(rows) if rows else np.zeros(0, self.token_type)
             columns.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(values)))
-        return self._store(part, number, columns, lengths)
+        self._store(part, number, columns, lengths)
 
-    def _store(self, part: str, number: int, columns: list[pa.ListArray], lengths: np.ndarray) -> dict:
+    def _store(self, part: str, number: int, columns: list[pa.ListArray], lengths: np.ndarray) -> None:
         schema, sink = shard_schema(self.token_type), pa.BufferOutputStream()
         with pa.ipc.new_file(sink, schema) as writer:
             writer.write_batch(pa.record_batch(columns, schema=schema))
@@ -124,7 +162,6 @@ class ShardWriter:
             file.write(content)
         with written_whole(path.with_suffix(".part")) as new:
             new.write_bytes(json.dumps(facts).encode() + b"\n" + lengths.tobytes())
-        return facts
 
     def finished(self, part: str, number: int) -> dict | None:
         """Facts of a shard that was written to its end; None if it is still to be made."""
@@ -146,166 +183,44 @@ def shard_path(folder: Path, part: str, number: int) -> Path:
     return folder / f"{part}-{number:05d}.arrow"
 
 
-def _work(connection: multiprocessing.connection.Connection, writer: ShardWriter) -> None:
-    """A worker's life: chunks in, facts or an error out, until nobody is at the other end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the reader ends us
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    backend = writer.backend()
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            job = connection.recv()
-            try:
-                answer = writer.write(backend, *job)
-            except Exception as error:
-                answer = error
-            del job
-            connection.send(answer)
+@cache
+def _load_backend(state: str, is_text_special: bool) -> Tokenizer:
+    """A tokenizer from its JSON, without padding and truncation."""
+    backend = Tokenizer.from_str(state)
+    backend.no_padding()
+    backend.no_truncation()
+    backend.encode_special_tokens = not is_text_special
+    return backend
 
 
-class Workers:
-    """Processes that write shards, each with a chunk at most, started as they are needed."""
-
-    def __init__(self, writer: ShardWriter, number: int):
-        self.writer, self.number = writer, number
-        methods = multiprocessing.get_all_start_methods()
-        # Not fork: the tokenizer's and other libraries' threads do not survive it.
-        self.context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-        if "forkserver" in methods:
-            from multiprocessing import forkserver, resource_tracker  # not on Windows
-
-            self.context.set_forkserver_preload([__name__])
-            # Ctrl-C reaches all processes of a terminal, and the server would show where it was.
-            resource_tracker.ensure_running()  # before, since it lifts the block itself
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                forkserver.ensure_running()
-            finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        self.processes, self.idle, self.busy = [], [], {}
-
-    def run(self, jobs: Iterator[tuple]) -> Iterator[tuple[tuple, dict]]:
-        """Part and number of each job's shard with its facts, in the order in which they are done."""
-        for job in jobs:
-            if not self.idle and len(self.processes) < self.number:
-                self._start()
-            elif not self.idle:
-                yield from self._collect()
-            connection = self.idle.pop()
-            self.busy[connection] = job[:2]
-            with contextlib.suppress(OSError):  # it has died: `_collect` says so
-                connection.send(job)
-        while self.busy:
-            yield from self._collect()
-
-    def _start(self) -> None:
-        ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=_work, args=(theirs, self.writer), daemon=True)
-        # Otherwise a script without `if __name__ == "__main__"` would be run once more by each worker.
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        try:
-            process.start()
-        finally:
-            sys.modules["__main__"] = main
-        theirs.close()  # so that its death ends the pipe
-        self.processes.append((process, ours))
-        self.idle.append(ours)
-
-    def _collect(self) -> Iterator[tuple[tuple, dict]]:
-        for connection in multiprocessing.connection.wait(list(self.busy)):
-            try:
-                answer = connection.recv()
-            except (EOFError, OSError) as error:
-                raise UserError(
-                    "a worker process was killed (out of memory?): run the same command again, with fewer --workers"
-                ) from error
-            if isinstance(answer, Exception):
-                raise answer
-            yield self.busy.pop(connection), answer
-            self.idle.append(connection)
-
-    def close(self) -> None:
-        """End the processes."""
-        for process, connection in self.processes:
-            connection.close()
-            if connection in self.busy:
-                process.terminate()
-        for process, _ in self.processes:
-            process.join()
-
-
-CHUNK = 50_000  # pairs that are read for one shard
-
-
+@dataclass
 class Preparation:
-    """A recipe's data on its way into a prepared folder; `prepare` does it all."""
+    """Makes what a prepared folder still lacks; `prepare` does the rest.
 
-    def __init__(self, recipe: Recipe, folder: str | Path, workers: int, progress: bool):
-        check_limits(recipe.max_length, recipe.max_length_ratio)
-        self.recipe, self.folder, self.workers, self.progress = recipe, Path(folder), workers, progress
-        self.train, self.validation = data_sources(recipe)
-        self.held_out = np.zeros(0, np.int64)
-        self.kept_back: tuple[list[str], list[str]] = ([], [])
+    Args:
+        recipe: data, tokenizer, limits and seed.
+        folder: the folder, which holds an unfinished preparation with the same settings, or a new one.
+        train: training text.
+        validation: validation text; None to hold training pairs out.
+        workers: processes that tokenise; 1: this one does.
+        progress: show a bar on a terminal.
+    """
 
-    def settings(self) -> dict:
-        """What decides the content: a preparation is resumed with the same only."""
-        recipe = self.recipe
-        fields = {name: getattr(recipe, name) for name in (*LIMIT_FIELDS, *DATA_FIELDS)}
-        fields |= {name: None if recipe.tokenizer else getattr(recipe, name) for name in TOKENIZER_FIELDS}
+    recipe: Recipe
+    folder: Path
+    train: PairSource
+    validation: PairSource | None
+    workers: int
+    progress: bool
+
+    def run(self, settings: dict) -> dict:
+        """Write tokenizer, shards and indices, and last the manifest, which is returned."""
+        number, held_out, validation_pairs = None, set(), []
         if self.validation is None:
-            fields["seed"] = recipe.seed
-        else:
-            del fields["validation_size"]
-        given = tokenizer_sha256(load_tokenizer(recipe.tokenizer)) if recipe.tokenizer else None
-        sources = [source for source in (self.train, self.validation) if source is not None]
-        files = {str(path): path.stat() for source in sources for path in source.files()}
-        stamps = {path: [stat.st_size, stat.st_mtime_ns] for path, stat in files.items()}
-        return {"format": FORMAT, "version": VERSION, "recipe": fields, "tokenizer": given, "files": stamps}
-
-    def claim(self, overwrite: bool) -> dict | None:
-        """Take the folder, or go on in it; returns the manifest if all is done already.
-
-        Raises:
-            UserError: for a folder that holds something else, or pairs of other settings.
-        """
-        settings, folder = self.settings(), self.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        if overwrite:
-            _remove_prepared(folder)
-        if (folder / MANIFEST).exists():
-            manifest = read_manifest(folder)
-            files = {path: size for path, (size, _) in settings["files"].items()}
-            _check_same(folder, {**settings, "files": files}, {**manifest, "tokenizer": settings["tokenizer"]})
-            given = settings["tokenizer"]
-            if given is not None and given != manifest["tokenizer"]["sha256"]:
-                raise UserError(f"{folder} was prepared with another tokenizer: {_OTHER}")
-            open_prepared(folder)
-            self._clean()
-            return manifest
-        path, earlier = folder / UNFINISHED, {}
-        if path.exists():
-            try:
-                earlier = dict(json.loads(path.read_text(encoding="utf-8")))
-            except (ValueError, TypeError) as error:
-                raise UserError(f"{path} is not ours ({error}): {_OTHER}") from error
-        if (folder / TOKENIZER).exists():
-            _check_same(folder, settings, earlier)
-        elif {**earlier, **settings} != earlier:  # nothing is made yet: a mistake in what was given may be mended
-            write_text(path, _as_json(settings))
-        remove_leftovers(folder)
-        return None
-
-    def _clean(self) -> None:
-        """Remove what only an unfinished preparation needs."""
-        for path in (*self.folder.glob("*.part"), self.folder / UNFINISHED):
-            path.unlink(missing_ok=True)
-
-    def run(self) -> dict:
-        """Make everything that is not there yet; returns the manifest."""
-        if self.validation is None:
-            self.held_out = self._choose_held_out()
-        tokenizer = self._tokenizer()
-        self.writer = ShardWriter(
+            number = self._count()
+            held_out.update(held_out_rows(number, self.recipe.validation_size, self.recipe.seed).tolist())
+        tokenizer = self._tokenizer(held_out)
+        writer = ShardWriter(
             self.folder,
             tokenizer.backend_tokenizer.to_str(),
             not tokenizer.split_special_tokens,
@@ -315,158 +230,261 @@ class Preparation:
             token_type="uint16" if len(tokenizer) <= 2**16 else "int32",
             length_type="uint16" if self.recipe.max_length < 2**16 else "int32",
         )
-        parts = {TRAIN: self._make_shards(TRAIN, self._train_chunks())}
-        if self.validation is None:
-            sides = zip(*self.kept_back, strict=True)
-            parts[VALIDATION] = self._make_shards(VALIDATION, _chunks(sides))
-        else:
-            parts[VALIDATION] = self._make_shards(VALIDATION, _chunks(self.validation.stream()))
-        settings = self.settings()
+        train_chunks = self._train_chunks(held_out, validation_pairs, number)
+        parts = {TRAIN: self._write_part(writer, TRAIN, train_chunks, number and number - len(held_out))}
+        pairs = iter(validation_pairs) if self.validation is None else self.validation.stream()
+        parts[VALIDATION] = self._write_part(writer, VALIDATION, _chunks(pairs))
         manifest = {
             **settings,
             "files": {path: size for path, (size, _) in settings["files"].items()},
             "tokenizer": {"sha256": tokenizer_sha256(tokenizer), "entries": len(tokenizer)},
-            "token_type": self.writer.token_type,
-            "length_type": self.writer.length_type,
-            "parts": {part: self._finish_part(part, shards) for part, shards in parts.items()},
+            "token_type": writer.token_type,
+            "length_type": writer.length_type,
+            "parts": parts,
         }
-        write_text(self.folder / MANIFEST, _as_json(manifest))
-        self._clean()
+        _write_json(self.folder / MANIFEST, manifest)
+        _remove_intermediate(self.folder)
         return manifest
 
-    def _choose_held_out(self) -> np.ndarray:
-        """Numbers of the pairs that are held out; counting them is the first pass over the text."""
+    def _count(self) -> int:
+        """Number of training pairs: the first pass over the text, whose result is kept for a resumption."""
         path = self.folder / UNFINISHED
         settings = json.loads(path.read_text(encoding="utf-8"))
         if "pairs" not in settings:
             settings["pairs"] = self.train.count()
-            write_text(path, _as_json(settings))
-        self.pairs = settings["pairs"]
-        return held_out_rows(self.pairs, self.recipe.validation_size, self.recipe.seed)
+            _write_json(path, settings)
+        return settings["pairs"]
 
-    def _tokenizer(self):
-        """The tokenizer in the folder; put there first if need be, given or trained on the first pairs."""
+    def _tokenizer(self, held_out: set[int]) -> PreTrainedTokenizerFast:
+        """The tokenizer in the folder; copied there before, or trained on the first pairs that are not held out."""
         folder = self.folder / TOKENIZER
         if not folder.exists():
             if self.recipe.tokenizer is not None:
                 tokenizer = load_tokenizer(self.recipe.tokenizer)
             else:
-                pairs = (pair for number, pair in enumerate(self.train.stream()) if not self._is_held_out(number))
+                pairs = (pair for number, pair in enumerate(self.train.stream()) if number not in held_out)
                 tokenizer = new_tokenizer(self.recipe, pairs)
             tokenizer.save_pretrained(unfinished(folder))
             publish(unfinished(folder), folder)
         return load_tokenizer(folder)
 
-    def _is_held_out(self, number: int) -> bool:
-        place = np.searchsorted(self.held_out, number)
-        return place < len(self.held_out) and self.held_out[place] == number
+    def _train_chunks(self, held_out: set[int], validation_pairs: Pairs, number: int | None) -> Iterator[Pairs]:
+        """Chunks of the training text without what is held out, which is added to `validation_pairs`.
 
-    def _train_chunks(self) -> Iterator[tuple[list[str], list[str]]]:
-        """Chunks of the training text without what is held out, which is kept back."""
+        Raises:
+            UserError: if there are other than `number` pairs.
+        """
         start = 0
         for chunk in _chunks(self.train.stream()):
-            stop = start + len(chunk[0])
-            rows = self.held_out[np.searchsorted(self.held_out, start) : np.searchsorted(self.held_out, stop)] - start
-            for row in rows:
-                for side, texts in zip(self.kept_back, chunk, strict=True):
-                    side.append(texts[row])
-            for row in rows[::-1]:
-                for texts in chunk:
-                    del texts[row]
-            start = stop
-            yield chunk
-        if self.validation is None and start != self.pairs:
-            raise UserError(f"{start:,} training pairs were read, not the {self.pairs:,} counted before: {_OTHER}")
+            validation_pairs += [pair for row, pair in enumerate(chunk, start) if row in held_out]
+            yield [pair for row, pair in enumerate(chunk, start) if row not in held_out]
+            start += len(chunk)
+        if number not in (None, start):
+            raise UserError(f"{start:,} training pairs were read, not the {number:,} counted before: {_OTHER}")
 
-    def _make_shards(self, part: str, chunks: Iterator[tuple[list[str], list[str]]]) -> list[dict]:
-        """Facts of the shards of all chunks, in order; those that are there are not made again."""
-        shards: dict[int, dict] = {}
-        is_shown = None if self.progress else True  # None: on a terminal
-        counted = self.pairs - len(self.held_out) if part == TRAIN and self.validation is None else None
-        bar = tqdm(desc=f"preparing {part} pairs", total=counted, unit=" pairs", unit_scale=True, disable=is_shown)
-        sizes: dict[int, int] = {}
+    def _write_part(self, writer: ShardWriter, part: str, chunks: Iterable[Pairs], total: int | None = None) -> dict:
+        """Write the shards of all chunks that have none yet, and the index; returns the manifest's entry."""
+        disable = None if self.progress else True  # None: shown on a terminal only
+        bar = tqdm(desc=f"preparing {part} pairs", total=total, unit=" pairs", unit_scale=True, disable=disable)
+        number, pending = 0, {}
 
-        def jobs() -> Iterator[tuple]:
-            for number, chunk in enumerate(chunks):
-                sizes[number] = len(chunk[0])
-                facts = self.writer.finished(part, number)
-                if facts is None:
-                    yield part, number, chunk
+        def collect() -> None:
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                future.result()
+                bar.update(pending.pop(future))
+
+        with bar, _worker_processes(self.workers) as submit:
+            for number, chunk in enumerate(chunks, 1):
+                if writer.finished(part, number - 1) is None:
+                    pending[submit(writer.write, part, number - 1, chunk)] = len(chunk)
                 else:
-                    shards[number] = facts
-                    bar.update(sizes.pop(number))
-
-        workers = Workers(self.writer, self.workers) if self.workers > 1 else None
-        try:
-            for (_, number), facts in workers.run(jobs()) if workers else self._run_here(jobs()):
-                shards[number] = facts
-                bar.update(sizes.pop(number))
-        finally:
-            bar.close()
-            if workers is not None:
-                workers.close()
-        return [shards[number] for number in sorted(shards)]
-
-    def _run_here(self, jobs: Iterator[tuple]) -> Iterator[tuple[tuple, dict]]:
-        backend = self.writer.backend()
-        for job in jobs:
-            yield job[:2], self.writer.write(backend, *job)
-
-    def _finish_part(self, part: str, shards: list[dict]) -> dict:
-        """Write the index of a part from what its shards left; returns its entry in the manifest."""
-        pairs = sum(facts["rows"] for facts in shards)
-        status = np.zeros(4, np.int64)
-        tokens = np.zeros(2, np.int64)
-        path = self.folder / f"{part}.lengths.npy"
-        with written_whole(path) as new:
-            if pairs:
-                index = np.lib.format.open_memmap(new, "w+", self.writer.length_type, (2, pairs))
-            start = 0
-            for number in range(len(shards)):
-                lengths = self.writer.lengths(part, number)
-                is_kept = lengths[0] > 0
-                status[KEPT] += is_kept.sum()
-                for code in (EMPTY, TOO_LONG, RATIO):
-                    status[code] += np.count_nonzero(lengths[1, ~is_kept] == code)
-                if pairs:
-                    kept = lengths[:, is_kept]
-                    index[:, start : start + kept.shape[1]] = kept
-                    start += kept.shape[1]
-                    tokens += kept.sum(axis=1, dtype=np.int64)
-            dropped = {"empty": int(status[EMPTY]), "too_long": int(status[TOO_LONG]), "ratio": int(status[RATIO])}
-            read = int(status.sum())
-            if not pairs:
-                what = "{read:,} read, {empty:,} empty, {too_long:,} too long, {ratio:,} unequal"
-                what = what.format(read=read, **dropped)
-                raise UserError(f"no {part} pair is left after filtering ({what}); check the files or raise the limits")
-            index.flush()
-            del index
-        limits = {"max_length": self.recipe.max_length, "max_length_ratio": self.recipe.max_length_ratio}
-        return {
-            "pairs": pairs,
-            "source_tokens": int(tokens[0]),
-            "target_tokens": int(tokens[1]),
-            "counts": {"read": read, "kept": pairs} | dropped | limits,
-            "index": {"file": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)},
-            "shards": shards,
-        }
+                    bar.update(len(chunk))
+                if len(pending) > self.workers:
+                    collect()
+            while pending:
+                collect()
+        return _write_index(writer, part, [writer.finished(part, place) for place in range(number)])
 
 
-def _as_json(value: dict) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+def _write_index(writer: ShardWriter, part: str, shards: list[dict]) -> dict:
+    """Write the lengths of all pairs that were kept into one file; returns the part's entry in the manifest."""
+    status, pairs = np.zeros(4, np.int64), sum(facts["rows"] for facts in shards)
+    for number in range(len(shards)):
+        lengths = writer.lengths(part, number)
+        status += count_status(np.where(lengths[0] > 0, KEPT, lengths[1]))
+    counts = FilterCounts(int(status.sum()), *status.tolist(), writer.max_length, writer.max_length_ratio)
+    if not pairs:
+        raise UserError(f"no {part} pair is left after filtering ({counts}); check the files or raise the limits")
+    path = writer.folder / f"{part}.lengths.npy"
+    with written_whole(path) as new:
+        index = np.lib.format.open_memmap(new, "w+", writer.length_type, (2, pairs))
+        start = 0
+        for number, facts in enumerate(shards):
+            lengths = writer.lengths(part, number)
+            index[:, start : start + facts["rows"]] = lengths[:, lengths[0] > 0]
+            start += facts["rows"]
+        tokens = [int(side.sum(dtype=np.int64)) for side in index]
+        index.flush()
+        del index
+    return {
+        "pairs": pairs,
+        "source_tokens": tokens[0],
+        "target_tokens": tokens[1],
+        "counts": asdict(counts),
+        "index": {"file": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)},
+        "shards": shards,
+    }
 
 
-_OTHER = "give another --output, or --overwrite to start anew"
-
-
-def _chunks(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
-    pairs = iter(pairs)
+def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[Pairs]:
     while chunk := list(islice(pairs, CHUNK)):
-        yield tuple(map(list, zip(*chunk, strict=True)))
+        yield chunk
+
+
+# Worker processes
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def _worker_processes(number: int) -> Iterator[Callable[..., Future]]:
+    """A function that runs another one in one of so many processes; for 1 at once in this one.
+
+    When the body ends, or this process, the processes end without finishing what they do.
+
+    Raises:
+        UserError: if one of them dies.
+    """
+    if number == 1:
+        yield _run_here
+        return
+    # Not fork: the tokenizer's and other libraries' threads do not survive it.
+    has_server = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
+    context = multiprocessing.get_context("forkserver" if has_server else "spawn")
+    theirs, ours = context.Pipe(duplex=False)
+    executor = ProcessPoolExecutor(number, context, _start_worker, (theirs,))
+    try:
+        if has_server:
+            _start_server(context)
+        first = context.Process(target=os.getpid)
+        first.start()
+        first.join()
+        if first.exitcode:
+            raise UserError(
+                "worker processes import the main script: call prepare() there below `if __name__ == '__main__':`"
+            )
+        yield executor.submit
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a worker process was killed (out of memory?): run the same command again, with fewer --workers"
+        ) from error
+    finally:
+        ours.close()
+        executor.shutdown(cancel_futures=True)
+
+
+def _start_server(context: multiprocessing.context.ForkServerContext) -> None:
+    """Start the process from which workers are forked: PyTorch and others are imported once, and lie in memory once."""
+    from multiprocessing import forkserver
+
+    context.set_forkserver_preload([__name__])
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: a terminal sends Ctrl-C to all processes
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _run_here(function: Callable, *arguments: Any) -> Future:
+    future = Future()
+    future.set_result(function(*arguments))
+    return future
+
+
+def _start_worker(connection: Connection) -> None:
+    """Make a new worker process ignore Ctrl-C and end as soon as nobody holds the other end of the connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+    def end() -> None:
+        connection.poll(None)
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
+
+
+# What a folder holds already
+
+
+def _write_json(path: Path, value: dict) -> None:
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) -> dict:
+    """What decides the content: a preparation is resumed with the same only."""
+    fields = {name: getattr(recipe, name) for name in (*LIMIT_FIELDS, *DATA_FIELDS)}
+    fields |= {name: None if recipe.tokenizer else getattr(recipe, name) for name in TOKENIZER_FIELDS}
+    files = list(train.files)
+    if validation is None:
+        fields["seed"] = recipe.seed
+    else:
+        del fields["validation_size"]
+        files += validation.files
+    stats = {str(path): path.stat() for path in files}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "recipe": fields,
+        "tokenizer": tokenizer_sha256(load_tokenizer(recipe.tokenizer)) if recipe.tokenizer else None,
+        "files": {path: [stat.st_size, stat.st_mtime_ns] for path, stat in stats.items()},
+    }
+
+
+def _finished_manifest(folder: Path, settings: dict) -> dict:
+    """The manifest of a finished preparation with these settings.
+
+    Raises:
+        UserError: for other settings or files, another tokenizer, or a shard that is missing or damaged.
+    """
+    manifest, tokenizer = read_manifest(folder), settings["tokenizer"]
+    files = {path: size for path, (size, _) in settings["files"].items()}
+    _check_same(folder, {**settings, "files": files}, {**manifest, "tokenizer": tokenizer})
+    if tokenizer not in (None, manifest["tokenizer"]["sha256"]):
+        raise UserError(f"{folder} was prepared with another tokenizer: {_OTHER}")
+    open_prepared(folder)
+    _remove_intermediate(folder)
+    return manifest
+
+
+def _start_or_resume(folder: Path, settings: dict) -> None:
+    """Note the settings in a new folder, or compare them with those of the preparation that is resumed.
+
+    Raises:
+        UserError: for other settings or files.
+    """
+    path, earlier = folder / UNFINISHED, {}
+    if path.exists():
+        try:
+            earlier = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{path} is not from a preparation ({error}): {_OTHER}") from error
+    if (folder / TOKENIZER).exists():
+        _check_same(folder, settings, earlier)
+    elif {**earlier, **settings} != earlier:  # nothing is made yet, so that a wrong setting may be corrected
+        _write_json(path, settings)
+    remove_leftovers(folder)
+
+
+def _remove_intermediate(folder: Path) -> None:
+    """Remove what only an unfinished preparation needs."""
+    for path in (*folder.glob("*.part"), folder / UNFINISHED):
+        path.unlink(missing_ok=True)
 
 
 def _check_same(folder: Path, settings: dict, earlier: dict) -> None:
-    """Refuse to go on in a folder that was begun with other settings or from other files."""
+    """Refuse a folder that was started with other settings or from other files."""
     earlier = {"recipe": {}, "files": {}, "tokenizer": None} | earlier
     if [earlier.get(name) for name in ("format", "version")] != [FORMAT, VERSION]:
         raise UserError(f"{folder} was prepared by another version: {_OTHER}")
@@ -480,14 +498,14 @@ def _check_same(folder: Path, settings: dict, earlier: dict) -> None:
     files = settings["files"] | earlier["files"]
     changed = sorted(path for path in files if settings["files"].get(path) != earlier["files"].get(path))
     if changed:
-        raise UserError(f"{changed[0]} is not as it was when the preparation of {folder} began: {_OTHER}")
+        raise UserError(f"{changed[0]} is not as it was when the preparation of {folder} started: {_OTHER}")
 
 
 def _check_ours(folder: Path) -> None:
     """Refuse a folder with something else in it: nothing there is touched, with `overwrite` neither."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"output {folder} is a file: give a folder")
-    names = {path.name for path in folder.iterdir()}
+    names = {path.name for path in folder.glob("*")}  # none where there is no folder
     is_ours = UNFINISHED in names or {MANIFEST, f"{TRAIN}.lengths.npy"} <= names
     if not is_ours and any(not name.startswith(".") for name in names):
         raise UserError(f"{folder} is not empty and holds no preparation: give another --output")
@@ -524,35 +542,3 @@ def _locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise UserError(f"another process is preparing {folder}: wait for it, or give another --output") from error
         yield
-
-
-def prepare(
-    recipe: Recipe, folder: str | Path, workers: int | None = None, progress: bool = True, overwrite: bool = False
-) -> dict:
-    """Tokenise and filter a recipe's data into a folder that training maps into memory; goes on after an interruption.
-
-    Text is read as a stream, also from the Hub, and at most `workers` + 2 chunks of `CHUNK` pairs are in memory.
-    Without validation data some pairs are held out, the same ones as in training without preparation.
-
-    Args:
-        recipe: data, tokenizer, limits and, for what is held out, seed.
-        folder: the folder to make, or to go on in.
-        workers: processes that tokenise; 1: this one does; None: one for each processor.
-        progress: show a bar on standard error, on a terminal.
-        overwrite: remove an earlier preparation first.
-
-    Returns:
-        The manifest; see `read_manifest`.
-
-    Raises:
-        UserError: for mistakes in the recipe or its data, and a folder that holds something else.
-    """
-    if workers is not None and workers < 1:
-        raise UserError(f"workers is {workers}: it must be 1 or more")
-    folder = Path(folder)
-    if folder.exists():
-        _check_ours(folder)
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    preparation = Preparation(recipe, folder, workers or processors, progress)
-    with _locked(folder):
-        return preparation.claim(overwrite) or preparation.run()

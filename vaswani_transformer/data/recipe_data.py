@@ -1,5 +1,6 @@
 """The text that a recipe names: where it is, what is held out of it, the tokenizer trained on it."""
 
+import glob
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -10,7 +11,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..recipes.recipe import Recipe
-from .parallel_text import PairSource, held_out_rows
+from .parallel_text import PairSource, held_out_rows, pair_source
 from .text_files import home_path
 from .tokenization import train_tokenizer
 
@@ -31,9 +32,9 @@ def data_path(recipe: Recipe, name: str) -> Path:
 
 
 def _source(recipe: Recipe, source: str | None, target: str | None, data: str | None, split: str) -> PairSource:
-    """One part of the recipe's data; a name that is not there is the Hub's."""
-    is_here = data is not None and (data_path(recipe, data).exists() or any(sign in data for sign in "*?["))
-    return PairSource(
+    """One part of the recipe's data; `data` that is neither a file nor a pattern below `data_dir` is left as it is."""
+    is_here = data is not None and (data_path(recipe, data).exists() or glob.has_magic(data))
+    return pair_source(
         source=data_path(recipe, source) if source is not None else None,
         target=data_path(recipe, target) if target is not None else None,
         data=data_path(recipe, data) if is_here else data,
@@ -48,8 +49,7 @@ def data_sources(recipe: Recipe) -> tuple[PairSource, PairSource | None]:
     """Where training and validation text is; without the latter some training pairs are to be held out.
 
     Raises:
-        UserError: for a recipe without training data, as `PairSource`, and as its `check`, which is made of both parts
-            so that a mistake in the second is not found after hours with the first.
+        UserError: for a recipe without training data, and as `pair_source`, which looks at both before either is read.
     """
     if recipe.data_dir is not None and not home_path(recipe.data_dir).is_dir():
         raise UserError(f"data_dir {recipe.data_dir} is not a folder: give the one that holds the data files")
@@ -59,19 +59,16 @@ def data_sources(recipe: Recipe) -> tuple[PairSource, PairSource | None]:
     validation = recipe.validation_source, recipe.validation_target, recipe.validation_data
     if recipe.validation_split is not None and not any(validation):
         validation = None, None, recipe.train_data
-    sources = [train]
-    if any(validation):
-        sources.append(_source(recipe, *validation, recipe.validation_split or "validation"))
-    for source in sources:
-        source.check()
-    return train, sources[1] if len(sources) > 1 else None
+    if not any(validation):
+        return train, None
+    return train, _source(recipe, *validation, recipe.validation_split or "validation")
 
 
 def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Dataset]:
     """Training and validation text; without validation data some training pairs are held out.
 
     Raises:
-        UserError: as `data_sources` and `PairSource.load`, and when there is not enough to hold out.
+        UserError: as `data_sources` and `load_pairs`, and when there is not enough to hold out.
     """
     train_source, validation_source = data_sources(recipe)
     train = train_source.load()

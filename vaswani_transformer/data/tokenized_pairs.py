@@ -11,8 +11,8 @@ import numpy as np
 
 from ..errors import UserError
 from .filtering import KEPT, FilterCounts, check_limits, count_status, pair_status
+from .pair_readers import DEFAULT_COLUMNS
 from .parallel_text import CACHE_VERSION
-from .text_files import DEFAULT_COLUMNS
 
 _TOKEN_FEATURES = datasets.Features(
     dict.fromkeys(("input_ids", "labels"), datasets.List(datasets.Value("int32")))

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..data.batching import PairCollator
+from ..data.batching import PairCollator, batches_by_length
 from ..errors import UserError
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import length_normalization
-from .streaming import WINDOW_LINES, batches_by_length, in_windows
+from .streaming import WINDOW_LINES, in_windows
 
 TOKENS_PER_BATCH = 4096
 

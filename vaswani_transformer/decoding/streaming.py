@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import torch.distributed as distributed
 
-from ..data.batching import TokenBatchSampler
 from ..errors import UserError
 
 WINDOW_LINES = 2000  # more lines need less padding, fewer lines are written sooner
@@ -81,11 +80,6 @@ def in_windows(lines: Iterable[Any], size: int, start: int = 0) -> Iterator[Wind
             yield window
         if len(window.lines) < size:
             return
-
-
-def batches_by_length(lengths: list[int], tokens: int) -> list[list[int]]:
-    """Indices in batches of at most `tokens` tokens, padding counted, longest first; one too long comes alone."""
-    return list(TokenBatchSampler(lengths, lengths, max(tokens, max(lengths)), shuffle=False)) if lengths else []
 
 
 def read_ahead(items: Iterable[Item], number: int = 2) -> Iterator[Item]:

@@ -9,12 +9,12 @@ import torch
 from tqdm.auto import tqdm
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from ..data.batching import PairCollator
+from ..data.batching import PairCollator, batches_by_length
 from ..errors import UserError
 from ..model.generation_vaswani import MAX_EXTRA_TOKENS
 from .long_inputs import split_line
 from .scoring import LengthRule, check_length, score_ids
-from .streaming import WINDOW_LINES, Window, batches_by_length, in_windows
+from .streaming import WINDOW_LINES, Window, in_windows
 
 _RULED_OUT = -1e4  # log-probability of a token that is nearly impossible
 

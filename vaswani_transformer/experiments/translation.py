@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..data.parallel_text import PairSource
+from ..data.parallel_text import load_pairs
 from ..data.recipe_data import data_path
 from ..decoding.scoring import score_pairs
 from ..decoding.translator import Translator
@@ -241,19 +241,18 @@ def data_pairs(
     """Sources and targets of two files of the data folder, or of a split of the Hub dataset that a recipe trains on.
 
     Raises:
-        UserError: as `PairSource.load`.
+        UserError: as `load_pairs`.
     """
     if source is not None:
-        found = PairSource(data_path(recipe, source), data_path(recipe, target))
+        pairs = load_pairs(source=data_path(recipe, source), target=data_path(recipe, target))
     else:
-        found = PairSource(
+        pairs = load_pairs(
             data=recipe.train_data,
             config=recipe.data_config,
             split=split,
             source_column=recipe.source_column,
             target_column=recipe.target_column,
         )
-    pairs = found.load()
     return list(pairs["source"]), list(pairs["target"])
 
 

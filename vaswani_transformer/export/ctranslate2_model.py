@@ -9,9 +9,9 @@ import ctranslate2
 import torch
 from transformers import GenerationConfig
 
+from ..data.batching import batches_by_length
 from ..data.tokenization import load_tokenizer
 from ..decoding.scoring import LengthRule
-from ..decoding.streaming import batches_by_length
 from ..decoding.translator import Translator
 from ..errors import UserError, one_line
 from ..model.configuration_vaswani import VaswaniConfig

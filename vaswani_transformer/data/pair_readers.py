@@ -1,0 +1,195 @@
+"""Pairs of sentences in files of one format: line-aligned text, TSV, CSV, JSON lines, Parquet."""
+
+import csv
+import difflib
+import json
+import textwrap
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import UserError
+from .text_files import read_lines
+
+DEFAULT_COLUMNS = ("source", "target")
+TABLE_ROWS = 1000  # rows of a table that are in memory at once
+
+# A reader gives the rows of one file, or of a source and a target file, each with its place for messages.
+Rows = Iterator[tuple[str, dict[str, Any]]]
+
+
+def _read_text(source: Path, target: Path, columns: tuple[str, str]) -> Rows:
+    sources, targets = read_lines(source), read_lines(target)
+    for number, pair in enumerate(zip_longest(sources, targets), 1):
+        if None in pair:
+            longer = number + sum(1 for _ in (targets if pair[0] is None else sources))
+            counts = [number - 1 if text is None else longer for text in pair]
+            what = f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}"
+            raise UserError(f"{what}; line n of one must be the translation of line n of the other")
+        yield "", dict(zip(columns, pair, strict=True))
+
+
+def _read_tsv(path: Path, columns: tuple[str, str]) -> Rows:
+    names: list[str] = []
+    for number, line in enumerate(read_lines(path), 1):
+        fields = line.split("\t")
+        if not names:
+            has_header = set(columns) <= set(fields)
+            names = fields if has_header or set(columns) != set(DEFAULT_COLUMNS) else list(DEFAULT_COLUMNS)
+            needed = max(column_position(column, names, f"{path}, line 1") for column in columns) + 1
+            if has_header:
+                continue
+        if len(fields) < needed:
+            rule = f"{len(fields)} field(s) separated by tabs, but {needed} are needed"
+            raise UserError(f"{path}, line {number}: {rule}; give every line a source and a target")
+        yield "", dict(zip(names, fields, strict=False))
+
+
+def _read_csv(path: Path, columns: tuple[str, str]) -> Rows:
+    # strict: otherwise one quote that is never closed swallows the rest of the file without a word.
+    rows = csv.DictReader((line + "\n" for line in read_lines(path)), strict=True)
+    try:
+        for row in rows:
+            if None in row or None in row.values():  # an unquoted comma would cut a sentence short
+                raise csv.Error(f"not the {len(rows.fieldnames or ())} fields of the header")
+            yield f"{path}, line {rows.line_num}", row
+    except csv.Error as error:
+        hint = "quote text with commas or quotes, or use .tsv, which has no quoting"
+        raise UserError(f"{path}, line {rows.line_num}: not valid CSV ({error}); {hint}") from None
+
+
+def _read_json(path: Path, columns: tuple[str, str]) -> Rows:
+    for number, line in enumerate(read_lines(path), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            try:
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError(f"{type(row).__name__}, not an object")
+            except ValueError as error:
+                raise UserError(f"{where}: not JSON lines ({error}); write one object per line") from None
+            yield where, row
+
+
+def _read_parquet(path: Path, columns: tuple[str, str]) -> Rows:
+    # Not by `datasets`: its scan of a local file may abort the process at its end (apache/arrow issue 45214).
+    with load_errors(str(path)):
+        file = pq.ParquetFile(path, pre_buffer=False)
+        is_flat = set(columns) <= set(file.schema_arrow.names)
+        tables = file.iter_batches(TABLE_ROWS, columns=list(columns) if is_flat else ["translation"])
+    return rows_of_tables(tables, str(path))
+
+
+READERS = {
+    "text": _read_text,
+    ".tsv": _read_tsv,
+    ".csv": _read_csv,
+    ".jsonl": _read_json,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+}
+
+
+def read_pairs(
+    kind: str, shards: Iterable[tuple[str | Path, ...]], columns: tuple[str, str] = DEFAULT_COLUMNS
+) -> Iterator[tuple[str, str]]:
+    """Pairs of shards, one after the other.
+
+    Args:
+        kind: a key of `READERS`.
+        shards: the file, or source and target file, of each.
+        columns: names of source and target column.
+
+    Raises:
+        UserError: naming file and line; also for a file without any pair.
+    """
+    for files in shards:
+        pair = None
+        for pair in pairs_of_rows(READERS[kind](*map(Path, files), columns), columns):
+            yield pair
+        if pair is None:
+            raise UserError(f"{' and '.join(map(str, files))}: empty, no pair; give at least one pair")
+
+
+def pairs_of_rows(rows: Rows, columns: tuple[str, str]) -> Iterator[tuple[str, str]]:
+    """The two columns of each row, looked up within its column `translation` where they are not its own.
+
+    Raises:
+        UserError: for a column that is missing or not a string, naming the row.
+    """
+    for where, row in rows:
+        values = row
+        if not set(columns) <= row.keys() and isinstance(row.get("translation"), dict):
+            values = row["translation"]
+        pair = tuple(
+            values[column] if column in values else column_position(column, list(values), where) for column in columns
+        )
+        for column, text in zip(columns, pair, strict=True):
+            if not isinstance(text, str):
+                raise UserError(f"{where}: {column!r} holds {text!r:.40}, which is not a string; write it as text")
+        yield pair
+
+
+def rows_of_tables(tables: Iterable[pa.Table | pa.RecordBatch], where: str) -> Rows:
+    """The rows of Arrow tables that follow each other, with their numbers from 1.
+
+    Raises:
+        UserError: if a table cannot be read.
+    """
+    number = 0
+    with load_errors(where):
+        for table in tables:
+            for row in table.to_pylist():
+                number += 1
+                yield f"{where}, row {number}", row
+
+
+@contextmanager
+def load_errors(what: str) -> Iterator[None]:
+    """Turn errors of `datasets` and pyarrow, which share no base class (Hub, format, disk), into `UserError`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        cause = error.__cause__ or error  # `datasets` wraps what is raised while it generates
+        if isinstance(cause, UserError):
+            raise cause from None
+        reason = textwrap.shorten(str(cause), 200, placeholder=" ...") or type(cause).__name__
+        raise UserError(f"{what} could not be loaded ({reason}); check name, content, config, split") from error
+
+
+def column_position(column: str, available: list[str], where: str) -> int:
+    """Index of a column among those of `where`.
+
+    Raises:
+        UserError: if it is not there, with the columns that are and the nearest.
+    """
+    if column in available:
+        return available.index(column)
+    near = difflib.get_close_matches(column, available, 1)
+    hint = f"did you mean {near[0]!r}?" if near else "name one of these"
+    there = textwrap.shorten(", ".join(available), 200, placeholder=" ...")
+    raise UserError(f"{where}: there is no column {column!r}; the columns are: {there}; {hint}")
+
+
+def check_schema(schema: pa.Schema, columns: tuple[str, str], where: str) -> None:
+    """Refuse a table whose columns are missing, also within `translation`, or not text.
+
+    Raises:
+        UserError: naming the column.
+    """
+    fields = {field.name: field.type for field in schema}
+    nested = fields.get("translation")
+    if not set(columns) <= fields.keys() and nested is not None and pa.types.is_struct(nested):
+        fields = {field.name: field.type for field in nested}
+    for column in columns:
+        column_position(column, list(fields), where)
+        kind = fields[column]
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise UserError(f"{where}: column {column!r} is {kind}, not text; name or make a column of strings")

@@ -1,6 +1,6 @@
 """Memory and time of `vaswani prepare` and of the start of `vaswani train --prepared`, against the number of pairs.
 
-    python scripts/benchmark_data.py --pairs 1000000 5000000 --workers 2
+    python scripts/benchmarks/data.py --pairs 1000000 5000000 --workers 2
 
 Text is generated: words of a Zipf distribution over 20,000 made-up words, as many in a sentence as in Multi30k English
 (log-normal, mean 12.2, standard deviation 4.1), targets 0.97 times as long with a spread of 15%, in gzipped shards.

@@ -1,6 +1,6 @@
 """Where the time of `generate()` goes: encoder, source, decoder steps, and transformers' loop around them.
 
-    python scripts/profile_generation.py --batch 1 --beams 1 --precision float32
+    python scripts/benchmarks/profile_generation.py --batch 1 --beams 1 --precision float32
 
 Processor time of one thread, so that what else the machine does weighs little: random weights of the base model with a
 vocabulary of 10,000, 24 source tokens, 24 forced output tokens, `prepare_for_inference` in a precision or, with
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from statistics import median
 
 import torch
-from benchmark_generation import by_generate, vaswani_model
+from generation import by_generate, vaswani_model
 
 from vaswani_transformer.decoding.cpu_inference import PRECISIONS, prepare_for_inference
 from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache

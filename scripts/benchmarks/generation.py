@@ -1,7 +1,7 @@
 """How fast outputs are generated, side by side: ours, with each option, Marian of transformers, CTranslate2.
 
-    python scripts/benchmark_generation.py
-    python scripts/benchmark_generation.py --device cuda --batches 1 16 64 256 --vocab-size 37000
+    python scripts/benchmarks/generation.py
+    python scripts/benchmarks/generation.py --device cuda --batches 1 16 64 256 --vocab-size 37000
 
 All have random weights of one shape (base unless told otherwise); ours and CTranslate2's are the same ones. A batch of
 sources of equal length is given, and every output is forced to the same number of tokens, so that all do the same

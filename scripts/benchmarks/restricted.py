@@ -1,6 +1,6 @@
 """Restricted against full self-attention in training: seconds of a step over the length of the sentence.
 
-    python scripts/benchmark_restricted.py --window 64
+    python scripts/benchmarks/restricted.py --window 64
 
 Forward and backward of an encoder (2 layers, d_model 64, 4 heads, random weights, one sentence) with sdpa, and with the
 eager implementation, which masks a full square; no decoder, whose attention to the source is never restricted.

@@ -1,7 +1,7 @@
 """What each ingredient of the paper is worth: small models on Multi30k that differ from a baseline in one setting.
 
-    python scripts/ablations.py FOLDER_OF_MULTI30K --output runs/ablations
-    python scripts/ablations.py FOLDER_OF_MULTI30K --output runs/ablations --report     # the tables of what is there
+    python scripts/benchmarks/ablations.py FOLDER_OF_MULTI30K --output runs/ablations
+    python scripts/benchmarks/ablations.py FOLDER_OF_MULTI30K --output runs/ablations --report   # the tables so far
 
 Runs that are finished are not repeated, an interrupted one goes on; `--only NAME` trains some of them, `--list` names
 them. Every model is scored on test_2016_flickr: the last checkpoint and the average of the last five, and the baseline

@@ -1,7 +1,7 @@
 """How often word alignments from attention agree with those known of the generated corpus, layer by layer.
 
     vaswani demo --output demo_output
-    python scripts/alignment_agreement.py demo_output/model
+    python scripts/benchmarks/alignments.py demo_output/model
 
 Known are the links of nouns, adjectives and number words of the test sentences where the word has one counterpart on
 either side. The baseline takes the source word at the same relative place.

@@ -1,8 +1,8 @@
 """Training speed side by side: `vaswani train`, Marian and Seq2SeqTrainer, a bare torch.nn.Transformer loop, JoeyNMT.
 
-    python scripts/benchmark_training.py FOLDER_OF_MULTI30K
-    python scripts/benchmark_training.py                       # generated pairs, about as long
-    python scripts/benchmark_training.py --device cuda --preset big --batch-tokens 25000 --vocab-size 37000
+    python scripts/benchmarks/training.py FOLDER_OF_MULTI30K
+    python scripts/benchmarks/training.py                       # generated pairs, about as long
+    python scripts/benchmarks/training.py --device cuda --preset big --batch-tokens 25000 --vocab-size 37000
 
 One tokenizer, one model size, the same pairs. Each contestant trains in a process of its own, and they take turns in
 random order, several rounds. A clock outside reads the log that each writes after every step: start-up and the first

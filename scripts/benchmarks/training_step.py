@@ -17,7 +17,7 @@ from statistics import median
 from unittest import mock
 
 import torch
-from model_sizes import SIZES, add_whole_numbers, vaswani_config
+from training_contestants import SIZES, add_whole_numbers, vaswani_config
 from transformers.trainer_pt_utils import LabelSmoother
 
 from vaswani_transformer import VaswaniForConditionalGeneration

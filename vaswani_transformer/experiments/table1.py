@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..errors import UserError
-from .base import Cell, Estimate, Experiment, Setup, markdown_table, told_machine, write_recipe
+from .base import Cell, Estimate, Experiment, Setup, describe_runs, markdown_table, write_recipe
 from .layer_types import KINDS, LayerCost, LayerKind, fitted_exponent, measure_layer, path_length
 
 # Sizes measured: lengths at width `width`, widths at length `length`.
@@ -23,7 +23,7 @@ SCALES = {
         "kernel": 3, "neighbourhood": 64, "path_positions": 33, "rounds": 5,
     },
 }  # fmt: skip
-# A layer type on two cores; how long the large sizes take is what is measured.
+# Of a layer type on two cores; at paper scale not known before it is measured.
 SECONDS = {"laptop": 10.0, "paper": None}
 PATH_KERNEL, PATH_NEIGHBOURHOOD = 3, 8
 
@@ -32,7 +32,7 @@ def table1_settings(setup: Setup) -> dict[str, Any]:
     """The sizes to measure, with the changes of the call: whole numbers, several separated by commas.
 
     Raises:
-        UserError: for a setting that is not there, or values that are no sizes.
+        UserError: for an unknown setting, or a value that is not of its kind.
     """
     settings = dict(SCALES[setup.scale])
     for name, text in setup.changes.items():
@@ -55,7 +55,7 @@ def table1_settings(setup: Setup) -> dict[str, Any]:
 
 
 class Table1(Experiment):
-    """One cell a layer type: time and memory of one layer over lengths and widths."""
+    """A cell for each layer type: time and memory of one layer over lengths and widths."""
 
     name = "table1"
     title = "layer types: complexity, sequential operations and path length, formulas and measurements"
@@ -76,7 +76,7 @@ class Table1(Experiment):
         ]
 
     def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
-        """Seconds at laptop scale, unknown at paper scale; nothing is trained."""
+        """Ten seconds at laptop scale, unknown at paper scale; nothing is trained."""
         return Estimate(seconds=SECONDS[setup.scale])
 
     def run(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class Table1(Experiment):
             markdown_table(titles, measured),
             "",
             self._notes(settings),
-            told_machine(results),
+            describe_runs(results),
             "",
         ])  # fmt: skip
 

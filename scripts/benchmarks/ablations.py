@@ -1,212 +1,199 @@
 """What each ingredient of the paper is worth: small models on Multi30k that differ from a baseline in one setting.
 
-    python scripts/benchmarks/ablations.py FOLDER_OF_MULTI30K --output runs/ablations
-    python scripts/benchmarks/ablations.py FOLDER_OF_MULTI30K --output runs/ablations --report   # the tables so far
+    python scripts/benchmarks/ablations.py FOLDER_OF_MULTI30K --output runs
+    python scripts/benchmarks/ablations.py FOLDER_OF_MULTI30K --output runs --report     # the tables so far
 
-Runs that are finished are not repeated, an interrupted one goes on; `--only NAME` trains some of them, `--list` names
-them. Every model is scored on test_2016_flickr: the last checkpoint and the average of the last five, and the baseline
-with several searches. `docs/reproducing.md` holds the tables and says where they came from.
+Table 3 varies the model; this varies batches, warmup, initial weights, checkpoints and search. An experiment like those
+of `vaswani experiment`: finished cells are not repeated, an interrupted one is resumed. Every model is scored on
+test_2016_flickr: the last checkpoint and the average of the last five, and the baseline with several searches.
+`docs/reproducing.md` holds the tables.
 """
 
 import argparse
-import json
-import os
-import subprocess
+import contextlib
 import sys
 from pathlib import Path
 from unittest import mock
 
-BASELINE = {
-    "train_source": "train.en.gz", "train_target": "train.de.gz",
-    "validation_source": "val.en.gz", "validation_target": "val.de.gz", "validation_bleu": 0,
-    "vocab_size": 6000, "d_model": 128, "d_ff": 512, "num_heads": 4, "encoder_layers": 3, "decoder_layers": 3,
-    "dropout": 0.1, "max_length": 100, "tokens_per_batch": 4096, "tokens_per_device": 4096,
-    "max_steps": 1800, "warmup_steps": 800, "evaluate_every": 120, "keep_checkpoints": 5, "average_checkpoints": 5,
+import torch
+from safetensors.torch import load_file
+
+from vaswani_transformer import Translator, average_checkpoints, load_model
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.evaluation.metrics import score_translations
+from vaswani_transformer.experiments.base import (
+    Setup,
+    chosen_cells,
+    describe_runs,
+    experiment_folder,
+    markdown_table,
+    read_results,
+    run_cell,
+    write_report,
+)
+from vaswani_transformer.experiments.launch import Job, device_environments, run_side_by_side
+from vaswani_transformer.experiments.translation import (
+    Training,
+    TranslationExperiment,
+    data_pairs,
+    draw_against,
+    train_cell,
+    with_target,
+)
+from vaswani_transformer.training import run as training_run
+from vaswani_transformer.training.checkpoints import WEIGHTS, complete_checkpoints
+from vaswani_transformer.training.run_folder import CHECKPOINTS
+
+BASELINE = with_target("de") | {
+    "validation_bleu": 0, "vocab_size": 6000, "d_model": 128, "d_ff": 512, "num_heads": 4, "encoder_layers": 3,
+    "decoder_layers": 3, "dropout": 0.1, "tokens_per_batch": 4096, "tokens_per_device": 4096, "max_steps": 1800,
+    "warmup_steps": 800, "evaluate_every": 120, "keep_checkpoints": 5, "average_checkpoints": 5, "best_by": "loss",
+    "early_stopping": 0,
 }  # fmt: skip
+NORMAL = "normal-initialisation"
 # Steps and warmup follow the batch where the same number of epochs is meant.
 VARIANTS = {
-    "baseline": {},
-    "baseline, seed 1": {"seed": 1},
-    "baseline, seed 2": {"seed": 2},
-    "no label smoothing": {"label_smoothing": 0.0},
-    "batches of 1,024 tokens, as many steps": {"tokens_per_batch": 1024},
-    "batches of 1,024 tokens, as many epochs": {
-        "tokens_per_batch": 1024, "max_steps": 7200, "warmup_steps": 3200, "evaluate_every": 480,
-    },
-    "batches of 16,384 tokens, as many epochs": {
-        "tokens_per_batch": 16384, "max_steps": 450, "warmup_steps": 200, "evaluate_every": 30,
-    },
-    "warmup of 100 steps": {"warmup_steps": 100},
-    "initialised with normal(0, 0.02)": {"initialisation": "normal"},
-    "no dropout": {"dropout": 0.0},
+    "baseline": ("baseline", {}),
+    "seed-1": ("baseline, seed 1", {"seed": 1}),
+    "seed-2": ("baseline, seed 2", {"seed": 2}),
+    "no-smoothing": ("no label smoothing", {"label_smoothing": 0.0}),
+    "batch-1024-steps": ("batches of 1,024 tokens, as many steps", {"tokens_per_batch": 1024}),
+    "batch-1024-epochs": ("batches of 1,024 tokens, as many epochs", {
+        "tokens_per_batch": 1024, "max_steps": 7200, "warmup_steps": 3200, "evaluate_every": 480}),
+    "batch-16384-epochs": ("batches of 16,384 tokens, as many epochs", {
+        "tokens_per_batch": 16384, "max_steps": 450, "warmup_steps": 200, "evaluate_every": 30}),
+    "warmup-100": ("warmup of 100 steps", {"warmup_steps": 100}),
+    NORMAL: ("initialised with normal(0, 0.02)", {}),
+    "no-dropout": ("no dropout", {"dropout": 0.0}),
 }  # fmt: skip
+CHOSEN = "beam 4, alpha 0.6"
 SEARCHES = {
-    "beam 4, alpha 0.6": {"num_beams": 4, "length_penalty": 0.6},
+    CHOSEN: {"num_beams": 4, "length_penalty": 0.6},
     "beam 4, alpha 0": {"num_beams": 4, "length_penalty": 0.0},
     "beam 4, alpha 1": {"num_beams": 4, "length_penalty": 1.0},
     "beam 1": {"num_beams": 1},
     "beam 10, alpha 0.6": {"num_beams": 10, "length_penalty": 0.6},
 }
-CHOSEN = "beam 4, alpha 0.6"
 
 
-def folder_of(options: argparse.Namespace, name: str) -> Path:
-    """Where a variant's run lies."""
-    return Path(options.output) / "".join(letter if letter.isalnum() else "-" for letter in name)
+@contextlib.contextmanager
+def normal_weights():
+    """Models start with transformers' usual weights, normal(0, 0.02), in place of their own."""
+    own = training_run.new_model
 
-
-def normal_initialisation(module) -> None:
-    """transformers' usual initial weights, `normal(0, 0.02)`, in place of the model's own."""
-    import torch
-
-    if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
-        torch.nn.init.normal_(module.weight, std=0.02)
-    if getattr(module, "bias", None) is not None:
-        torch.nn.init.zeros_(module.bias)
-
-
-def train_one(options: argparse.Namespace, name: str) -> None:
-    """Train one variant, then score its last checkpoint and the average of the last five."""
-    import torch
-
-    from vaswani_transformer import load_recipe, train
-    from vaswani_transformer.training import run as training_module
-
-    torch.set_num_threads(options.threads)
-    folder = folder_of(options, name)
-    changes = dict(VARIANTS[name])
-    initialisation = changes.pop("initialisation", None)
-    settings = BASELINE | changes | {"data_dir": options.data, "tokenizer": options.tokenizer, "output": str(folder)}
-    make = training_module.new_model
-
-    def make_with_normal_weights(*arguments):
-        model = make(*arguments)
-        if initialisation is not None:
-            torch.manual_seed(0)
-            model.apply(normal_initialisation)
-            model.tie_weights()
+    def new_model(*arguments):
+        model = own(*arguments)
+        torch.manual_seed(0)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+                torch.nn.init.normal_(module.weight, std=0.02)
+            if getattr(module, "bias", None) is not None:
+                torch.nn.init.zeros_(module.bias)
+        model.tie_weights()
         return model
 
-    if not (folder / "model.safetensors").exists():
-        with mock.patch.object(training_module, "new_model", make_with_normal_weights):
-            train(load_recipe("small", {**settings, "best_by": "loss", "early_stopping": 0}), progress=False)
-    scores = score(options, folder, list(SEARCHES) if name == "baseline" else [CHOSEN])
-    (folder / "scores.json").write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
+    with mock.patch.object(training_run, "new_model", new_model):
+        yield
 
 
-def score(options: argparse.Namespace, folder: Path, searches: list[str]) -> dict:
-    """Test BLEU and validation loss of the last checkpoint and of the average, with each of the searches."""
-    from safetensors.torch import load_file
+class Ablations(TranslationExperiment):
+    """A cell for each variant of the baseline."""
 
-    from vaswani_transformer import TranslationMetric, Translator, average_checkpoints, load_model, load_pairs
-    from vaswani_transformer.training.run_folder import complete_checkpoints
+    name = "ablations"
+    title = "small models that differ from a baseline in one setting"
 
-    pairs = load_pairs(**{
-        side: Path(options.data) / f"test_2016_flickr.{language}.gz"
-        for side, language in (("source", "en"), ("target", "de"))
-    })  # fmt: skip
-    model, tokenizer = load_model(folder, "cpu")
-    checkpoints = complete_checkpoints(folder / "checkpoints")[-5:]
-    weights = {"last": load_file(checkpoints[-1] / "model.safetensors"), "average": average_checkpoints(checkpoints)}
-    result = {}
-    for label, state in weights.items():
-        model.load_state_dict(state, strict=False)
-        model.tie_weights()
-        result[label] = {}
-        for search in searches:
-            translator = Translator(model, tokenizer, 2048, **SEARCHES[search])
-            translations = list(translator.translate(list(pairs["source"])))
-            metric = TranslationMetric().compute(predictions=translations, references=list(pairs["target"]))
-            result[label][search] = {
-                "bleu": metric["bleu"], "chrf": metric["chrf"], "signature": metric["bleu_signature"],
-                "length_ratio": sum(len(text.split()) for text in translations)
-                / sum(len(text.split()) for text in pairs["target"]),
-            }  # fmt: skip
-    return result
+    def trainings(self, setup: Setup) -> dict:
+        """One for each of `VARIANTS`."""
+        tests = {"test_source": "test_2016_flickr.en.gz", "test_target": "test_2016_flickr.de.gz"}
+        return {
+            name: (label, "", Training("small", BASELINE | changes, **tests), {})
+            for name, (label, changes) in VARIANTS.items()
+        }
+
+    def run(self, setup, cell, folder) -> dict:
+        """Train a variant, then score its last checkpoint and the average of the last five."""
+        training = self.training(setup, cell)
+        recipe = self.recipe(setup, training, folder)
+        if not (folder / WEIGHTS).exists():
+            with normal_weights() if cell.name == NORMAL else contextlib.nullcontext():
+                train_cell(setup, recipe)
+        sources, references = data_pairs(recipe, training.test_source, training.test_target, None)
+        words = sum(len(reference.split()) for reference in references)
+        model, tokenizer = load_model(folder)
+        checkpoints = complete_checkpoints(folder / CHECKPOINTS)[-5:]
+        weights = {"last": load_file(checkpoints[-1] / WEIGHTS), "average": average_checkpoints(checkpoints)}
+        figures = {}
+        for kind, state in weights.items():
+            model.load_state_dict(state, strict=False)
+            model.tie_weights()
+            figures[kind] = {}
+            for search in SEARCHES if cell.name == "baseline" else [CHOSEN]:
+                translations = list(Translator(model, tokenizer, 2048, **SEARCHES[search]).translate(sources))
+                scores = score_translations(translations, references)
+                length_ratio = sum(len(translation.split()) for translation in translations) / words
+                figures[kind][search] = scores | {"length_ratio": length_ratio}
+        return figures
+
+    def report(self, setup, cells, results) -> str:
+        """BLEU of every variant, and of the baseline with every search."""
+        figures = {name: result["figures"] for name, result in results.items()}
+        if "baseline" not in figures:
+            return "The baseline is not finished yet.\n"
+        bleu = {name: [found[kind][CHOSEN]["bleu"] for kind in ("last", "average")] for name, found in figures.items()}
+        reference = bleu["baseline"][1]
+        rows = [
+            [cell.label, *(f"{value:.2f}" for value in bleu[cell.name]), f"{bleu[cell.name][1] - reference:+.2f}"]
+            for cell in cells
+            if cell.name in bleu
+        ]
+        baseline = figures["baseline"]
+        searches = [
+            [search, *(f"{baseline[kind][search]['bleu']:.2f}" for kind in ("last", "average")),
+             f"{baseline['average'][search]['length_ratio']:.3f}"]
+            for search in SEARCHES
+        ]  # fmt: skip
+        titles = ["last checkpoint", "average of 5"]
+        return "\n".join([
+            markdown_table(["setting", *titles, "to the baseline's average"], rows), "",
+            markdown_table(["search, baseline", *titles, "words to the reference's"], searches), "",
+            f"{baseline['average'][CHOSEN]['bleu_signature']}; {describe_runs(results)}", "",
+        ])  # fmt: skip
+
+    def draw(self, figure, cells, results) -> None:
+        """BLEU of the average of five checkpoints."""
+        values = [results[cell.name]["figures"]["average"][CHOSEN]["bleu"] if cell.name in results else None
+                  for cell in cells]  # fmt: skip
+        draw_against(figure.subplots(), [cell.label for cell in cells], values, [None] * len(cells))
 
 
-def report(options: argparse.Namespace) -> None:
-    """Print the tables of the variants that are finished."""
-    done = {name: folder_of(options, name) / "scores.json" for name in VARIANTS}
-    done = {name: json.loads(path.read_text()) for name, path in done.items() if path.exists()}
-    if "baseline" not in done:
-        sys.exit("error: the baseline is not there yet: run without --report")
-    seeds = [scores for name, scores in done.items() if name.startswith("baseline")]
-    print("| setting | last checkpoint | average of 5 | to the baseline's average |\n|---|---|---|---|")
-    reference = done["baseline"]["average"][CHOSEN]["bleu"]
-    for name, scores in done.items():
-        last, average = (scores[kind][CHOSEN]["bleu"] for kind in ("last", "average"))
-        print(f"| {name} | {last:.2f} | {average:.2f} | {average - reference:+.2f} |")
-    values = [scores["average"][CHOSEN]["bleu"] for scores in seeds]
-    print(f"\n{len(values)} seeds of the baseline: {min(values):.2f} to {max(values):.2f} (average of 5 checkpoints)")
-    print("\n| search, baseline | last checkpoint | average of 5 | words to the reference's |\n|---|---|---|---|")
-    for search in SEARCHES:
-        last, average = (done["baseline"][kind][search] for kind in ("last", "average"))
-        print(f"| {search} | {last['bleu']:.2f} | {average['bleu']:.2f} | {average['length_ratio']:.3f} |")
-    print(f"\n{done['baseline']['average'][CHOSEN]['signature']}")
-
-
-def make_tokenizer(options: argparse.Namespace) -> None:
-    """One vocabulary for all runs."""
-    from itertools import chain
-
-    from vaswani_transformer import train_tokenizer
-    from vaswani_transformer.data.parallel_text import read_lines
-
-    if (Path(options.tokenizer) / "tokenizer.json").exists():
-        return
-    lines = chain.from_iterable(read_lines(Path(options.data) / f"train.{side}.gz") for side in ("en", "de"))
-    train_tokenizer(lines, vocab_size=BASELINE["vocab_size"]).save_pretrained(options.tokenizer)
-
-
-def main() -> None:
-    """Train what is missing, a process for each, then report."""
+def main() -> int:
+    """Train what is missing, in several processes, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "data", metavar="FOLDER_OF_MULTI30K", help="with train, val and test_2016_flickr .en.gz, .de.gz"
-    )
-    parser.add_argument("--output", default="runs/ablations", help="folder for the runs")
-    parser.add_argument("--only", nargs="+", choices=list(VARIANTS), metavar="NAME", help="train these")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    parser.add_argument("--threads", type=int, default=1, help="of each run")
-    parser.add_argument("--list", action="store_true", help="name the variants and stop")
-    parser.add_argument("--report", action="store_true", help="print the tables of what is finished, train nothing")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("data", metavar="FOLDER_OF_MULTI30K", help="train, val and test_2016_flickr, .en.gz and .de.gz")
+    parser.add_argument("--output", default="runs", help="folder of all experiments (default: runs)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=f"of {', '.join(VARIANTS)}")
+    parser.add_argument("--jobs", type=int, default=2, help="variants that run at a time (default: 2)")
+    parser.add_argument("--report", action="store_true", help="run nothing: print the tables of what is finished")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # a process of --jobs
     options = parser.parse_args()
-    options.tokenizer = str(Path(options.output) / "tokenizer")
-    if options.list:
-        print("\n".join(VARIANTS))
-        return
-    if options.report:
-        report(options)
-        return
-    if options.one:
-        train_one(options, options.one)
-        return
-    make_tokenizer(options)
-    names = options.only or list(VARIANTS)
-    waiting = [name for name in names if not (folder_of(options, name) / "scores.json").exists()]
-    running: dict[subprocess.Popen, str] = {}
-    failed = []
-    environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
-    while waiting or running:
-        while waiting and len(running) < options.jobs:
-            name = waiting.pop(0)
-            command = [sys.executable, __file__, options.data, "--output", options.output]
-            command += ["--threads", str(options.threads), "--one", name]
-            running[subprocess.Popen(command, env=environment)] = name
-            print(f"started: {name}", flush=True)
-        process = next((one for one in running if one.poll() is not None), None)
-        if process is None:
-            next(iter(running)).wait() if len(running) == 1 else os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            continue
-        name = running.pop(process)
-        print(f"{'finished' if process.returncode == 0 else 'FAILED'}: {name}", flush=True)
-        failed += [name] if process.returncode else []
-    if failed:
-        sys.exit(f"error: these runs failed, see above: {', '.join(failed)}")
-    report(options)
+    experiment, setup = Ablations(), Setup(output=Path(options.output), data_dir=Path(options.data))
+    try:
+        cells = chosen_cells(experiment.cells(setup), options.only)
+        finished = read_results(experiment, setup, cells)
+        missing = [cell for cell in cells if cell.name not in finished and not options.report]
+        experiment.check(setup, missing)
+        if options.one:
+            run_cell(experiment, setup, missing[0], logged=False)
+            return 0
+        command = [sys.executable, __file__, options.data, "--output", options.output, "--one", "--only"]
+        folder = experiment_folder(experiment, setup)
+        jobs = [Job(cell.name, [*command, cell.name], folder / cell.name) for cell in missing]
+        failed = run_side_by_side(jobs, device_environments([], max(1, options.jobs)))
+        print(write_report(experiment, setup))
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    return len(failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

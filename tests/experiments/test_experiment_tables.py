@@ -16,8 +16,8 @@ from vaswani_transformer.experiments import translation as cells_module
 from vaswani_transformer.experiments.base import Setup
 from vaswani_transformer.experiments.paper_tables import TABLE2, TABLE3, TABLE4
 from vaswani_transformer.experiments.table3 import Table3
-from vaswani_transformer.experiments.table4 import BASELINES
 from vaswani_transformer.experiments.translation import scaled_down, spread, training_log
+from vaswani_transformer.parsing.evalb import BASELINES
 from vaswani_transformer.recipes.recipe import Recipe
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..files import write_text
 from ..loading import load_model
-from ..parsing.evalb import score_trees
-from ..parsing.parser import Baselines, Parser, TextForm, load_trees, parsing_recipe
+from ..parsing.evalb import BASELINES, Baselines, score_trees
+from ..parsing.parser import Parser, TextForm, load_trees, parsing_recipe
 from ..recipes.recipe import Recipe, load_recipe
 from ..training.checkpoints import WEIGHTS
 from ..training.plan import make_plan
@@ -18,7 +18,6 @@ from .base import Cell, Estimate, Experiment, Setup, as_text, describe_runs, mar
 from .paper_tables import TABLE4
 from .translation import check_data_dir, settings_of, train_cell, training_log
 
-BASELINES = {"right-branching": "right_branching", "most-frequent-label": "most_frequent_label"}
 PREDICTED = "predicted.trees"
 
 
@@ -123,8 +122,8 @@ class Table4(Experiment):
         train_trees, dev, test = map(_trees, data_files(setup))
         if cell.name in BASELINES:
             write_recipe(folder, cell)
-            baseline = getattr(Baselines.of(train_trees), BASELINES[cell.name])
-            return score_trees(test, [baseline(tree.words()) for tree in test])
+            baselines = Baselines.of(train_trees)
+            return score_trees(test, [BASELINES[cell.name](baselines, tree.words()) for tree in test])
         if not (folder / WEIGHTS).exists():
             recipe = self._recipe(setup, folder)
             train_cell(setup, parsing_recipe(recipe, train_trees, dev, SCALES[setup.scale].parsers[cell.name][1]))

@@ -22,7 +22,8 @@ import datasets
 import evaluate
 
 from ..errors import UserError
-from .trees import ROOT_LABELS, TRACE, Tree, clean, parse_trees, plain_label
+from .linearization import ANY_TAG
+from .trees import ROOT, ROOT_LABELS, TRACE, Tree, clean, parse_trees, plain_label
 
 PUNCTUATION = frozenset([",", ":", "``", "''", ".", TRACE])
 UNCOUNTED = PUNCTUATION | {"TOP"}  # labels of brackets that count nowhere
@@ -186,3 +187,59 @@ def _one_tree(text: str, where: str) -> Tree:
     if tree is None:
         raise UserError(f"{where}: the tree has no word: leave the sentence out on both sides")
     return tree
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Two trees that need no parser, with the most frequent labels of some trees and each word's most frequent tag.
+
+    Args:
+        top: most frequent label directly under `ROOT`.
+        inner: most frequent label of other constituents of several words that end where the sentence ends.
+        tags: most frequent tag of each word.
+        tag: most frequent tag of all.
+    """
+
+    top: str
+    inner: str
+    tags: dict[str, str]
+    tag: str
+
+    @classmethod
+    def of(cls, trees: Iterable[Tree]) -> "Baselines":
+        """From cleaned trees; of equally frequent labels or tags the first in the alphabet."""
+        top, inner, tags, words = Counter(), Counter(), Counter(), {}
+        for tree in trees:
+            for leaf in tree.leaves():
+                tags[leaf.label] += 1
+                words.setdefault(leaf.word, Counter())[leaf.label] += 1
+            node, is_top = tree.children[-1], True
+            while node.word is None:
+                if is_top or sum(1 for _ in node.leaves()) > 1:
+                    (top if is_top else inner)[node.label] += 1
+                node, is_top = node.children[-1], False
+
+        def most_frequent(counts: Counter, default: str) -> str:
+            return min(counts, key=lambda name: (-counts[name], name)) if counts else default
+
+        top_label = most_frequent(top, "S")
+        word_tags = {word: most_frequent(counts, ANY_TAG) for word, counts in words.items()}
+        return cls(top_label, most_frequent(inner, top_label), word_tags, most_frequent(tags, ANY_TAG))
+
+    def _leaves(self, words: Sequence[str]) -> list[Tree]:
+        return [Tree(self.tags.get(word, self.tag), word=word) for word in words]
+
+    def most_frequent_label(self, words: Sequence[str]) -> Tree:
+        """One constituent over all words, labelled `top`."""
+        return Tree(ROOT, (Tree(self.top, tuple(self._leaves(words))),))
+
+    def right_branching(self, words: Sequence[str]) -> Tree:
+        """Each word beside all that follow it: `top` over the sentence, `inner` over each of its remainders."""
+        leaves = self._leaves(words)
+        node = leaves[-1]
+        for place in range(len(leaves) - 2, -1, -1):
+            node = Tree(self.inner if place else self.top, (leaves[place], node))
+        return Tree(ROOT, (node if node.word is None else Tree(self.top, (node,)),))
+
+
+BASELINES = {"right-branching": Baselines.right_branching, "most-frequent-label": Baselines.most_frequent_label}

@@ -17,10 +17,6 @@ ANY_TAG = "XX"  # the one tag of trees without tags
 _TAG_END = ")"  # of tags among words: no word has a round bracket
 
 
-class MalformedTreeError(ValueError):
-    """Tokens that are not a tree over the given words; the message names the first token that is wrong."""
-
-
 def linearize(tree: Tree, tags: bool = True) -> list[str]:
     """The tokens of a cleaned tree.
 
@@ -88,50 +84,13 @@ def without_words(tokens: Iterable[str]) -> list[str]:
 
 
 def delinearize(tokens: Iterable[str], words: Sequence[str]) -> Tree:
-    """The tree of tokens over words; `delinearize(linearize(tree), tree.words())` gives a cleaned tree back.
+    """A tree over exactly these words from any tokens; `delinearize(linearize(tree), tree.words())` is the tree.
 
-    Raises:
-        MalformedTreeError: for unbalanced brackets, an empty constituent, more or fewer tags than words, or no words.
+    Other tokens are repaired: a closing bracket without an open one, and tags beyond the last word, are skipped; a
+    closing bracket of an outer constituent closes those in it too; empty constituents are dropped; words without a tag
+    are added at the end of the innermost open constituent, tagged `XX`; constituents that are open at the end are
+    closed. Tokens are those of a tree if `linearize` gives them back.
     """
-    stack: list[tuple[str, list[Tree]]] = [(ROOT, [])]
-    used = 0
-    for place, token in enumerate(tokens, 1):
-        if is_open(token):
-            stack.append((token[1:], []))
-        elif is_close(token):
-            label, children = stack[-1]
-            if len(stack) == 1:
-                raise MalformedTreeError(f"token {place}, {token!r}, closes what was not opened")
-            if label != token[1:]:
-                raise MalformedTreeError(f"token {place}, {token!r}, closes {'(' + label!r}")
-            if not children:
-                raise MalformedTreeError(f"token {place}, {token!r}, closes an empty constituent")
-            stack.pop()
-            stack[-1][1].append(Tree(label, tuple(children)))
-        else:
-            if used == len(words):
-                raise MalformedTreeError(f"token {place}, {token!r}, is for a word more than the {len(words)} given")
-            stack[-1][1].append(Tree(token, word=words[used]))
-            used += 1
-    if len(stack) > 1:
-        raise MalformedTreeError(f"{len(stack) - 1} constituent(s) not closed, the last of them {stack[-1][0]!r}")
-    if used < len(words) or not words:
-        raise MalformedTreeError(f"tags for {used} of {len(words)} words")
-    return Tree(ROOT, tuple(stack[0][1]))
-
-
-def repair(tokens: Iterable[str], words: Sequence[str]) -> Tree:
-    """A tree over exactly these words from any tokens; the tokens of a tree give that tree.
-
-    A closing bracket without an open one, and tags beyond the last word, are skipped; a closing bracket of an outer
-    constituent closes those in it too; empty constituents are dropped; words without a tag are added at the end of the
-    innermost open constituent, tagged `XX`; constituents that are open at the end are closed.
-
-    Raises:
-        MalformedTreeError: for no words.
-    """
-    if not words:
-        raise MalformedTreeError("no words")
     stack: list[tuple[str, list[Tree]]] = [(ROOT, [])]
     used = 0
 

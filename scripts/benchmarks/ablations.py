@@ -139,7 +139,9 @@ class Ablations(TranslationExperiment):
         figures = {name: result["figures"] for name, result in results.items()}
         if "baseline" not in figures:
             return "The baseline is not finished yet.\n"
-        bleu = {name: [found[kind][CHOSEN]["bleu"] for kind in ("last", "average")] for name, found in figures.items()}
+        bleu = {
+            name: [scores[kind][CHOSEN]["bleu"] for kind in ("last", "average")] for name, scores in figures.items()
+        }
         reference = bleu["baseline"][1]
         rows = [
             [cell.label, *(f"{value:.2f}" for value in bleu[cell.name]), f"{bleu[cell.name][1] - reference:+.2f}"]

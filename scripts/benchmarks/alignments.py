@@ -53,7 +53,9 @@ def main() -> None:
 
     def agreement(links: list[dict[int, int]]) -> float:
         hits = sum(
-            found[j] == i for links_known, found in zip(gold, links, strict=True) for j, i in links_known.items()
+            predicted[j] == i
+            for known_pairs, predicted in zip(gold, links, strict=True)
+            for j, i in known_pairs.items()
         )
         return 100 * hits / total
 
@@ -61,8 +63,8 @@ def main() -> None:
     diagonal = [{j: round(j * (m - 1) / max(n - 1, 1)) for j in range(n)} for m, n in lengths]
     print(f"{total:,} known links in {len(sources)} sentences; same place: {agreement(diagonal):.1f}%")
     for layer in range(model.config.decoder_layers):
-        found = align(model, tokenizer, sources, targets, layer=layer)
-        print(f"decoder layer {layer + 1}: {agreement([{j: i for i, j in links} for links in found]):.1f}%")
+        pairs = align(model, tokenizer, sources, targets, layer=layer)
+        print(f"decoder layer {layer + 1}: {agreement([{j: i for i, j in links} for links in pairs]):.1f}%")
 
 
 if __name__ == "__main__":

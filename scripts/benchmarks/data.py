@@ -76,15 +76,15 @@ def write_text(folder: Path, pairs: int, seed: int = 0) -> None:
 
 def processes_of(pid: int) -> list[int]:
     """A process and all that descend from it."""
-    found = [pid]
+    pids = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
             children = (task / "children").read_text().split()
         except OSError:
             continue
         for child in children:
-            found += processes_of(int(child))
-    return found
+            pids += processes_of(int(child))
+    return pids
 
 
 def memory_of(pid: int, folder: Path) -> tuple[float, float]:

@@ -84,13 +84,13 @@ def by_generate(model, options: argparse.Namespace, **more) -> Callable:
     def run(ids: torch.Tensor, beams: int) -> int:
         length = options.target_length
         ids = ids.to(model.device)
-        found = model.generate(
+        outputs = model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), num_beams=beams, do_sample=False,
             min_new_tokens=length, max_new_tokens=length, **more,
         )  # fmt: skip
         if model.device.type != "cpu":
             torch.accelerator.synchronize()
-        return found[:, 1:].numel()
+        return outputs[:, 1:].numel()
 
     return run
 
@@ -117,11 +117,11 @@ def by_ctranslate2(model, options: argparse.Namespace, folder: Path, quantizatio
 
     def run(ids: torch.Tensor, beams: int) -> int:
         length = options.target_length
-        found = translator.translate_batch(
+        results = translator.translate_batch(
             [[words[number] for number in row] for row in ids.tolist()],
             beam_size=beams, min_decoding_length=length, max_decoding_length=length, max_batch_size=0,
         )  # fmt: skip
-        return sum(len(one.hypotheses[0]) for one in found)
+        return sum(len(result.hypotheses[0]) for result in results)
 
     return run
 

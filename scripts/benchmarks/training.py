@@ -151,9 +151,9 @@ def table(rows: dict[str, list[dict]], peaks: list[dict], flops: float, options:
         " | positions/CPU s, times the bare loop |"
     )
     lines = [header, "|---" * 12 + "|"]
-    peak = {name: middle([found[name] for found in peaks]) for name in peaks[0]}
-    for name, found in rows.items():
-        value = {key: middle([row[key] for row in found]) for key in found[0]}
+    peak = {name: middle([measured[name] for measured in peaks]) for name in peaks[0]}
+    for name, rounds in rows.items():
+        value = {key: middle([row[key] for row in rounds]) for key in rounds[0]}
         shares = [f"{value['target tokens/s'] * flops / peak[kind]:.0%}" for kind in ("bfloat16", "float32")]
         unknown = value["padding"] != value["padding"]
         cells = [
@@ -170,8 +170,8 @@ def table(rows: dict[str, list[dict]], peaks: list[dict], flops: float, options:
             ratio(rows, name, bare, "positions/CPU s"),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    spread = {name: [f"{row['target tokens/s']:,.0f}" for row in found] for name, found in rows.items()}
-    rounds = "; ".join(f"{name} {', '.join(values)}" for name, values in spread.items())
+    spread = {name: [f"{row['target tokens/s']:,.0f}" for row in rounds] for name, rounds in rows.items()}
+    of_rounds = "; ".join(f"{name} {', '.join(values)}" for name, values in spread.items())
     threads = options.threads or torch.get_num_threads()
     return "\n".join(
         [
@@ -181,7 +181,7 @@ def table(rows: dict[str, list[dict]], peaks: list[dict], flops: float, options:
             "",
             *lines,
             "",
-            f"Positions are tokens and padding of both sides. Target tokens/s of each round: {rounds}.",
+            f"Positions are tokens and padding of both sides. Target tokens/s of each round: {of_rounds}.",
         ]
     )
 

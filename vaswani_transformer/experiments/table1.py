@@ -1,6 +1,7 @@
 """Table 1: complexity, sequential operations and path length of layer types, the formulas and what is measured."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,8 @@ class Table1(Experiment):
         }  # fmt: skip
         positions = settings["path_positions"]
         return {
-            "over_lengths": [cost.as_dict() for cost in over_lengths],
-            "over_widths": [cost.as_dict() for cost in over_widths],
+            "over_lengths": [asdict(cost) for cost in over_lengths],
+            "over_widths": [asdict(cost) for cost in over_widths],
             "exponents": exponents,
             "path_length": path_length(cell.name, positions, PATH_KERNEL, PATH_NEIGHBOURHOOD),
         }
@@ -111,12 +112,12 @@ class Table1(Experiment):
         positions = settings["path_positions"]
         formulas, measured = [], []
         for cell in cells:
-            kind, found = KINDS[cell.name], results.get(cell.name, {}).get("figures")
+            kind, figures = KINDS[cell.name], results.get(cell.name, {}).get("figures")
             exact = kind.layers_needed(positions, PATH_KERNEL, PATH_NEIGHBOURHOOD)
-            path = str(found["path_length"]) if found else ""
+            path = str(figures["path_length"]) if figures else ""
             formulas.append([kind.label, kind.complexity, kind.sequential, kind.path, str(exact), path])
-            if found:
-                measured.append([kind.label, *_exponents(_formula(kind, settings), found), *_largest(found)])
+            if figures:
+                measured.append([kind.label, *_exponents(_formula(kind, settings), figures), *_largest(figures)])
         at = f"n = {settings['lengths'][-1]:,}"
         titles = ["one layer", "time ~ n^", "formula", "time ~ d^", "formula", "memory ~ n^", "memory ~ d^",
                   f"forward, {at} (ms)", "and backward (ms)", "memory, forward (MB)", "and backward (MB)"]  # fmt: skip
@@ -157,10 +158,10 @@ class Table1(Experiment):
             sides = (("over_lengths", "length", "n (positions)"), ("over_widths", "width", "d"))
             for axis, (costs, size, title) in zip(row, sides, strict=True):
                 for place, (name, result) in enumerate(results.items()):
-                    found = result["figures"]
-                    exponent = found["exponents"][f"{'n' if size == 'length' else 'd'}_{what}"]
+                    figures = result["figures"]
+                    exponent = figures["exponents"][f"{'n' if size == 'length' else 'd'}_{what}"]
                     axis.loglog(
-                        [cost[size] for cost in found[costs]], [factor * cost[what] for cost in found[costs]],
+                        [cost[size] for cost in figures[costs]], [factor * cost[what] for cost in figures[costs]],
                         marker="os^vDPX*<"[place % 9], markersize=4, color=f"C{place}",
                         linestyle=("-", "--", ":")[place % 3],  # some lie on each other
                         label=f"{KINDS[name].label}: {exponent:.2f}",
@@ -189,14 +190,14 @@ def _formula(kind: LayerKind, settings: dict) -> tuple[float, float]:
     return fitted_exponent(settings["lengths"], over_lengths), fitted_exponent(settings["widths"], over_widths)
 
 
-def _exponents(formula: tuple[float, float], found: dict) -> list[str]:
-    of = found["exponents"]
+def _exponents(formula: tuple[float, float], figures: dict) -> list[str]:
+    of = figures["exponents"]
     numbers = (of["n_training_seconds"], formula[0], of["d_training_seconds"], formula[1], of["n_training_bytes"],
                of["d_training_bytes"])  # fmt: skip
     return [f"{number:.2f}" for number in numbers]
 
 
-def _largest(found: dict) -> list[str]:
-    cost = found["over_lengths"][-1]
+def _largest(figures: dict) -> list[str]:
+    cost = figures["over_lengths"][-1]
     return [f"{1e3 * cost['forward_seconds']:.1f}", f"{1e3 * cost['training_seconds']:.1f}",
             f"{cost['forward_bytes'] / 1e6:.1f}", f"{cost['training_bytes'] / 1e6:.1f}"]  # fmt: skip

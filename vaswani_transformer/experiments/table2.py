@@ -117,8 +117,8 @@ class Table2(TranslationExperiment):
         for above, below, language in zip(panels[0], panels[-1], ("de", "fr"), strict=True):
             _draw_paper(above, language)
             for place, cell in enumerate(cell for cell in cells if cell.group == language and cell.name in results):
-                found = results[cell.name]["figures"]
-                point = found["flops_by_time"], found["paper_bleu"]
+                figures = results[cell.name]["figures"]
+                point = figures["flops_by_time"], figures["paper_bleu"]
                 below.scatter(*point, color="tab:blue")
                 offset = (6, 4 if place == 0 else -10)  # the two may lie on each other
                 below.annotate(f"here: {cell.name}", point, offset, textcoords="offset points", fontsize=7)

@@ -14,7 +14,7 @@ from experimenting import TINY, experiment, write_gum, write_multi30k
 from safetensors.torch import load_file
 
 from vaswani_transformer.experiments.base import Setup, run_cell
-from vaswani_transformer.experiments.launch import device_seconds, note_session, read_sessions
+from vaswani_transformer.experiments.launch import device_seconds, read_sessions, record_session
 from vaswani_transformer.experiments.table3 import Table3
 from vaswani_transformer.experiments.table4 import Table4
 from vaswani_transformer.training.callbacks import read_training_log
@@ -75,18 +75,18 @@ def test_device_seconds_by_hand():
     assert device_seconds(100, [(0, 8), (100, 2)]) == 800  # only the choice of weights was missing
 
 
-def test_sessions_are_noted_from_the_checkpoint_that_they_go_on_from(tmp_path):
-    note_session(tmp_path, 1)
-    assert not list(tmp_path.iterdir())  # one process all along: nothing to note
-    note_session(tmp_path, 8)
-    note_session(tmp_path, 4)  # the first left no checkpoint
+def test_sessions_are_recorded_from_the_checkpoint_that_they_resume(tmp_path):
+    record_session(tmp_path, 1)
+    assert not list(tmp_path.iterdir())  # one process all along: nothing to record
+    record_session(tmp_path, 8)
+    record_session(tmp_path, 4)  # the first left no checkpoint
     assert read_sessions(tmp_path) == [(0.0, 4)]
     log = [{"step": step, "seconds": 10.0 * step} for step in (1, 2, 3)]
     (tmp_path / "training_log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
     checkpoint = tmp_path / "checkpoints/checkpoint-2"
     checkpoint.mkdir(parents=True)
     (checkpoint / "trainer_state.json").write_text("{}")
-    note_session(tmp_path, 1)
+    record_session(tmp_path, 1)
     assert read_sessions(tmp_path) == [(0.0, 4), (20.0, 1)]
     (tmp_path / "sessions.json").write_text("{")
     assert read_sessions(tmp_path) == []

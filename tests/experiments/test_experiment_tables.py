@@ -10,11 +10,14 @@ from conftest import error_of
 from experimenting import TINY, experiment, write_gum, write_multi30k
 
 from vaswani_transformer import UserError, VaswaniConfig
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.experiments import positions, table3
 from vaswani_transformer.experiments import translation as cells_module
 from vaswani_transformer.experiments.base import Setup
 from vaswani_transformer.experiments.paper_tables import TABLE2, TABLE3, TABLE4
 from vaswani_transformer.experiments.table3 import Table3
 from vaswani_transformer.experiments.translation import scaled_down, spread, training_log
+from vaswani_transformer.parsing.evalb import BASELINES
 from vaswani_transformer.recipes.recipe import Recipe
 
 
@@ -60,6 +63,7 @@ def test_recipes_of_table_3_are_the_papers_rows(scale):
 
 
 def test_table3_command_goes_on_where_it_was_cut_off(multi30k, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(table3, "SEEDS", 2)
     words = ["table3", "--data-dir", multi30k, "--output", tmp_path, "--only", "base", "--set", *TINY]
     score, trained = cells_module.score_translation_model, []
     train = cells_module.train
@@ -80,8 +84,8 @@ def test_table3_command_goes_on_where_it_was_cut_off(multi30k, tmp_path, capsys,
     assert trained == ["base", "base-seed-1"]  # the second is trained, and not yet scored
     monkeypatch.setattr(cells_module, "score_translation_model", score)
     status, output, _ = experiment(capsys, *words)
-    assert status == 0 and trained == ["base", "base-seed-1", "base-seed-2"]
-    assert "3 seeds of the base" in output and "| (A) h 1, d_k = d_v 512 |" in output
+    assert status == 0 and trained == ["base", "base-seed-1"]
+    assert "2 seeds of the base" in output and "| (A) h 1, d_k = d_v 512 |" in output
     folder = tmp_path / "table3/laptop"
     results = [json.loads((folder / name / "result.json").read_text()) for name in ("base", "base-seed-1")]
     assert [result["figures"]["steps"] for result in results] == [4, 4]
@@ -119,7 +123,8 @@ def test_a_cell_that_fails_stops_no_other(multi30k, tmp_path, capsys, caplog, mo
     assert experiment(capsys, *words, "d-dropout-0.0")[2].endswith("error: no such thing\n")
 
 
-def test_a_process_of_jobs_runs_its_cell_alone(multi30k, tmp_path, capsys):
+def test_a_process_of_jobs_runs_its_cell_alone(multi30k, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Table3, "run", lambda *_: {})
     words = ["table3", "--data-dir", multi30k, "--output", tmp_path, "--set", *TINY]
     assert experiment(capsys, *words, "--one", "base")[0] == 0  # which is a group, too
     assert [path.name for path in (tmp_path / "table3/laptop").iterdir()] == ["base"]
@@ -166,13 +171,22 @@ def test_spread():
 # Table 2.
 
 
-def test_table2_command(multi30k, tmp_path, capsys):
+@pytest.fixture(scope="module")
+def table2_folder(multi30k, tmp_path_factory):
+    """A folder of experiments with Table 2's base row, made with a relative --output far from the data."""
     pytest.importorskip("sacremoses")
-    words = ["table2", "--data-dir", multi30k, "--output", tmp_path, "--only", "en-de-base", "--set", *TINY]
-    status, output, _ = experiment(capsys, *words)
-    assert status == 0
-    assert "| GNMT + RL | 24.6 | 39.92 | 2.3e+19 | 1.4e+20 |" in output
-    figures = json.loads((tmp_path / "table2/laptop/en-de-base/result.json").read_text())["figures"]
+    folder = tmp_path_factory.mktemp("table2")
+    words = ["table2", "--data-dir", str(multi30k), "--output", "experiments", "--only", "en-de-base", "--set", *TINY]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["experiment", *words]) == 0
+    return folder / "experiments"
+
+
+def test_table2_command(table2_folder):
+    folder = table2_folder / "table2/laptop"
+    assert "| GNMT + RL | 24.6 | 39.92 | 2.3e+19 | 1.4e+20 |" in (folder / "table2.md").read_text()
+    figures = json.loads((folder / "en-de-base/result.json").read_text())["figures"]
     assert {"bleu", "paper_bleu", "bleu_signature"} <= figures.keys() and figures["sentences"] == 12
     assert figures["flops_by_time"] > figures["flops_counted"] > 0  # nothing multiplies faster than the peak
     peak = figures["sustained_tflops"] * 1e12
@@ -197,19 +211,19 @@ def test_table4_command(tmp_path, capsys, cache):
     data = write_gum(tmp_path / "trees")
     changes = [word for word in TINY if not word.startswith("vocab")] + ["max_length=60", "vocab_size=700"]
     words = ["table4", "--data-dir", data, "--output", tmp_path, "--set", *changes]
+    words += ["--only", *BASELINES, "transformer"]
     status, output, errors = experiment(capsys, *words)
     assert status == 0, errors
     assert "| Transformer (4 layers) | WSJ only, discriminative | 91.3 |" in output
     figures = json.loads((tmp_path / "table4/laptop/transformer/result.json").read_text())["figures"]
     assert figures["well_formed"] == 100.0 > figures["free_well_formed"]  # untrained, left free
     assert 0 <= figures["bracket_f1"] <= 100
-    assert re.search(r"\| Transformer, brackets and tags alone \| on \| 100.0 \|", output)
+    assert re.search(r"\| Transformer, words in the trees \| on \| 100.0 \|", output)
     baseline = json.loads((tmp_path / "table4/laptop/right-branching/result.json").read_text())["figures"]
     assert baseline["bracket_f1"] > 0
     assert experiment(capsys, *words)[1] == output
     (data / "gum.train.trees").unlink()
-    status, _, errors = experiment(capsys, *words, "--only", "transformer")
-    assert status == 0  # it is finished, and needs no data
+    assert experiment(capsys, *words)[0] == 0  # they are finished and need no data
     status, _, errors = experiment(capsys, "table4", "--data-dir", data, "--output", tmp_path / "other")
     assert status == 2 and "has no gum.train.trees.gz" in errors
 
@@ -224,34 +238,43 @@ def test_a_trained_cell_without_its_log(tmp_path):
 # What the heads look at; positions.
 
 
-def test_attention_command_takes_the_model_of_table_2(multi30k, tmp_path, capsys):
-    pytest.importorskip("sacremoses")
-    words = ["attention", "--data-dir", multi30k, "--output", tmp_path, "--set", *TINY]
+def test_attention_command_takes_the_model_of_table_2(multi30k, table2_folder, capsys, monkeypatch):
+    monkeypatch.setattr(cells_module, "train", None)  # it is trained already
+    words = ["attention", "--data-dir", multi30k, "--output", table2_folder, "--set", *TINY]
     status, output, errors = experiment(capsys, *words)
     assert status == 0, errors
     assert "# What the heads do" in output
-    folder = tmp_path / "attention/laptop"
+    folder = table2_folder / "attention/laptop"
     figures = json.loads((folder / "heads/result.json").read_text())["figures"]
     assert {kind: sum(counts.values()) for kind, counts in figures["roles"].items()} == {
         "encoder": 2, "decoder": 2, "encoder-decoder": 2}  # fmt: skip
     assert "<html" in (folder / "heads/sentence-1.html").read_text()
     assert (folder / "attention.png").is_file() and (folder / "heads/sentence-1-encoder.png").is_file()
-    assert (tmp_path / "table2/laptop/en-de-base/result.json").is_file()
     assert experiment(capsys, *words)[1] == output
 
 
 def test_positions_command(tmp_path, capsys, monkeypatch):
-    from vaswani_transformer.experiments import positions as experiment_positions
-    from vaswani_transformer.experiments.position_study import LengthStudy
-
-    study = LengthStudy(trained=3, tested=(2, 5), examples=4, d_model=16, d_ff=16, layers=1, steps=2, batch=4)
-    run = experiment_positions.run_position_study
-    monkeypatch.setattr(experiment_positions, "run_position_study", lambda folder, say: run(folder, [study], (0,), say))
-    status, output, errors = experiment(capsys, "positions", "--output", tmp_path)
+    small = {"d_model": 16, "d_ff": 16, "layers": 1, "steps": 2, "batch": 4, "examples": 4}
+    monkeypatch.setattr(positions, "STUDIES", (positions.LengthStudy(trained=6, tested=(3, 8), **small),))
+    words = ["positions", "--output", tmp_path]
+    status, output, errors = experiment(capsys, *words, "--only", "copy-learned-1")
     assert status == 0, errors
-    assert "# Positions (Section 3.5)" in output and "| 5 (longer) |" in output
-    assert (tmp_path / "positions/laptop/positions.png").is_file()
-    assert experiment(capsys, "positions", "--output", tmp_path)[1] == output
+    assert re.search(r"\| copy \| learned \| 1 \| [\d.]+% \|", output) and "| 8 (longer) | 4 |  |  |" in output
+    status, output, errors = experiment(capsys, *words)
+    folder = tmp_path / "positions/laptop"
+    assert {path.parent.name for path in folder.glob("*/result.json")} == {
+        f"copy-{encoding}-{seed}" for encoding in ("sinusoidal", "learned") for seed in (0, 1)}  # fmt: skip
+    entries = [
+        json.loads((folder / f"copy-learned-{seed}/result.json").read_text())["figures"]["lengths"][1]
+        for seed in (0, 1)
+    ]
+    accuracies = [entry["token_accuracy"] for entry in entries]
+    cell = f"{sum(accuracies) / 2:.1f} ({accuracies[0]:.0f}, {accuracies[1]:.0f})"
+    row = next(line for line in output.splitlines() if line.startswith("| 8 (longer) | 4 |"))
+    assert row.strip("| ").split(" | ")[4] == cell
+    assert (folder / "positions.png").is_file() and "4 runs" in output
+    assert experiment(capsys, *words)[1] == output
+    assert "leave --set out" in experiment(capsys, *words, "--set", "steps=3")[2]
 
 
 # Mistakes.
@@ -267,7 +290,7 @@ def test_positions_command(tmp_path, capsys, monkeypatch):
         (["table3", "--set", "max_stepz=3"], "did you mean 'max_steps'?"),
         (["table3", "--set", "output=there"], "--set output is not for an experiment: give --output"),
         (["table3", "--set", "max_steps=many"], "max_steps is 'many'"),
-        (["table3", "--device", "p100"], "--device is for --dry-run"),
+        (["table3", "--device", "p100"], "--device goes with --dry-run"),
         (["table3", "--dry-run", "--jobs", "0"], "--jobs is 0: it must be 1 or more"),
         (["table3", "--report", "--jobs", "-1"], "--jobs is -1"),
         (["table1", "--dry-run", "--jobs", "2"], "--jobs is 2: table1 measures time"),

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import multiprocessing
 import os
 import re
 import signal
@@ -22,13 +23,13 @@ from vaswani_transformer.experiments.base import (
     Setup,
     check_settings,
     chosen_cells,
+    describe_runs,
     read_results,
     run_cell,
-    told_machine,
     write_recipe,
     write_report,
 )
-from vaswani_transformer.experiments.launch import Job, SideBySide, device_environments, last_line
+from vaswani_transformer.experiments.launch import Job, device_environments, last_error, run_side_by_side
 
 
 class Squares(Experiment):
@@ -163,13 +164,13 @@ def test_time_by_the_clock_and_of_processors():
         found = {"figures": {"minutes": minutes}, "seconds": seconds, "machine": where, "date": "2026-01-02"}
         return found | ({} if worked is None else {"processor_seconds": worked})
 
-    told = told_machine({"a": result(60, 0.5, 30), "b": result(120, 1.5, 90)})
+    told = describe_runs({"a": result(60, 0.5, 30), "b": result(120, 1.5, 90)})
     assert told == (
         "2 runs, 3.0 minutes in all by the clock (2.0 minutes of processor time); x, 2 cores, 1 thread; 2026-01-02."
     )
     for other in (result(120, 1.5, None), result(60, 4.0, 90)):  # unknown; of the last of several sessions alone
-        assert "processor time" not in told_machine({"a": result(60, 0.5, 30), "b": other})
-    told = told_machine({"a": result(60, 0.5, 30, {"processes": 4})})
+        assert "processor time" not in describe_runs({"a": result(60, 0.5, 30), "b": other})
+    told = describe_runs({"a": result(60, 0.5, 30, {"processes": 4})})
     assert told.startswith("1 run, 1.0 minutes") and "1 thread, 4 processes a run;" in told
 
 
@@ -216,16 +217,20 @@ def test_jobs_run_side_by_side_each_with_its_environment(tmp_path):
         "sys.exit(time.time() >= end)"  # each waits for the other
     )
     jobs = [job(tmp_path, "a", meet), job(tmp_path, "b", meet)]
-    assert SideBySide(jobs, [{"PLACE": "0"}, {"PLACE": "1"}]).run() == []
+    assert run_side_by_side(jobs, [{"PLACE": "0"}, {"PLACE": "1"}]) == []
 
 
 def test_a_job_that_fails_stops_no_other(tmp_path):
     fail = "import sys; print('error: no such file', file=sys.stderr); sys.exit(2)"
     jobs = [job(tmp_path, "bad", fail), *(job(tmp_path, name, "print(1)") for name in "ab")]
-    failed = SideBySide(jobs, [{}]).run()
-    assert [one.name for one in failed] == ["bad"]
-    assert last_line(tmp_path / "bad/log.txt") == "no such file"
-    assert last_line(tmp_path / "none") == f"see {tmp_path / 'none'}"
+    failed = run_side_by_side(jobs, [{}])
+    assert [job.name for job in failed] == ["bad"]
+    assert last_error(tmp_path / "bad/log.txt") == "no such file"
+    assert last_error(tmp_path / "none") == f"see {tmp_path / 'none'}"
+    (tmp_path / "log").write_text("at first\nerror: no such line\na page of torchrun's\n\n")
+    assert last_error(tmp_path / "log") == "no such line"
+    (tmp_path / "log").write_text("at first\nat last\n\n")
+    assert last_error(tmp_path / "log") == "at last"
 
 
 def test_ctrl_c_reaches_each_job_once_and_waits_for_it(tmp_path):
@@ -237,44 +242,43 @@ def test_ctrl_c_reaches_each_job_once_and_waits_for_it(tmp_path):
         "while not count: time.sleep(0.02)\n"
         "time.sleep(0.5); (folder / 'saved').write_text(str(len(count))); sys.exit(130)"
     )
-    program = (
-        "import sys; from pathlib import Path; from vaswani_transformer.experiments.launch import Job, SideBySide\n"
-        f"folder = Path({str(tmp_path)!r})\n"
-        f"jobs = [Job('a', [sys.executable, '-c', {task!r}], folder / 'a'),"
-        " Job('later', [sys.executable, '-c', f'open({str(folder / \"ran\")!r}, \"w\")'], folder / 'later')]\n"
-        "try: SideBySide(jobs, [{}]).run()\n"
-        "except KeyboardInterrupt: print('stopped', (folder / 'saved').exists())"
-    )
-    # A terminal sends Ctrl-C to all processes of a group.
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    while not (tmp_path / "ready").exists() and process.poll() is None:
-        time.sleep(0.02)
+    later = f"open({str(tmp_path / 'ran')!r}, 'w')"
+
+    def run() -> None:
+        os.setsid()  # a terminal sends Ctrl-C to all processes of a group
+        try:
+            run_side_by_side([job(tmp_path, "a", task), job(tmp_path, "later", later)], [{}])
+        except KeyboardInterrupt:
+            (tmp_path / "stopped").write_text(str((tmp_path / "saved").exists()))
+
+    process = forked(run)
+    wait_for((tmp_path / "ready").exists)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=60)[0] == "stopped True\n"
+    process.join(60)
+    assert (tmp_path / "stopped").read_text() == "True"
     assert (tmp_path / "saved").read_text() == "1"
     assert not (tmp_path / "ran").exists()
 
 
+def forked(function) -> multiprocessing.Process:
+    """A process that need not import everything anew."""
+    process = multiprocessing.get_context("fork").Process(target=function)
+    process.start()
+    return process
+
+
+def wait_for(is_done) -> None:
+    until = time.monotonic() + 60
+    while not is_done():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
 def test_a_job_is_no_member_of_the_terminals_group(tmp_path):
     alone = "import os, sys; sys.exit(os.getpgid(0) != os.getpid())"
-    assert SideBySide([job(tmp_path, "a", alone)], [{}]).run() == []
-
-
-def test_signals_are_given_back(tmp_path):
     before = signal.getsignal(signal.SIGINT)
-    SideBySide([job(tmp_path, "a", "")], [{}]).run()
+    assert run_side_by_side([job(tmp_path, "a", alone)], [{}]) == []
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_jobs_that_work_together_end_together(tmp_path):
-    """One that waits for ever for another that has failed is ended; nothing else is told of it."""
-    jobs = [job(tmp_path, "bad", "import sys; sys.exit(2)"), job(tmp_path, "waits", "import time; time.sleep(600)")]
-    together = SideBySide(jobs, [{}, {}], grace=0.3)
-    started = time.monotonic()
-    assert [one.name for one in together.run()] == ["bad", "waits"] and time.monotonic() - started < 60
-    assert together.statuses == {"bad": 2, "waits": -signal.SIGKILL}
 
 
 def test_a_signal_reaches_a_job_that_was_just_being_started(tmp_path, monkeypatch):
@@ -287,42 +291,39 @@ def test_a_signal_reaches_a_job_that_was_just_being_started(tmp_path, monkeypatc
         return process
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    beside = SideBySide([job(tmp_path, "a", "import time; time.sleep(600)")], [{}])
+    started_at = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        beside.run()
-    assert beside.statuses == {"a": -signal.SIGTERM}
+        run_side_by_side([job(tmp_path, "a", "import time; time.sleep(600)")], [{}])
+    assert time.monotonic() - started_at < 60
 
 
-def test_what_a_cell_starts_keeps_the_cell_for_itself(tmp_path):
-    """After `kill -9` of a cell's process, until all that it started has ended."""
-    program = (
-        "import os, sys; from pathlib import Path; from vaswani_transformer.experiments import base, launch\n"
-        f"folder = Path({str(tmp_path)!r})\n"
-        "cell = base.Cell('a', 'a', {})\n"
-        "child = 'import os, time; from pathlib import Path\\n'"
-        " f'Path({str(folder)!r}, \"child\").write_text(str(os.getpid())); time.sleep(600)'\n"
-        "with base._held(folder / 'a', cell):\n"
-        "    launch.SideBySide([launch.Job('c', [sys.executable, '-c', child], folder)], [{}]).run()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program])
+def test_processes_that_a_cell_has_started_keep_it_locked(tmp_path):
+    """After `kill -9` of a cell's process, until all that it started have ended."""
     child = tmp_path / "child"
-    while not (child.is_file() and child.read_text()) and process.poll() is None:
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
+    code = f"import os, time; open({str(child)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
 
-    def hold():
-        with experiments._held(tmp_path / "a", Cell("a", "a", {})):
+    def hold() -> None:
+        with experiments._locked(tmp_path / "a", Cell("a", "a", {})):
             pass
 
+    def run() -> None:
+        with experiments._locked(tmp_path / "a", Cell("a", "a", {})):
+            run_side_by_side([job(tmp_path, "c", code)], [{}])
+
+    def is_free() -> bool:
+        try:
+            hold()
+        except UserError:
+            return False
+        return True
+
+    process = forked(run)
+    wait_for(lambda: child.is_file() and child.read_text())
+    process.kill()
+    process.join()
     assert "a is being run by another process" in error_of(hold)
     os.kill(int(child.read_text()), signal.SIGKILL)
-    for _ in range(100):
-        try:
-            return hold()
-        except UserError:
-            time.sleep(0.1)
-    pytest.fail("the lock stays")
+    wait_for(is_free)
 
 
 def test_devices_and_cores_are_dealt_out(monkeypatch):
@@ -341,7 +342,6 @@ def test_devices_and_cores_are_dealt_out(monkeypatch):
     for devices, jobs, message in (
         (["cuda:2"], 1, "cuda:2 is not there: this machine has 2"),
         (["tpu"], 1, "'tpu' is not known"),
-        ([], 0, "--jobs is 0"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):
             device_environments(devices, jobs)
@@ -362,7 +362,6 @@ def test_jobs_of_several_processes_get_as_many_devices(monkeypatch):
     for devices, processes, message in (
         (eight, 3, "--processes is 3: each takes a GPU of its own, give a multiple of 3 in --devices and not 8"),
         (["cuda:0", "cuda:0"], 2, "name different ones"), (["cpu", "cuda:0"], 2, "name different ones"),
-        ([], 0, "--processes is 0"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):
             device_environments(devices, 1, processes)

@@ -1,7 +1,6 @@
 """Section 3.5: the rotation against the encodings themselves, the study of lengths on models of seconds."""
 
 import dataclasses
-import json
 import random
 
 import numpy as np
@@ -11,16 +10,14 @@ from conftest import error_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vaswani_transformer.experiments import positions as position_report
 from vaswani_transformer.experiments.position_study import (
     LengthStudy,
     accuracy_by_length,
     offset_error,
     offset_matrix,
     train_on_short,
-    unexplained,
+    unpredicted,
 )
-from vaswani_transformer.experiments.positions import run_position_study
 from vaswani_transformer.model.layers_vaswani import sinusoidal_positions
 
 SMALL = {"d_model": 16, "d_ff": 32, "num_heads": 2, "layers": 1, "batch": 16, "warmup_steps": 60, "examples": 20}
@@ -48,17 +45,17 @@ def test_the_closed_form_holds_for_a_whole_table():
 
 def test_only_a_table_with_a_map_is_explained():
     table = sinusoidal_positions(torch.arange(21), 64).numpy()
-    assert unexplained(table, 1) < 1e-6 and unexplained(table, 5) < 1e-6
+    assert unpredicted(table, 1) < 1e-6 and unpredicted(table, 5) < 1e-6
     rng = np.random.default_rng(0)
-    assert unexplained(rng.normal(size=(21, 64)), 1) > 0.9
+    assert unpredicted(rng.normal(size=(21, 64)), 1) > 0.9
     rotated = table @ np.linalg.qr(rng.normal(size=(64, 64)))[0]  # in another basis the map is another one
-    assert unexplained(rotated, 1) < 1e-6
+    assert unpredicted(rotated, 1) < 1e-6
     half = table + table.std() * rng.normal(size=table.shape)
-    assert 0.2 < unexplained(half, 1) < 2
+    assert 0.2 < unpredicted(half, 1) < 2
 
 
 def test_exact_matches_are_what_greedy_search_writes():
-    study = LengthStudy(trained=3, tested=(1, 2, 3, 4), symbols=2, steps=150, **SMALL)
+    study = LengthStudy(trained=3, tested=(1, 2, 3, 4), symbols=2, steps=150, **SMALL | {"examples": 8})
     task = study.make_task()
     model = train_on_short(study, task, "sinusoidal", seed=0)
     rows = accuracy_by_length(model, task)
@@ -113,35 +110,6 @@ def test_training_never_meets_what_is_long(task):
     if task == "translate":
         known = {tuple(source) for source, _ in drawn}
         assert not known & {tuple(source) for rows in pairs.tests.values() for source, _ in rows}
-
-
-def test_the_study_is_resumed_and_tells_other_settings(tmp_path, monkeypatch):
-    study = LengthStudy(trained=6, tested=(3, 6, 8), steps=3, **SMALL)
-    first = run_position_study(tmp_path, [study], seeds=[0, 1])
-    assert [(cell["encoding"], cell["seed"]) for cell in first["cells"]] == [
-        ("sinusoidal", 0),
-        ("sinusoidal", 1),
-        ("learned", 0),
-        ("learned", 1),
-    ]
-    assert first["offsets"]["largest_error"] < 1e-12
-    assert all(set(cell["unexplained"]) == {"1", "2", "5"} for cell in first["cells"])
-    assert json.loads((tmp_path / "positions.json").read_text()) == json.loads(json.dumps(first))
-    text = (tmp_path / "positions.md").read_text()
-    assert "mean over 2 seeds" in text and "the same batches for both" in text
-    assert "| 8 (longer) | 20 |" in text and "| 6 | 20 |" in text
-    assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
-    trained = []
-    real = position_report.train_and_test
-    monkeypatch.setattr(position_report, "train_and_test", lambda *cell: trained.append(cell[1:3]) or real(*cell))
-    assert run_position_study(tmp_path, [study], seeds=[0, 1]) == first and not trained
-    (tmp_path / "copy-learned-1.json").unlink()
-    again = run_position_study(tmp_path, [study], seeds=[0, 1])
-    assert trained == [("learned", 1)] and again["cells"][3]["lengths"] == first["cells"][3]["lengths"]
-    other = LengthStudy(trained=6, tested=(3, 6, 8), steps=4, **SMALL)
-    assert "(steps was 3 and is 4): give another folder" in error_of(run_position_study, tmp_path, [other])
-    (tmp_path / "copy-learned-1.json").write_text("{")
-    assert "is damaged" in error_of(run_position_study, tmp_path, [study], seeds=[0, 1])
 
 
 def test_studies_that_make_no_sense():

@@ -1,23 +1,20 @@
 """Tiny parsers, trained by `vaswani parse train` on a made-up treebank.
 
-A test file takes a fixture of these by its name: `model = parsers.model`.
+Fixtures for test files with `pytest_plugins = ["parsers"]`, trained once for all of them.
 """
 
+from pathlib import Path
+
 import pytest
+from random_trees import TINY
 
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.parsing.trees import Tree, parse_trees
+from vaswani_transformer.training.run import TrainingResult
 
 NOUNS, VERBS, PLACES = ("dog", "cat", "house", "(", "U\u2009S"), ("sees", "likes", "finds"), ("here", "there")
-TINY = ["--vocab-size", "420", "--d-model", "16", "--d-ff", "32", "--num-heads", "2", "--encoder-layers", "1"]
-TINY += ["--decoder-layers", "1", "--max-steps", "3", "--evaluate-every", "2", "--quiet"]
 
 
-def tree_of(text: str) -> Tree:
-    return next(parse_trees(iter([text]), "text"))
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trees(tmp_path_factory):
     """Files of 60 and of 8 trees, with traces and functions."""
     folder, lines = tmp_path_factory.mktemp("trees"), []
@@ -37,17 +34,35 @@ def train(trees, folder, *options):
     return folder
 
 
-@pytest.fixture(scope="module")
-def model(trees, cache, tmp_path_factory):
+@pytest.fixture(scope="session")
+def datasets_cache(tmp_path_factory):
+    """A cache for `datasets`, so that the user's stays untouched."""
+    import datasets
+
+    folder = tmp_path_factory.mktemp("parsers_cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+        yield
+
+
+@pytest.fixture(scope="session")
+def model(trees, datasets_cache, tmp_path_factory):
     """A parser that has learned next to nothing."""
     return train(trees, tmp_path_factory.mktemp("model") / "run", "--no-words", "--augment", "1", "--num-beams", "3")
 
 
-@pytest.fixture(scope="module")
-def wordy_model(trees, cache, tmp_path_factory):
+@pytest.fixture(scope="session")
+def wordy_model(trees, datasets_cache, tmp_path_factory):
     """Another, which writes words too, and whose tags are all `XX`."""
     folder = tmp_path_factory.mktemp("wordy_model") / "run"
     return train(trees, folder, "--no-tags", "--vocab-size", "500")
+
+
+@pytest.fixture
+def without_training(monkeypatch):
+    """`vaswani parse train` writes the text of the trees and ends before training."""
+    result = TrainingResult(Path("nowhere"), 0, 0.0, {}, 0)
+    monkeypatch.setattr("vaswani_transformer.parsing.parser.train", lambda *_: result)
 
 
 @pytest.fixture

@@ -5,16 +5,10 @@ from collections import Counter
 
 import pytest
 from hypothesis import given
-from random_trees import tree_pairs
+from random_trees import tree_of, tree_pairs
 
 from vaswani_transformer import UserError
 from vaswani_transformer.parsing.evalb import BracketMetric, count_brackets, score_trees
-from vaswani_transformer.parsing.trees import Tree, parse_trees
-
-
-def tree_of(text: str) -> Tree:
-    return next(parse_trees(iter([text]), "text"))
-
 
 CASES = {  # gold, predicted, brackets in gold, in predicted, matched
     "equal": ("(ROOT (S (NP (DT a) (NN b)) (VP (VB c))))", "(ROOT (S (NP (DT a) (NN b)) (VP (VB c))))", 3, 3, 3),

@@ -7,19 +7,12 @@ import torch
 from conftest import padded_batch, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
-from random_trees import LABELS, TAGS, constituents
+from random_trees import LABELS, TAGS, constituents, top_nodes
 from transformers import LogitsProcessorList
 
 from vaswani_transformer import UserError
 from vaswani_transformer.parsing.grammar import BracketGrammar, BracketProcessor
-from vaswani_transformer.parsing.linearization import (
-    MalformedTreeError,
-    delinearize,
-    linearize,
-    with_words,
-    without_words,
-)
-from vaswani_transformer.parsing.trees import Tree
+from vaswani_transformer.parsing.linearization import linearize, with_words, without_words
 
 START, END = 0, 2
 SMALL = {"(S": 7, ")S": 3, "(NP": 11, ")NP": 5, "NN": 20, "DT": 4}  # ids in no order
@@ -50,12 +43,8 @@ def trees_by_exhaustion(tokens: list[str], words: int, limit: int, max_open_run:
     found = set()
     for length in range(1, limit):
         for row in product(tokens, repeat=length):
-            try:
-                tree = delinearize(row, ["w"] * words)
-            except MalformedTreeError:
-                continue
             runs = "".join("o" if token[0] == "(" else "." for token in row).split(".")
-            if len(tree.children) == 1 and max(map(len, runs)) <= max_open_run:
+            if top_nodes(row, words) == 1 and max(map(len, runs)) <= max_open_run:
                 found.add(row)
     return found
 
@@ -164,8 +153,7 @@ def test_any_way_ends_in_a_tree(words, spare, run, random):
     grammar, names = grammar_of(all_ids())
     row = any_way(BracketProcessor(grammar, unwritten(words), [words + 1 + spare], run), names, random)
     assert len(row) <= words + spare
-    tree = delinearize(row, ["w"] * words)
-    assert len(tree.children) == 1 or spare < 2
+    assert top_nodes(row, words) == 1 or (spare < 2 and top_nodes(row, words))
 
 
 @given(st.lists(SPELLINGS, min_size=1, max_size=5), st.integers(0, 14), st.randoms(use_true_random=False))
@@ -182,8 +170,7 @@ def test_any_way_with_words_ends_in_a_tree_over_them(spelled, spare, random):
     assert len(row) <= least + spare
     plain = without_words(row)
     assert " ".join(row) == " ".join(with_words(plain, list(map(" ".join, spelled))))
-    tree = delinearize(plain, ["w"] * len(spelled))
-    assert len(tree.children) == 1 or spare < 2
+    assert top_nodes(plain, len(spelled)) == 1 or (spare < 2 and top_nodes(plain, len(spelled)))
 
 
 def test_rows_of_a_batch_do_not_see_each_other():
@@ -216,14 +203,11 @@ def test_models_with_random_weights_write_trees(seed, beams):
     for row, count, limit in zip(outputs.tolist(), words, limits, strict=True):
         tokens = row[1 : row.index(END) + 1]
         assert len(tokens) <= limit
-        assert isinstance(delinearize([names[token] for token in tokens[:-1]], ["w"] * count), Tree)
+        assert top_nodes([names[token] for token in tokens[:-1]], count)
     malformed = 0
     for row, count in zip(free.tolist(), words, strict=True):
         tokens = [names.get(token, "NN") for token in row[1:] if token not in (END, 1)]
-        try:
-            delinearize(tokens, ["w"] * count)
-        except MalformedTreeError:
-            malformed += 1
+        malformed += not top_nodes(tokens, count)
     assert malformed >= 3  # the same models, left free, do not
 
 

@@ -6,17 +6,13 @@ from itertools import combinations, pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_trees import clean_trees
+from random_trees import clean_trees, tree_of
 
 from vaswani_transformer.parsing.pictures import text_width, tree_svg, tree_text
-from vaswani_transformer.parsing.trees import Tree, parse_trees, unescape
+from vaswani_transformer.parsing.trees import Tree, unescape
 
 SVG = "{http://www.w3.org/2000/svg}"
 SENTENCE = "(ROOT (S (NP (PRP We)) (VP (VBP saw) (NP (DT the) (NN dog)) (PRN (-LRB- -LRB-) (UH yes) (-RRB- -RRB-)))))"
-
-
-def tree_of(text: str) -> Tree:
-    return next(parse_trees(iter([text]), "text"))
 
 
 def test_as_text():

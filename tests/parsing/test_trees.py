@@ -75,7 +75,7 @@ BAD = [  # text, line, words of the message
     ("(S dog (NN a))", 1, "the word 'dog' and a bracket"),
     ("(S ( (NN a)))", 1, "no label"),
     ("(S " * 500, 1, "deeper than"),
-    ("(S\n(NP (NN a))", 1, "lines that go on with a tree must be indented"),
+    ("(S\n(NP (NN a))", 1, "all lines of a tree but the first must be indented"),
     ("(S\n  (NN a)\n  (NP))", 3, "the bracket 'NP' is empty"),
     ("(S (-LRB- ())", 1, "a round bracket as a word is -LRB- or -RRB-"),
     ("(S (-RRB- )))", 1, "a round bracket as a word is -LRB- or -RRB-"),

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 from conftest import ROOT
 
-SCRIPTS = ROOT / "scripts"
+SCRIPTS = ROOT / "scripts" / "benchmarks"
 
 # 100 target tokens and 300 positions a step, twenty steps a second; the first second is ten times as slow.
 TRAINING = """
@@ -58,7 +58,7 @@ def test_lines_of_joeynmt(process_clock):
 def test_every_contestant_trains_and_the_table_is_whole(tmp_path):
     small = "--pairs 600 --d-model 32 --d-ff 64 --heads 2 --layers 1 --vocab-size 400 --batch-tokens 512"
     times = "--rounds 1 --warm-up 0.3 --seconds 0.5 --threads 1"
-    command = [sys.executable, str(SCRIPTS / "benchmark_training.py"), *small.split(), *times.split()]
+    command = [sys.executable, str(SCRIPTS / "training.py"), *small.split(), *times.split()]
     done = subprocess.run(
         [*command, "--folder", str(tmp_path), "--variant=--no-fused-loss"], capture_output=True, text=True, timeout=600
     )

@@ -9,17 +9,17 @@ from pathlib import Path
 from ..errors import UserError
 from .command import add_command, check_output_place, report_stop
 
-# Name on the command line: module, and the class in it.
+# Module and class in `experiments`, which are imported once they are needed.
 EXPERIMENTS = {
-    "table1": ("table1", "Table1"),
-    "table2": ("table2", "Table2"),
-    "table3": ("table3", "Table3"),
-    "table4": ("table4", "Table4"),
-    "attention": ("heads", "HeadStudy"),
-    "positions": ("positions", "Positions"),
+    "table1": "table1.Table1",
+    "table2": "table2.Table2",
+    "table3": "table3.Table3",
+    "table4": "table4.Table4",
+    "attention": "heads.HeadStudy",
+    "positions": "positions.Positions",
 }
 _SCALES = ("laptop", "paper")
-_NOT_SET = {
+_NO_SETTINGS = {
     "data_dir": "give --data-dir",
     "output": "give --output",
     "overwrite": "remove the folder of a cell to have it made anew",
@@ -34,11 +34,9 @@ def load_experiment(name: str):
     """
     if name not in EXPERIMENTS:
         near = difflib.get_close_matches(name, EXPERIMENTS, n=1, cutoff=0.5)
-        known = ", ".join(EXPERIMENTS)
-        raise UserError(
-            f"there is no experiment {name!r}: {f'did you mean {near[0]!r}? ' if near else ''}there are {known}"
-        )
-    module, kind = EXPERIMENTS[name]
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UserError(f"there is no experiment {name!r}: {hint}there are {', '.join(EXPERIMENTS)}")
+    module, _, kind = EXPERIMENTS[name].partition(".")
     return getattr(importlib.import_module(f"vaswani_transformer.experiments.{module}"), kind)()
 
 
@@ -50,30 +48,38 @@ def add_experiment(commands) -> None:
         _experiment,
         "run an experiment of the paper: table1 ... table4, attention, positions",
         "Run an experiment of the paper, cell by cell, and print its table beside the paper's figures. Each cell is a"
-        " folder OUTPUT/NAME/SCALE/CELL with its recipe, log and result; the same command does what is missing and goes"
-        " on with what was interrupted.",
+        " folder OUTPUT/NAME/SCALE/CELL with its recipe, log and result; the same command runs what is missing and"
+        " resumes what was interrupted.",
     )
     parser.add_argument("name", metavar="NAME", help="one of " + ", ".join(EXPERIMENTS))
     parser.add_argument("--scale", choices=_SCALES, default="laptop", help="default: laptop")
-    parser.add_argument("--data-dir", metavar="FOLDER", help="where the data files are (Multi30k, trees)")
+    parser.add_argument("--data-dir", metavar="FOLDER", help="folder of the data files (Multi30k, trees)")
     parser.add_argument("--output", default="runs", metavar="FOLDER", help="folder of all experiments (default: runs)")
     parser.add_argument("--only", nargs="+", default=[], metavar="CELL", help="run these cells, or groups such as A")
-    parser.add_argument("--jobs", type=int, metavar="N", help="cells side by side (default: one a device)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="cells that run at a time (default: one for each device)")
     parser.add_argument("--devices", nargs="+", default=[], metavar="DEVICE", help="cpu, or cuda:0 cuda:1 ...")
     parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="that train one cell together, a device each (default: 1)"
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number that train one cell together, each on its own device (default: 1)",
     )
     parser.add_argument(
         "--set",
         nargs="+",
         default=[],
         metavar="FIELD=VALUE",
-        help="other settings of all cells: max_steps=100",
+        help="settings of all cells that differ from the scale's: max_steps=100",
     )
-    parser.add_argument("--report", action="store_true", help="run nothing: write and print the table of what is there")
+    parser.add_argument(
+        "--report", action="store_true", help="run nothing: write and print the table of the finished cells"
+    )
     plan = parser.add_argument_group("plan")
-    plan.add_argument("--dry-run", action="store_true", help="print what the cells will take, and end")
-    plan.add_argument("--device", metavar="NAME", help="with --dry-run: the hours on it, such as 'p100 x8' or here")
+    plan.add_argument("--dry-run", action="store_true", help="print what the cells will take, and run nothing")
+    plan.add_argument(
+        "--device", metavar="NAME", help="with --dry-run: estimate hours for this device, such as 'p100 x8' or here"
+    )
     parser.add_argument("--one", metavar="CELL", help=argparse.SUPPRESS)  # a process of --jobs
 
 
@@ -82,10 +88,10 @@ def _changes(words: list[str]) -> dict[str, str]:
     for word in words:
         name, sign, value = word.partition("=")
         if not sign or not name:
-            raise UserError(f"--set {word!r} is no setting: write FIELD=VALUE, such as max_steps=100")
+            raise UserError(f"--set {word!r} is not a setting: write FIELD=VALUE, such as max_steps=100")
         name = name.replace("-", "_")
-        if name in _NOT_SET:
-            raise UserError(f"--set {name} is not for an experiment: {_NOT_SET[name]}")
+        if name in _NO_SETTINGS:
+            raise UserError(f"--set {name} is not for an experiment: {_NO_SETTINGS[name]}")
         changes[name] = value
     return changes
 
@@ -95,22 +101,15 @@ def _experiment(arguments: argparse.Namespace) -> int:
     from ..training.run import TrainingStopped
 
     experiment = load_experiment(arguments.name)
+    _check_options(experiment, arguments)
     data_dir = Path(arguments.data_dir).expanduser() if arguments.data_dir else None
-    output, processes = Path(arguments.output).expanduser(), arguments.processes
-    if not arguments.output:
-        raise UserError("--output is empty: give a folder")
-    setup = Setup(arguments.scale, output, data_dir, _changes(arguments.set), processes)
-    _check_output(setup.output)
-    if arguments.device is not None and not arguments.dry_run:
-        raise UserError("--device is for --dry-run: --devices says what to run on")
-    _check_numbers(experiment, arguments)
-    if processes > 1 and not experiment.distributed:
-        raise UserError(f"--processes is {processes}: a cell of {experiment.name} runs in one process, leave it out")
-    everything = experiment.cells(setup)
-    cells = chosen_cells(everything, arguments.only)
+    output = Path(arguments.output).expanduser()
+    setup = Setup(arguments.scale, output, data_dir, _changes(arguments.set), arguments.processes)
+    all_cells = experiment.cells(setup)
+    cells = chosen_cells(all_cells, arguments.only)
     if arguments.one:  # a name only, where a group may have the same
         cells = [cell for cell in cells if cell.name == arguments.one]
-    finished = read_results(experiment, setup, everything)  # of all: the table at the end is of all
+    finished = read_results(experiment, setup, all_cells)  # the table at the end holds all of them
     missing = [cell for cell in cells if cell.name not in finished]
     if arguments.dry_run:
         return _print_plan(experiment, setup, cells, finished, arguments)
@@ -130,85 +129,73 @@ def _experiment(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_numbers(experiment, arguments: argparse.Namespace) -> None:
+def _check_options(experiment, arguments: argparse.Namespace) -> None:
+    """Refuse what shows before any cell is looked at.
+
+    Raises:
+        UserError: for options that do not go together, or an output folder that cannot be written.
+    """
+    if not arguments.output:
+        raise UserError("--output is empty: give a folder")
+    output = Path(arguments.output).expanduser()
+    if output.exists() and not output.is_dir():
+        raise UserError(f"--output {output} is a file: give a folder")
+    check_output_place(output)
+    if arguments.device is not None and not arguments.dry_run:
+        raise UserError("--device goes with --dry-run: --devices names those to run on")
     for name in ("jobs", "processes"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} is {value}: it must be 1 or more")
     jobs = _jobs(arguments)
     if experiment.one_at_a_time and jobs > max(1, len(set(arguments.devices))):
-        raise UserError(f"--jobs is {jobs}: {experiment.name} measures time, give one job a device at most")
+        raise UserError(f"--jobs is {jobs}: {experiment.name} measures time, give one job for each device at most")
+    if arguments.processes > 1 and not experiment.distributed:
+        raise UserError(
+            f"--processes is {arguments.processes}: a cell of {experiment.name} runs in one process, leave it out"
+        )
 
 
 def _jobs(arguments: argparse.Namespace) -> int:
-    """Cells side by side: as asked for, else as many as the devices have room for."""
+    """Cells that run at a time: as --jobs says, or else as many as the devices have room for."""
     if arguments.jobs is not None:
         return arguments.jobs
     return max(1, len(arguments.devices) // arguments.processes)
 
 
 def _run_missing(experiment, setup, missing: list, arguments: argparse.Namespace) -> None:
+    """Run cells, in this process where they need no other environment; one that fails stops no other.
+
+    Raises:
+        UserError: naming those that failed; of a single cell in this process its own error.
+    """
     from ..experiments.base import LOG, experiment_folder
-    from ..experiments.launch import Job, SideBySide, device_environments, own_command
+    from ..experiments.launch import Job, device_environments, own_command, run_side_by_side
 
     jobs = _jobs(arguments)
     environments = device_environments(arguments.devices, jobs, setup.processes)
     if jobs == 1 and not arguments.devices and setup.processes == 1:
-        _run_in_turn(experiment, setup, missing)
-        return
-    # The longest first, so that no one is left alone at the end.
-    missing = sorted(missing, key=lambda cell: -experiment.estimate(setup, cell, None).flops)
-    folder = experiment_folder(experiment, setup)
-    words = ["experiment", experiment.name, "--scale", setup.scale, "--output", str(setup.output)]
-    words += ["--data-dir", str(setup.data_dir)] if setup.data_dir else []
-    words += ["--processes", str(setup.processes)] if setup.processes > 1 else []
-    words += ["--set", *(f"{name}={value}" for name, value in setup.changes.items())] if setup.changes else []
-    tasks = [Job(cell.name, own_command([*words, "--one", cell.name]), folder / cell.name) for cell in missing]
-    failed = SideBySide(tasks, environments).run()
+        failed, where = _run_in_turn(experiment, setup, missing), "above"
+    else:
+        # The longest first, so that none is left to run alone at the end.
+        missing = sorted(missing, key=lambda cell: -experiment.estimate(setup, cell, None).flops)
+        folder = experiment_folder(experiment, setup)
+        words = ["experiment", experiment.name, "--scale", setup.scale, "--output", str(setup.output)]
+        words += ["--data-dir", str(setup.data_dir)] if setup.data_dir else []
+        words += ["--processes", str(setup.processes)] if setup.processes > 1 else []
+        words += ["--set", *(f"{name}={value}" for name, value in setup.changes.items())] if setup.changes else []
+        tasks = [Job(cell.name, own_command([*words, "--one", cell.name]), folder / cell.name) for cell in missing]
+        failed = [job.name for job in run_side_by_side(tasks, environments)]
+        where = f"{LOG} in their folders, such as {folder / failed[0] / LOG}" if failed else ""
     if failed:
-        names = ", ".join(job.name for job in failed)
         raise UserError(
-            f"{len(failed)} of {len(tasks)} cells failed ({names}): see {LOG} in their folders, such as"
-            f" {failed[0].folder / LOG}; the others are kept, the same command tries these again"
+            f"{len(failed)} of {len(missing)} cells failed ({', '.join(failed)}), see {where}; the others are kept, the"
+            " same command tries these again"
         )
 
 
-def _planned_device(setup, arguments: argparse.Namespace) -> tuple[str, bool]:
-    """What a plan's hours are for, as `parse_device` takes it, and whether that is this machine's cores.
-
-    Raises:
-        UserError: for an unknown device, one that is not here where the plan is for this machine, or another number of
-            devices than processes.
-    """
-    import torch
-
-    from ..experiments.launch import check_devices, device_environments
-    from ..hardware import HERE, parse_device
-
-    devices, device = arguments.devices, arguments.device
-    if device is None and setup.scale == "laptop":
-        device = HERE
-    elif device is None:  # the paper's machine, unless it is said how a cell is to run
-        told = devices or arguments.jobs is not None or setup.processes > 1
-        device = "p100" if told else "p100 x8"
-    name, count = parse_device(device)
-    if setup.processes > 1 and count not in (None, setup.processes):
-        raise UserError(f"--device {device!r} names {count} devices and --processes is {setup.processes}: give one")
-    check_devices(devices)
-    if name == HERE:
-        device_environments(devices, 1, setup.processes)  # refuses what is not here
-    on_cpus = name == HERE and (not torch.cuda.is_available() or "cpu" in devices)
-    if setup.processes > 1 and count is None and name != HERE:
-        device = f"{device} x{setup.processes}"
-    return device, on_cpus
-
-
-def _run_in_turn(experiment, setup, missing: list) -> None:
-    """Run cells in this process; one that fails stops no other.
-
-    Raises:
-        UserError: naming those that failed; of a single cell what it raised.
-    """
+def _run_in_turn(experiment, setup, missing: list) -> list[str]:
+    """Run cells in this process; returns the names of those that failed, but raises the error of a single one."""
     from ..experiments.base import logger, run_cell
     from ..training.run import TrainingStopped
 
@@ -224,70 +211,87 @@ def _run_in_turn(experiment, setup, missing: list) -> None:
             reason = " ".join(str(error).split()) or type(error).__name__
             logger.warning("%s: failed: %s", cell.name, reason, exc_info=not isinstance(error, UserError | OSError))
             failed.append(cell.name)
-    if failed:
-        raise UserError(
-            f"{len(failed)} of {len(missing)} cells failed ({', '.join(failed)}), see above; the others are kept, the"
-            " same command tries these again"
-        )
+    return failed
 
 
-def _check_output(output: Path) -> None:
-    """Look whether the folder of all experiments can be made, before hours are spent.
+def _planned_device(setup, arguments: argparse.Namespace) -> str:
+    """The device that a plan's hours are for, as `parse_device` takes it.
 
     Raises:
-        UserError: where a file is in its place, or above it, or nothing may be written there.
+        UserError: for an unknown device, one that is missing where the plan is for this machine, or another number of
+            devices than processes.
     """
-    if output.exists() and not output.is_dir():
-        raise UserError(f"--output {output} is a file: give a folder")
-    check_output_place(output)
+    from ..experiments.launch import device_environments, gpu_numbers
+    from ..hardware import HERE, parse_device
+
+    devices, device = arguments.devices, arguments.device
+    if device is None and setup.scale == "laptop":
+        device = HERE
+    elif device is None:  # the paper's machine, unless options say how a cell is to run
+        device = "p100" if devices or arguments.jobs is not None or setup.processes > 1 else "p100 x8"
+    name, count = parse_device(device)
+    if setup.processes > 1 and count not in (None, setup.processes):
+        raise UserError(f"--device {device!r} names {count} devices and --processes is {setup.processes}: give one")
+    gpu_numbers(devices)  # refuses unknown names
+    if name == HERE:
+        device_environments(devices, 1, setup.processes)  # refuses devices that are missing
+    elif setup.processes > 1 and count is None:
+        device = f"{device} x{setup.processes}"
+    return device
 
 
 def _print_plan(experiment, setup, cells: list, finished: dict, arguments: argparse.Namespace) -> int:
-    from ..experiments.base import RECIPE, counted, experiment_folder, markdown_table
+    import torch
 
-    device, on_cpus = _planned_device(setup, arguments)
-    folder, rows = experiment_folder(experiment, setup), []
-    total, flops, trains = 0.0, 0.0, False
-    for cell in cells:
-        estimate = experiment.estimate(setup, cell, device)
-        trains = trains or estimate.flops > 0
-        started = (folder / cell.name / RECIPE).is_file()
-        state = "finished" if cell.name in finished else "begun" if started else "missing"
-        if cell.name not in finished:
-            total += estimate.seconds or 0.0
-            flops += estimate.flops
+    from ..experiments.base import RECIPE, counted, experiment_folder, markdown_table
+    from ..hardware import HERE, parse_device
+
+    device = _planned_device(setup, arguments)
+    folder = experiment_folder(experiment, setup)
+    estimates = {cell.name: experiment.estimate(setup, cell, device) for cell in cells}
+    rows = []
+    for name, estimate in estimates.items():
+        started = (folder / name / RECIPE).is_file()
         rows.append([
-            cell.name, state, f"{estimate.parameters:,}" if estimate.parameters else "",
-            f"{estimate.steps:,}" if estimate.steps else "", f"{estimate.flops:.2e}" if estimate.flops else "",
+            name,
+            "finished" if name in finished else "started" if started else "missing",
+            f"{estimate.parameters:,}" if estimate.parameters else "",
+            f"{estimate.steps:,}" if estimate.steps else "",
+            f"{estimate.flops:.2e}" if estimate.flops else "",
             "" if estimate.seconds is None else _hours(estimate.seconds),
         ])  # fmt: skip
+    trains = any(estimate.flops for estimate in estimates.values())
     print(f"{experiment.name}, {setup.scale} scale: {experiment.title}")
-    print(f"in {folder}; {_told_hours(device) if trains else 'nothing is trained, hours are those of two CPU cores'}\n")
+    print(f"in {folder}; {_basis(device) if trains else 'hours are those of two CPU cores'}\n")
     print(markdown_table(["cell", "state", "parameters", "steps", "FLOPs", "hours"], rows))
-    missing = sum(cell.name not in finished for cell in cells)
-    jobs = max(1, _jobs(arguments))
-    beside = f", about {_hours(total / jobs)} with {jobs} jobs" if jobs > 1 else ""
-    beside = ", jobs share the cores" if jobs > 1 and on_cpus else beside
+    to_run = [estimate for name, estimate in estimates.items() if name not in finished]
+    seconds, flops = sum(estimate.seconds or 0 for estimate in to_run), sum(estimate.flops for estimate in to_run)
+    jobs, beside = _jobs(arguments), ""
+    if jobs > 1:
+        shares_cores = parse_device(device)[0] == HERE and (not torch.cuda.is_available() or "cpu" in arguments.devices)
+        beside = ", jobs share the cores" if shares_cores else f", about {_hours(seconds / jobs)} with {jobs} jobs"
+    hours = f"{_hours(seconds)} hours one after the other{beside}" if seconds or not to_run else "hours are not known"
     work = f"{flops:.2e} FLOPs, " if flops else ""
-    hours = f"{_hours(total)} hours one after the other{beside}" if total or not missing else "hours are not known"
-    print(f"\n{missing} of {counted(len(cells), 'cell')} to run: {work}{hours}")
+    print(f"\n{len(to_run)} of {counted(len(cells), 'cell')} to run: {work}{hours}")
     return 0
 
 
 def _hours(seconds: float) -> str:
-    """Two decimals, or of what is shorter one digit that says something."""
+    """Hours with two decimals, or below 0.1 with two digits."""
     hours = seconds / 3600
     return f"{hours:.2f}" if hours >= 0.1 or not hours else f"{hours:.2g}"
 
 
-def _told_hours(device: str) -> str:
-    """What a plan's hours are of."""
+def _basis(device: str) -> str:
+    """What a plan's hours are based on."""
     from ..hardware import DEFAULT_UTILISATION, HERE, parse_device
     from ..training.plan import PAPER_GPU, PAPER_UTILISATION
 
     name = parse_device(device)[0]
-    share = PAPER_UTILISATION if name == PAPER_GPU else DEFAULT_UTILISATION
-    reckoned = f"by FLOPs at {share:.0%} of its peak"
     if name == PAPER_GPU:
-        reckoned = f"base and big by the paper's step times, other sizes {reckoned}, which is what base reached"
-    return f"hours are for {'this machine' if name == HERE else device}, {reckoned}, training alone"
+        return (
+            f"hours are for {device}, base and big by the paper's step times, other sizes by FLOPs at"
+            f" {PAPER_UTILISATION:.0%} of its peak, which is what base reached, training alone"
+        )
+    machine = "this machine" if name == HERE else device
+    return f"hours are for {machine}, by FLOPs at {DEFAULT_UTILISATION:.0%} of its peak, training alone"

@@ -35,7 +35,7 @@ from .options import (
 )
 
 _RECIPE, _PAPER = "parser-small", "parser"
-_LIMITS = ("max_length", "max_length_ratio")  # of the fields for data those that count for trees too
+_LIMITS = ("max_length", "max_length_ratio")  # the fields for data that apply to trees, too
 
 
 def add_parse(commands) -> None:
@@ -63,21 +63,21 @@ def _add_train(commands) -> None:
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", default=_RECIPE, help=f"default: {_RECIPE}")
     parser.add_argument("--trees", required=True, metavar="FILE", help="Penn Treebank brackets to train on (.gz works)")
     parser.add_argument("--dev", required=True, metavar="FILE", help="trees for validation")
-    parser.add_argument("--tags", action=argparse.BooleanOptionalAction, default=True, help="let it tag the words too")
+    parser.add_argument("--tags", action=argparse.BooleanOptionalAction, default=True, help="also tag the words")
     parser.add_argument(
         "--words",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help=f"write the words into the tree too, each before the brackets that lead to it (default: yes, but for"
-        f" {_PAPER}, which is as in the paper)",
+        help=f"also write the words into the tree, each before the brackets that lead to it (default: yes, except for"
+        f" the recipe {_PAPER}, which follows the paper)",
     )
     parser.add_argument(
         "--augment",
         type=int,
         default=0,
         metavar="N",
-        help="train on each tree N times as it is and N times with constituents and words exchanged for others of their"
-        " kind, and on some short constituents by themselves; 0: once as it is (default)",
+        help="train N times on each tree and N times on versions of it with constituents and words exchanged for others"
+        " of their kind, and on some short constituents by themselves; 0: once on each tree (default)",
     )
     _add_skip_bad(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -86,7 +86,9 @@ def _add_train(commands) -> None:
 
 
 def _add_skip_bad(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--skip-bad", action="store_true", help="leave bad trees out, counted, instead of stopping")
+    parser.add_argument(
+        "--skip-bad", action="store_true", help="leave bad trees out and count them, instead of stopping"
+    )
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -122,7 +124,7 @@ def _add_constrained(parser: argparse.ArgumentParser) -> None:
         "--constrained",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="write nothing but trees over the words (default); without it, what is none is repaired and counted",
+        help="restrict outputs to trees over the words (default); without it, other outputs are repaired and counted",
     )
 
 
@@ -132,19 +134,16 @@ def _add_predict(commands) -> None:
         "predict",
         _predict,
         "parse sentences, a file or standard input",
-        "Parse sentences whose words (punctuation, too) are separated by spaces, as in the treebank; each gives one"
-        " tree in brackets on a line, a blank line a blank one.",
+        "Parse sentences whose words and punctuation marks are separated by spaces, as in the treebank. The output has"
+        " one tree in brackets on a line for each, and a blank line for a blank line.",
     )
     parser.add_argument("model", metavar="MODEL", help="model folder of `vaswani parse train`")
-    how = "sentences; without any, standard input"
-    parser.add_argument("sentences", metavar="SENTENCE", nargs="*", default=[], help=how)
+    parser.add_argument("sentences", metavar="SENTENCE", nargs="*", default=[], help="if none, standard input is read")
     parser.words = "sentences"
     parser.add_argument("--input", metavar="FILE", help="parse the lines of this file (.gz works)")
     parser.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
-    how = "go on with an --output that was interrupted; its trees are on one line each"
-    parser.add_argument("--resume", action="store_true", help=how)
-    how = "sentences that are sorted by length and written together (default: 2000)"
-    parser.add_argument("--window", metavar="N", type=int, help=how)
+    parser.add_argument("--resume", action="store_true", help="continue an --output that was interrupted")
+    parser.add_argument("--window", metavar="N", type=int, help="sentences sorted by length together (default: 2000)")
     parser.add_argument("--text", action="store_true", help="draw the trees with lines instead of brackets")
     parser.add_argument("--pictures", metavar="FOLDER", help="also draw each tree as FOLDER/NUMBER.svg")
     _add_constrained(parser)
@@ -157,7 +156,7 @@ def _load_parser(arguments: argparse.Namespace):
     from ..parsing.parser import Parser as TreeParser
 
     if any(map(is_exported, [arguments.model, *getattr(arguments, "ensemble", [])])):
-        raise UserError("an exported model does not parse: give the folder of `vaswani parse train`")
+        raise UserError("an exported model cannot parse: give the folder of `vaswani parse train`")
     model, tokenizer = load_for_decoding(arguments)
     options = generate_options(arguments, model)
     return TreeParser(
@@ -174,9 +173,9 @@ def _check_predict(arguments: argparse.Namespace) -> None:
     if arguments.sentences and arguments.input:
         raise UserError("give sentences or --input, not both")
     if arguments.resume and not (is_file(arguments.output) and is_file(arguments.input)):
-        raise UserError("--resume goes on with a file from a file: give --input FILE and --output FILE")
+        raise UserError("--resume continues a file that was made from a file: give --input FILE and --output FILE")
     if arguments.resume and arguments.text:
-        raise UserError("--resume goes on with trees that have a line each: leave --text out, or begin anew")
+        raise UserError("--resume continues files with a tree on each line: leave --text out, or --resume")
     check_files(arguments, read=("input",), written=("output",))
     if arguments.pictures is not None:
         if not arguments.pictures:
@@ -195,16 +194,15 @@ def _predict(arguments: argparse.Namespace) -> int:
     _check_predict(arguments)
     surveys = {"--input": scan_text(Path(arguments.input))} if is_file(arguments.input) else {}
     pictures = Path(arguments.pictures) if arguments.pictures else None
-    # All that can be wrong with the words is told before anything is written, where they can be read twice.
-    given = arguments.sentences or (input_lines(arguments.input) if surveys else ())
-    for _ in checked(map(words_of, given)):
+    # Where the sentences can be read twice, all mistakes in their words are found before anything is written.
+    for _ in checked(map(words_of, arguments.sentences or (input_lines(arguments.input) if surveys else ()))):
         pass
     files = FileParser(_load_parser(arguments), arguments.text, pictures, arguments.window or WINDOW_LINES)
     if interactive := is_interactive(arguments, files.doing):
         files.window = 1
     lines = iter(arguments.sentences) if arguments.sentences else input_lines(arguments.input)
     sentences: Iterator[list[str]] = checked(map(words_of, lines))
-    if not surveys and not interactive:  # a file has been looked at
+    if not surveys and not interactive:  # reads the first before anything is written; a file has been checked
         sentences = chain(list(islice(sentences, 1)), sentences)
     total = surveys["--input"].lines if surveys else len(arguments.sentences) or None
     output = open_output(arguments, {} if arguments.text else surveys, files.window)
@@ -217,22 +215,21 @@ def _predict(arguments: argparse.Namespace) -> int:
                 files.run(sentences, output, output.done, total, ahead, progress=not interactive and total != 1)
         finally:
             if files.repaired:
-                print(f"{files.repaired:,} output(s) were no trees over their words and were repaired", file=sys.stderr)
+                print(f"repaired outputs that were not trees over their words: {files.repaired:,}", file=sys.stderr)
         output.finish()
     return 0
 
 
 def _add_evaluate(commands) -> None:
-    parser = add_command(
-        commands, "evaluate", _evaluate, "labelled bracket scores of a model, or of predicted trees, by evalb's rules"
-    )
+    help_text = "labelled bracketing scores of a model, or of predicted trees, by evalb's rules"
+    parser = add_command(commands, "evaluate", _evaluate, help_text)
     parser.add_argument("model", metavar="MODEL", nargs="?", help="model folder; or give --predicted")
     parser.add_argument("--trees", required=True, metavar="FILE", help="gold trees (.gz works)")
     parser.add_argument("--predicted", metavar="FILE", help="score these trees, one for each gold tree, in order")
     parser.add_argument("--baselines", metavar="FILE", help="also score two baselines made from these training trees")
     parser.add_argument("--output", metavar="FILE", help="also write the predicted trees here")
-    parser.add_argument("--json", metavar="FILE", help="also write the scores here, and how they were obtained")
-    parser.add_argument("--test-set", metavar="NAME", help="its name in the --json file (default: from the file name)")
+    parser.add_argument("--json", metavar="FILE", help="also write scores and settings here")
+    parser.add_argument("--test-set", metavar="NAME", help="its name in the --json file (default: the file's)")
     _add_skip_bad(parser)
     _add_constrained(parser)
     add_search_options(parser)
@@ -240,46 +237,42 @@ def _add_evaluate(commands) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from ..parsing.evalb import score_trees
-    from ..parsing.parser import Baselines, load_trees
+    from ..parsing.evalb import BASELINES, Baselines, score_trees
+    from ..parsing.parser import load_trees
 
     check_options(arguments)
     if (arguments.model is None) == (arguments.predicted is None):
         raise UserError("give a MODEL to evaluate, or the trees of another parser with --predicted: one of the two")
     if arguments.predicted and arguments.skip_bad:
-        raise UserError("--skip-bad does not go with --predicted, which has a tree for each gold tree: mend the trees")
+        raise UserError("--skip-bad does not go with --predicted, which needs a tree for each gold tree: correct them")
     check_files(arguments, read=("trees", "predicted", "baselines"), written=("output", "json"))
-    mend = {"mend": "mend the tree"} if arguments.predicted else {}
-    gold = load_trees(arguments.trees, arguments.skip_bad, **mend)
-    baselines = (
-        Baselines.of(load_trees(arguments.baselines, arguments.skip_bad, **mend)) if arguments.baselines else None
-    )
-    rows = {}
+    advice = {"advice": "correct the tree"} if arguments.predicted else {}
+    gold = load_trees(arguments.trees, arguments.skip_bad, **advice)
+    labels = arguments.baselines and Baselines.of(load_trees(arguments.baselines, arguments.skip_bad, **advice))
     record: dict = {"test_set": arguments.test_set or Path(arguments.trees).name.removesuffix(".gz")}
     if arguments.predicted:
-        predicted = load_trees(arguments.predicted, **mend)
+        predicted = load_trees(arguments.predicted, **advice)
         name, extra = Path(arguments.predicted).name, {}
     else:
         predicted, extra, record = _parse_gold(arguments, gold)
         name = Path(arguments.model).resolve().name
-    scores = rows[name] = score_trees(gold, predicted) | extra
-    for baseline in ("right_branching", "most_frequent_label") if baselines else ():
-        trees = [getattr(baselines, baseline)(tree.words()) for tree in gold]
-        rows[baseline.replace("_", "-")] = score_trees(gold, trees)
+    scores = score_trees(gold, predicted) | extra
+    baselines = {}
+    for kind, make in BASELINES.items() if labels else ():
+        baselines[kind] = score_trees(gold, [make(labels, tree.words()) for tree in gold])
     if arguments.output:
         write_text(Path(arguments.output), "".join(f"{tree}\n" for tree in predicted))
     if arguments.json:
-        told = {name: row for name, row in rows.items() if row is not scores}
-        full = scores | ({"baselines": told} if told else {}) | record
+        full = scores | ({"baselines": baselines} if baselines else {}) | record
         write_text(Path(arguments.json), json.dumps(full, indent=2) + "\n")
-    _print_table(rows)
+    _print_table({name: scores} | baselines)
     if "seconds" in extra:
         print(f"{scores['sentences']:,} sentences parsed in {extra['seconds']:.1f} s")
     return 0
 
 
 def _parse_gold(arguments: argparse.Namespace, gold: list) -> tuple[list, dict, dict]:
-    """Trees that the model makes of the gold trees' words, scores of their form, and how they were obtained."""
+    """The model's trees for the words of gold trees, the share of well-formed outputs and seconds, and the record."""
     from tqdm.auto import tqdm
 
     parser = _load_parser(arguments)

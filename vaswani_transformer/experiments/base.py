@@ -1,4 +1,4 @@
-"""Experiments: tables of cells, each a folder with its recipe, log and result; what is there is not made again."""
+"""Experiments: tables of cells, each a folder with its recipe, log and result; a finished cell is not run again."""
 
 import abc
 import contextlib
@@ -28,29 +28,23 @@ logger = logging.getLogger(__name__)
 
 SCALES = ("laptop", "paper")
 RECIPE, LOG, RESULT, LOCK = "recipe.yaml", "log.txt", "result.json", ".lock"
-# File numbers of the locks that this process holds. What it starts for a cell keeps them too, so that the cell is free
-# once all of it has ended, also where this process is killed first.
-locks: set[int] = set()
+# Descriptors of the lock files that this process holds. Processes started for a cell inherit them, so that the cell
+# stays locked until all of them have ended, also where this process is killed first.
+lock_descriptors: set[int] = set()
 
-
-_RESULT = {
-    "figures": dict,
-    "settings": dict,
-    "machine": dict,
-    "seconds": int | float,
-    "date": str,
-}  # what has to be there
+# Entries that every result has, and their types.
+_RESULT_ENTRIES = {"figures": dict, "settings": dict, "machine": dict, "seconds": int | float, "date": str}
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a call of an experiment is given.
+    """The options of a call.
 
     Args:
         scale: one of `SCALES`.
         output: folder of all experiments.
         data_dir: folder of the data files; None where the experiment needs none, or for data of the Hub.
-        changes: settings that all cells get over their own, as text.
+        changes: settings that replace those of all cells, as text.
         processes: that train one cell together, each on a device of its own or with its share of the cores.
     """
 
@@ -67,9 +61,9 @@ class Cell:
 
     Args:
         name: of its folder.
-        label: what its row is called in the table.
-        settings: what decides on the result, plain values; a folder of other settings is refused.
-        paper: what the paper prints for it, by the names of the result's figures.
+        label: of its row in the table.
+        settings: plain values that determine the result; a folder made with others is refused.
+        paper: the paper's figures for it, by the names of the result's figures.
         group: of the rows that belong together in the paper's table.
     """
 
@@ -91,11 +85,11 @@ class Estimate:
 
 
 class Experiment(abc.ABC):
-    """A table of the paper as cells to run; subclasses say which, what a run is, and what the table looks like."""
+    """A table of the paper as cells to run; subclasses define the cells, how to run one, and the table."""
 
     name: str
     title: str
-    one_at_a_time = False  # a measurement of time would disturb another on the same device
+    one_at_a_time = False  # it measures time, which a second cell on the same device would disturb
     distributed = False  # a cell may train in several processes
 
     @abc.abstractmethod
@@ -103,11 +97,11 @@ class Experiment(abc.ABC):
         """All cells of a scale, in the order of the paper's table.
 
         Raises:
-            UserError: for changes that no setting takes.
+            UserError: for changes of unknown settings.
         """
 
     def check(self, setup: Setup, cells: Sequence[Cell]) -> None:  # noqa: B027 (some need nothing)
-        """Look whether what the cells need is there, before any of them runs.
+        """Check that the data of these cells is there, before any of them runs.
 
         Raises:
             UserError: naming what is missing.
@@ -115,14 +109,14 @@ class Experiment(abc.ABC):
 
     @abc.abstractmethod
     def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
-        """What a cell will take on a device, a name as `parse_device` takes it; None for no time."""
+        """What a cell will take on a device, a name as `parse_device` takes it; without one no seconds."""
 
     @abc.abstractmethod
     def run(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
-        """Run a cell, going on where an earlier run of it was cut off; returns its figures.
+        """Run a cell, or resume it where an earlier run was interrupted; returns its figures.
 
         Raises:
-            UserError: for mistakes in what was given.
+            UserError: for mistakes in the settings or the data.
             TrainingStopped: after a signal.
         """
 
@@ -132,27 +126,19 @@ class Experiment(abc.ABC):
 
     @abc.abstractmethod
     def draw(self, figure, cells: Sequence[Cell], results: dict[str, dict]) -> None:
-        """Draw the finished cells into a matplotlib figure."""
-
-    def save_picture(self, picture: Path, cells: Sequence[Cell], results: dict[str, dict]) -> None:
-        """Write the finished cells as a PNG; without matplotlib nothing but a line of advice."""
-        figure = new_figure()
-        if figure is not None:
-            self.draw(figure, cells, results)
-            with written_whole(picture) as new:
-                figure.savefig(new, dpi=110, format="png")
+        """Draw the finished cells, one at least, into a matplotlib figure."""
 
 
 def experiment_folder(experiment: Experiment, setup: Setup) -> Path:
-    """Where an experiment's cells and tables lie."""
+    """Folder of an experiment's cells and tables."""
     return setup.output / experiment.name / setup.scale
 
 
 def chosen_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells of these names or groups, in the table's order; all for none.
+    """The cells of these names or groups, in the table's order; all if no name is given.
 
     Raises:
-        UserError: for a name that no cell and no group has, with the nearest.
+        UserError: for a name of no cell and no group, with the nearest.
     """
     names = {cell.name.lower() for cell in cells} | {cell.group.lower() for cell in cells if cell.group}
     for name in only:
@@ -162,16 +148,12 @@ def chosen_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
             known = ", ".join(cell.name for cell in cells) + (f"; groups {', '.join(groups)}" if groups else "")
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {known}"
             raise UserError(f"there is no row {name!r} in this table: {hint}")
-    wanted = {name.lower() for name in only}
-    return [cell for cell in cells if not only or {cell.name.lower(), cell.group.lower()} & wanted]
-
-
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value))
+    chosen = {name.lower() for name in only}
+    return [cell for cell in cells if not only or {cell.name.lower(), cell.group.lower()} & chosen]
 
 
 def check_settings(folder: Path, cell: Cell) -> None:
-    """Refuse a cell's folder that another recipe has made.
+    """Refuse a cell's folder that was made with other settings.
 
     Raises:
         UserError: naming up to three settings that differ, and both values.
@@ -181,29 +163,34 @@ def check_settings(folder: Path, cell: Cell) -> None:
         return
     try:
         earlier = yaml.safe_load(path.read_text(encoding="utf-8"))
-        earlier = earlier if isinstance(earlier, dict) else {}
     except (yaml.YAMLError, UnicodeDecodeError):
         raise UserError(f"{path} cannot be read: remove {folder} to run {cell.name} anew") from None
-    _compare(folder, cell, earlier)
+    _compare(folder, cell, earlier if isinstance(earlier, dict) else {})
 
 
 def _compare(folder: Path, cell: Cell, earlier: dict[str, Any]) -> None:
-    settings = _plain(cell.settings)
+    """Settings that are newer than the folder do not count."""
+    settings = _as_json(cell.settings)
     differ = [name for name in settings if name in earlier and earlier[name] != settings[name]]
     if differ:
-        shown = ", ".join(f"{name} {earlier[name]} there and {settings[name]} here" for name in differ[:3])
+        values = ", ".join(f"{name} {earlier[name]} there and {settings[name]} here" for name in differ[:3])
         more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
         raise UserError(
-            f"{folder} is of another recipe ({shown}{more}): give the --set that it was made with, another --output, or"
-            " remove that folder"
+            f"{folder} is of another recipe ({values}{more}): give the --set that it was made with, another --output,"
+            " or remove that folder"
         )
+
+
+def _as_json(value: Any) -> Any:
+    """A value as it is read from a file again: lists in place of tuples, text for keys."""
+    return json.loads(json.dumps(value))
 
 
 def read_result(folder: Path, cell: Cell) -> dict | None:
     """The result of a finished cell; None if it is not finished.
 
     Raises:
-        UserError: as `check_settings`, and for a result file that is damaged.
+        UserError: as `check_settings`, and for a damaged result file.
     """
     check_settings(folder, cell)
     path = folder / RESULT
@@ -211,12 +198,12 @@ def read_result(folder: Path, cell: Cell) -> dict | None:
         return None
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        is_result = all(isinstance(result[name], kind) for name, kind in _RESULT.items())
+        is_result = all(isinstance(result[name], kind) for name, kind in _RESULT_ENTRIES.items())
     except (ValueError, TypeError, KeyError):
         is_result = False
     if not is_result:
         raise UserError(f"{path} is not a result of an experiment: remove it to have it made again")
-    _compare(folder, cell, result["settings"])  # the recipe may be gone
+    _compare(folder, cell, result["settings"])  # its recipe may have been removed
     return result
 
 
@@ -227,48 +214,52 @@ def read_results(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) ->
         UserError: as `read_result`.
     """
     folder = experiment_folder(experiment, setup)
-    found = {cell.name: read_result(folder / cell.name, cell) for cell in cells}
-    return {name: result for name, result in found.items() if result is not None}
+    results = {cell.name: read_result(folder / cell.name, cell) for cell in cells}
+    return {name: result for name, result in results.items() if result is not None}
 
 
 def machine() -> dict[str, Any]:
-    """What this process runs on: processor, accelerator if there is one, cores, threads."""
-    name = platform.processor() or platform.machine()
+    """Processor, accelerator if there is one, number of cores and of threads."""
+    processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found = {"processor": name, "cores": cores, "threads": torch.get_num_threads()}
+        processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), processor)
+    facts = {"processor": processor, "cores": number_of_cores(), "threads": torch.get_num_threads()}
     if torch.cuda.is_available():
-        found["accelerator"] = torch.cuda.get_device_name()
-    return found
+        facts["accelerator"] = torch.cuda.get_device_name()
+    return facts
+
+
+def number_of_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor_seconds() -> float:
-    """What processors have worked for this process and for those that it started and that have ended."""
+    """Processor time of this process and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 @contextlib.contextmanager
-def _held(folder: Path, cell: Cell) -> Iterator[None]:
-    """Keep other processes out of a cell's folder; the system lets go of it when this process ends."""
+def _locked(folder: Path, cell: Cell) -> Iterator[None]:
+    """Lock a cell's folder; the system unlocks it when this process and those that inherit the lock have ended."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(f"{cell.name} is being run by another process in {folder}: wait for it to end") from None
-        locks.add(file.fileno())
+        lock_descriptors.add(file.fileno())
         try:
             yield
         finally:
-            locks.discard(file.fileno())
+            lock_descriptors.discard(file.fileno())
 
 
 @contextlib.contextmanager
-def _logged(path: Path) -> Iterator[None]:
-    """Also write what the package tells to a file, after what is there."""
+def _logged_to(path: Path) -> Iterator[None]:
+    """Append the package's log to a file, too."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     package = logging.getLogger("vaswani_transformer")
@@ -287,25 +278,25 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell, logged: bool = Tr
     """Run one cell in this process, unless it is finished; its `result.json` comes last and whole.
 
     Args:
-        experiment: whose cell.
-        setup: of the call.
-        cell: which.
-        logged: write what is told to the cell's log; not where standard error goes there already.
+        experiment: of the cell.
+        setup: options of the call.
+        cell: to run.
+        logged: append the log to the cell's `log.txt`; not where standard error goes there already.
 
     Returns:
         what `result.json` holds: the figures of `Experiment.run` under `figures`, with settings, seconds of this last
-        session by the clock and of processors at work for it, machine, versions and date.
+        session by the clock and of processor time, machine, versions and date.
 
     Raises:
-        UserError: as `check_settings` and `Experiment.run`, and for a cell that another process is at.
-        TrainingStopped, KeyboardInterrupt: after a signal; the next call goes on.
+        UserError: as `check_settings` and `Experiment.run`, and for a cell that another process is running.
+        TrainingStopped, KeyboardInterrupt: after a signal; the next call resumes the cell.
     """
     folder = experiment_folder(experiment, setup) / cell.name
     check_settings(folder, cell)
-    with _held(folder, cell), _logged(folder / LOG) if logged else contextlib.nullcontext():
+    with _locked(folder, cell), _logged_to(folder / LOG) if logged else contextlib.nullcontext():
         if (earlier := read_result(folder, cell)) is not None:
             return earlier
-        started, worked = time.monotonic(), _processor_seconds()
+        started, processor_started = time.monotonic(), _processor_seconds()
         logger.info("%s %s: started", experiment.name, cell.name)
         figures = experiment.run(setup, cell, folder)
         seconds = time.monotonic() - started
@@ -316,7 +307,7 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell, logged: bool = Tr
             "figures": figures,
             "paper": cell.paper,
             "seconds": round(seconds, 1),
-            "processor_seconds": round(_processor_seconds() - worked, 1),
+            "processor_seconds": round(_processor_seconds() - processor_started, 1),
             "machine": machine() | ({"processes": setup.processes} if setup.processes > 1 else {}),
             "versions": versions(),
             "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
@@ -324,16 +315,16 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell, logged: bool = Tr
         }
         write_text(folder / RESULT, json.dumps(result, indent=1) + "\n")
         logger.info("%s %s: finished in %s", experiment.name, cell.name, duration(seconds))
-        return _plain(result)
+        return _as_json(result)
 
 
 def write_recipe(folder: Path, cell: Cell) -> None:
-    """Write a cell's settings where `check_settings` looks; a training writes its own recipe there."""
-    write_text(folder / RECIPE, yaml.safe_dump(_plain(cell.settings), sort_keys=False, allow_unicode=True))
+    """Write a cell's settings for `check_settings`; a training writes its own recipe in this place."""
+    write_text(folder / RECIPE, yaml.safe_dump(_as_json(cell.settings), sort_keys=False, allow_unicode=True))
 
 
 def write_report(experiment: Experiment, setup: Setup) -> str:
-    """Write the table of what is finished as Markdown, JSON and, where matplotlib is installed, PNG.
+    """Write the table of the finished cells as Markdown, JSON and, where matplotlib is installed, PNG.
 
     Returns:
         the Markdown.
@@ -351,8 +342,11 @@ def write_report(experiment: Experiment, setup: Setup) -> str:
         text = f"{text.rstrip()}\n\nOther settings than those of this scale: {changes}.\n"
     write_text(folder / f"{experiment.name}.md", text)
     write_text(folder / f"{experiment.name}.json", json.dumps(list(results.values()), indent=1) + "\n")
-    if results:
-        experiment.save_picture(folder / f"{experiment.name}.png", cells, results)
+    figure = new_figure() if results else None
+    if figure is not None:
+        experiment.draw(figure, cells, results)
+        with written_whole(folder / f"{experiment.name}.png") as new:
+            figure.savefig(new, dpi=110, format="png")
     return text
 
 
@@ -362,32 +356,32 @@ def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in lines)
 
 
-def shown(value: float | None, form: str = ".2f") -> str:
-    """A figure for a table, empty where there is none."""
+def as_text(value: float | None, form: str = ".2f") -> str:
+    """A figure for a table, empty for None."""
     return "" if value is None else format(value, form)
 
 
-def counted(number: int, what: str) -> str:
-    """A number of things, such as "1 run" and "2 runs"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, such as "1 run" and "2 runs"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def told_machine(results: dict[str, dict]) -> str:
-    """One sentence on what the finished cells ran on and for how long."""
+def describe_runs(results: dict[str, dict]) -> str:
+    """One sentence on the number of finished cells, their time, machines and dates."""
     if not results:
         return "Nothing is finished yet."
     machines = []
     for result in results.values():
-        where = result["machine"]
-        name = where.get("accelerator") or where["processor"]
-        text = f"{name}, {counted(where['cores'], 'core')}, {counted(where['threads'], 'thread')}"
-        text += f", {where['processes']} processes a run" if where.get("processes", 1) > 1 else ""
+        facts = result["machine"]
+        name = facts.get("accelerator") or facts["processor"]
+        text = f"{name}, {counted(facts['cores'], 'core')}, {counted(facts['threads'], 'thread')}"
+        text += f", {facts['processes']} processes a run" if facts.get("processes", 1) > 1 else ""
         machines += [text] if text not in machines else []
     # Seconds are those of a cell's last session, a training's minutes those of all: if more, it was resumed.
-    found = [(r["seconds"] / 60, r["figures"].get("minutes", 0), r.get("processor_seconds")) for r in results.values()]
-    minutes = sum(max(session, training) for session, training, _ in found)
-    known = all(session >= training and work is not None for session, training, work in found)
-    work = f" ({sum(work for *_, work in found) / 60:.1f} minutes of processor time)" if known else ""
+    times = [(r["seconds"] / 60, r["figures"].get("minutes", 0), r.get("processor_seconds")) for r in results.values()]
+    minutes = sum(max(session, training) for session, training, _ in times)
+    known = all(session >= training and work is not None for session, training, work in times)
+    work = f" ({sum(work for *_, work in times) / 60:.1f} minutes of processor time)" if known else ""
     dates = sorted(result["date"] for result in results.values())
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     runs = counted(len(results), "run")

@@ -1,4 +1,4 @@
-"""`vaswani demo`: the whole road from text to translations on a generated corpus, with nothing to download."""
+"""`vaswani demo`: from text to translations on a generated corpus, with nothing to download."""
 
 import time
 from collections.abc import Callable
@@ -24,16 +24,16 @@ def run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str =
     """Generate text, train on it, and show what was learned on combinations of words that training never saw.
 
     Args:
-        folder: where corpus, model and pictures go; a demo of before there is replaced.
+        folder: of corpus, model and pictures; an earlier demo there is replaced.
         seed: of corpus and training.
         say: takes each line of the report.
-        command: how the reader calls this program, for the advice at the end.
+        command: by which the reader calls this program, for the advice at the end.
 
     Returns:
         The exit status, 0.
 
     Raises:
-        UserError: if the folder holds something that is not a demo.
+        UserError: if the folder holds something else than a demo.
         TrainingStopped: when Ctrl-C ended training after a checkpoint.
     """
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "data").is_dir())):
@@ -49,7 +49,7 @@ def run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str =
         say(f"     {english}  ->  {german}")
     recipe = load_recipe("demo", {"data_dir": str(folder / "data"), "output": str(folder / "model"), "seed": seed})
     recipe.overwrite = True  # an interrupted demo is resumed, a finished one or one of another seed is made anew
-    say("2. Training a Transformer on them (Ctrl-C stops it; the same command goes on):")
+    say("2. Training a Transformer on them (Ctrl-C stops it; the same command resumes it):")
     result = train(recipe)
     model, tokenizer = load_model(folder / "model")
     say(f"   {model.num_parameters():,} parameters, {result.steps:,} steps in {duration(result.seconds)}")
@@ -69,16 +69,16 @@ def run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str =
         mark = "right" if translation == reference else f"wrong: {reference}"
         say(f"     {source}\n       -> {translation}   [{mark}]")
     right = [source for source, *both in zip(sources, translations, references, strict=True) if both[0] == both[1]]
-    shown = min(right or sources, key=lambda sentence: abs(len(sentence.split()) - 9))
+    sentence = min(right or sources, key=lambda source: abs(len(source.split()) - 9))
     drawn = new_figure() is not None
     if drawn:
         last = model.config.decoder_layers
-        draw_attention(attend(model, tokenizer, shown), "encoder-decoder", folder / "attention.png", [last])
+        draw_attention(attend(model, tokenizer, sentence), "encoder-decoder", folder / "attention.png", [last])
     say(f"4. Done in {duration(time.monotonic() - started)}. What there is now:")
     say(f"     {folder / 'model'}   the model: AutoModelForSeq2SeqLM.from_pretrained loads it")
     if drawn:
         say(f"     {folder / 'model' / 'learning_curve.png'}   losses, BLEU and learning rate over training")
-        say(f"     {folder / 'attention.png'}   where the decoder looks while it translates: {shown}")
+        say(f"     {folder / 'attention.png'}   what the decoder attends to while it translates: {sentence}")
     say(f"     {folder / 'model' / 'training_log.jsonl'}   every logged step")
     say(f"     {files['train.en'].parent}   the corpus")
     say("   What to type next:")

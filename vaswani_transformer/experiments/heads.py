@@ -1,4 +1,4 @@
-"""What the heads of the base model look at (Section 4 and the appendix): a report over sentences, and pictures."""
+"""What the heads of the base model attend to (Section 4 and the appendix): a report over sentences, and pictures."""
 
 import json
 from collections import Counter
@@ -14,17 +14,17 @@ from ..errors import UserError
 from ..files import write_text
 from ..loading import load_model
 from ..plots import new_figure
-from .base import Cell, Estimate, Experiment, Setup, experiment_folder, run_cell, told_machine, write_recipe
+from .base import Cell, Estimate, Experiment, Setup, describe_runs, experiment_folder, run_cell, write_recipe
 from .table2 import Table2
 from .translation import data_pairs
 
-CELL, MODEL = "heads", "en-de-base"  # the cell here, and the one of Table 2 whose model is looked into
-SENTENCES, WORDS = 3, 10  # drawn, and about how long they are
+CELL, MODEL = "heads", "en-de-base"  # the cell here, and the one of Table 2 whose model it is about
+SENTENCES, WORDS = 3, 10  # that are drawn, and about how many words they have
 REPORT = "heads.json"
 
 
 class HeadStudy(Experiment):
-    """One cell: the model of Table 2's base row, English to German, trained if it is not there."""
+    """One cell, on the model of Table 2's base row, English to German, which is trained if it is missing."""
 
     name = "attention"
     title = "what the heads of the base model do, and pictures of some sentences"
@@ -33,11 +33,11 @@ class HeadStudy(Experiment):
         return next(cell for cell in Table2().cells(setup) if cell.name == MODEL)
 
     def cells(self, setup: Setup) -> list[Cell]:
-        """One, of the settings of its model."""
+        """One, with the settings of its model."""
         return [Cell(CELL, "heads of the base model", self._model_cell(setup).settings)]
 
     def check(self, setup: Setup, cells: Sequence[Cell]) -> None:
-        """Look for the data that Table 2's cell needs."""
+        """Check that the data of Table 2's cell is there."""
         if cells:
             Table2().check(setup, [self._model_cell(setup)])
 
@@ -46,22 +46,22 @@ class HeadStudy(Experiment):
         return Table2().estimate(setup, self._model_cell(setup), device)
 
     def run(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
-        """Train or take the model, name its heads on the validation set, draw some of its sentences."""
+        """Train the model unless it is there, name its heads on the validation set, draw some of its sentences."""
         table, model_cell = Table2(), self._model_cell(setup)
         run_cell(table, setup, model_cell)
         write_recipe(folder, cell)
         model, tokenizer = load_model(experiment_folder(table, setup) / MODEL)
         recipe = table.recipe(setup, table.training(setup, model_cell))
         pairs = data_pairs(recipe, recipe.validation_source, recipe.validation_target, recipe.validation_split)
-        found = name_heads(model, tokenizer, zip(*pairs, strict=True))
-        write_text(folder / REPORT, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        report = name_heads(model, tokenizer, zip(*pairs, strict=True))
+        write_text(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
         chosen = sorted(zip(*pairs, strict=True), key=lambda pair: abs(len(pair[0].split()) - WORDS))[:SENTENCES]
         for number, (source, _) in enumerate(chosen, 1):
             weights = attend(model, tokenizer, source)
             write_attention_page(weights, folder / f"sentence-{number}.html")
             self._draw_sentence(weights, folder, number)
-        roles = {kind: Counter(head["role"] for head in told["heads"]) for kind, told in found["kinds"].items()}
-        return {"roles": roles, "report": found}
+        roles = {kind: Counter(head["role"] for head in heads["heads"]) for kind, heads in report["kinds"].items()}
+        return {"roles": roles, "report": report}
 
     def _draw_sentence(self, weights, folder: Path, number: int) -> None:
         for kind in KINDS if new_figure() is not None else ():
@@ -71,13 +71,13 @@ class HeadStudy(Experiment):
                 continue
 
     def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
-        """A row a head, as `vaswani attention --report` prints it."""
+        """A row for each head, as `vaswani attention --report` prints it."""
         if CELL not in results:
-            return f"# Attention, {setup.scale} scale\n\n{told_machine(results)}\n"
-        return f"{heads_as_markdown(results[CELL]['figures']['report'])}\n\n{told_machine(results)}\n"
+            return f"# Attention, {setup.scale} scale\n\n{describe_runs(results)}\n"
+        return f"{heads_as_markdown(results[CELL]['figures']['report'])}\n\n{describe_runs(results)}\n"
 
     def draw(self, figure, cells: Sequence[Cell], results: dict[str, dict]) -> None:
-        """How many heads of each kind do what."""
+        """Number of heads of each role, by kind of attention."""
         figure.set_size_inches(9, 4)
         axis, counts = figure.subplots(), results[CELL]["figures"]["roles"]
         roles = sorted({role for kind in counts.values() for role in kind})

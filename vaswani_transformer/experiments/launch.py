@@ -1,4 +1,4 @@
-"""Cells of an experiment in processes side by side, each with its device and its share of the cores."""
+"""Cells in processes side by side, each with its devices and its share of the cores; cells that several train."""
 
 import contextlib
 import dataclasses
@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch.distributed
+import torch
 import yaml
 
-from ..distributed import ProcessLostError
 from ..errors import UserError
 from ..files import write_text
 from ..recipes.recipe import Recipe
@@ -26,22 +25,22 @@ from ..training.callbacks import read_training_log
 from ..training.checkpoints import last_complete_checkpoint, step_of
 from ..training.run_folder import CHECKPOINTS
 from ..training.run_folder import LOG as TRAINING_LOG
-from .base import LOG, locks
+from .base import LOG, lock_descriptors, number_of_cores
 
 logger = logging.getLogger(__name__)
 
-_LOOK = 0.2  # seconds between two looks at what has ended
-EXIT_INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM)
+POLL_SECONDS = 0.2  # between two checks whether a job has ended
+SESSIONS = "sessions.json"  # how many processes took part from which second of the training on
 
 
 @dataclass(frozen=True)
 class Job:
-    """One process.
+    """A process to start.
 
     Args:
-        name: for what is told of it.
-        command: what to start.
-        folder: `log.txt` in it takes what the process writes.
+        name: in log messages.
+        command: program and arguments.
+        folder: its standard error is appended to `log.txt` in it.
     """
 
     name: str
@@ -50,243 +49,198 @@ class Job:
 
 
 def device_environments(devices: Sequence[str], jobs: int, processes: int = 1) -> list[dict[str, str]]:
-    """For each of the jobs that run side by side: what its processes see of the machine.
+    """For each job that runs at a time: the environment variables that deal out devices and cores.
 
     Jobs take the devices in turn, as many at a time as they have processes. On CPUs they share the cores, unless
     `OMP_NUM_THREADS` is set already.
 
     Args:
-        devices: `"cpu"` or `"cuda:N"`, N counting what this process sees; none: whatever there is.
-        jobs: how many.
-        processes: of each job.
+        devices: `"cpu"` or `"cuda:N"`, N counting the GPUs that this process sees; empty for all that there are.
+        jobs: that run at a time, 1 or more.
+        processes: of each job, 1 or more.
 
     Raises:
-        UserError: for another device, one that is not there, devices that jobs of so many processes cannot share, no
-            jobs or no processes.
+        UserError: for a device that is unknown or missing, and devices that jobs of so many processes cannot share.
     """
-    for option, value in (("--jobs", jobs), ("--processes", processes)):
-        if value < 1:
-            raise UserError(f"{option} is {value}: it must be 1 or more")
-    groups = _groups(devices, processes)
+    groups = _device_groups(devices, processes)
     environments = []
     for place in range(jobs):
-        found = {}
+        environment = {}
         if groups:
-            found["CUDA_VISIBLE_DEVICES"] = groups[place % len(groups)]
+            environment["CUDA_VISIBLE_DEVICES"] = groups[place % len(groups)]
         if "OMP_NUM_THREADS" not in os.environ:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            found["OMP_NUM_THREADS"] = str(max(1, cores // jobs))
-        environments.append(found)
+            environment["OMP_NUM_THREADS"] = str(max(1, number_of_cores() // jobs))
+        environments.append(environment)
     return environments
 
 
-def check_devices(devices: Sequence[str]) -> list[int | None]:
-    """The number of each GPU that is named, None for CPUs.
+def gpu_numbers(devices: Sequence[str]) -> list[int | None]:
+    """The number of each GPU in the names of devices, None for CPUs.
 
     Raises:
-        UserError: for a name of another form.
+        UserError: for another name.
     """
-    found = [(device, re.fullmatch(r"cpu|cuda:(\d{1,4})", device)) for device in devices]
-    for device, match in found:
+    matches = [re.fullmatch(r"cpu|cuda:(\d{1,4})", device) for device in devices]
+    for device, match in zip(devices, matches, strict=True):
         if match is None:
             raise UserError(f"--devices {device!r} is not known: give cpu, or cuda:0, cuda:1, ...")
-    return [None if match[1] is None else int(match[1]) for _, match in found]
+    return [None if match[1] is None else int(match[1]) for match in matches]
 
 
-def _groups(devices: Sequence[str], processes: int) -> list[str]:
-    """For each job of `processes` processes that the devices have room for: `CUDA_VISIBLE_DEVICES`, empty for CPUs."""
-    import torch
-
-    here = torch.cuda.device_count()
+def _device_groups(devices: Sequence[str], processes: int) -> list[str]:
+    """`CUDA_VISIBLE_DEVICES` of each job that the devices have room for, empty for CPUs."""
+    available = torch.cuda.device_count()
     if not devices and processes > 1:  # or the processes of all jobs would take the first GPUs
-        devices = [f"cuda:{number}" for number in range(here)]
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    visible = seen.split(",") if seen else [str(number) for number in range(here)]
-    shown = []
-    for number in check_devices(devices):
-        if number is not None and number >= here:
-            raise UserError(f"--devices cuda:{number} is not there: this machine has {here} GPU(s)")
-        shown.append("" if number is None else visible[number])
-    if processes == 1 or not any(shown):
-        return shown
+        devices = [f"cuda:{number}" for number in range(available)]
+    visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(available)))).split(",")
+    names = []
+    for number in gpu_numbers(devices):
+        if number is not None and number >= available:
+            raise UserError(f"--devices cuda:{number} is not there: this machine has {available} GPU(s)")
+        names.append("" if number is None else visible[number])
+    if processes == 1 or not any(names):
+        return names
     rule = f"--processes is {processes}: each takes a GPU of its own"
-    if "" in shown or len(set(shown)) < len(shown):
+    if "" in names or len(set(names)) < len(names):
         raise UserError(f"{rule}, name different ones in --devices")
-    if len(shown) % processes:
-        raise UserError(f"{rule}, give a multiple of {processes} in --devices and not {len(shown)}")
-    return [",".join(shown[place : place + processes]) for place in range(0, len(shown), processes)]
+    if len(names) % processes:
+        raise UserError(f"{rule}, give a multiple of {processes} in --devices and not {len(names)}")
+    return [",".join(names[place : place + processes]) for place in range(0, len(names), processes)]
 
 
-class SideBySide:
-    """Runs jobs, a few at a time; a signal to this process is passed on, and its jobs may end in peace.
+def run_side_by_side(jobs: Sequence[Job], environments: Sequence[dict[str, str]]) -> list[Job]:
+    """Run jobs, a few at a time; SIGINT and SIGTERM are passed on, and the jobs have time to end.
 
     Args:
-        jobs: in their order.
-        environments: one for each that runs at a time: what is set over this process' own.
-        grace: for jobs that work together, the seconds that the others have once one has failed; none where they go on.
+        jobs: in the order in which they start; one that fails stops no other.
+        environments: one for each job that runs at a time: variables that replace those of this process.
+
+    Returns:
+        the jobs that failed.
+
+    Raises:
+        KeyboardInterrupt: after a signal, once all jobs that were running have ended.
     """
+    waiting, failed, signals = list(jobs), [], []
+    running: dict[int, tuple[Job, subprocess.Popen]] = {}  # by the place of the environment
 
-    def __init__(self, jobs: Sequence[Job], environments: Sequence[dict[str, str]], grace: float | None = None):
-        self.waiting, self.environments, self.grace = list(jobs), list(environments), grace
-        self.running: dict[int, tuple[Job, subprocess.Popen]] = {}
-        self.failed: list[Job] = []
-        self.statuses: dict[str, int] = {}  # of jobs that have ended, by name
-        self.received: int | None = None
-        self._failed_at: float | None = None
-
-    def _pass_on(self, number: int, frame: object) -> None:
-        self.received = number
-        for _, process in self.running.values():
+    def pass_on(number: int, frame: object) -> None:
+        signals.append(number)
+        for _, process in running.values():
             process.send_signal(number)
 
-    def run(self) -> list[Job]:
-        """Run them all; returns those that failed, having let the others go on or, of jobs that work together, end.
-
-        Raises:
-            KeyboardInterrupt: after a signal, once all that ran have ended.
-        """
-        kept = {number: signal.signal(number, self._pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            while self.running or (self.waiting and self.received is None):
-                self._start()
-                time.sleep(_LOOK)
-                self._look()
-        finally:
-            for number, handler in kept.items():
-                signal.signal(number, handler)
-            for _, process in self.running.values():
-                process.terminate()
-        if self.received is not None:
-            raise KeyboardInterrupt
-        return self.failed
-
-    def _start(self) -> None:
-        free = [place for place in range(len(self.environments)) if place not in self.running]
-        for place in free if self.received is None else ():
-            if not self.waiting:
-                return
-            job = self.waiting.pop(0)
-            job.folder.mkdir(parents=True, exist_ok=True)
-            with (job.folder / LOG).open("ab") as log:
-                process = subprocess.Popen(
-                    list(job.command),
-                    env=os.environ | self.environments[place],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=log,
-                    start_new_session=True,  # Ctrl-C reaches it through us, once
-                    pass_fds=tuple(locks),
-                )
-            self.running[place] = job, process
-            if self.received is not None:  # while it was being started
-                process.send_signal(self.received)
-            device = self.environments[place].get("CUDA_VISIBLE_DEVICES")
-            logger.info("%s: started%s", job.name, f" on GPU {device}" if device else "")
-
-    def _look(self) -> None:
-        for place, (job, process) in list(self.running.items()):
-            status = process.poll()
-            if status is None:
-                continue
-            del self.running[place]
-            self.statuses[job.name] = status
-            if status == 0:
-                logger.info("%s: finished", job.name)
-            elif self.received is not None and status in EXIT_INTERRUPTED:
-                logger.info("%s: stopped, goes on with the next call", job.name)
-            else:
-                if self.grace is None:  # else one of them has told it, and who started us tells it again
-                    logger.warning("%s: failed (%s): %s", job.name, status, last_line(job.folder / LOG))
-                self.failed.append(job)
-                self._failed_at = self._failed_at or time.monotonic()
-        if None not in (self.grace, self._failed_at) and time.monotonic() - self._failed_at > self.grace:
-            for _, process in self.running.values():
-                process.kill()
+    handlers = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        while running or (waiting and not signals):
+            for place, environment in enumerate(environments):
+                if waiting and not signals and place not in running:
+                    job = waiting.pop(0)
+                    running[place] = job, _start(job, environment)
+                    for number in signals:  # received while it was being started
+                        running[place][1].send_signal(number)
+            time.sleep(POLL_SECONDS)
+            for place, (job, process) in list(running.items()):
+                status = process.poll()
+                if status is None:
+                    continue
+                del running[place]
+                if status == 0:
+                    logger.info("%s: finished", job.name)
+                elif signals:
+                    logger.info("%s: stopped, the next call resumes it", job.name)
+                else:
+                    logger.warning("%s: failed (%s): %s", job.name, status, last_error(job.folder / LOG))
+                    failed.append(job)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for _, process in running.values():
+            process.terminate()
+    if signals:
+        raise KeyboardInterrupt
+    return failed
 
 
-def last_line(path: Path) -> str:
-    """The last line of a log that says something; its name where there is none."""
+def _start(job: Job, environment: dict[str, str]) -> subprocess.Popen:
+    device = environment.get("CUDA_VISIBLE_DEVICES")
+    logger.info("%s: started%s", job.name, f" on GPU {device}" if device else "")
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with (job.folder / LOG).open("ab") as log:
+        return subprocess.Popen(
+            list(job.command),
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C reaches it through us, once
+            pass_fds=tuple(lock_descriptors),
+        )
+
+
+def last_error(path: Path) -> str:
+    """The last error of a log, or else its last line that is not blank; its name where there is none."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    told = [line for line in lines if line.strip()]
-    return told[-1].removeprefix("error: ") if told else f"see {path}"
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return next(reversed(errors or [line for line in lines if line.strip()]), f"see {path}")
 
 
 def own_command(words: Sequence[str]) -> list[str]:
-    """This program with other words, as a command to start."""
+    """The command that starts this program with other arguments."""
     return [sys.executable, "-m", "vaswani_transformer", *words]
 
 
-GRACE_SECONDS = 30.0  # once a process has failed, until the others, which notice that by themselves, are killed
-SESSIONS = "sessions.json"  # how many processes took part from which second of the training on
-
-
 def train_in_processes(recipe: Recipe, processes: int) -> None:
-    """Train, or go on, as `vaswani train` does under a launcher; returns once the model is written.
+    """Train a recipe, or resume it, as `torchrun -m vaswani_transformer train` does; the model is then written.
 
-    What the processes tell goes to `log.txt` in the recipe's output folder. No launcher of torch's or accelerate's is
-    between: those kill 30 seconds after a signal, in the midst of a checkpoint, and tell a page of their own. As under
-    `torchrun` the store that the processes meet at is kept here, so that they end when this process is killed.
+    The log of the processes goes to `log.txt` in the recipe's output folder.
 
     Args:
         recipe: all settings.
-        processes: how many; of GPUs each takes the one of its number, of the cores its share.
+        processes: each takes the GPU of its number, or its share of the cores.
 
     Raises:
-        UserError: for mistakes in the recipe or its data, as `train`.
-        ProcessLostError: if a process failed otherwise, with the last line of the log.
-        KeyboardInterrupt: after a signal, which is passed on: they have written a checkpoint.
+        UserError: if a process failed, with the last error of the log.
+        KeyboardInterrupt: after a signal, which is passed on; a checkpoint is written then.
     """
     folder = Path(recipe.output)
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "recipe.yaml"
         path.write_text(yaml.safe_dump(dataclasses.asdict(recipe), allow_unicode=True), encoding="utf-8")
-        command = own_command(["train", str(path), "--quiet"])
-        jobs = [Job(f"process {rank} of {processes}", command, folder) for rank in range(processes)]
-        side_by_side = SideBySide(jobs, rank_environments(processes, store.port), GRACE_SECONDS)
-        failed = side_by_side.run()
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+        launcher += [f"--nproc-per-node={processes}"]
+        command = [*launcher, "-m", "vaswani_transformer", "train", str(path), "--quiet"]
+        environment = {
+            "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // processes)),
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120",  # seconds for a last checkpoint, in place of 30
+        }
+        failed = run_side_by_side([Job(f"{processes} processes", command, folder)], [environment])
     if failed:
-        reason, statuses = last_line(folder / LOG), {side_by_side.statuses[job.name] for job in failed}
-        if 2 in statuses:
-            raise UserError(reason)
-        killed = "" if 1 in statuses else f"a process ended with status {min(statuses)}: "
-        raise ProcessLostError(f"{killed}{reason}")
+        raise UserError(last_error(folder / LOG))
 
 
-def rank_environments(processes: int, port: int) -> list[dict[str, str]]:
-    """What each of the processes that train together is told, as `torchrun` tells it, and its share of the threads."""
-    threads = max(1, torch.get_num_threads() // processes)
-    common = {
-        "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
-        "OMP_NUM_THREADS": str(threads),
-    }  # fmt: skip
-    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-
-
-def note_session(folder: Path, processes: int) -> None:
-    """Note how many processes take part from here on in a training that starts or goes on, for `device_seconds`.
+def record_session(folder: Path, processes: int) -> None:
+    """Record how many processes a training has from here on, for `device_seconds`.
 
     Args:
-        folder: of the training.
-        processes: from now on.
+        folder: of the training, which is about to start or to be resumed.
+        processes: number from now on.
     """
     checkpoint = last_complete_checkpoint(folder / CHECKPOINTS)
     seconds = 0.0
     if checkpoint is not None and (folder / TRAINING_LOG).is_file():
         entries = read_training_log(folder / TRAINING_LOG)
         seconds = max((entry["seconds"] for entry in entries if entry["step"] <= step_of(checkpoint)), default=0.0)
-    # What an earlier session did after its last checkpoint is lost.
+    # What an earlier session trained after its last checkpoint is lost.
     sessions = [session for session in read_sessions(folder) if session[0] < seconds]
     if processes > 1 or sessions:
         write_text(folder / SESSIONS, json.dumps([*sessions, (seconds, processes)]) + "\n")
 
 
 def read_sessions(folder: Path) -> list[tuple[float, int]]:
-    """`(seconds of training so far, processes from then on)` of each session that was noted, in their order."""
+    """`(seconds of training so far, processes from then on)` of each recorded session, the earliest first."""
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
-        found = json.loads((folder / SESSIONS).read_text(encoding="utf-8"))
-        return [(float(seconds), int(processes)) for seconds, processes in found]
+        sessions = json.loads((folder / SESSIONS).read_text(encoding="utf-8"))
+        return [(float(seconds), int(processes)) for seconds, processes in sessions]
     return []
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,19 +16,19 @@ from torch.profiler import ProfilerActivity, profile
 from ..model.local_attention_vaswani import block_mask, restricted_attention
 
 ROUNDS = 5  # measured, after one that is not
-ENOUGH, PLENTY = 0.5, 2.0  # seconds of rounds: short ones are made till the first, long ones not beyond the second
+ENOUGH, PLENTY = 0.5, 2.0  # seconds: short rounds are repeated until the first, long ones no longer than the second
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What one layer takes for one sequence.
+    """Time and memory of one layer for one sequence.
 
     Args:
         length: n, positions.
         width: d.
-        forward_seconds: forward alone, shortest of some rounds: other programs only ever slow it down.
+        forward_seconds: forward alone, the shortest of some rounds, since other programs only ever slow it down.
         training_seconds: forward and backward.
-        forward_bytes: most memory allocated at once beyond weights and input, forward alone.
+        forward_bytes: peak memory beyond weights and input, forward alone.
         training_bytes: forward and backward, gradients included.
     """
 
@@ -39,10 +39,6 @@ class LayerCost:
     forward_bytes: int
     training_bytes: int
 
-    def as_dict(self) -> dict:
-        """Plain values."""
-        return asdict(self)
-
 
 def measure_layer(layer: nn.Module, length: int, width: int, device: torch.device, rounds: int = ROUNDS) -> LayerCost:
     """Time and memory of a layer on one sequence of random numbers, in float32.
@@ -51,8 +47,8 @@ def measure_layer(layer: nn.Module, length: int, width: int, device: torch.devic
         layer: maps `(1, length, width)` to the same shape.
         length: n.
         width: d.
-        device: where to.
-        rounds: so many, more until half a second is full, or two or more that fill two seconds.
+        device: to run on.
+        rounds: number of rounds; more until they take half a second, as few as two if they take two seconds.
     """
     layer = layer.to(device)
     states = torch.randn(1, length, width, device=device, requires_grad=True)
@@ -91,7 +87,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _most_bytes(run, device: torch.device) -> int:
-    """The most that torch's allocator had given out at once during a run, beyond what it had before."""
+    """Peak memory of torch's allocator during a run, beyond what was allocated before."""
     run()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -100,24 +96,24 @@ def _most_bytes(run, device: torch.device) -> int:
         run()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with _quiet_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    with _quiet_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run()
-    events = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     return int(max(np.cumsum(changes), default=0))
 
 
 @contextlib.contextmanager
 def _quiet_profiler() -> Iterator[None]:
-    """The profiler's library writes lines of its own to the process' standard error."""
+    """Drop what the profiler's library writes to standard error."""
     sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    standard_error, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(standard_error, 2)
+        os.close(standard_error)
         os.close(nowhere)
 
 
@@ -127,7 +123,7 @@ def fitted_exponent(sizes: Sequence[float], values: Sequence[float], points: int
     Args:
         sizes: lengths or widths, above 0.
         values: times or bytes, above 0.
-        points: how many of the largest sizes count; small ones are ruled by what does not grow.
+        points: number of the largest sizes that count; at small ones constant costs dominate.
 
     Raises:
         ValueError: for fewer than two sizes.
@@ -140,13 +136,13 @@ def fitted_exponent(sizes: Sequence[float], values: Sequence[float], points: int
 
 
 class Attention(nn.Module):
-    """Equation 1 over a sequence itself, one head, as Table 1 counts it: without projections unless asked for.
+    """Self-attention (Equation 1) with one head, as Table 1 counts it: without projections by default.
 
     Args:
         width: d.
-        projections: with the four matrices of multi-head attention.
-        neighbourhood: restrict it to so many positions around each, by the model's own `restricted_attention`.
-        fused: by torch's `scaled_dot_product_attention`, which need not keep the n x n weights.
+        projections: include the four matrices of multi-head attention.
+        neighbourhood: r, the positions around each that it is restricted to, by the model's `restricted_attention`.
+        fused: use torch's `scaled_dot_product_attention`, which need not keep the n x n weights.
     """
 
     def __init__(self, width: int, projections: bool = False, neighbourhood: int | None = None, fused: bool = False):
@@ -155,7 +151,7 @@ class Attention(nn.Module):
         self.projections = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(4 if projections else 0))
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """`(batch_size, length, width)` to the same."""
+        """Maps `(batch_size, length, width)` to the same shape."""
         *projections, out = self.projections or [nn.Identity()] * 4
         query, key, value = (project(states).unsqueeze(1) for project in projections)
         scaling = states.shape[-1] ** -0.5
@@ -177,18 +173,18 @@ class Recurrence(nn.Module):
         self.layer = kind(width, width, batch_first=True)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """`(batch_size, length, width)` to the same."""
+        """Maps `(batch_size, length, width)` to the same shape."""
         return self.layer(states)[0]
 
 
 class Convolution(nn.Module):
-    """A convolution over positions, width to width, centred, as long as its input.
+    """A centred convolution over positions that keeps width and length.
 
     Args:
         width: channels.
         kernel: the paper's k, odd.
         dilation: distance between the kernel's positions.
-        separable: a kernel for each channel, then a product with a matrix, as in Section 4's last paragraph.
+        separable: one kernel for each channel, then a matrix product, as in the last paragraph of Section 4.
     """
 
     def __init__(self, width: int, kernel: int, dilation: int = 1, separable: bool = False):
@@ -199,7 +195,7 @@ class Convolution(nn.Module):
         self.mix = nn.Linear(width, width) if separable else nn.Identity()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """`(batch_size, length, width)` to the same."""
+        """Maps `(batch_size, length, width)` to the same shape."""
         return self.mix(self.layer(states.transpose(1, 2)).transpose(1, 2))
 
 
@@ -213,11 +209,11 @@ class LayerKind:
         complexity: operations a layer, the paper's O(...).
         sequential: operations that must follow each other, the paper's O(...).
         path: longest path between two positions, the paper's O(...).
-        operations: multiplications and additions, as pairs, of its matrix products for n, d, k and r: `complexity` with
+        operations: pairs of multiplication and addition in its matrix products, from n, d, k and r: `complexity` with
             its constants.
-        make: a layer of width d; kernel k and neighbourhood r are given too.
-        layers_needed: layers until every position has reached every other (applications of the cell in a recurrent
-            one, which reaches later positions only), exactly, for n, k and r.
+        make: makes a layer from d, k and r.
+        layers_needed: exact number of layers until every position has reached every other, from n, k and r; of a
+            recurrent layer, which reaches later positions only, applications of its cell.
     """
 
     label: str
@@ -280,7 +276,7 @@ KINDS = {
 
 
 class _CellOnce(nn.Module):
-    """One application of a recurrent cell everywhere at once: each position takes the state of the one before it."""
+    """One application of a recurrent cell at all positions: each takes the state of the one before it."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -292,27 +288,27 @@ class _CellOnce(nn.Module):
 
 
 def path_length(name: str, length: int, kernel: int, neighbourhood: int, width: int = 4) -> int:
-    """The longest path between two positions, found by gradients: layers until every input moves every output.
+    """The longest path between two positions, by gradients: layers until every input changes every output.
 
-    Of a recurrent layer applications of its cell are counted and only later outputs have to move. The n positions stand
-    in the midst of a longer sequence, so that dilated convolutions may pass beyond their ends. Weights are random and
-    in float64.
+    For a recurrent layer it counts applications of the cell, and only later outputs have to change. The n positions are
+    the middle of a longer sequence, so that dilated convolutions may reach beyond their ends. Weights are random, in
+    float64.
 
     Args:
         name: of `KINDS`.
-        length: n, in positions.
+        length: n.
         kernel: k.
         neighbourhood: r.
-        width: d; any will do.
+        width: d, which does not matter.
     """
     generator = torch.Generator().manual_seed(0)
     recurrent = name in ("lstm", "gru")
     middle = slice(length, 2 * length)
-    wanted = torch.ones(length, length, dtype=torch.bool)
-    wanted = wanted.tril() if recurrent else wanted  # there an output depends on inputs up to it
+    paths = torch.ones(length, length, dtype=torch.bool)
+    paths = paths.tril() if recurrent else paths  # there an output depends on the inputs up to it
     reached = torch.eye(3 * length, dtype=torch.bool)
     layers = 0
-    while not (reached[middle, middle] | ~wanted).all():
+    while not (reached[middle, middle] | ~paths).all():
         if name == "convolution-dilated":
             layer = Convolution(width, kernel, dilation=kernel**layers)
         else:
@@ -323,7 +319,7 @@ def path_length(name: str, length: int, kernel: int, neighbourhood: int, width: 
 
 
 def _directly(layer: nn.Module, length: int, width: int, generator: torch.Generator) -> torch.Tensor:
-    """Which outputs (rows) of one layer any input (columns) moves, itself always counted; `(length, length)`."""
+    """Which outputs (rows) of one layer depend on which inputs (columns), always on their own; `(length, length)`."""
     states = torch.randn(1, length, width, dtype=torch.float64, generator=generator)
-    jacobian = torch.autograd.functional.jacobian(lambda given: layer(given)[0].sum(-1), states)
+    jacobian = torch.autograd.functional.jacobian(lambda inputs: layer(inputs)[0].sum(-1), states)
     return (jacobian[:, 0].abs().amax(-1) > 0) | torch.eye(length, dtype=torch.bool)

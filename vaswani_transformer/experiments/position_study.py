@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -14,16 +15,14 @@ from ..data.synthetic import generate_corpus
 from ..errors import UserError
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.layers_vaswani import sinusoidal_positions
-from ..model.loss_vaswani import IGNORE_INDEX, label_smoothed_cross_entropy
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..training.schedule import noam_scheduler
+
+logger = logging.getLogger(__name__)
 
 Pair = tuple[list[int], list[int]]  # token ids of source and target, the end token included
 ENCODINGS = ("sinusoidal", "learned")
 _END, _FIRST = 2, 3  # ids of the end token and of the first token that is none of the special ones
-
-
-# Offsets.
 
 
 def offset_matrix(offset: int, d_model: int) -> np.ndarray:
@@ -51,17 +50,17 @@ def offset_matrix(offset: int, d_model: int) -> np.ndarray:
 
 def offset_error(d_model: int, positions: int, offsets: Sequence[int]) -> float:
     """The largest error of `offset_matrix` over positions 0 to `positions` - 1, all offsets and all columns."""
-    farthest = torch.arange(positions + max(offsets))
-    table = sinusoidal_positions(farthest, d_model).numpy()
+    table = sinusoidal_positions(torch.arange(positions + max(offsets)), d_model).numpy()
     errors = (table[k : k + positions] - table[:positions] @ offset_matrix(k, d_model).T for k in offsets)
     return max(float(np.abs(error).max()) for error in errors)
 
 
-def unexplained(table: np.ndarray, offset: int, folds: int = 5) -> float:
-    """How much of a table's rows no linear map of the rows `offset` before them foretells.
+def unpredicted(table: np.ndarray, offset: int, folds: int = 5) -> float:
+    """The share of the variance of a table's rows that no linear map of the rows `offset` before them predicts.
 
-    The map is fitted by least squares (of the least norm where several fit) to all pairs of rows but every fifth, and
-    judged on those, in turn: a table has hardly more rows than columns, so that any could be fitted exactly.
+    By cross-validation: the map is fitted by least squares (of the least norm where several fit) to four fifths of the
+    pairs of rows and measured on the others, in turn. A table has hardly more rows than columns, so that any could be
+    fitted exactly.
 
     Args:
         table: `(positions, d_model)`.
@@ -69,28 +68,25 @@ def unexplained(table: np.ndarray, offset: int, folds: int = 5) -> float:
         folds: parts of which each is left out once.
 
     Returns:
-        squared error over squared distance from the mean row: 0 for an exact map, about 1 for one that knows nothing.
+        squared error over squared distance from the mean row: 0 for an exact map, about 1 for a useless one.
     """
     before, after = table[:-offset].astype(np.float64), table[offset:].astype(np.float64)
     error = np.zeros_like(after)
     for fold in range(folds):
-        held = np.arange(len(before)) % folds == fold
-        matrix = np.linalg.lstsq(before[~held], after[~held], rcond=1e-9)[0]
-        error[held] = after[held] - before[held] @ matrix
+        held_out = np.arange(len(before)) % folds == fold
+        matrix = np.linalg.lstsq(before[~held_out], after[~held_out], rcond=1e-9)[0]
+        error[held_out] = after[held_out] - before[held_out] @ matrix
     return float((error**2).sum() / ((after - after.mean(axis=0)) ** 2).sum())
-
-
-# Lengths.
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Pairs to learn from, and pairs of each length to be tested on.
+    """Training pairs, and test pairs of each length.
 
     Args:
-        vocab_size: ids in use.
-        draw: so many training pairs, from a source of random numbers.
-        tests: for each length of the source, without the end token, the pairs to test on.
+        vocab_size: number of ids.
+        draw: draws so many training pairs with a source of random numbers.
+        tests: test pairs by the length of the source, the end token not counted.
     """
 
     vocab_size: int
@@ -104,7 +100,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class LengthStudy:
-    """What is trained on short sentences and tested on longer ones.
+    """A model that is trained on short sentences and tested on longer ones.
 
     Args:
         task: `"copy"` or `"reverse"` sequences of random symbols, or `"translate"` generated English into German.
@@ -115,9 +111,9 @@ class LengthStudy:
         pairs: of the generated corpus, short ones and long ones.
         d_model, d_ff, num_heads, layers: sizes of the model; as many layers in both stacks.
         dropout: in training.
-        steps: updates.
-        batch: pairs an update.
-        warmup_steps: updates in which the learning rate grows.
+        steps: optimizer steps.
+        batch: pairs in a step.
+        warmup_steps: of the learning rate.
         scale: factor on the learning rate of Equation 3.
     """
 
@@ -185,35 +181,29 @@ def _translation_task(study: LengthStudy) -> Task:
     )
 
 
-def train_and_test(
-    study: LengthStudy, encoding: str, seed: int, progress: Callable[[int, float], None] | None = None
-) -> tuple[list[dict], np.ndarray]:
+def train_and_test(study: LengthStudy, encoding: str, seed: int) -> tuple[list[dict], np.ndarray]:
     """Train one model on short pairs and test it at every length.
 
     Args:
         study: sizes and lengths.
         encoding: one of `ENCODINGS`; a learned table has rows for the longest test, which short pairs never reach.
         seed: of weights and pairs.
-        progress: called now and then with the step and the loss in nats a token.
 
     Returns:
-        as `accuracy_by_length` says, and the encoder's rows that training used, `(trained + 1, d_model)`.
+        the rows of `accuracy_by_length`, and the encoder's rows that training used, `(trained + 1, d_model)`.
+
+    Raises:
+        UserError: as `LengthStudy.make_task`.
     """
     task = study.make_task()
-    model = train_on_short(study, task, encoding, seed, progress)
+    model = train_on_short(study, task, encoding, seed)
     rows = torch.arange(study.trained + 1)
     table = model.model.encoder.embed_positions(rows, len(rows)).detach().numpy()
     return accuracy_by_length(model, task), table
 
 
-def train_on_short(
-    study: LengthStudy,
-    task: Task,
-    encoding: str,
-    seed: int,
-    progress: Callable[[int, float], None] | None = None,
-) -> VaswaniForConditionalGeneration:
-    """A model in evaluation mode, trained on the task's training pairs; arguments as `train_and_test` takes them."""
+def train_on_short(study: LengthStudy, task: Task, encoding: str, seed: int) -> VaswaniForConditionalGeneration:
+    """A model in evaluation mode, trained on the task's training pairs; arguments as of `train_and_test`."""
     torch.manual_seed(seed)
     model = VaswaniForConditionalGeneration(_config(study, task, encoding))
     model.set_attn_implementation("eager")  # the fastest for short sequences on a CPU
@@ -222,16 +212,13 @@ def train_on_short(
     rng = random.Random(seed)
     model.train()
     for step in range(1, study.steps + 1):
-        batch = _batch(task.draw(rng, study.batch))
-        labels = batch.pop("labels")
-        inputs = model.prepare_decoder_input_ids_from_labels(labels)
-        loss = label_smoothed_cross_entropy(model(**batch, decoder_input_ids=inputs).logits, labels, 0.0)
+        loss = model(**_batch(task.draw(rng, study.batch))).loss
         loss.backward()
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        if progress is not None and (step % 100 == 0 or step == study.steps):
-            progress(step, loss.item())
+        if step % 500 == 0 or step == study.steps:
+            logger.info("step %s: loss %.3f", f"{step:,}", loss.item())
     return model.eval()
 
 
@@ -239,7 +226,8 @@ def _config(study: LengthStudy, task: Task, encoding: str) -> VaswaniConfig:
     sizes = {"d_model": study.d_model, "d_ff": study.d_ff, "num_heads": study.num_heads, "dropout": study.dropout}
     layers = {"encoder_layers": study.layers, "decoder_layers": study.layers}
     rows = {"max_position_embeddings": task.longest() + 1}
-    return VaswaniConfig(vocab_size=task.vocab_size, position_encoding=encoding, **sizes, **layers, **rows)
+    other = {"position_encoding": encoding, "label_smoothing": 0.0}
+    return VaswaniConfig(vocab_size=task.vocab_size, **sizes, **layers, **rows, **other)
 
 
 def _batch(pairs: list[Pair]) -> dict[str, torch.Tensor]:
@@ -248,26 +236,22 @@ def _batch(pairs: list[Pair]) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def accuracy_by_length(model, task: Task) -> list[dict]:
-    """Accuracy at each length, with the right tokens before each token.
+    """Accuracy at each length, each token predicted from the right ones before it.
 
-    A target is exactly right if the likeliest token is the right one everywhere, which is when greedy search writes it.
+    A target is an exact match if the right token is the likeliest one everywhere: then greedy search writes it.
 
     Returns:
-        a dict a length: `length`, `examples`, `token_accuracy` and `exact_match` in percent.
+        for each length `length`, `examples`, `token_accuracy` and `exact_match` in percent.
     """
     rows = []
     for length, pairs in task.tests.items():
         batch = _batch(pairs)
-        labels = batch.pop("labels")
-        inputs = model.prepare_decoder_input_ids_from_labels(labels)
-        right = model(**batch, decoder_input_ids=inputs).logits.argmax(dim=-1) == labels
-        kept = labels != IGNORE_INDEX
-        rows.append(
-            {
-                "length": length,
-                "examples": len(pairs),
-                "token_accuracy": 100 * float(right[kept].float().mean()),
-                "exact_match": 100 * float((right | ~kept).all(dim=1).float().mean()),
-            }
-        )
+        right = model(**batch).logits.argmax(dim=-1) == batch["labels"]
+        counts = batch["labels"] >= 0  # padding has negative labels
+        rows.append({
+            "length": length,
+            "examples": len(pairs),
+            "token_accuracy": 100 * float(right[counts].float().mean()),
+            "exact_match": 100 * float((right | ~counts).all(dim=1).float().mean()),
+        })  # fmt: skip
     return rows

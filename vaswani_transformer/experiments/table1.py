@@ -1,13 +1,14 @@
 """Table 1: complexity, sequential operations and path length of layer types, the formulas and what is measured."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import UserError
-from .base import Cell, Estimate, Experiment, Setup, markdown_table, told_machine, write_recipe
+from .base import Cell, Estimate, Experiment, Setup, describe_runs, markdown_table, write_recipe
 from .layer_types import KINDS, LayerCost, LayerKind, fitted_exponent, measure_layer, path_length
 
 # Sizes measured: lengths at width `width`, widths at length `length`.
@@ -23,7 +24,7 @@ SCALES = {
         "kernel": 3, "neighbourhood": 64, "path_positions": 33, "rounds": 5,
     },
 }  # fmt: skip
-# A layer type on two cores; how long the large sizes take is what is measured.
+# Of a layer type on two cores; at paper scale not known before it is measured.
 SECONDS = {"laptop": 10.0, "paper": None}
 PATH_KERNEL, PATH_NEIGHBOURHOOD = 3, 8
 
@@ -32,7 +33,7 @@ def table1_settings(setup: Setup) -> dict[str, Any]:
     """The sizes to measure, with the changes of the call: whole numbers, several separated by commas.
 
     Raises:
-        UserError: for a setting that is not there, or values that are no sizes.
+        UserError: for an unknown setting, or a value that is not of its kind.
     """
     settings = dict(SCALES[setup.scale])
     for name, text in setup.changes.items():
@@ -55,7 +56,7 @@ def table1_settings(setup: Setup) -> dict[str, Any]:
 
 
 class Table1(Experiment):
-    """One cell a layer type: time and memory of one layer over lengths and widths."""
+    """A cell for each layer type: time and memory of one layer over lengths and widths."""
 
     name = "table1"
     title = "layer types: complexity, sequential operations and path length, formulas and measurements"
@@ -76,7 +77,7 @@ class Table1(Experiment):
         ]
 
     def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
-        """Seconds at laptop scale, unknown at paper scale; nothing is trained."""
+        """Ten seconds at laptop scale, unknown at paper scale; nothing is trained."""
         return Estimate(seconds=SECONDS[setup.scale])
 
     def run(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
@@ -99,8 +100,8 @@ class Table1(Experiment):
         }  # fmt: skip
         positions = settings["path_positions"]
         return {
-            "over_lengths": [cost.as_dict() for cost in over_lengths],
-            "over_widths": [cost.as_dict() for cost in over_widths],
+            "over_lengths": [asdict(cost) for cost in over_lengths],
+            "over_widths": [asdict(cost) for cost in over_widths],
             "exponents": exponents,
             "path_length": path_length(cell.name, positions, PATH_KERNEL, PATH_NEIGHBOURHOOD),
         }
@@ -111,12 +112,12 @@ class Table1(Experiment):
         positions = settings["path_positions"]
         formulas, measured = [], []
         for cell in cells:
-            kind, found = KINDS[cell.name], results.get(cell.name, {}).get("figures")
+            kind, figures = KINDS[cell.name], results.get(cell.name, {}).get("figures")
             exact = kind.layers_needed(positions, PATH_KERNEL, PATH_NEIGHBOURHOOD)
-            path = str(found["path_length"]) if found else ""
+            path = str(figures["path_length"]) if figures else ""
             formulas.append([kind.label, kind.complexity, kind.sequential, kind.path, str(exact), path])
-            if found:
-                measured.append([kind.label, *_exponents(_formula(kind, settings), found), *_largest(found)])
+            if figures:
+                measured.append([kind.label, *_exponents(_formula(kind, settings), figures), *_largest(figures)])
         at = f"n = {settings['lengths'][-1]:,}"
         titles = ["one layer", "time ~ n^", "formula", "time ~ d^", "formula", "memory ~ n^", "memory ~ d^",
                   f"forward, {at} (ms)", "and backward (ms)", "memory, forward (MB)", "and backward (MB)"]  # fmt: skip
@@ -129,7 +130,7 @@ class Table1(Experiment):
             markdown_table(titles, measured),
             "",
             self._notes(settings),
-            told_machine(results),
+            describe_runs(results),
             "",
         ])  # fmt: skip
 
@@ -157,10 +158,10 @@ class Table1(Experiment):
             sides = (("over_lengths", "length", "n (positions)"), ("over_widths", "width", "d"))
             for axis, (costs, size, title) in zip(row, sides, strict=True):
                 for place, (name, result) in enumerate(results.items()):
-                    found = result["figures"]
-                    exponent = found["exponents"][f"{'n' if size == 'length' else 'd'}_{what}"]
+                    figures = result["figures"]
+                    exponent = figures["exponents"][f"{'n' if size == 'length' else 'd'}_{what}"]
                     axis.loglog(
-                        [cost[size] for cost in found[costs]], [factor * cost[what] for cost in found[costs]],
+                        [cost[size] for cost in figures[costs]], [factor * cost[what] for cost in figures[costs]],
                         marker="os^vDPX*<"[place % 9], markersize=4, color=f"C{place}",
                         linestyle=("-", "--", ":")[place % 3],  # some lie on each other
                         label=f"{KINDS[name].label}: {exponent:.2f}",
@@ -189,14 +190,14 @@ def _formula(kind: LayerKind, settings: dict) -> tuple[float, float]:
     return fitted_exponent(settings["lengths"], over_lengths), fitted_exponent(settings["widths"], over_widths)
 
 
-def _exponents(formula: tuple[float, float], found: dict) -> list[str]:
-    of = found["exponents"]
+def _exponents(formula: tuple[float, float], figures: dict) -> list[str]:
+    of = figures["exponents"]
     numbers = (of["n_training_seconds"], formula[0], of["d_training_seconds"], formula[1], of["n_training_bytes"],
                of["d_training_bytes"])  # fmt: skip
     return [f"{number:.2f}" for number in numbers]
 
 
-def _largest(found: dict) -> list[str]:
-    cost = found["over_lengths"][-1]
+def _largest(figures: dict) -> list[str]:
+    cost = figures["over_lengths"][-1]
     return [f"{1e3 * cost['forward_seconds']:.1f}", f"{1e3 * cost['training_seconds']:.1f}",
             f"{cost['forward_bytes'] / 1e6:.1f}", f"{cost['training_bytes'] / 1e6:.1f}"]  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..recipes.recipe import Recipe
-from .base import Cell, Setup, markdown_table, shown, told_machine
+from .base import Cell, Setup, as_text, describe_runs, markdown_table
 from .paper_tables import TABLE2
 from .translation import LAPTOP, WARMUP, Training, TranslationExperiment, scaled_down, with_target
 
@@ -33,7 +33,7 @@ WHY = (
 
 
 def row_training(language: str, size: str, scale: str) -> Training:
-    """The training of one figure of the table.
+    """The training behind one figure of the table.
 
     Paper scale: a shipped recipe, scored on newstest2014 (3,003 sentences). Laptop scale: the same on Multi30k with the
     model `scaled_down`, smaller batches and fewer steps, scored on test_2016_flickr.
@@ -62,14 +62,14 @@ class Table2(TranslationExperiment):
     title = "BLEU and training cost, English to German and to French"
 
     def trainings(self, setup: Setup) -> dict[str, tuple[str, str, Training, dict]]:
-        """In the order base, big; German, French."""
-        found = {}
+        """Base, then big; each to German, then to French."""
+        trainings = {}
         for size, row in (("base", TABLE2[-2]), ("big", TABLE2[-1])):
             for language in ("de", "fr"):
                 paper = {"paper_bleu": getattr(row, f"bleu_{language}"), "flops": getattr(row, f"flops_{language}")}
                 training = row_training(language, size, setup.scale)
-                found[f"en-{language}-{size}"] = (f"{row.model}, en-{language}", language, training, paper)
-        return found
+                trainings[f"en-{language}-{size}"] = (f"{row.model}, en-{language}", language, training, paper)
+        return trainings
 
     def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
         """Ours beside the paper's row, then the paper's table."""
@@ -77,10 +77,10 @@ class Table2(TranslationExperiment):
         for cell in cells:
             ours = results.get(cell.name, {}).get("figures", {})
             rows.append([
-                cell.label, shown(ours.get("bleu")), shown(ours.get("paper_bleu")),
-                shown(ours["parameters"] / 1e6) if ours else "", shown(ours.get("minutes"), ".1f"),
-                shown(ours.get("flops_by_time"), ".1e"), shown(ours.get("flops_counted"), ".1e"),
-                shown(cell.paper["paper_bleu"], ".1f"), shown(cell.paper["flops"], ".1e"),
+                cell.label, as_text(ours.get("bleu")), as_text(ours.get("paper_bleu")),
+                as_text(ours["parameters"] / 1e6) if ours else "", as_text(ours.get("minutes"), ".1f"),
+                as_text(ours.get("flops_by_time"), ".1e"), as_text(ours.get("flops_counted"), ".1e"),
+                as_text(cell.paper["paper_bleu"], ".1f"), as_text(cell.paper["flops"], ".1e"),
             ])  # fmt: skip
         titles = ["", "BLEU, sacreBLEU", "BLEU, as the paper", "params (M)", "minutes", "FLOPs, time x devices x peak",
                   "FLOPs, counted", "paper: BLEU", "FLOPs"]  # fmt: skip
@@ -94,18 +94,18 @@ class Table2(TranslationExperiment):
         peaks = sorted({f"{result['figures']['sustained_tflops']:.2f}" for result in results.values()})
         if peaks:
             notes.append(
-                f"Cost by the paper's method (footnote 5): seconds of training times devices ({_told_devices(results)})"
-                f" times the sustained TFLOPS of one, measured here:"
+                f"Cost by the paper's method (footnote 5): seconds of training times devices"
+                f" ({_device_counts(results)}) times the sustained TFLOPS of one, measured here:"
                 f" {', '.join(peaks)}. Counted: the model's matrix products, forward and backward, without padding."
             )
         theirs = [
-            [row.model, *(shown(value, ".2f").removesuffix("0") for value in (row.bleu_de, row.bleu_fr)),
-             *(shown(value, ".1e") for value in (row.flops_de, row.flops_fr))]
+            [row.model, *(as_text(value, ".2f").removesuffix("0") for value in (row.bleu_de, row.bleu_fr)),
+             *(as_text(value, ".1e") for value in (row.flops_de, row.flops_fr))]
             for row in TABLE2
         ]  # fmt: skip
         return "\n".join([
             f"# Table 2, {setup.scale} scale\n", markdown_table(titles, rows), "", " ".join(notes), "", WHY, "",
-            told_machine(results), "\nThe paper's table (newstest2014):\n",
+            describe_runs(results), "\nThe paper's table (newstest2014):\n",
             markdown_table(["model", "BLEU en-de", "BLEU en-fr", "FLOPs en-de", "FLOPs en-fr"], theirs), "",
         ])  # fmt: skip
 
@@ -117,8 +117,8 @@ class Table2(TranslationExperiment):
         for above, below, language in zip(panels[0], panels[-1], ("de", "fr"), strict=True):
             _draw_paper(above, language)
             for place, cell in enumerate(cell for cell in cells if cell.group == language and cell.name in results):
-                found = results[cell.name]["figures"]
-                point = found["flops_by_time"], found["paper_bleu"]
+                figures = results[cell.name]["figures"]
+                point = figures["flops_by_time"], figures["paper_bleu"]
                 below.scatter(*point, color="tab:blue")
                 offset = (6, 4 if place == 0 else -10)  # the two may lie on each other
                 below.annotate(f"here: {cell.name}", point, offset, textcoords="offset points", fontsize=7)
@@ -131,14 +131,14 @@ class Table2(TranslationExperiment):
                 _set_limits(axis)
             below.set_xlabel("training cost (FLOPs: time x devices x sustained TFLOPS)")
         if is_small:
-            figure.suptitle("Table 2. Captions are another test set: BLEU below is on no common scale with BLEU above")
+            figure.suptitle("Table 2. Captions are another test set: do not compare BLEU below with BLEU above")
 
 
 def _set_limits(axis) -> None:
-    """Whole powers of ten, so that each has its label, and no less than 5 BLEU: a tenth shall not look like a lead."""
+    """Powers of ten on the x axis, so that each has a label; at least 5 BLEU, or a tenth would look like a lead."""
     if not axis.collections:
         return
-    points = np.concatenate([shown.get_offsets() for shown in axis.collections]).T
+    points = np.concatenate([dots.get_offsets() for dots in axis.collections]).T
     axis.set_xlim(10 ** np.floor(np.log10(points[0].min())) / 1.5, 10 ** np.ceil(np.log10(points[0].max())) * 1.5)
     axis.xaxis.set_minor_formatter("")  # or they would lie on each other
     low, high = points[1].min(), points[1].max()
@@ -156,6 +156,6 @@ def _draw_paper(axis, language: str) -> None:
             axis.annotate(row.model, (flops, bleu), place, textcoords="offset points", fontsize=7, ha=side)
 
 
-def _told_devices(results: dict[str, dict]) -> str:
-    """How many the trainings had, of those that went on with another number the last."""
+def _device_counts(results: dict[str, dict]) -> str:
+    """Numbers of devices of the trainings, of one that was resumed with another number the last."""
     return ", ".join(map(str, sorted({result["figures"].get("devices", 1) for result in results.values()})))

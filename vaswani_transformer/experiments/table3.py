@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..recipes.recipe import Recipe
-from .base import Cell, Setup, markdown_table, shown, told_machine
+from .base import Cell, Setup, as_text, describe_runs, markdown_table
 from .paper_tables import TABLE3, VariationRow
 from .translation import (
     LAPTOP,
@@ -16,7 +16,7 @@ from .translation import (
     with_target,
 )
 
-SEEDS = 3  # of the base model, so that a difference can be told from chance
+SEEDS = 3  # of the base model: their range shows which differences may be chance
 # Rows whose difference lies in training and not in the model.
 SMOOTHING = {"table3-d-smoothing-0.0": 0.0, "table3-d-smoothing-0.2": 0.2}
 # The last checkpoint: Table 3 is without averaging (its caption).
@@ -57,17 +57,17 @@ class Table3(TranslationExperiment):
     title = "variations of the base model: development perplexity and BLEU, parameters"
 
     def trainings(self, setup: Setup) -> dict[str, tuple[str, str, Training, dict]]:
-        """A row each; further seeds of the base model follow it."""
-        found = {}
+        """One for each row; further seeds of the base model follow it."""
+        trainings = {}
         for row in TABLE3:
             paper = {"perplexity": row.perplexity, "bleu": row.bleu}
             paper |= {} if row.millions is None else {"millions": row.millions}
             training = row_training(row, setup.scale)
-            found[row.preset.removeprefix("table3-")] = (row.label, row.group, training, paper)
+            trainings[row.preset.removeprefix("table3-")] = (row.label, row.group, training, paper)
             for seed in range(1, SEEDS if row.preset == "base" else 1):
                 again = row_training(row, setup.scale, seed)
-                found[f"base-seed-{seed}"] = (f"base, seed {seed}", "base", again, paper)
-        return found
+                trainings[f"base-seed-{seed}"] = (f"base, seed {seed}", "base", again, paper)
+        return trainings
 
     def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
         """Perplexity, BLEU and parameters of each row, ours and the paper's, and how far each is from the base."""
@@ -84,12 +84,12 @@ class Table3(TranslationExperiment):
             ]
             rows.append([
                 f"({cell.group}) {cell.label}" if len(cell.group) == 1 else cell.label,
-                shown(ours.get("perplexity")), differences[0], shown(ours.get("bleu")),
-                shown(ours.get("paper_bleu")), differences[1],
-                shown(ours["parameters"] / 1e6) if ours else "", shown(ours.get("minutes"), ".1f"),
-                shown(cell.paper["perplexity"]), f"{cell.paper['perplexity'] - TABLE3[0].perplexity:+.2f}",
-                shown(cell.paper["bleu"], ".1f"), f"{cell.paper['bleu'] - TABLE3[0].bleu:+.1f}",
-                shown(cell.paper.get("millions"), "d"),
+                as_text(ours.get("perplexity")), differences[0], as_text(ours.get("bleu")),
+                as_text(ours.get("paper_bleu")), differences[1],
+                as_text(ours["parameters"] / 1e6) if ours else "", as_text(ours.get("minutes"), ".1f"),
+                as_text(cell.paper["perplexity"]), f"{cell.paper['perplexity'] - TABLE3[0].perplexity:+.2f}",
+                as_text(cell.paper["bleu"], ".1f"), f"{cell.paper['bleu'] - TABLE3[0].bleu:+.1f}",
+                as_text(cell.paper.get("millions"), "d"),
             ])  # fmt: skip
         titles = ["", "PPL", "to base", "sacreBLEU", "BLEU, as the paper", "to base", "params (M)", "minutes",
                   "paper: PPL", "to base", "BLEU", "to base", "params (M)"]  # fmt: skip
@@ -98,7 +98,7 @@ class Table3(TranslationExperiment):
             markdown_table(titles, rows),
             "",
             self._notes(setup, bases),
-            told_machine(results),
+            describe_runs(results),
             "",
         ])  # fmt: skip
 

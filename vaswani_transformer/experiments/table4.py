@@ -9,29 +9,28 @@ from typing import Any
 
 from ..files import write_text
 from ..loading import load_model
-from ..parsing.evalb import score_trees
-from ..parsing.parser import Baselines, Parser, TextForm, load_trees, parsing_recipe
+from ..parsing.evalb import BASELINES, Baselines, score_trees
+from ..parsing.parser import Parser, TextForm, load_trees, parsing_recipe
 from ..recipes.recipe import Recipe, load_recipe
 from ..training.checkpoints import WEIGHTS
 from ..training.plan import make_plan
-from .base import Cell, Estimate, Experiment, Setup, markdown_table, shown, told_machine, write_recipe
+from .base import Cell, Estimate, Experiment, Setup, as_text, describe_runs, markdown_table, write_recipe
 from .paper_tables import TABLE4
 from .translation import check_data_dir, settings_of, train_cell, training_log
 
-BASELINES = {"right-branching": "right_branching", "most-frequent-label": "most_frequent_label"}
 PREDICTED = "predicted.trees"
 
 
 @dataclasses.dataclass(frozen=True)
 class ParsingData:
-    """What a scale parses: a recipe, how trees become text, and files of the data folder, plain or `.gz`.
+    """Recipe and data of a scale; the files lie in the data folder, plain or as `.gz`.
 
     Args:
         recipe: name of a shipped recipe.
-        parsers: by cell, what it is called and how trees become text for it.
-        train: to train on.
-        dev: to validate on.
-        test: to score on.
+        parsers: label and form of the trees' text, by the cell's name.
+        train: file of training trees.
+        dev: file of validation trees.
+        test: file of the trees that the scores are of.
     """
 
     recipe: str
@@ -58,10 +57,10 @@ LENGTHS = {"laptop": (4_906, 32.7, (55.7, 87.4)), "paper": (40_000, 28.0, (75.0,
 
 
 def data_files(setup: Setup) -> tuple[Path, Path, Path]:
-    """Trees to train, to validate and to score on: files of the data folder, plain or `.gz`, whichever are there.
+    """Files of the training, validation and test trees, plain or `.gz`, whichever are there.
 
     Raises:
-        UserError: for no folder, and naming all that are missing.
+        UserError: for no folder, and naming all files that are missing.
     """
     data = SCALES[setup.scale]
     names = [data.train, data.dev, data.test]
@@ -89,7 +88,7 @@ class Table4(Experiment):
     def cells(self, setup: Setup) -> list[Cell]:
         """The baselines, then the parsers."""
         settings = settings_of(self._recipe(setup))
-        # Fields that training sets itself, from the trees.
+        # Fields that are set from the trees.
         own = ("train_source", "train_target", "validation_source", "validation_target", "tokenizer")
         settings = {name: value for name, value in settings.items() if name not in own}
         paper = {"bracket_f1": next(row.f1 for row in TABLE4 if row.parser.startswith("Transformer"))}
@@ -99,12 +98,12 @@ class Table4(Experiment):
         ]
 
     def check(self, setup: Setup, cells: Sequence[Cell]) -> None:
-        """Look for the files of trees."""
+        """Check that the files of trees are there."""
         if cells:
             data_files(setup)
 
     def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
-        """Of the training, by the lengths that trees are expected to have; baselines take seconds."""
+        """Of the training, by `LENGTHS`; baselines take seconds."""
         if cell.name in BASELINES:
             return Estimate(seconds=10.0)
         pairs, source, targets = LENGTHS[setup.scale]
@@ -119,12 +118,12 @@ class Table4(Experiment):
         return Estimate(sum(plan.parameters.values()), plan.flops, recipe.max_steps, seconds)
 
     def run(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
-        """Train, or go on, then parse and score; a baseline is counted in the training trees."""
+        """Train or resume, then parse and score; a baseline is derived from the training trees."""
         train_trees, dev, test = map(_trees, data_files(setup))
         if cell.name in BASELINES:
             write_recipe(folder, cell)
-            baseline = getattr(Baselines.of(train_trees), BASELINES[cell.name])
-            return score_trees(test, [baseline(tree.words()) for tree in test])
+            baselines = Baselines.of(train_trees)
+            return score_trees(test, [BASELINES[cell.name](baselines, tree.words()) for tree in test])
         if not (folder / WEIGHTS).exists():
             recipe = self._recipe(setup, folder)
             train_cell(setup, parsing_recipe(recipe, train_trees, dev, SCALES[setup.scale].parsers[cell.name][1]))
@@ -133,8 +132,9 @@ class Table4(Experiment):
         for constrained, prefix in ((False, "free_"), (True, "")):
             started = time.monotonic()
             parses = list(Parser(model, tokenizer, constrained=constrained).parse(tree.words() for tree in test))
-            figures |= {prefix + name: value for name, value in score_trees(test, [one.tree for one in parses]).items()}
-            figures[prefix + "well_formed"] = 100 * sum(one.well_formed for one in parses) / len(parses)
+            scores = score_trees(test, [parse.tree for parse in parses])
+            figures |= {prefix + name: value for name, value in scores.items()}
+            figures[prefix + "well_formed"] = 100 * sum(parse.well_formed for parse in parses) / len(parses)
             figures[prefix + "seconds"] = round(time.monotonic() - started, 1)
         write_text(folder / PREDICTED, "".join(f"{parse.tree}\n" for parse in parses))
         log = training_log(folder)
@@ -150,12 +150,11 @@ class Table4(Experiment):
         rows, free = [], []
         for cell in cells:
             ours = results.get(cell.name, {}).get("figures", {})
-            rows.append([cell.label, *(shown(ours.get(key)) for key in keys), shown(ours.get("minutes"), ".1f")])
-            free += [
-                [cell.label, "on" if not prefix else "off", shown(ours.get(prefix + "well_formed"), ".1f"),
-                 *(shown(ours.get(prefix + key)) for key in keys[:4]), shown(ours.get(prefix + "seconds"), ".0f")]
-                for prefix in ("", "free_") if cell.name not in BASELINES
-            ]  # fmt: skip
+            rows.append([cell.label, *(as_text(ours.get(key)) for key in keys), as_text(ours.get("minutes"), ".1f")])
+            for prefix, constraint in (("", "on"), ("free_", "off")) if cell.name not in BASELINES else ():
+                well_formed, seconds = (ours.get(prefix + key) for key in ("well_formed", "seconds"))
+                scores = [as_text(ours.get(prefix + key)) for key in keys[:4]]
+                free.append([cell.label, constraint, as_text(well_formed, ".1f"), *scores, as_text(seconds, ".0f")])
         titles = ["", "F1", "precision", "recall", "exact", "POS", "minutes of training"]
         free_titles = ["", "constraint", "well-formed (%)", *titles[1:5], "seconds"]
         data = SCALES[setup.scale]
@@ -164,9 +163,9 @@ class Table4(Experiment):
             f"# Table 4, {setup.scale} scale\n", markdown_table(titles, rows), "",
             f"Trained on {data.train}, scored on {data.test}, by evalb's rules, all lengths;"
             f" recipe {data.recipe}, decoding constrained to trees over the sentence's words.",
-            "\nThe same models with that constraint and without; what is no tree is repaired before it is scored:\n",
+            "\nThe same models with that constraint and without; other outputs are repaired before scoring:\n",
             markdown_table(free_titles, free), "",
-            told_machine(results), "\nThe paper's table, section 23 of the Wall Street Journal:\n",
+            describe_runs(results), "\nThe paper's table, section 23 of the Wall Street Journal:\n",
             markdown_table(["parser", "training", "F1"], theirs), "",
         ])  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Cells that train a translation model and score it: what Tables 2 and 3 are made of."""
+"""Cells that train a translation model and score it: Tables 2 and 3 consist of them."""
 
 import dataclasses
 import functools
@@ -24,9 +24,9 @@ from ..training.plan import Plan, make_plan
 from ..training.run import train
 from ..training.run_folder import LOG as TRAINING_LOG
 from .base import Cell, Estimate, Experiment, Setup
-from .launch import device_seconds, note_session, read_sessions, train_in_processes
+from .launch import device_seconds, read_sessions, record_session, train_in_processes
 
-# Where a run lies and what it reads does not decide on what it is; nor does how much of a batch one device takes.
+# Fields that do not change the result: where a run lies, what it reads, how much of a batch one device takes.
 PLACES = ("data_dir", "output", "overwrite", "prepared", "tokens_per_device", "data_workers", "report_to")
 TRANSLATIONS = "translations.txt"
 
@@ -45,9 +45,9 @@ DIVISOR, LAYER_DIVISOR = 4, 2  # of widths and of layers, laptop scale
 
 
 def scaled_down(recipe: Recipe) -> dict[str, Any]:
-    """A model of the paper with widths divided by 4 and layers by 2: d_model, d_ff, d_k, d_v and N; heads stay.
+    """A model of the paper with d_model, d_ff, d_k and d_v divided by 4, N halved and as many heads.
 
-    So every ratio between rows of Table 3 stays what it is.
+    All ratios between rows of Table 3 are kept.
 
     Args:
         recipe: names a preset of the paper.
@@ -63,22 +63,22 @@ def scaled_down(recipe: Recipe) -> dict[str, Any]:
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """What a training's recipe decides on: all fields but for places."""
+    """The fields of a recipe that determine what is trained."""
     return {name: value for name, value in dataclasses.asdict(recipe).items() if name not in PLACES}
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A training of an experiment, and what its model is scored on.
+    """A training of an experiment, and the test set of its model.
 
     Args:
         recipe: name of a shipped recipe.
-        changes: fields over it.
+        changes: fields that replace the recipe's.
         language: of the targets.
         test_source: text file of sources, or None for `test_split` of the Hub dataset that the recipe trains on.
         test_target: its references.
         test_split: see above.
-        tokenized_bleu: also score as the paper did.
+        tokenized_bleu: also compute BLEU as the paper did.
     """
 
     recipe: str
@@ -91,12 +91,12 @@ class Training:
 
 
 class TranslationExperiment(Experiment):
-    """Trainings as cells; subclasses say which, and what the table looks like."""
+    """Trainings as cells; subclasses define them and the table."""
 
     distributed = True
 
     def trainings(self, setup: Setup) -> dict[str, tuple[str, str, Training, dict]]:
-        """By cell name: label, group, training, the paper's figures."""
+        """Label, group, training and the paper's figures, by the cell's name."""
         raise NotImplementedError
 
     def recipe(self, setup: Setup, training: Training, output: Path | None = None) -> Recipe:
@@ -117,11 +117,11 @@ class TranslationExperiment(Experiment):
         ]
 
     def training(self, setup: Setup, cell: Cell) -> Training:
-        """What a cell trains."""
+        """The training of a cell."""
         return self.trainings(setup)[cell.name][2]
 
     def check(self, setup: Setup, cells: Sequence[Cell]) -> None:
-        """Look for the folder of the data, its files, and what tokenised BLEU needs."""
+        """Check that the data files are there, and the package that tokenised BLEU needs."""
         for cell in cells:
             training = self.training(setup, cell)
             recipe = self.recipe(setup, training)
@@ -133,14 +133,14 @@ class TranslationExperiment(Experiment):
                 moses_tokenizer(training.language)
 
     def plan(self, setup: Setup, cell: Cell, device: str | None) -> Plan:
-        """The training's plan by what its recipe expects of the text, which is not read."""
+        """The training's plan by the pairs and lengths that its recipe expects; no text is read."""
         recipe = self.recipe(setup, self.training(setup, cell))
         unread = {"train_source": None, "train_target": None, "data_dir": None, "prepared": None}
         recipe = dataclasses.replace(recipe, **unread, train_data=recipe.train_data or "text")
         return make_plan(recipe, device, setup.processes)
 
     def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
-        """By the plan; scoring comes on top."""
+        """By the plan; scoring is not included."""
         plan = self.plan(setup, cell, None if device == HERE else device)
         seconds = plan.seconds
         if device == HERE:
@@ -149,7 +149,7 @@ class TranslationExperiment(Experiment):
         return Estimate(sum(plan.parameters.values()), plan.flops, plan.recipe.max_steps, seconds)
 
     def run(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
-        """Train, or go on, then translate and score the test set."""
+        """Train or resume, then translate and score the test set."""
         training = self.training(setup, cell)
         recipe = self.recipe(setup, training, folder)
         if not (folder / WEIGHTS).exists():
@@ -172,12 +172,12 @@ class TranslationExperiment(Experiment):
 
 
 def train_cell(setup: Setup, recipe: Recipe) -> None:
-    """Train what a recipe says, or go on, in as many processes as the call asks for.
+    """Train a recipe, or resume it, in as many processes as the call asks for.
 
     Raises:
-        UserError, TrainingStopped, ProcessLostError: as `train` and `train_in_processes`.
+        UserError, TrainingStopped, KeyboardInterrupt: as `train` and `train_in_processes`.
     """
-    note_session(Path(recipe.output), setup.processes)
+    record_session(Path(recipe.output), setup.processes)
     if setup.processes > 1:
         train_in_processes(recipe, setup.processes)
     else:
@@ -185,10 +185,10 @@ def train_cell(setup: Setup, recipe: Recipe) -> None:
 
 
 def training_log(folder: Path) -> list[dict]:
-    """The training log of a cell that is trained.
+    """The training log of a trained cell, from which its steps and minutes are read.
 
     Raises:
-        UserError: for none, or an empty one: the cell's steps and minutes are read from it.
+        UserError: for none, or an empty one.
     """
     path = folder / TRAINING_LOG
     entries = read_training_log(path) if path.is_file() else []
@@ -203,7 +203,7 @@ def _precision(recipe: Recipe) -> str:
 
 @functools.cache
 def _peak_here(precision: str, devices: int = 1) -> float:
-    """FLOP/s of one of some devices of this machine: a GPU, or an equal share of this process' threads."""
+    """FLOP/s of one device: a GPU, or the share of this process' threads that one of so many processes has."""
     threads = torch.get_num_threads()
     try:
         if not torch.cuda.is_available():
@@ -214,21 +214,22 @@ def _peak_here(precision: str, devices: int = 1) -> float:
 
 
 def check_data_dir(setup: Setup, names: Sequence[str | None], forms: str = "") -> None:
-    """Look for the data folder and the files in it.
+    """Check that the data folder and its files are there.
 
     Args:
-        setup: of the call.
+        setup: options of the call.
         names: of the files; None for those that are not needed.
-        forms: in what other form they may be there.
+        forms: other forms of the files that are read too, for the message.
 
     Raises:
-        UserError: for none, one that is not there, or files that are not in it.
+        UserError: for no folder, a missing one, or one without these files.
     """
+    names = list(dict.fromkeys(filter(None, names)))
     if setup.data_dir is None:
-        raise UserError(f"give --data-dir, the folder with {', '.join(dict.fromkeys(filter(None, names)))}{forms}")
+        raise UserError(f"give --data-dir, the folder with {', '.join(names)}{forms}")
     if not setup.data_dir.is_dir():
         raise UserError(f"--data-dir {setup.data_dir} is not a folder: give the one that holds the data files")
-    missing = [name for name in dict.fromkeys(filter(None, names)) if not (setup.data_dir / name).is_file()]
+    missing = [name for name in names if not (setup.data_dir / name).is_file()]
     if missing:
         raise UserError(
             f"--data-dir {setup.data_dir} has no {', '.join(missing)}{forms}: give the folder that has them"
@@ -257,7 +258,7 @@ def data_pairs(
 
 
 def score_translation_model(folder: Path, recipe: Recipe, training: Training) -> dict[str, Any]:
-    """BLEU, perplexity a word piece and parameters of a trained model; its translations are kept in its folder."""
+    """BLEU, perplexity a word piece and parameters of a trained model; its translations are written to its folder."""
     sources, references = data_pairs(recipe, training.test_source, training.test_target, training.test_split)
     model, tokenizer = load_model(folder)
     translations = list(Translator(model, tokenizer).translate(sources))
@@ -273,12 +274,12 @@ def score_translation_model(folder: Path, recipe: Recipe, training: Training) ->
 
 
 def with_target(language: str) -> dict[str, Any]:
-    """Multi30k from English to `de` or `fr`, as fields of a recipe."""
+    """Fields of a recipe for Multi30k from English to `de` or `fr`."""
     return MULTI30K | {"train_target": f"train.{language}.gz", "validation_target": f"val.{language}.gz"}
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half the range of some values."""
+    """Mean and half the range of values, one at least."""
     return sum(values) / len(values), (max(values) - min(values)) / 2
 
 

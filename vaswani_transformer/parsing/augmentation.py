@@ -1,7 +1,8 @@
-"""More trees out of few: constituents change places with others of their kind, words with others of their tag.
+"""More training trees: constituents are exchanged for others of their kind, words for others with their tag.
 
-After Shi, Livescu and Gimpel (2021), "Substructure Substitution: Structured Data Augmentation for NLP". Constituents
-also come by themselves: in short sentences attention finds sooner which word of the sentence is which of the tree.
+After Shi, Livescu and Gimpel (2021), "Substructure Substitution: Structured Data Augmentation for NLP". Some short
+constituents are added by themselves, too: in short sentences attention learns sooner which word of the sentence belongs
+to which of the tree.
 """
 
 import random
@@ -13,29 +14,34 @@ CONSTITUENTS, WORDS = 0.1, 0.1  # share of each that is exchanged
 PARTS, PART_WORDS = 0.25, range(3, 10)  # share of the constituents of so many words that become trees of their own
 
 
+def _number_of_words(node: Tree) -> int:
+    return sum(1 for _ in node.leaves())
+
+
 def _kind(node: Tree, parent: str) -> tuple:
-    """What two nodes have in common that may stand for each other: labels, and about the number of words."""
-    if node.word is not None:
-        return (node.label,)
-    return parent, node.label, sum(1 for _ in node.leaves()).bit_length()
+    """Nodes of one kind may be exchanged: words of a tag, constituents of a label, parent and about as many words."""
+    return (node.label,) if node.word is not None else (parent, node.label, _number_of_words(node).bit_length())
 
 
-def _nodes(tree: Tree) -> Iterator[tuple[Tree, str]]:
-    for child in tree.children:
-        yield child, tree.label
-        yield from _nodes(child)
+def _with_parents(tree: Tree) -> Iterator[tuple[Tree, str]]:
+    """All nodes below the outermost, in the order of `Tree.nodes`, each with its parent's label."""
+    waiting = [(child, tree.label) for child in reversed(tree.children)]
+    while waiting:  # no recursion here and below: trees may be nested deeper than Python's stack
+        node, parent = waiting.pop()
+        yield node, parent
+        waiting.extend((child, node.label) for child in reversed(node.children))
 
 
 class Exchange:
-    """Makes new trees of some trees.
+    """Makes new trees of given ones.
 
     A constituent is exchanged for one with the same label under the same label, with a number of words of the same
-    order (1, 2 to 3, 4 to 7, ...), a word for one with the same tag; both as often as they are in the trees.
+    order (1, 2 to 3, 4 to 7, ...), a word for one with the same tag; frequent ones are drawn more often.
 
     Args:
         trees: cleaned trees.
         seed: the same seed gives the same new trees.
-        constituents: share of constituents that are exchanged, of those that are not within one already.
+        constituents: share of constituents that are exchanged, of those outside of exchanged ones.
         words: the same of words.
     """
 
@@ -44,20 +50,32 @@ class Exchange:
         self.constituents, self.words = constituents, words
         self.pools: dict[tuple, list[Tree]] = {}
         for tree in trees:
-            for node, parent in _nodes(tree):
+            for node, parent in _with_parents(tree):
                 self.pools.setdefault(_kind(node, parent), []).append(node)
 
-    def _new(self, node: Tree, parent: str) -> Tree:
-        if self.random.random() < (self.constituents if node.word is None else self.words):
-            return self.random.choice(self.pools[_kind(node, parent)])
-        return Tree(node.label, tuple(self._new(child, node.label) for child in node.children), node.word)
-
     def version(self) -> list[Tree]:
-        """All trees once more, each with some exchanged."""
-        return [Tree(tree.label, tuple(self._new(child, tree.label) for child in tree.children)) for tree in self.trees]
+        """All trees once more, each with some parts exchanged."""
+        return [self._exchanged(tree) for tree in self.trees]
+
+    def _exchanged(self, tree: Tree) -> Tree:
+        stack: list[tuple[Tree, list[Tree]]] = [(tree, [])]  # nodes, each with those of its new children that are done
+        while True:
+            node, done = stack[-1]
+            if len(done) == len(node.children):
+                stack.pop()
+                new = Tree(node.label, tuple(done), node.word)
+                if not stack:
+                    return new
+                stack[-1][1].append(new)
+                continue
+            child = node.children[len(done)]
+            if self.random.random() < (self.constituents if child.word is None else self.words):
+                done.append(self.random.choice(self.pools[_kind(child, node.label)]))
+            else:
+                stack.append((child, []))
 
     def parts(self, trees: Sequence[Tree]) -> list[Tree]:
-        """Some of the constituents of some trees as trees of their own, those of 3 to 9 words; no whole sentence."""
-        inner = (node for tree in trees for top in tree.children for node, _ in _nodes(top) if node.word is None)
-        short = (node for node in inner if sum(1 for _ in node.leaves()) in PART_WORDS)
+        """Some constituents of 3 to 9 words as trees of their own; none of them a whole sentence."""
+        inner = (node for tree in trees for top in tree.children for node, _ in _with_parents(top))
+        short = (node for node in inner if node.word is None and _number_of_words(node) in PART_WORDS)
         return [Tree(ROOT, (node,)) for node in short if self.random.random() < PARTS]

@@ -1,27 +1,29 @@
-"""Labelled bracket scores by the rules of evalb (Sekine and Collins), with its parameters `COLLINS.prm`.
+"""Labelled bracketing scores by the rules of evalb (Sekine and Collins), with its parameters `COLLINS.prm`.
 
 - The outer bracket (`ROOT`, `TOP`, `S1` or none) does not count, nor does `TOP` anywhere.
-- Of a label only what is before functional tags and indices counts (`NP` of `NP-SBJ-1`); tags are compared whole.
-- Words tagged as punctuation, `, : `` '' .`, and traces are taken out of the sentence before spans are counted. Which
-  ones is for the gold tags to say, in both trees: with the predicted tags, one wrong tag would make the sentences
-  unequal, which evalb reports as an error and leaves out of the scores.
+- Functional tags and indices are cut off labels (`NP` of `NP-SBJ-1`); part-of-speech tags are compared whole.
+- Words tagged as punctuation, `, : `` '' .`, and traces are removed before spans are counted. The gold tags decide
+  which ones, in both trees: with the predicted tags, one wrong tag would make the lengths differ, which evalb reports
+  as an error and leaves out of the scores.
 - A bracket without any word left does not count.
 - `ADVP` and `PRT` are one label.
-- Brackets of the same label and span, as in unary chains, count as often as they are there.
-- Tags are compared on the words that are left; "40" stands for sentences of at most 40 words, punctuation counted.
-- A sentence of which no word is left is passed over: it is no exact match and no sentence.
+- Brackets of the same label and span, as in unary chains, count as often as they occur.
+- Tags are compared on the remaining words; "40" stands for sentences of at most 40 words, punctuation included.
+- A sentence without a remaining word is skipped: it counts neither as a sentence nor as an exact match.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
+from itertools import accumulate, zip_longest
 
 import datasets
 import evaluate
 
 from ..errors import UserError
-from .trees import ROOT_LABELS, TRACE, Tree, clean, parse_trees, plain_label
+from .linearization import ANY_TAG
+from .trees import ROOT, ROOT_LABELS, TRACE, Tree, clean, parse_trees, plain_label
 
 PUNCTUATION = frozenset([",", ":", "``", "''", ".", TRACE])
 UNCOUNTED = PUNCTUATION | {"TOP"}  # labels of brackets that count nowhere
@@ -31,14 +33,14 @@ SHORT = 40  # words
 
 @dataclass
 class BracketCounts:
-    """What the scores of some sentences are made of; counts of several are added with `+`."""
+    """Counts of some sentences that the scores are computed from; they are added with `+`."""
 
     gold: int = 0
     predicted: int = 0
     matched: int = 0
     words: int = 0
     tags_right: int = 0
-    sentences: int = 0  # of which a word is left
+    sentences: int = 0  # with a word that is not punctuation
     exact: int = 0  # sentences in which all brackets match
 
     def __add__(self, other: "BracketCounts") -> "BracketCounts":
@@ -60,65 +62,63 @@ class BracketCounts:
 
 
 def brackets(tree: Tree, punctuation: Sequence[bool]) -> Counter:
-    """How often there is each `(label, start, end)`, in words that are no punctuation, `end` excluded.
+    """How often each `(label, start, end)` occurs, counted in words that are not punctuation, `end` excluded.
 
     Args:
         tree: over all words.
-        punctuation: for each word whether it is taken out.
+        punctuation: for each word whether it is removed.
     """
-    found: Counter = Counter()
-    left = [0]  # words that are left of those before each place
-    for is_out in punctuation:
-        left.append(left[-1] + (not is_out))
+    counts: Counter = Counter()
+    place = [0, *accumulate(not is_removed for is_removed in punctuation)]  # remaining words before each word
 
-    def walk(node: Tree, start: int, outermost: bool) -> int:
-        end = start
-        for child in node.children:
-            end = end + 1 if child.word is not None else walk(child, end, outermost and len(node.children) == 1)
-        label = plain_label(node.label)
-        says_nothing = label in UNCOUNTED or (outermost and label in ROOT_LABELS)
-        if left[start] < left[end] and not says_nothing:
-            found[EQUAL_LABELS.get(label, label), left[start], left[end]] += 1
-        return end
-
-    if tree.word is None:
-        walk(tree, 0, True)
-    return found
+    words = 0  # so far
+    waiting: list[tuple[Tree, int | None, bool]] = [(tree, None, True)]  # with its start once its children are waiting
+    while waiting:  # no recursion: trees may be nested deeper than Python's stack
+        node, start, is_outermost = waiting.pop()
+        if node.word is not None:
+            words += 1
+        elif start is None:
+            waiting.append((node, words, is_outermost))
+            is_only = len(node.children) == 1
+            waiting.extend((child, None, is_outermost and is_only) for child in reversed(node.children))
+        else:
+            label = plain_label(node.label)
+            is_counted = label not in UNCOUNTED and not (is_outermost and label in ROOT_LABELS)
+            if is_counted and place[start] < place[words]:
+                counts[EQUAL_LABELS.get(label, label), place[start], place[words]] += 1
+    return counts
 
 
 def count_brackets(gold: Tree, predicted: Tree, where: str = "the tree") -> BracketCounts:
     """Compare one predicted tree with the gold one.
 
     Args:
-        gold: the right tree, cleaned.
-        predicted: a tree over the same words.
-        where: names the pair in the error.
+        gold: cleaned.
+        predicted: over the same words.
+        where: name of the pair in the error message.
 
     Raises:
         UserError: for trees over different words.
     """
-    gold_words, words = gold.words(), predicted.words()
-    if gold_words != words:
-        pairs = zip(gold_words, words, strict=False)
-        place = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(gold_words), len(words)))
-        one, other = (repr(side[place]) if place < len(side) else "no word" for side in (gold_words, words))
-        raise UserError(
-            f"{where}: the words do not match (word {place + 1} is {one} in the gold tree and {other} in the predicted"
-            " one): both must be trees of the same sentence, in the same order"
-        )
+    for place, words in enumerate(zip_longest(gold.words(), predicted.words()), 1):
+        if words[0] != words[1]:
+            gold_word, word = ("no word" if word is None else repr(word) for word in words)
+            raise UserError(
+                f"{where}: the words do not match (word {place} is {gold_word} in the gold tree and {word} in the"
+                " predicted one): both must be trees of the same sentence, in the same order"
+            )
     gold_tags = gold.tags()
-    out = [tag in PUNCTUATION for tag in gold_tags]
-    one, other = brackets(gold, out), brackets(predicted, out)
-    matched = (one & other).total()
-    kept = [pair for pair in zip(gold_tags, predicted.tags(), strict=True) if pair[0] not in PUNCTUATION]
+    punctuation = [tag in PUNCTUATION for tag in gold_tags]
+    gold_brackets, predicted_brackets = brackets(gold, punctuation), brackets(predicted, punctuation)
+    tags = [pair for pair in zip(gold_tags, predicted.tags(), strict=True) if pair[0] not in PUNCTUATION]
     return BracketCounts(
-        gold=one.total(),
-        predicted=other.total(),
-        matched=matched,
-        words=len(kept),
-        tags_right=sum(gold_tag == tag for gold_tag, tag in kept),
-        sentences=int(bool(kept)),
-        exact=int(bool(kept) and one == other),
+        gold=gold_brackets.total(),
+        predicted=predicted_brackets.total(),
+        matched=(gold_brackets & predicted_brackets).total(),
+        words=len(tags),
+        tags_right=sum(gold_tag == tag for gold_tag, tag in tags),
+        sentences=int(bool(tags)),
+        exact=int(bool(tags) and gold_brackets == predicted_brackets),
     )
 
 
@@ -128,57 +128,59 @@ def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree], where: str = "s
     Args:
         gold: cleaned trees.
         predicted: as many, over the same words.
-        where: names a pair in errors, before its number.
+        where: name of a pair in error messages, before its number.
 
     Returns:
-        the scores of `BracketCounts.scores`, the same with the ending `_40` for sentences of at most 40 words, and
-        `sentences`, `sentences_40`: how many they are of.
+        the scores of `BracketCounts.scores` and the number of `sentences`; the same with the ending `_40` for sentences
+        of at most 40 words.
 
     Raises:
-        UserError: for trees over different words, more of one kind, or none.
+        UserError: for trees over different words, different numbers of trees, or none.
     """
     gold, predicted = list(gold), list(predicted)
     if len(gold) != len(predicted) or not gold:
         raise UserError(
             f"{len(gold):,} gold trees and {len(predicted):,} predicted ones: give as many of both, above 0"
         )
-    everything, short = BracketCounts(), BracketCounts()
-    for number, (one, other) in enumerate(zip(gold, predicted, strict=True), 1):
-        counts = count_brackets(one, other, f"{where} {number:,}")
-        everything += counts
-        if sum(tag != TRACE for tag in one.tags()) <= SHORT:
+    total, short = BracketCounts(), BracketCounts()
+    for number, (gold_tree, tree) in enumerate(zip(gold, predicted, strict=True), 1):
+        counts = count_brackets(gold_tree, tree, f"{where} {number:,}")
+        total += counts
+        if sum(tag != TRACE for tag in gold_tree.tags()) <= SHORT:
             short += counts
-    scores = everything.scores() | {"sentences": everything.sentences}
-    return scores | {f"{name}_40": value for name, value in (short.scores() | {"sentences": short.sentences}).items()}
+    scores, short_scores = (counts.scores() | {"sentences": counts.sentences} for counts in (total, short))
+    return scores | {f"{name}_40": value for name, value in short_scores.items()}
 
 
 class BracketMetric(evaluate.Metric):
-    """Labelled bracket scores as an `evaluate.Metric` that needs no network; see `score_trees`.
+    """Labelled bracketing scores as an `evaluate.Metric` that needs no network; see `score_trees`.
 
-    `BracketMetric().compute(predictions=[...], references=[...])` takes one tree in brackets a sentence on each side,
-    cleaned (`trees.clean`) before they are compared.
+    `BracketMetric().compute(predictions=[...], references=[...])` takes one tree in brackets for each sentence on each
+    side; they are cleaned (`trees.clean`) before they are compared.
 
     Raises:
-        UserError: from `compute`, for what is no tree or has no word, and as `score_trees`.
+        UserError: from `compute`, for text that is not a tree, a tree without words, and as `score_trees`.
     """
 
     def _info(self):
         text = datasets.Value("string")
         return evaluate.MetricInfo(
-            description="Labelled bracket precision, recall and F1 by the rules of evalb.",
+            description="Labelled bracketing precision, recall and F1 by the rules of evalb.",
             citation="Satoshi Sekine and Michael Collins. 1997. Evalb.",
-            inputs_description="predictions and references: one tree in brackets each a sentence.",
+            inputs_description="predictions and references: one tree in brackets for each sentence.",
             features=datasets.Features({"predictions": text, "references": text}),
         )
 
     def _compute(self, predictions, references):
-        sides = (("references", references), ("predictions", predictions))
-        trees = [[_one_tree(line, f"{name}[{at}]") for at, line in enumerate(lines)] for name, lines in sides]
-        return score_trees(*trees)
+        gold, predicted = (
+            [_one_tree(text, f"{name}[{place}]") for place, text in enumerate(texts)]
+            for name, texts in (("references", references), ("predictions", predictions))
+        )
+        return score_trees(gold, predicted)
 
 
 def _one_tree(text: str, where: str) -> Tree:
-    trees = list(parse_trees(iter([re.sub("[\r\n]", " ", text)]), where, mend="mend it"))
+    trees = list(parse_trees(iter([re.sub("[\r\n]", " ", text)]), where, advice="correct it"))
     if len(trees) != 1:
         raise UserError(f"{where}: {len(trees)} trees: give one")
     tree = clean(trees[0])
@@ -187,4 +189,57 @@ def _one_tree(text: str, where: str) -> Tree:
     return tree
 
 
-SCORE_NAMES = tuple(BracketCounts().scores())
+@dataclass(frozen=True)
+class Baselines:
+    """Two trees that need no parser, with the most frequent labels of some trees and each word's most frequent tag.
+
+    Args:
+        top: most frequent label directly under `ROOT`.
+        inner: most frequent label of other constituents of several words that end where the sentence ends.
+        tags: most frequent tag of each word.
+        tag: most frequent tag of all.
+    """
+
+    top: str
+    inner: str
+    tags: dict[str, str]
+    tag: str
+
+    @classmethod
+    def of(cls, trees: Iterable[Tree]) -> "Baselines":
+        """From cleaned trees; of equally frequent labels or tags the first in the alphabet."""
+        top, inner, tags, words = Counter(), Counter(), Counter(), {}
+        for tree in trees:
+            for leaf in tree.leaves():
+                tags[leaf.label] += 1
+                words.setdefault(leaf.word, Counter())[leaf.label] += 1
+            node, is_top = tree.children[-1], True
+            while node.word is None:
+                if is_top or sum(1 for _ in node.leaves()) > 1:
+                    (top if is_top else inner)[node.label] += 1
+                node, is_top = node.children[-1], False
+
+        def most_frequent(counts: Counter, default: str) -> str:
+            return min(counts, key=lambda name: (-counts[name], name)) if counts else default
+
+        top_label = most_frequent(top, "S")
+        word_tags = {word: most_frequent(counts, ANY_TAG) for word, counts in words.items()}
+        return cls(top_label, most_frequent(inner, top_label), word_tags, most_frequent(tags, ANY_TAG))
+
+    def _leaves(self, words: Sequence[str]) -> list[Tree]:
+        return [Tree(self.tags.get(word, self.tag), word=word) for word in words]
+
+    def most_frequent_label(self, words: Sequence[str]) -> Tree:
+        """One constituent over all words, labelled `top`."""
+        return Tree(ROOT, (Tree(self.top, tuple(self._leaves(words))),))
+
+    def right_branching(self, words: Sequence[str]) -> Tree:
+        """Each word beside all that follow it: `top` over the sentence, `inner` over each of its remainders."""
+        leaves = self._leaves(words)
+        node = leaves[-1]
+        for place in range(len(leaves) - 2, -1, -1):
+            node = Tree(self.inner if place else self.top, (leaves[place], node))
+        return Tree(ROOT, (node if node.word is None else Tree(self.top, (node,)),))
+
+
+BASELINES = {"right-branching": Baselines.right_branching, "most-frequent-label": Baselines.most_frequent_label}

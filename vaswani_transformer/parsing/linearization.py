@@ -1,12 +1,12 @@
 """Trees as sequences of tokens and back, after Vinyals et al. (2015), "Grammar as a Foreign Language" ([37]).
 
 `(ROOT (S (NP (PRP We)) (VP (VBP agree)) (. .)))` becomes `(S (NP PRP )NP (VP VBP )VP . )S`: a token that opens a
-constituent and one that closes it, both with its label, and for each word its tag. The words themselves are not
-written, since they are known. Vinyals et al. write `XX` for every tag; so does `tags=False` here. The outer `ROOT` is
-left out. Unary chains and punctuation are written as everything else: nothing of a tree is lost but the words.
+constituent and one that closes it, both with its label, and for each word its tag. The words themselves are left out,
+since they are known, and so is the outer `ROOT`. Vinyals et al. write `XX` for every tag; `tags=False` does so here.
+Unary chains and punctuation are written like everything else: nothing but the words is lost.
 
-`with_words` is the other form: each word stands in the tree, before the brackets that come between it and the word
-before it. So the decoder has the next word before it when it decides what to open and what to close.
+`with_words` is the other form: each word precedes the brackets between it and the word before it, so that the decoder
+has the next word in its input when it decides which constituents to open and to close.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,30 +17,24 @@ ANY_TAG = "XX"  # the one tag of trees without tags
 _TAG_END = ")"  # of tags among words: no word has a round bracket
 
 
-class MalformedTreeError(ValueError):
-    """Tokens that are not the sequence of a tree over the given words, with the token where that shows."""
-
-
 def linearize(tree: Tree, tags: bool = True) -> list[str]:
     """The tokens of a cleaned tree.
 
     Args:
-        tree: what `clean` returns, or a tree without `ROOT`, of which `delinearize` makes one with it.
+        tree: as `clean` returns it, or without `ROOT`, which `delinearize` then adds.
         tags: write each word's tag; else `XX`.
     """
     tokens: list[str] = []
-
-    def write(node: Tree) -> None:
-        if node.word is not None:
-            tokens.append(node.label if tags else ANY_TAG)
-            return
-        tokens.append("(" + node.label)
-        for child in node.children:
-            write(child)
-        tokens.append(")" + node.label)
-
-    for child in tree.children if tree.label == ROOT and tree.word is None else (tree,):
-        write(child)
+    waiting: list[Tree | str] = list(reversed(tree.children)) if tree.label == ROOT and tree.word is None else [tree]
+    while waiting:  # no recursion: trees may be nested deeper than Python's stack
+        part = waiting.pop()
+        if isinstance(part, str):
+            tokens.append(part)
+        elif part.word is not None:
+            tokens.append(part.label if tags else ANY_TAG)
+        else:
+            tokens.append("(" + part.label)
+            waiting += [")" + part.label, *reversed(part.children)]
     return tokens
 
 
@@ -69,19 +63,19 @@ def with_words(tokens: Iterable[str], words: Sequence[str]) -> list[str]:
         tokens: what `linearize` returns.
         words: of the tree, escaped.
     """
-    found = list(words[:1])
+    mixed = list(words[:1])
     used = 1
     for token in tokens:
         if is_open(token) or is_close(token):
-            found.append(token)
+            mixed.append(token)
         else:
-            found += [token + _TAG_END, *words[used : used + 1]]
+            mixed += [token + _TAG_END, *words[used : used + 1]]
             used += 1
-    return found
+    return mixed
 
 
 def without_words(tokens: Iterable[str]) -> list[str]:
-    """What `with_words` was given; everything that is no bracket and no tag is a word."""
+    """The tokens that `with_words` added words to: all brackets and tags."""
     return [
         token.removesuffix(_TAG_END) if is_tag_among_words(token) else token
         for token in tokens
@@ -90,50 +84,13 @@ def without_words(tokens: Iterable[str]) -> list[str]:
 
 
 def delinearize(tokens: Iterable[str], words: Sequence[str]) -> Tree:
-    """The tree of tokens over words; `delinearize(linearize(tree), tree.words())` is the tree, if it is cleaned.
+    """A tree over exactly these words from any tokens; `delinearize(linearize(tree), tree.words())` is the tree.
 
-    Raises:
-        MalformedTreeError: for brackets that do not match, an empty one, more or fewer tags than words, or no token.
+    Other tokens are repaired: a closing bracket without an open one, and tags beyond the last word, are skipped; a
+    closing bracket of an outer constituent closes those in it too; empty constituents are dropped; words without a tag
+    are added at the end of the innermost open constituent, tagged `XX`; constituents that are open at the end are
+    closed. Tokens are those of a tree if `linearize` gives them back.
     """
-    stack: list[tuple[str, list[Tree]]] = [(ROOT, [])]
-    used = 0
-    for place, token in enumerate(tokens, 1):
-        if is_open(token):
-            stack.append((token[1:], []))
-        elif is_close(token):
-            label, children = stack[-1]
-            if len(stack) == 1:
-                raise MalformedTreeError(f"token {place}, {token!r}, closes what was not opened")
-            if label != token[1:]:
-                raise MalformedTreeError(f"token {place}, {token!r}, closes {'(' + label!r}")
-            if not children:
-                raise MalformedTreeError(f"token {place}, {token!r}, closes an empty constituent")
-            stack.pop()
-            stack[-1][1].append(Tree(label, tuple(children)))
-        else:
-            if used == len(words):
-                raise MalformedTreeError(f"token {place}, {token!r}, is for a word more than the {len(words)} given")
-            stack[-1][1].append(Tree(token, word=words[used]))
-            used += 1
-    if len(stack) > 1:
-        raise MalformedTreeError(f"{len(stack) - 1} constituent(s) not closed, the last of them {stack[-1][0]!r}")
-    if used < len(words) or not words:
-        raise MalformedTreeError(f"tags for {used} of {len(words)} words")
-    return Tree(ROOT, tuple(stack[0][1]))
-
-
-def repair(tokens: Iterable[str], words: Sequence[str]) -> Tree:
-    """A tree over exactly these words from any tokens; of the tokens of a tree it is that tree.
-
-    What closes nothing that is open, and tags beyond the last word, are passed over; what closes an outer constituent
-    closes those in it too; empty constituents are dropped; words without a token come last, in the constituent that is
-    open there, tagged `XX`; what is still open is closed at the end.
-
-    Raises:
-        MalformedTreeError: for no words.
-    """
-    if not words:
-        raise MalformedTreeError("no words")
     stack: list[tuple[str, list[Tree]]] = [(ROOT, [])]
     used = 0
 

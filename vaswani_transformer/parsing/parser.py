@@ -1,8 +1,8 @@
-"""A constituency parser (Section 6.3): trees to the text that `train` takes, and a trained model that parses."""
+"""A constituency parser (Section 6.3): training on trees as text, and parsing with the trained model."""
 
 import logging
 import tempfile
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,32 +20,29 @@ from ..training.run_folder import CHECKPOINTS, check_output
 from .augmentation import Exchange
 from .grammar import BracketGrammar, BracketProcessor, least_tokens
 from .linearization import (
-    ANY_TAG,
-    MalformedTreeError,
     delinearize,
     is_tag_among_words,
     linearize,
-    repair,
     with_words,
     without_words,
 )
 from .pictures import tree_svg, tree_text
 from .tokenizer import sentence_text, split_words, train_parser_tokenizer, tree_token_ids, word_starts
-from .trees import ROOT, Tree, check_words, clean, escape, read_trees
+from .trees import Tree, check_words, clean, escape, read_trees
 
 logger = logging.getLogger(__name__)
 
-TEXT = "text"  # folder in that of a run: what its trees were turned into
+TEXT = "text"  # folder of the training text and tokenizer within that of a run
 
 
 @dataclass(frozen=True)
 class Parse:
-    """What a model made of a sentence.
+    """The tree of a sentence.
 
     Args:
         tree: over exactly its words, under one `ROOT`; None for a sentence without words.
-        well_formed: whether the model's tokens were that tree, its words too where it writes them; else it is what
-            `repair` made of them.
+        well_formed: whether the model's output was that tree, and its words where it writes them; otherwise it was
+            repaired (`delinearize`).
     """
 
     tree: Tree | None
@@ -53,12 +50,12 @@ class Parse:
 
 
 class TreeTranslator(Translator):
-    """Sentences, lists of words each, to trees as tokens; constrained, every output is a tree over those words.
+    """Translates sentences, each a list of words, into the tokens of trees.
 
     Args:
         model: the parser, or an ensemble, in evaluation mode.
         tokenizer: its tokenizer.
-        constrained: rule out what leads away from a tree.
+        constrained: allow only tokens that lead to a tree over the words.
         **options: as of `Translator`.
 
     Raises:
@@ -74,31 +71,31 @@ class TreeTranslator(Translator):
         self._word_starts = word_starts(tokenizer)
 
     def prepare(self, window: Window) -> PreparedWindow:
-        """Tokenise a window whose lines are lists of words; where an error ends it, it keeps those before."""
-        found = super().prepare(replace(window, lines=[sentence_text(words) for words in window.lines]))
-        found.window = replace(found.window, lines=window.lines[: len(found.window.lines)])
-        return found
+        """Tokenise a window whose lines are lists of words; an error leaves the lines before it."""
+        prepared = super().prepare(replace(window, lines=[sentence_text(words) for words in window.lines]))
+        prepared.window = replace(prepared.window, lines=window.lines[: len(prepared.window.lines)])
+        return prepared
 
     def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
         parts = super()._within_limits(number, text, ids)
         limit, words = self._output_limit(len(ids)), self._written_words(ids)
         if self._grammar is not None and limit < (least := least_tokens(words)):
-            config, mend = self.model.config, "raise --max-new-tokens"
+            config, advice = self.model.config, "raise --max-new-tokens"
             if config.position_encoding == "learned" and limit + 1 == config.max_position_embeddings:
-                mend = "the model has no more positions, split the sentence"
+                advice = "the model has no more positions, split the sentence"
             raise UserError(
                 f"line {number}: a tree over {len(words)} words takes at least {least} tokens and an output may have"
-                f" {limit}: {mend}"
+                f" {limit}: {advice}"
             )
         return parts
 
     def _written_words(self, ids: list[int]) -> list[list[int]]:
-        """Tokens that are written for each word of a sentence; none where words are no part of trees."""
+        """The token ids to write for each word of a sentence, none where words are not part of trees."""
         words = split_words(ids, self._word_starts, self.tokenizer.eos_token_id)
         return words if self.has_words else [[] for _ in words]
 
     def read(self, words: Sequence[str], hypothesis: Hypothesis) -> Parse:
-        """What an output says of a sentence."""
+        """The parse of a sentence from the model's output."""
         if not words:
             return Parse(None)
         words, tokens = [escape(word) for word in words], hypothesis.text.split()
@@ -118,34 +115,33 @@ class TreeTranslator(Translator):
 
 
 class Parser:
-    """Words in, trees out.
+    """Parses sentences: words in, trees out.
 
     Args:
-        model: a model of `vaswani parse train`, in evaluation mode, or an ensemble of such.
+        model: a model of `vaswani parse train` in evaluation mode, or an ensemble of such models.
         tokenizer: its tokenizer.
-        constrained: let `generate()` write nothing but trees over the sentence's words. Without it, what the model
-            writes is repaired where it is no such tree.
-        **options: as of `Translator`: `tokens_per_batch`, and options of `generate()` over the model's own generation
-            configuration, such as `num_beams`.
+        constrained: restrict decoding to trees over the sentence's words; without it, other outputs are repaired.
+        **options: as of `Translator`: `tokens_per_batch`, and options of `generate()` in place of the model's own
+            generation configuration, such as `num_beams`.
 
     Raises:
-        UserError: for a model that is no parser.
+        UserError: for a model that is not a parser.
     """
 
     def __init__(self, model, tokenizer, *, constrained: bool = True, **options):
         self.translator = TreeTranslator(model, tokenizer, constrained=constrained, **options)
 
     def parse(self, sentences: Iterable[Sequence[str]], window: int = WINDOW_LINES, progress=None) -> Iterator[Parse]:
-        """The parses of sentences, in their order, as windows of them are ready.
+        """The parses of sentences, in their order, a window at a time.
 
         Args:
-            sentences: each its words, brackets escaped (`-LRB-`) or not; without any the parse has no tree.
-            window: sentences sorted by length together.
-            progress: a bar that moves by one a sentence.
+            sentences: lists of words, with brackets escaped (`-LRB-`) or not; an empty list has no tree.
+            window: number of sentences that are sorted by length together.
+            progress: a tqdm bar that advances by one for each sentence.
 
         Raises:
-            UserError: as `Translator.hypotheses`, for what no word can be (`check_words`), and where no tree fits into
-                the outputs that are allowed, with the number of the sentence; those before it are out by then.
+            UserError: as `Translator.hypotheses` and `check_words`, and for a sentence whose smallest tree is longer
+                than an output may be; with the number of the sentence, after the parses of those before it.
         """
         waiting: deque[Sequence[str]] = deque()
 
@@ -154,43 +150,45 @@ class Parser:
                 waiting.append(words)
                 yield words
 
-        for found in self.translator.hypotheses(lines(), window, progress):
-            yield self.translator.read(waiting.popleft(), found[0])
+        for hypotheses in self.translator.hypotheses(lines(), window, progress):
+            yield self.translator.read(waiting.popleft(), hypotheses[0])
 
 
 def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
-    """Sentences one by one, until one has what no word can be (`check_words`)."""
+    """Sentences one by one, each checked by `check_words`.
+
+    Raises:
+        UserError: as `check_words`, with the number of the sentence.
+    """
     for number, words in enumerate(sentences, 1):
         check_words(words, f"line {number}")
         yield words
 
 
 def read_parse(tokens: Sequence[str], words: Sequence[str]) -> Parse:
-    """The tree of a linearised output, repaired if it is none over these words."""
-    try:
-        return Parse(delinearize(tokens, words))
-    except MalformedTreeError:
-        return Parse(repair(tokens, words), well_formed=False)
+    """The tree of a linearized output, repaired if it is not a tree over these words."""
+    tree = delinearize(tokens, words)
+    return Parse(tree, well_formed=linearize(tree) == list(tokens))
 
 
 def load_trees(path: str | Path, skip_bad: bool = False, **options) -> list[Tree]:
-    """The cleaned trees of a file; those without words are left out.
+    """The cleaned trees of a file, without those that have no words.
 
     Args:
         path: brackets, plain or `.gz`; see `read_trees`.
-        skip_bad: leave bad trees out instead of stopping at them; both are counted in the log.
+        skip_bad: leave bad trees out, and log their number, instead of raising an error.
         **options: of `read_trees`.
 
     Raises:
         UserError: as `read_trees`, and where no tree is left.
     """
     skipped: list[str] | None = [] if skip_bad else None
-    read = [clean(tree) for tree in read_trees(path, skipped, **options)]
-    trees = [tree for tree in read if tree is not None]
+    cleaned = [clean(tree) for tree in read_trees(path, skipped, **options)]
+    trees = [tree for tree in cleaned if tree is not None]
     if skipped:
         logger.warning("%s: %s bad tree(s) left out, the first: %s", path, f"{len(skipped):,}", skipped[0])
-    if len(trees) < len(read):
-        logger.warning("%s: %s tree(s) without words left out", path, f"{len(read) - len(trees):,}")
+    if len(trees) < len(cleaned):
+        logger.warning("%s: %s tree(s) without words left out", path, f"{len(cleaned) - len(trees):,}")
     if not trees:
         raise UserError(f"{path} holds no trees: give Penn Treebank brackets, such as (ROOT (NP (NN Introduction)))")
     return trees
@@ -201,10 +199,10 @@ class TextForm:
     """How trees become text for training.
 
     Args:
-        tags: let the model tag the words too; else every tag is `XX`.
-        words: write the words into the tree too (`with_words`).
-        augment: train on each tree so many times as it is and so many times with parts exchanged, and on a quarter of
-            their short constituents by themselves (`Exchange`, seeded by the recipe); 0: once as it is.
+        tags: write part-of-speech tags; otherwise every tag is `XX`.
+        words: write the words into the tree, too (`with_words`).
+        augment: train so many times on each tree and so many times on versions of it with parts exchanged, and on a
+            quarter of their short constituents by themselves (`Exchange`, seeded by the recipe); 0: once on each tree.
     """
 
     tags: bool = True
@@ -212,12 +210,12 @@ class TextForm:
     augment: int = 0
 
     def tokens(self, tree: Tree) -> list[str]:
-        """What the model is to write for a tree."""
+        """The output that the model is trained to write for a tree."""
         tokens = linearize(tree, self.tags)
         return with_words(tokens, sentence_text(tree.words()).split()) if self.words else tokens
 
     def vocabulary(self, trees: Iterable[Tree]) -> list[str]:
-        """All brackets and tags of some trees, in the order of the alphabet."""
+        """All brackets and tags of some trees, sorted."""
         plain = {token for tree in trees for token in linearize(tree, self.tags)}
         return sorted(set(with_words(plain, [])) if self.words else plain)
 
@@ -226,12 +224,12 @@ TAGGED = TextForm()
 
 
 def training_text(trees: Sequence[Tree], part: str, form: TextForm) -> dict[str, str]:
-    """Trees as line-aligned text, the content of each file by its name: `PART.words` and `PART.brackets`.
+    """Trees as line-aligned text: the contents of `PART.words` and `PART.brackets`, by file name.
 
     Args:
         trees: cleaned trees.
-        part: begins the files' names.
-        form: what the lines hold.
+        part: beginning of the file names.
+        form: of the lines.
     """
     sides = {
         "words": [sentence_text(tree.words()) for tree in trees],
@@ -252,15 +250,15 @@ OTHER_DATA = ("train_data", "validation_data", "validation_split", "prepared")
 def parsing_recipe(
     recipe: Recipe, train_trees: Sequence[Tree], dev_trees: Sequence[Tree], form: TextForm = TAGGED
 ) -> Recipe:
-    """A recipe that trains on these trees: their text and a tokenizer are written to `text/` in its output folder.
+    """A recipe for training on these trees; their text and a tokenizer are written to `text/` in its output folder.
 
-    What is refused here leaves everything there as it was, and files that hold their text already stay untouched:
-    another process of the same training may be reading them.
+    An error leaves the folder unchanged. Files that hold their text already are not written again, since another
+    process of the same training may be reading them.
 
     Args:
-        recipe: model, optimizer and so on; `vocab_size` counts brackets and tags too.
+        recipe: settings of model and training; `vocab_size` includes brackets and tags.
         train_trees: cleaned trees.
-        dev_trees: for validation.
+        dev_trees: cleaned trees for validation.
         form: how trees become text.
 
     Raises:
@@ -305,7 +303,7 @@ def train_parser(
     form: TextForm = TAGGED,
     progress: bool = True,
 ) -> TrainingResult:
-    """Train a parser; an interrupted training goes on when it is called again with the same trees and recipe.
+    """Train a parser; called again with the same trees and recipe, it resumes an interrupted training.
 
     Args and Raises as of `parsing_recipe` and `train`.
     """
@@ -313,70 +311,17 @@ def train_parser(
     return train(parsing_recipe(recipe, train_trees, dev_trees, form), progress)
 
 
-@dataclass(frozen=True)
-class Baselines:
-    """Two trees that need no parser, from what is most frequent in some trees; words get their most frequent tag.
-
-    Args:
-        top: most frequent label directly under `ROOT`.
-        inner: most frequent label of all others that span more than one word and end where the sentence ends.
-        tags: most frequent tag of each word.
-        tag: most frequent tag of all.
-    """
-
-    top: str
-    inner: str
-    tags: dict[str, str]
-    tag: str
-
-    @classmethod
-    def of(cls, trees: Iterable[Tree]) -> "Baselines":
-        """Counted in cleaned trees; of equally frequent ones the first in the alphabet."""
-        top, inner, tags, words = Counter(), Counter(), Counter(), {}
-        for tree in trees:
-            for leaf in tree.leaves():
-                tags[leaf.label] += 1
-                words.setdefault(leaf.word, Counter())[leaf.label] += 1
-            node, is_top = tree.children[-1], True
-            while node.word is None:
-                if is_top or sum(1 for _ in node.leaves()) > 1:
-                    (top if is_top else inner)[node.label] += 1
-                node, is_top = node.children[-1], False
-
-        def first(counts: Counter, default: str) -> str:
-            return min(counts, key=lambda name: (-counts[name], name)) if counts else default
-
-        best = first(top, "S")
-        return cls(best, first(inner, best), {word: first(counts, ANY_TAG) for word, counts in words.items()},
-                   first(tags, ANY_TAG))  # fmt: skip
-
-    def _leaves(self, words: Sequence[str]) -> list[Tree]:
-        return [Tree(self.tags.get(word, self.tag), word=word) for word in words]
-
-    def most_frequent_label(self, words: Sequence[str]) -> Tree:
-        """One constituent over all words, labelled `top`."""
-        return Tree(ROOT, (Tree(self.top, tuple(self._leaves(words))),))
-
-    def right_branching(self, words: Sequence[str]) -> Tree:
-        """Each word beside all that follows it: `top` over the sentence, `inner` over what is left of it each time."""
-        leaves = self._leaves(words)
-        node = leaves[-1]
-        for place in range(len(leaves) - 2, -1, -1):
-            node = Tree(self.inner if place else self.top, (leaves[place], node))
-        return Tree(ROOT, (node if node.word is None else Tree(self.top, (node,)),))
-
-
 class FileParser(FileTranslator):
-    """Parses sentences, lists of words each, into an output: a tree a line, for a sentence without words a blank one.
+    """Parses sentences, each a list of words, into a file: a tree on each line, a blank line for no words.
 
     Args:
-        parser: does the work.
+        parser: to parse with.
         drawn: write trees drawn with lines, and a blank line after each, in place of brackets.
-        pictures: folder that gets a picture of each tree, `NUMBER.svg`.
-        window: sentences that are sorted by length together, and written together.
+        pictures: folder for a picture of each tree, `NUMBER.svg`.
+        window: number of sentences that are sorted by length and written together.
 
     Attributes:
-        repaired: outputs of the model that were no trees over their words.
+        repaired: number of outputs that were not trees over their words.
     """
 
     doing = "parsing"

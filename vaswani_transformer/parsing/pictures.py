@@ -1,4 +1,4 @@
-"""Pictures of trees: as text, one node a line, and as SVG that needs nothing else."""
+"""Trees drawn as text, a line for each node, and as SVG without external resources."""
 
 import html
 import re
@@ -8,7 +8,7 @@ from .trees import Tree, unescape
 
 _LETTER, _LEVEL, _GAP, _LINE, _COLUMN, _MARGIN = 7.5, 46, 18, 22, 74, 16  # pixels
 _WIDEST = 1400  # pixels: where a tree from the top down would be wider, it is drawn from left to right
-_NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # may not stand in an XML document
+_NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # not allowed in XML
 _STYLE = (
     "text{font:13px sans-serif;fill:#1a1a1a;paint-order:stroke;stroke:#fff;stroke-width:5px}"
     ".label{font-weight:600}.tag{fill:#666}line{stroke:#9a9a9a}line.word{stroke:#d0d0d0;stroke-dasharray:2 3}"
@@ -16,7 +16,7 @@ _STYLE = (
 
 
 def tree_text(tree: Tree) -> str:
-    """A tree drawn with lines, a node a line, without a line break at the end.
+    """A tree drawn with lines, a line for each node, without a line break at the end.
 
     >>> print(tree_text(Tree("NP", (Tree("DT", word="the"), Tree("NN", word="dog")))))
     NP
@@ -24,35 +24,35 @@ def tree_text(tree: Tree) -> str:
     └─ NN dog
     """
     lines: list[str] = []
-
-    def draw(node: Tree, first: str, others: str) -> None:
+    waiting = [(tree, "", "")]  # with what precedes the node's own line, and those of its children
+    while waiting:
+        node, before, indent = waiting.pop()
         word = "" if node.word is None else f" {unescape(node.word)}"
-        lines.append(f"{first}{node.label}{word}")
-        for place, child in enumerate(node.children, 1):
-            is_last = place == len(node.children)  # equal children may be one object
-            draw(child, others + ("└─ " if is_last else "├─ "), others + ("   " if is_last else "│  "))
-
-    draw(tree, "", "")
+        lines.append(f"{before}{node.label}{word}")
+        is_last = True
+        for child in reversed(node.children):
+            waiting.append((child, indent + ("└─ " if is_last else "├─ "), indent + ("   " if is_last else "│  ")))
+            is_last = False
     return "\n".join(lines)
 
 
 def text_width(text: str) -> float:
-    """About how wide a text is in the picture, in pixels; letters of East Asia are twice as wide."""
+    """Approximate width of a text in the picture, in pixels; letters of East Asia count twice."""
     return _LETTER * sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 class _Drawing:
-    """Lines and texts of a picture whose leaves are at given places along the sentence.
+    """Lines and texts of a picture.
 
     Args:
-        tree: what is drawn.
+        tree: to draw.
         down: from the top down, words in a row at the bottom; else from left to right, words one below the other.
     """
 
     def __init__(self, tree: Tree, down: bool):
         self.down, self.lines, self.texts = down, [], []
         self.depth, self.widths = _depth(tree), _widths(tree)
-        self.along = _MARGIN  # where the next leaf begins
+        self.along, self.widest_word = _MARGIN, 0.0  # where the next leaf starts; pixels
         self._place(tree, 0)
         self.along += _MARGIN
 
@@ -63,10 +63,8 @@ class _Drawing:
             return self.along, across + _LINE
         return across + self.widest_word + _GAP, self.along
 
-    widest_word = 0.0
-
     def _across(self, level: int) -> float:
-        """Where a level's nodes are: from the top, or from the left."""
+        """Distance of a level's nodes from the top, or from the left."""
         return _MARGIN + level * (_LEVEL if self.down else _COLUMN) + (_LINE / 2 if self.down else _COLUMN / 2)
 
     def _leaf(self, leaf: Tree, level: int) -> tuple[float, float]:
@@ -82,17 +80,17 @@ class _Drawing:
         return along, across
 
     def _place(self, node: Tree, level: int) -> tuple[float, float]:
-        """Draw a node; returns where it is along the sentence and across it."""
+        """Draw a node; returns its place along the sentence and across it."""
         if node.word is not None:
             return self._leaf(node, level)
         places = []
-        # A label that is wider than all its words.
-        more = max(0.0, self.widths[id(node)] - sum(self.widths[id(child)] for child in node.children))
-        self.along += more / 2 if self.down else 0
-        for child in node.children:  # no comprehension, which would take of Python's stack twice as much
+        # Positive for a label that is wider than all its words.
+        extra = max(0.0, self.widths[id(node)] - sum(self.widths[id(child)] for child in node.children))
+        self.along += extra / 2 if self.down else 0
+        for child in node.children:  # a comprehension would take twice as much of Python's stack
             places.append(self._place(child, level + 1))
         here = (places[0][0] + places[-1][0]) / 2, self._across(level)
-        self.along += more / 2 if self.down else 0
+        self.along += extra / 2 if self.down else 0
         for place in places:
             self._line(here, place, "branch")
         self._text(*self._point(*here), node.label, "label")
@@ -118,7 +116,7 @@ def _depth(tree: Tree) -> int:
 
 
 def _widths(tree: Tree) -> dict[int, float]:
-    """How wide each node is drawn from the top down, in pixels, by its `id`."""
+    """Width of each node in pixels, drawn from the top down, by its `id`."""
     widths: dict[int, float] = {}
     for node in reversed(list(tree.nodes())):
         if node.word is not None:
@@ -132,7 +130,7 @@ def _widths(tree: Tree) -> dict[int, float]:
 def tree_svg(tree: Tree) -> str:
     """A tree as an SVG document: from the top down, or, where that would be too wide to read, from left to right.
 
-    Its width and height are those at which the letters are 13 pixels high; in a page it scales with `width="100%"`.
+    Letters are 13 pixels high at its own width and height; in a page it scales with `width="100%"`.
     """
     drawing = _Drawing(tree, down=True)
     if drawing.size()[0] > _WIDEST:

@@ -1,7 +1,7 @@
-"""The parser's tokenizer: byte-pair encoding of the words, and one token for each bracket and each tag of the trees.
+"""The parser's tokenizer: byte-pair encoding of words, and one token for each bracket and tag of trees.
 
 A sentence is its words separated by spaces, a tree its tokens (`linearize`) separated by spaces. The vocabulary is
-shared, as in Section 6.3; a bracket's token cannot be a word, since words of trees hold no round brackets.
+shared, as in Section 6.3; the token of a bracket is never a word, since words of trees hold no round brackets.
 """
 
 import json
@@ -17,18 +17,18 @@ from .linearization import is_close, is_open, is_tag_among_words
 from .trees import escape
 
 DEFAULT_VOCAB_SIZE = 16_000  # Section 6.3, trained on the Wall Street Journal alone
-TREE_TOKENS = "tree_tokens"  # entry of `tokenizer_config.json`: all tokens that trees are written with
+TREE_TOKENS = "tree_tokens"  # entry of `tokenizer_config.json`: all brackets and tags
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 _SPACE = "Ġ"  # the space before a word, in the byte-level alphabet
 
 
 def sentence_text(words: Iterable[str]) -> str:
-    """The line that the model reads for words as text or trees have them.
+    """The model's input for a sentence.
 
-    Round brackets are escaped as in trees; white space within a word, which would make two of it, becomes `_`.
+    Round brackets are escaped as in trees; white space within a word, which would split it, becomes `_`.
 
     Args:
-        words: of one sentence.
+        words: of the sentence, escaped or not.
     """
     return " ".join(re.sub(r"\s", "_", escape(word)) for word in words)
 
@@ -40,11 +40,11 @@ def train_parser_tokenizer(
 
     Args:
         sentences: lines of `sentence_text`.
-        tree_tokens: all tokens that trees are written with; each is one token of the vocabulary.
-        vocab_size: number of tokens in all; there are fewer where the sentences do not hold so many distinct pieces.
+        tree_tokens: all brackets and tags of the trees; each becomes one token.
+        vocab_size: of all tokens; the vocabulary is smaller where the sentences have too few distinct pieces.
 
     Raises:
-        UserError: for a vocabulary that has no room for all bytes, brackets and tags, or for no sentences.
+        UserError: for a vocabulary without room for all bytes, brackets and tags, or for no sentences.
     """
     least = len(SPECIAL_TOKENS) + len(_ALPHABET) + len(tree_tokens)
     if vocab_size < least:
@@ -67,7 +67,7 @@ def train_parser_tokenizer(
     for token in tree_tokens:
         vocabulary.setdefault(_SPACE + token, len(vocabulary))
     merges = [tuple(pair) for pair in learned["merges"]]
-    # A word that is an entry of the vocabulary is that entry, whatever the merges: brackets and tags have none.
+    # With ignore_merges a word of the vocabulary is one token; brackets and tags have no merges.
     backend = _pipeline(models.BPE(vocabulary, merges, ignore_merges=True))
     return finished_tokenizer(backend, **{TREE_TOKENS: list(tree_tokens)})
 
@@ -86,16 +86,16 @@ def _pipeline(model: models.Model) -> Tokenizer:
 
 
 def tree_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Id of each token that trees are written with.
+    """Id of each bracket and tag.
 
     Raises:
-        UserError: for a tokenizer of a model that is no parser.
+        UserError: for the tokenizer of a model that is not a parser.
     """
     tokens = tokenizer.init_kwargs.get(TREE_TOKENS)
     vocabulary = tokenizer.get_vocab()
     if not isinstance(tokens, list) or not tokens or any(_SPACE + str(token) not in vocabulary for token in tokens):
         raise UserError(
-            "the model is no parser: its tokenizer_config.json does not name the brackets and tags of trees; give a"
+            "the model is not a parser: its tokenizer_config.json does not name the brackets and tags of trees; give a"
             " model of `vaswani parse train`"
         )
     ids = {token: vocabulary[_SPACE + token] for token in tokens}
@@ -110,7 +110,7 @@ def tree_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 
 def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Ids of the tokens that a word of a sentence begins with: a sentence has as many words as such tokens."""
+    """Ids of the tokens that words start with: a sentence has as many words as such tokens."""
     return {number for token, number in tokenizer.get_vocab().items() if token.startswith(_SPACE)}
 
 
@@ -119,8 +119,8 @@ def split_words(ids: Iterable[int], starts: Container[int], end: int) -> list[li
 
     Args:
         ids: of the sentence.
-        starts: what `word_starts` returns.
-        end: the token that ends a sentence.
+        starts: of `word_starts`.
+        end: id of the token that ends a sentence.
     """
     words: list[list[int]] = []
     for token in ids:

@@ -1,4 +1,4 @@
-"""Trees in Penn Treebank brackets: `read_trees` takes a file as it is, `clean` makes of a tree what is parsed.
+"""Trees in Penn Treebank brackets: `read_trees` reads them unchanged, `clean` prepares them for training and scoring.
 
 A leaf is `(TAG word)`, any other bracket a label and its children. Words are kept as they are written, brackets in them
 escaped: `-LRB-` for `(`.
@@ -13,14 +13,14 @@ from ..data.text_files import has_undecoded, read_lines
 from ..errors import UserError
 
 ROOT = "ROOT"
-ROOT_LABELS = ("", "ROOT", "TOP", "S1")  # of brackets around the tree that say nothing
-TRACE = "-NONE-"  # the tag of what was moved or left out: no word of the sentence
-MAX_DEPTH = 400  # brackets within each other; what is deeper is a damaged file
+ROOT_LABELS = ("", "ROOT", "TOP", "S1")  # of brackets around the whole tree
+TRACE = "-NONE-"  # the tag of a moved or omitted element, which is no word of the sentence
+MAX_DEPTH = 400  # nested brackets; a file with more is damaged
 _ESCAPES = {"(": "-LRB-", ")": "-RRB-", "{": "-LCB-", "}": "-RCB-", "[": "-LSB-", "]": "-RSB-"}
 _UNESCAPES = {escape: sign for sign, escape in _ESCAPES.items()}
 _TOKEN = re.compile(r"[()]|[^() \t\r\n\f\v]+")
 _WORD = re.compile(r"[^ \t\r\n\f\v]+")
-_SKIP = "mend the tree, or leave such trees out with --skip-bad"
+_ADVICE = "correct the tree, or leave such trees out with --skip-bad"
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Tree:
         return [(node.label, len(node.children), node.word) for node in self.nodes()]
 
     def nodes(self) -> Iterator["Tree"]:
-        """Itself, all constituents and all words in it, from the top down and from left to right."""
+        """Itself, all constituents and all words in it, each before its children, from left to right."""
         waiting = [self]
-        while waiting:  # no recursion here and above: trees may be deeper than Python's stack
+        while waiting:  # no recursion here and above: trees may be nested deeper than Python's stack
             node = waiting.pop()
             yield node
             waiting.extend(reversed(node.children))
@@ -78,30 +78,30 @@ class Tree:
         return (node for node in self.nodes() if node.word is not None)
 
     def words(self) -> list[str]:
-        """What its leaves say."""
+        """Its words from left to right, escaped."""
         return [leaf.word for leaf in self.leaves()]
 
     def tags(self) -> list[str]:
-        """The parts of speech of its words."""
+        """The part-of-speech tag of each word."""
         return [leaf.label for leaf in self.leaves()]
 
     def constituents(self) -> Iterator["Tree"]:
-        """Itself and all constituents in it, in the order of `nodes`; words are none."""
+        """Itself and all constituents in it, without words, in the order of `nodes`."""
         return (node for node in self.nodes() if node.word is None)
 
 
 def escape(word: str) -> str:
-    """A word as trees have it: round brackets, which would end it, are spelt out; a bracket alone is `-LRB-`."""
+    """A word as it is written in trees: `-LRB-` and `-RRB-` for round brackets, which would end it."""
     return word.replace("(", _ESCAPES["("]).replace(")", _ESCAPES[")"]) if "(" in word or ")" in word else word
 
 
 def words_of(line: str) -> list[str]:
-    """The words of a sentence in which they are separated by the white space of ASCII, as they are in trees."""
+    """The words of a sentence, separated by ASCII white space, as in trees."""
     return _WORD.findall(line)
 
 
 def check_words(words: Sequence[str], where: str) -> None:
-    """Refuse what no word of a tree can be.
+    """Refuse what cannot be a word of a tree.
 
     Raises:
         UserError: for a string in place of a list of words, and for a word that is empty, or holds white space of
@@ -119,12 +119,12 @@ def check_words(words: Sequence[str], where: str) -> None:
 
 
 def unescape(word: str) -> str:
-    r"""A word of a tree as text has it: `-LRB-` and its kin as the signs that they stand for, `\/` as `/` and so on."""
+    r"""A word of a tree as it is written in text: `(` for `-LRB-`, `/` for `\/` and so on."""
     return _UNESCAPES.get(word) or word.replace("\\/", "/").replace("\\*", "*")
 
 
 class _BadTree(Exception):
-    """What is wrong with a tree; the line is the one where that shows."""
+    """A mistake in a tree and the line where it shows."""
 
     def __init__(self, line: int, problem: str):
         super().__init__(problem)
@@ -132,15 +132,15 @@ class _BadTree(Exception):
 
 
 class _Builder:
-    """Makes one tree of its tokens."""
+    """Builds one tree from its tokens."""
 
     def __init__(self, line: int):
-        self.line = line  # where it begins
+        self.line = line  # of its first bracket
         self.open: list[list] = []  # label (None until it is known), children, word
         self.done: Tree | None = None
 
     def add(self, token: str, line: int) -> None:
-        """Take one token of the tree; `done` is the tree when that was its last."""
+        """Add the next token; after the last one `done` is the tree."""
         if token == "(":
             if self.open:
                 label, _, word = self.open[-1]
@@ -174,26 +174,26 @@ class _Builder:
 
 
 def parse_trees(
-    lines: Iterator[str], where: str, skipped: list[str] | None = None, mend: str = _SKIP
+    lines: Iterator[str], where: str, skipped: list[str] | None = None, advice: str = _ADVICE
 ) -> Iterator[Tree]:
-    """Trees of lines; as `read_trees`, with `where` in place of the file's name."""
-    builder, bad = None, False  # bad: passing over what is left of a tree
+    """The trees in lines, as `read_trees`; `where` names the source in messages."""
+    builder, skips = None, False  # skips: the rest of a bad tree
 
-    def found(error: _BadTree, begin: int) -> None:
-        begun = f" (the tree begins in line {begin})" if begin != error.line else ""
-        message = f"{where}, line {error.line}: {error}{begun}"
+    def refuse(error: _BadTree, first_line: int) -> None:
+        start = f" (the tree begins in line {first_line})" if first_line != error.line else ""
+        message = f"{where}, line {error.line}: {error}{start}"
         if skipped is None:
-            raise UserError(f"{message}; {mend}")
+            raise UserError(f"{message}; {advice}")
         skipped.append(message)
 
     for number, text in enumerate(lines, 1):
-        if text.startswith("("):  # lines that go on with a tree are indented
+        if text.startswith("("):  # the further lines of a tree are indented
             if builder is not None:
                 what = f"{len(builder.open)} bracket(s) not closed before line {number}"
-                hint = "lines that go on with a tree must be indented"
-                found(_BadTree(builder.line, f"{what} ({hint})"), builder.line)
-            builder, bad = None, False
-        if bad:
+                hint = "all lines of a tree but the first must be indented"
+                refuse(_BadTree(builder.line, f"{what} ({hint})"), builder.line)
+            builder, skips = None, False
+        if skips:
             continue
         for token in _TOKEN.findall(text):
             try:
@@ -206,35 +206,35 @@ def parse_trees(
                     builder = _Builder(number)
                 builder.add(token, number)
             except _BadTree as error:
-                found(error, builder.line if builder else number)
-                builder, bad = None, True
+                refuse(error, builder.line if builder else number)
+                builder, skips = None, True
                 break
             if builder.done is not None:
                 yield builder.done
                 builder = None
     if builder is not None:
-        found(_BadTree(builder.line, f"{len(builder.open)} bracket(s) not closed at the end"), builder.line)
+        refuse(_BadTree(builder.line, f"{len(builder.open)} bracket(s) not closed at the end"), builder.line)
 
 
-def read_trees(path: str | Path, skipped: list[str] | None = None, mend: str = _SKIP) -> Iterator[Tree]:
-    """The trees of a file as they are written: traces, functional tags and outer labels stay.
+def read_trees(path: str | Path, skipped: list[str] | None = None, advice: str = _ADVICE) -> Iterator[Tree]:
+    """The trees of a file, unchanged: with traces, functional tags and outer labels.
 
-    A tree has one line or several, of which all but the first are indented. Blank lines are passed over.
+    A tree has one line or several, of which all but the first are indented. Blank lines are skipped.
 
     Args:
         path: UTF-8 text, plain or `.gz`.
-        skipped: what is wrong with each bad tree goes in here, and the tree is left out; without it that is an error.
-        mend: what the error advises.
+        skipped: receives the message about each bad tree, which is left out; if None, a bad tree is an error.
+        advice: end of the error message.
 
     Raises:
-        UserError: for a file that cannot be read, brackets that do not match, an empty tree or bracket, text outside of
-            brackets, with file, line and what is wrong.
+        UserError: for a file that cannot be read, and, with file and line, for unbalanced or empty brackets and text
+            outside of brackets.
     """
-    return parse_trees(read_lines(Path(path)), str(path), skipped, mend)
+    return parse_trees(read_lines(Path(path)), str(path), skipped, advice)
 
 
 def plain_label(label: str) -> str:
-    """A label without function and index: `NP` of `NP-SBJ-1` and `NP=2`; `-LRB-`, `PRP$`, `ADVP|PRT` stay."""
+    """A label without functional tags and index: `NP` of `NP-SBJ-1` and `NP=2`; `-LRB-`, `PRP$`, `ADVP|PRT` stay."""
     return label if label.startswith(("-", "=")) else re.split("[-=]", label, maxsplit=1)[0]
 
 
@@ -257,13 +257,13 @@ def _cleaned(tree: Tree) -> Tree | None:
 
 
 def clean(tree: Tree) -> Tree | None:
-    """A tree as parsers are trained and scored on it, with one outer bracket `ROOT`.
+    """A tree in the form for training and scoring, with one outer bracket `ROOT`.
 
-    Traces go, and constituents that are empty without them; so do functional tags and indices (`plain_label`), and
-    outer brackets that are called `ROOT`, `TOP`, `S1` or nothing.
+    Removes traces and the constituents that are empty without them, functional tags and indices (`plain_label`), and
+    outer brackets labelled `ROOT`, `TOP`, `S1` or nothing.
 
     Returns:
-        the tree; None where it has no word.
+        the tree; None if it has no word.
     """
     children = (tree,)
     while len(children) == 1 and children[0].word is None and children[0].label in ROOT_LABELS:

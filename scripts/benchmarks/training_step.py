@@ -1,6 +1,6 @@
 """What each of our choices for training on a CPU is worth: one training step, choices switched one at a time.
 
-    python scripts/benchmark_training_step.py
+    python scripts/benchmarks/training_step.py
 
 All variants run in turn, several rounds, in one process on the same batch, so that only their ratios mean something.
 The default is the model of the recipe multi30k-en-de on a batch of its usual shape. The allocator's settings cannot be
@@ -17,7 +17,7 @@ from statistics import median
 from unittest import mock
 
 import torch
-from model_sizes import SIZES, add_whole_numbers, vaswani_config
+from training_contestants import SIZES, add_whole_numbers, vaswani_config
 from transformers.trainer_pt_utils import LabelSmoother
 
 from vaswani_transformer import VaswaniForConditionalGeneration

@@ -1,6 +1,6 @@
 """Linear layers of a few rows on a CPU: torch's own, and what decoding has in its place.
 
-    python scripts/benchmark_linear.py
+    python scripts/benchmarks/linear.py
 
 Microseconds of processor time of one thread, lower quartile, for layers of the base model's decoder; 40 MB of matrices
 of a shape in turn, so that they come from where a model's come from.

@@ -1,7 +1,7 @@
 """How often word alignments from attention agree with those known of the generated corpus, layer by layer.
 
     vaswani demo --output demo_output
-    python scripts/alignment_agreement.py demo_output/model
+    python scripts/benchmarks/alignments.py demo_output/model
 
 Known are the links of nouns, adjectives and number words of the test sentences where the word has one counterpart on
 either side. The baseline takes the source word at the same relative place.
@@ -53,7 +53,9 @@ def main() -> None:
 
     def agreement(links: list[dict[int, int]]) -> float:
         hits = sum(
-            found[j] == i for links_known, found in zip(gold, links, strict=True) for j, i in links_known.items()
+            predicted[j] == i
+            for known_pairs, predicted in zip(gold, links, strict=True)
+            for j, i in known_pairs.items()
         )
         return 100 * hits / total
 
@@ -61,8 +63,8 @@ def main() -> None:
     diagonal = [{j: round(j * (m - 1) / max(n - 1, 1)) for j in range(n)} for m, n in lengths]
     print(f"{total:,} known links in {len(sources)} sentences; same place: {agreement(diagonal):.1f}%")
     for layer in range(model.config.decoder_layers):
-        found = align(model, tokenizer, sources, targets, layer=layer)
-        print(f"decoder layer {layer + 1}: {agreement([{j: i for i, j in links} for links in found]):.1f}%")
+        pairs = align(model, tokenizer, sources, targets, layer=layer)
+        print(f"decoder layer {layer + 1}: {agreement([{j: i for i, j in links} for links in pairs]):.1f}%")
 
 
 if __name__ == "__main__":

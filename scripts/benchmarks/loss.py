@@ -1,7 +1,7 @@
 """Time and peak memory of the label-smoothed loss: ours, the Trainer's LabelSmoother, torch's cross_entropy.
 
-    python scripts/benchmark_loss.py
-    python scripts/benchmark_loss.py --projection --tokens 25000
+    python scripts/benchmarks/loss.py
+    python scripts/benchmarks/loss.py --projection --tokens 25000
 
 Each loss runs forward and backward on the same bf16 logits under CPU autocast, as in a training step, in a fresh
 process for each of several rounds, in turn. Memory is what the process took at its peak beyond what it had with the

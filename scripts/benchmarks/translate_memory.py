@@ -1,6 +1,6 @@
 """Peak memory of `vaswani translate` and `vaswani score` for files of several lengths: it should not grow with them.
 
-    python scripts/benchmark_translate_memory.py --lines 100000 1000000
+    python scripts/benchmarks/translate_memory.py --lines 100000 1000000
 
 A model of random weights, small enough that the command and not the arithmetic takes the time, and outputs of few
 tokens. Prints a table in Markdown.

@@ -1,7 +1,8 @@
 """How fast outputs are generated, side by side: ours, with each option, Marian of transformers, CTranslate2.
 
-    python scripts/benchmark_generation.py
-    python scripts/benchmark_generation.py --device cuda --batches 1 16 64 256 --vocab-size 37000
+    python scripts/benchmarks/generation.py
+    python scripts/benchmarks/generation.py --device cuda --batches 1 16 64 256 --vocab-size 37000
+    python scripts/benchmarks/generation.py --profile int8 --batches 1 --beams 1
 
 All have random weights of one shape (base unless told otherwise); ours and CTranslate2's are the same ones. A batch of
 sources of equal length is given, and every output is forced to the same number of tokens, so that all do the same
@@ -9,10 +10,15 @@ work. Each contestant has a process of its own, so that none profits from what a
 in turn and in random order, so that only the ratios of one run mean something; each figure is the median of the rounds,
 the first of which does not count. What an engine does once for a model (packing, quantising, exporting) does not count
 either.
+
+With --profile only ours runs, in a precision of `prepare_for_inference` or, with `plain`, without it: a table of where
+its processor time goes (one thread), in milliseconds of an output position. The source is what the first step takes
+beyond the others, the loop what `generate()` takes beyond encoder and steps.
 """
 
 import argparse
 import copy
+import itertools
 import multiprocessing
 import random
 import sys
@@ -40,6 +46,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of the contestants in the table")
+    parser.add_argument("--profile", choices=["plain", "float32", "bfloat16", "int8"], metavar="PRECISION")
     return parser.parse_args()
 
 
@@ -77,13 +84,13 @@ def by_generate(model, options: argparse.Namespace, **more) -> Callable:
     def run(ids: torch.Tensor, beams: int) -> int:
         length = options.target_length
         ids = ids.to(model.device)
-        found = model.generate(
+        outputs = model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), num_beams=beams, do_sample=False,
             min_new_tokens=length, max_new_tokens=length, **more,
         )  # fmt: skip
         if model.device.type != "cpu":
             torch.accelerator.synchronize()
-        return found[:, 1:].numel()
+        return outputs[:, 1:].numel()
 
     return run
 
@@ -110,11 +117,11 @@ def by_ctranslate2(model, options: argparse.Namespace, folder: Path, quantizatio
 
     def run(ids: torch.Tensor, beams: int) -> int:
         length = options.target_length
-        found = translator.translate_batch(
+        results = translator.translate_batch(
             [[words[number] for number in row] for row in ids.tolist()],
             beam_size=beams, min_decoding_length=length, max_decoding_length=length, max_batch_size=0,
         )  # fmt: skip
-        return sum(len(one.hypotheses[0]) for one in found)
+        return sum(len(result.hypotheses[0]) for result in results)
 
     return run
 
@@ -177,9 +184,47 @@ def take_part(name: str, options: argparse.Namespace, connection) -> None:
             connection.send((time.perf_counter() - started, tokens))
 
 
+@torch.no_grad()
+def profile(options: argparse.Namespace) -> None:
+    """Print where the processor time of our `generate()` goes, for each batch size and number of beams."""
+    from vaswani_transformer.decoding.cpu_inference import prepare_for_inference
+
+    torch.set_num_threads(1)
+    model = vaswani_model(options)
+    if options.profile != "plain":
+        prepare_for_inference(model, options.profile)
+    started: dict[torch.nn.Module, float] = {}
+    taken: dict[torch.nn.Module, list[float]] = {model.model.encoder: [], model: []}
+    for module, seconds in taken.items():
+        module.register_forward_pre_hook(lambda module, _: started.__setitem__(module, time.thread_time()))
+        module.register_forward_hook(
+            lambda module, *_, seconds=seconds: seconds.append(time.thread_time() - started[module])
+        )
+    generate = by_generate(model, options)
+    print("| batch | beam | encoder | source | step | transformers' loop | all |\n|---:|---:|---:|---:|---:|---:|---:|")
+    for batch, beams in itertools.product(options.batches, options.beams):
+        ids = torch.randint(len(SPECIAL), options.vocab_size, (batch, options.source_length))
+        rounds = []
+        for _ in range(options.rounds + 1):
+            for seconds in taken.values():
+                seconds.clear()
+            whole = time.thread_time()
+            generate(ids, beams)
+            whole = time.thread_time() - whole
+            encoder, (first, *others) = sum(taken[model.model.encoder]), taken[model]
+            source = first - median(others)
+            steps = first + sum(others) - source
+            rounds.append((encoder, source, steps, whole - encoder - source - steps, whole))
+        cells = [f"{1000 * median(column) / options.target_length:.2f}" for column in zip(*rounds[1:], strict=True)]
+        print(f"| {batch} | {beams} | {' | '.join(cells)} |")
+
+
 def main() -> None:
     """Run all and print the table."""
     options = parse_options()
+    if options.profile:
+        profile(options)
+        return
     names = list(contestants(options, Path()))
     context = multiprocessing.get_context("spawn")  # a process that starts from nothing, with threads of its own
     ends, processes = {}, []

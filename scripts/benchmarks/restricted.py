@@ -1,6 +1,6 @@
 """Restricted against full self-attention in training: seconds of a step over the length of the sentence.
 
-    python scripts/benchmark_restricted.py --window 64
+    python scripts/benchmarks/restricted.py --window 64
 
 Forward and backward of an encoder (2 layers, d_model 64, 4 heads, random weights, one sentence) with sdpa, and with the
 eager implementation, which masks a full square; no decoder, whose attention to the source is never restricted.
@@ -58,12 +58,12 @@ def main() -> None:
             rows[name].append(median(column))
     print("| milliseconds | " + " | ".join(f"n = {length:,}" for length in arguments.lengths) + " | exponent |")
     print("|---" * (len(arguments.lengths) + 2) + "|")
-    for name, found in rows.items():
-        cells = [f"{1000 * value:.0f}" for value in found] + ["-"] * (len(arguments.lengths) - len(found))
+    for name, times in rows.items():
+        cells = [f"{1000 * value:.0f}" for value in times] + ["-"] * (len(arguments.lengths) - len(times))
         exponent = "-"
-        if len(found) > 1:
-            last, before = arguments.lengths[len(found) - 1], arguments.lengths[len(found) - 2]
-            exponent = f"{math.log(found[-1] / found[-2]) / math.log(last / before):.2f}"
+        if len(times) > 1:
+            last, before = arguments.lengths[len(times) - 1], arguments.lengths[len(times) - 2]
+            exponent = f"{math.log(times[-1] / times[-2]) / math.log(last / before):.2f}"
         print(f"| {name} | " + " | ".join([*cells, exponent]) + " |")
 
 

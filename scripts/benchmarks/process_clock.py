@@ -1,4 +1,4 @@
-"""A clock outside a training process: what it did in a stretch of time, by the log that it writes after every step."""
+"""Measures a training process from outside, by the log that it writes after every step."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import torch
 
 @dataclass
 class Watched:
-    """What a process did between two lines of its log."""
+    """What a process trained between two lines of its log, and its resources."""
 
     seconds: float
     cpu_seconds: float
@@ -23,7 +23,7 @@ class Watched:
     memory: float  # bytes: the most that the process had, or the device over what it had before
 
     def rates(self) -> dict[str, float]:
-        """Per second, and shares."""
+        """Rates by the clock and by processor time, share of padding, bytes of memory."""
         tokens = self.source_tokens + self.target_tokens
         return {
             "target tokens/s": self.target_tokens / self.seconds,
@@ -42,7 +42,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def joey_line(line: str) -> dict | None:
-    """JoeyNMT's log line as an entry: it tells target tokens a second, padding counted as tokens nowhere."""
+    """A line of JoeyNMT's log as an entry, with target tokens a second, padding not counted."""
     if "Tokens per Sec:" not in line:
         return None
     return {"rate": float(line.split("Tokens per Sec:")[1].split(",")[0])}
@@ -57,7 +57,7 @@ def watch(process: subprocess.Popen, log: Path, warm_up: float, seconds: float, 
             both sides' positions; or JoeyNMT's log.
         warm_up: seconds since the first line that do not count.
         seconds: seconds that count.
-        device: cpu or cuda, whose memory is meant.
+        device: cpu or cuda, for the peak of memory.
 
     Raises:
         RuntimeError: if the process ends by itself, or does not get that far within ten minutes.
@@ -103,14 +103,14 @@ def watch(process: subprocess.Popen, log: Path, warm_up: float, seconds: float, 
         process.kill()
         usage = os.wait4(process.pid, 0)[2] if process.returncode is None else None
     elapsed, used = now - begun[0], used - begun[1]
-    if totals[3]:  # JoeyNMT tells rates, not tokens
+    if totals[3]:  # JoeyNMT logs rates, not tokens
         totals[1] = totals[1] / totals[3] * elapsed
         totals[2] = float("nan")
     return Watched(elapsed, used, *totals[:3], memory.peak() or usage.ru_maxrss * 1024)
 
 
 class DeviceMemory:
-    """The most memory that a GPU had in use since, over what it had before; nothing on a CPU."""
+    """Peak memory of a GPU beyond what was in use at the start; 0 on a CPU."""
 
     def __init__(self, device: str):
         self.most, self.before, self.over = 0, 0, device != "cuda"

@@ -1,6 +1,6 @@
 """Memory and time of `vaswani prepare` and of the start of `vaswani train --prepared`, against the number of pairs.
 
-    python scripts/benchmark_data.py --pairs 1000000 5000000 --workers 2
+    python scripts/benchmarks/data.py --pairs 1000000 5000000 --workers 2
 
 Text is generated: words of a Zipf distribution over 20,000 made-up words, as many in a sentence as in Multi30k English
 (log-normal, mean 12.2, standard deviation 4.1), targets 0.97 times as long with a spread of 15%, in gzipped shards.
@@ -76,15 +76,15 @@ def write_text(folder: Path, pairs: int, seed: int = 0) -> None:
 
 def processes_of(pid: int) -> list[int]:
     """A process and all that descend from it."""
-    found = [pid]
+    pids = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
             children = (task / "children").read_text().split()
         except OSError:
             continue
         for child in children:
-            found += processes_of(int(child))
-    return found
+            pids += processes_of(int(child))
+    return pids
 
 
 def memory_of(pid: int, folder: Path) -> tuple[float, float]:

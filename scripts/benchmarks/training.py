@@ -1,8 +1,8 @@
 """Training speed side by side: `vaswani train`, Marian and Seq2SeqTrainer, a bare torch.nn.Transformer loop, JoeyNMT.
 
-    python scripts/benchmark_training.py FOLDER_OF_MULTI30K
-    python scripts/benchmark_training.py                       # generated pairs, about as long
-    python scripts/benchmark_training.py --device cuda --preset big --batch-tokens 25000 --vocab-size 37000
+    python scripts/benchmarks/training.py FOLDER_OF_MULTI30K
+    python scripts/benchmarks/training.py                       # generated pairs, about as long
+    python scripts/benchmarks/training.py --device cuda --preset big --batch-tokens 25000 --vocab-size 37000
 
 One tokenizer, one model size, the same pairs. Each contestant trains in a process of its own, and they take turns in
 random order, several rounds. A clock outside reads the log that each writes after every step: start-up and the first
@@ -26,13 +26,26 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 import torch
-from contestants import CONTESTANTS, JOEY, LOG, MARIAN, OURS, joey_command, our_command, train_bare, train_marian
-from model_sizes import SIZES, add_whole_numbers
 from process_clock import Watched, watch
-from training_pairs import flops_per_target_token, prepare
-from training_table import table
+from training_contestants import (
+    BARE,
+    CONTESTANTS,
+    JOEY,
+    LOG,
+    MARIAN,
+    OURS,
+    SIZES,
+    add_whole_numbers,
+    flops_per_target_token,
+    joey_command,
+    our_command,
+    prepare,
+    train_bare,
+    train_marian,
+)
 
 
 def parse_options() -> argparse.Namespace:
@@ -114,6 +127,63 @@ def run_contestant(name: str, options: argparse.Namespace, folder: Path) -> Watc
         except RuntimeError as error:
             last = (folder / "output.txt").read_text(errors="replace").strip().splitlines()[-1:]
             raise RuntimeError(f"{name} {error}: {' '.join(last)}") from error
+
+
+def middle(values: list[float]) -> float:
+    """The median of what was measured."""
+    return median(values) if values else float("nan")
+
+
+def ratio(rows: dict[str, list[dict]], name: str, other: str, key: str) -> str:
+    """Median over the rounds of one contestant's measure over another's in the same round."""
+    if other not in rows:
+        return "-"
+    value = middle([mine[key] / theirs[key] for mine, theirs in zip(rows[name], rows[other], strict=True)])
+    return f"{value:.2f}" if value == value else "-"
+
+
+def table(rows: dict[str, list[dict]], peaks: list[dict], flops: float, options: argparse.Namespace) -> str:
+    """The results in Markdown."""
+    bare = next((name for name in rows if name.startswith(f"{BARE}, ")), BARE)
+    header = (
+        "| training | target tokens/s | times Marian | positions/s | times the bare loop | padding"
+        " | share of the peak, bf16 | float32 | peak memory (GiB) | target tokens/CPU s | times Marian"
+        " | positions/CPU s, times the bare loop |"
+    )
+    lines = [header, "|---" * 12 + "|"]
+    peak = {name: middle([measured[name] for measured in peaks]) for name in peaks[0]}
+    for name, rounds in rows.items():
+        value = {key: middle([row[key] for row in rounds]) for key in rounds[0]}
+        shares = [f"{value['target tokens/s'] * flops / peak[kind]:.0%}" for kind in ("bfloat16", "float32")]
+        unknown = value["padding"] != value["padding"]
+        cells = [
+            name,
+            f"{value['target tokens/s']:,.0f}",
+            ratio(rows, name, MARIAN, "target tokens/s"),
+            "-" if unknown else f"{value['positions/s']:,.0f}",
+            ratio(rows, name, bare, "positions/s"),
+            "-" if unknown else f"{value['padding']:.1%}",
+            *shares,
+            f"{value['memory'] / 2**30:.2f}",
+            f"{value['target tokens/CPU s']:,.0f}",
+            ratio(rows, name, MARIAN, "target tokens/CPU s"),
+            ratio(rows, name, bare, "positions/CPU s"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    spread = {name: [f"{row['target tokens/s']:,.0f}" for row in rounds] for name, rounds in rows.items()}
+    of_rounds = "; ".join(f"{name} {', '.join(values)}" for name, values in spread.items())
+    threads = options.threads or torch.get_num_threads()
+    return "\n".join(
+        [
+            f"Matrix products: {peak['float32'] / 1e9:,.0f} GFLOP/s in float32, {peak['bfloat16'] / 1e9:,.0f} in bf16"
+            f" ({options.device}, {threads} threads, torch {torch.__version__}); the model takes"
+            f" {flops / 1e6:,.1f} MFLOP a target token, forward and backward, its source's share included.",
+            "",
+            *lines,
+            "",
+            f"Positions are tokens and padding of both sides. Target tokens/s of each round: {of_rounds}.",
+        ]
+    )
 
 
 def main() -> None:

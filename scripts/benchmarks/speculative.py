@@ -1,6 +1,6 @@
 """Speculative decoding: a small model drafts, the large one checks several tokens at once. Same outputs, what speed?
 
-    python scripts/benchmark_speculative.py MODEL --assistant SMALLER_MODEL --source test_2016_flickr.en.gz
+    python scripts/benchmarks/speculative.py MODEL --assistant SMALLER_MODEL --source test_2016_flickr.en.gz
 
 Sentences are translated one by one, greedily, by the model alone and with the assistant, in turn and in random order;
 the outputs have to be identical, and the script ends with status 1 where they are not. Both models need one tokenizer.

@@ -1,0 +1,201 @@
+"""What each ingredient of the paper is worth: small models on Multi30k that differ from a baseline in one setting.
+
+    python scripts/benchmarks/ablations.py FOLDER_OF_MULTI30K --output runs
+    python scripts/benchmarks/ablations.py FOLDER_OF_MULTI30K --output runs --report     # the tables so far
+
+Table 3 varies the model; this varies batches, warmup, initial weights, checkpoints and search. An experiment like those
+of `vaswani experiment`: finished cells are not repeated, an interrupted one is resumed. Every model is scored on
+test_2016_flickr: the last checkpoint and the average of the last five, and the baseline with several searches.
+`docs/reproducing.md` holds the tables.
+"""
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+from unittest import mock
+
+import torch
+from safetensors.torch import load_file
+
+from vaswani_transformer import Translator, average_checkpoints, load_model
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.evaluation.metrics import score_translations
+from vaswani_transformer.experiments.base import (
+    Setup,
+    chosen_cells,
+    describe_runs,
+    experiment_folder,
+    markdown_table,
+    read_results,
+    run_cell,
+    write_report,
+)
+from vaswani_transformer.experiments.launch import Job, device_environments, run_side_by_side
+from vaswani_transformer.experiments.translation import (
+    Training,
+    TranslationExperiment,
+    data_pairs,
+    draw_against,
+    train_cell,
+    with_target,
+)
+from vaswani_transformer.training import run as training_run
+from vaswani_transformer.training.checkpoints import WEIGHTS, complete_checkpoints
+from vaswani_transformer.training.run_folder import CHECKPOINTS
+
+BASELINE = with_target("de") | {
+    "validation_bleu": 0, "vocab_size": 6000, "d_model": 128, "d_ff": 512, "num_heads": 4, "encoder_layers": 3,
+    "decoder_layers": 3, "dropout": 0.1, "tokens_per_batch": 4096, "tokens_per_device": 4096, "max_steps": 1800,
+    "warmup_steps": 800, "evaluate_every": 120, "keep_checkpoints": 5, "average_checkpoints": 5, "best_by": "loss",
+    "early_stopping": 0,
+}  # fmt: skip
+NORMAL = "normal-initialisation"
+# Steps and warmup follow the batch where the same number of epochs is meant.
+VARIANTS = {
+    "baseline": ("baseline", {}),
+    "seed-1": ("baseline, seed 1", {"seed": 1}),
+    "seed-2": ("baseline, seed 2", {"seed": 2}),
+    "no-smoothing": ("no label smoothing", {"label_smoothing": 0.0}),
+    "batch-1024-steps": ("batches of 1,024 tokens, as many steps", {"tokens_per_batch": 1024}),
+    "batch-1024-epochs": ("batches of 1,024 tokens, as many epochs", {
+        "tokens_per_batch": 1024, "max_steps": 7200, "warmup_steps": 3200, "evaluate_every": 480}),
+    "batch-16384-epochs": ("batches of 16,384 tokens, as many epochs", {
+        "tokens_per_batch": 16384, "max_steps": 450, "warmup_steps": 200, "evaluate_every": 30}),
+    "warmup-100": ("warmup of 100 steps", {"warmup_steps": 100}),
+    NORMAL: ("initialised with normal(0, 0.02)", {}),
+    "no-dropout": ("no dropout", {"dropout": 0.0}),
+}  # fmt: skip
+CHOSEN = "beam 4, alpha 0.6"
+SEARCHES = {
+    CHOSEN: {"num_beams": 4, "length_penalty": 0.6},
+    "beam 4, alpha 0": {"num_beams": 4, "length_penalty": 0.0},
+    "beam 4, alpha 1": {"num_beams": 4, "length_penalty": 1.0},
+    "beam 1": {"num_beams": 1},
+    "beam 10, alpha 0.6": {"num_beams": 10, "length_penalty": 0.6},
+}
+
+
+@contextlib.contextmanager
+def normal_weights():
+    """Models start with transformers' usual weights, normal(0, 0.02), in place of their own."""
+    own = training_run.new_model
+
+    def new_model(*arguments):
+        model = own(*arguments)
+        torch.manual_seed(0)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+                torch.nn.init.normal_(module.weight, std=0.02)
+            if getattr(module, "bias", None) is not None:
+                torch.nn.init.zeros_(module.bias)
+        model.tie_weights()
+        return model
+
+    with mock.patch.object(training_run, "new_model", new_model):
+        yield
+
+
+class Ablations(TranslationExperiment):
+    """A cell for each variant of the baseline."""
+
+    name = "ablations"
+    title = "small models that differ from a baseline in one setting"
+
+    def trainings(self, setup: Setup) -> dict:
+        """One for each of `VARIANTS`."""
+        tests = {"test_source": "test_2016_flickr.en.gz", "test_target": "test_2016_flickr.de.gz"}
+        return {
+            name: (label, "", Training("small", BASELINE | changes, **tests), {})
+            for name, (label, changes) in VARIANTS.items()
+        }
+
+    def run(self, setup, cell, folder) -> dict:
+        """Train a variant, then score its last checkpoint and the average of the last five."""
+        training = self.training(setup, cell)
+        recipe = self.recipe(setup, training, folder)
+        if not (folder / WEIGHTS).exists():
+            with normal_weights() if cell.name == NORMAL else contextlib.nullcontext():
+                train_cell(setup, recipe)
+        sources, references = data_pairs(recipe, training.test_source, training.test_target, None)
+        words = sum(len(reference.split()) for reference in references)
+        model, tokenizer = load_model(folder)
+        checkpoints = complete_checkpoints(folder / CHECKPOINTS)[-5:]
+        weights = {"last": load_file(checkpoints[-1] / WEIGHTS), "average": average_checkpoints(checkpoints)}
+        figures = {}
+        for kind, state in weights.items():
+            model.load_state_dict(state, strict=False)
+            model.tie_weights()
+            figures[kind] = {}
+            for search in SEARCHES if cell.name == "baseline" else [CHOSEN]:
+                translations = list(Translator(model, tokenizer, 2048, **SEARCHES[search]).translate(sources))
+                scores = score_translations(translations, references)
+                length_ratio = sum(len(translation.split()) for translation in translations) / words
+                figures[kind][search] = scores | {"length_ratio": length_ratio}
+        return figures
+
+    def report(self, setup, cells, results) -> str:
+        """BLEU of every variant, and of the baseline with every search."""
+        figures = {name: result["figures"] for name, result in results.items()}
+        if "baseline" not in figures:
+            return "The baseline is not finished yet.\n"
+        bleu = {
+            name: [scores[kind][CHOSEN]["bleu"] for kind in ("last", "average")] for name, scores in figures.items()
+        }
+        reference = bleu["baseline"][1]
+        rows = [
+            [cell.label, *(f"{value:.2f}" for value in bleu[cell.name]), f"{bleu[cell.name][1] - reference:+.2f}"]
+            for cell in cells
+            if cell.name in bleu
+        ]
+        baseline = figures["baseline"]
+        searches = [
+            [search, *(f"{baseline[kind][search]['bleu']:.2f}" for kind in ("last", "average")),
+             f"{baseline['average'][search]['length_ratio']:.3f}"]
+            for search in SEARCHES
+        ]  # fmt: skip
+        titles = ["last checkpoint", "average of 5"]
+        return "\n".join([
+            markdown_table(["setting", *titles, "to the baseline's average"], rows), "",
+            markdown_table(["search, baseline", *titles, "words to the reference's"], searches), "",
+            f"{baseline['average'][CHOSEN]['bleu_signature']}; {describe_runs(results)}", "",
+        ])  # fmt: skip
+
+    def draw(self, figure, cells, results) -> None:
+        """BLEU of the average of five checkpoints."""
+        values = [results[cell.name]["figures"]["average"][CHOSEN]["bleu"] if cell.name in results else None
+                  for cell in cells]  # fmt: skip
+        draw_against(figure.subplots(), [cell.label for cell in cells], values, [None] * len(cells))
+
+
+def main() -> int:
+    """Train what is missing, in several processes, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", metavar="FOLDER_OF_MULTI30K", help="train, val and test_2016_flickr, .en.gz and .de.gz")
+    parser.add_argument("--output", default="runs", help="folder of all experiments (default: runs)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=f"of {', '.join(VARIANTS)}")
+    parser.add_argument("--jobs", type=int, default=2, help="variants that run at a time (default: 2)")
+    parser.add_argument("--report", action="store_true", help="run nothing: print the tables of what is finished")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # a process of --jobs
+    options = parser.parse_args()
+    experiment, setup = Ablations(), Setup(output=Path(options.output), data_dir=Path(options.data))
+    try:
+        cells = chosen_cells(experiment.cells(setup), options.only)
+        finished = read_results(experiment, setup, cells)
+        missing = [cell for cell in cells if cell.name not in finished and not options.report]
+        experiment.check(setup, missing)
+        if options.one:
+            run_cell(experiment, setup, missing[0], logged=False)
+            return 0
+        command = [sys.executable, __file__, options.data, "--output", options.output, "--one", "--only"]
+        folder = experiment_folder(experiment, setup)
+        jobs = [Job(cell.name, [*command, cell.name], folder / cell.name) for cell in missing]
+        failed = run_side_by_side(jobs, device_environments([], max(1, options.jobs)))
+        print(write_report(experiment, setup))
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    return len(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

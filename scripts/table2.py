@@ -1,8 +1,0 @@
-"""Table 2 of the paper: `vaswani experiment table2` with the same options, such as --scale paper or --dry-run."""
-
-import sys
-
-from vaswani_transformer.cli.main import main
-
-if __name__ == "__main__":
-    sys.exit(main(["experiment", "table2", *sys.argv[1:]]))

@@ -58,3 +58,27 @@ def test_examples_of_attention_run_one_after_the_other(folder):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     names = run_examples("docs/attention.md")
     assert names["text"].startswith("# What the heads do")
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_links_of_a_page_are_there(page):
+    text = page.read_text(encoding="utf-8")
+    links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link}
+    assert not [link for link in links if link and not (page.parent / link).exists()]
+    scripts = set(re.findall(r"\bscripts/[\w/]+\.(?:py|yaml)", text))
+    assert not [script for script in scripts if not (ROOT / script).is_file()]
+
+
+def test_the_architecture_names_files_and_definitions_that_are_there():
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    found = re.findall(r"`([\w/]+\.py)(?:: ([\w.]+))?`", text)
+    assert len(found) > 40
+    for name, definition in found:
+        paths = [ROOT / name] if (ROOT / name).is_file() else list((ROOT / "vaswani_transformer").rglob(name))
+        assert paths, name
+        code = "\n".join(path.read_text(encoding="utf-8") for path in paths)
+        for part in filter(None, definition.split(".")):
+            assert re.search(rf"^\s*(def|class) {part}\b", code, re.M), f"{name}: {part}"

@@ -88,7 +88,7 @@ def test_a_file_to_write_needs_a_folder(tmp_path, fails, command, option):
 
 
 @pytest.mark.parametrize("name", [name for name, (_, most) in _RANGES.items() if isinstance(most, int)])
-def test_a_number_beyond_its_range_is_told_both_ends(fails, name):
+def test_a_number_beyond_its_range_is_refused_with_both_ends(fails, name):
     flag, (least, most) = "--" + name.replace("_", "-"), _RANGES[name]
     for value in {most + 1, least - 1}:
         if isinstance(least, int):

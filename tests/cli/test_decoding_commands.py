@@ -134,7 +134,7 @@ def test_exact_is_for_exported_models(model, capsys):
 
 
 def test_a_bar_leaves_the_lines_of_the_output_whole(model, source, tmp_path, monkeypatch):
-    """As on a terminal, where both come to the same place: what is behind the last return to the margin is seen."""
+    """As on a terminal, where both come to the same place: only what follows the last return to the margin is seen."""
     command = ["translate", model, "--input", source, *OPTIONS, "--device", "cpu"]
     terminal = io.StringIO()
     with monkeypatch.context() as patch:

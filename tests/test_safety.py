@@ -31,13 +31,19 @@ class Canary:
         return Path.touch, (Path(self.path),)
 
 
-@pytest.fixture
-def folder(tmp_path):
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
     """A complete model folder as `vaswani train` leaves it."""
-    tokenizer = train_tokenizer(TEXTS, vocab_size=270)
-    tiny_model(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    tokenizer, folder = train_tokenizer(TEXTS, vocab_size=270), tmp_path_factory.mktemp("saved")
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy of it, to damage."""
+    return shutil.copytree(saved, tmp_path / "model")
 
 
 def pickle_weights(folder: Path, change=lambda weights: weights) -> dict[str, torch.Tensor]:
@@ -288,7 +294,7 @@ def test_a_damaged_configuration_is_one_line(folder, text, capsys):
 
 def test_number_of_parameters_in_closed_form():
     for name in VaswaniConfig.preset_names():
-        for changes in ({}, {"tie_word_embeddings": False}, {"attention_bias": True}):
+        for changes in ({}, {"tie_word_embeddings": False, "attention_bias": True}):
             config = VaswaniConfig.from_preset(name, **changes)
             with torch.device("meta"):
                 assert VaswaniForConditionalGeneration(config).num_parameters() == config.num_parameters()

@@ -88,7 +88,7 @@ def test_a_file_to_write_needs_a_folder(tmp_path, fails, command, option):
 
 
 @pytest.mark.parametrize("name", [name for name, (_, most) in _RANGES.items() if isinstance(most, int)])
-def test_a_number_beyond_its_range_is_told_both_ends(fails, name):
+def test_a_number_beyond_its_range_is_refused_with_both_ends(fails, name):
     flag, (least, most) = "--" + name.replace("_", "-"), _RANGES[name]
     for value in {most + 1, least - 1}:
         if isinstance(least, int):
@@ -134,7 +134,7 @@ def test_exact_is_for_exported_models(model, capsys):
 
 
 def test_a_bar_leaves_the_lines_of_the_output_whole(model, source, tmp_path, monkeypatch):
-    """As on a terminal, where both come to the same place: what is behind the last return to the margin is seen."""
+    """As on a terminal, where both come to the same place: only what follows the last return to the margin is seen."""
     command = ["translate", model, "--input", source, *OPTIONS, "--device", "cpu"]
     terminal = io.StringIO()
     with monkeypatch.context() as patch:

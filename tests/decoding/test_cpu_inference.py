@@ -1,4 +1,4 @@
-"""Models made ready for inference on a CPU: the same translations in float32, near ones in fewer bits."""
+"""Models prepared for inference on a CPU: the same translations in float32, near ones in fewer bits."""
 
 import copy
 import pickle
@@ -6,18 +6,20 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import translating
 from conftest import padded_batch, tiny_model
-from model_folders import PAIRS, write_model
+from model_folders import PAIRS
 from torch import nn
+from translating import run
 
 from vaswani_transformer import Translator, load_model
-from vaswani_transformer.cli.main import main
 from vaswani_transformer.decoding import cpu_inference as inference
 from vaswani_transformer.decoding.cpu_inference import Int8Linear, PackedLinear, prepare_for_inference
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache
 from vaswani_transformer.model.linear_vaswani import has_onednn
 
+folder = translating.model
 needs_onednn = pytest.mark.skipif(not has_onednn(torch.float32), reason="this torch has no oneDNN operator")
 
 
@@ -123,22 +125,19 @@ def test_it_stays_where_it_is(where, precision):
         prepare_for_inference(tiny_model(), precision).to(where)
 
 
-@pytest.mark.parametrize("precision", [None, "float32", "bfloat16", "int8"], ids=str)
-def test_commands_prepare_a_model_on_a_cpu(precision, tmp_path, capsys):
-    folder = write_model(tmp_path / "model")
+def test_commands_prepare_a_model_on_a_cpu(folder, capsys):
     sentences = [source for source, _ in PAIRS[:4]]
-    assert main(["translate", str(folder), *sentences, *(["--precision", precision] if precision else [])]) == 0
-    found = capsys.readouterr().out.splitlines()
     model, tokenizer = load_model(folder, "cpu")
     expected = list(Translator(model, tokenizer).translate(sentences))
-    assert len(found) == 4 and all(found)
-    if precision in (None, "float32"):
-        assert found == expected
+    for precision in (None, "float32", "bfloat16", "int8"):
+        assert run("translate", folder, *sentences, *(["--precision", precision] if precision else [])) == 0
+        translations = capsys.readouterr().out.splitlines()
+        assert len(translations) == 4 and all(translations)
+        assert translations == expected or precision in ("bfloat16", "int8")
 
 
-def test_an_ensemble_in_int8(tmp_path, capsys):
-    folders = [str(write_model(tmp_path / name, seed)) for seed, name in enumerate("ab")]
-    assert main(["translate", folders[0], "Ein Hund.", "--ensemble", folders[1], "--precision", "int8"]) == 0
+def test_an_ensemble_in_int8(folder, capsys):
+    assert run("translate", folder, "Ein Hund.", "--ensemble", folder, "--precision", "int8") == 0
     assert capsys.readouterr().out.strip()
 
 
@@ -156,7 +155,7 @@ def twice():
     ],
     ids=["precision", "training", "device", "twice"],
 )
-def test_mistakes_are_told_in_one_line(make, precision, message):
+def test_mistakes_end_in_one_line(make, precision, message):
     with pytest.raises(UserError, match=message) as error:
         prepare_for_inference(make(), precision)
     assert "\n" not in str(error.value)

@@ -67,7 +67,7 @@ def test_ctrl_c_leaves_whole_lines_and_prints_how_to_resume(forked, expected):
 
 def test_a_full_disk_leaves_whole_lines(forked, expected):
     folder, seen = forked
-    assert expected[DISK - 1 : DISK] != b"\n"  # it is full in the midst of a line
+    assert expected[DISK - 1 : DISK] != b"\n"  # it is full in the middle of a line
     assert (
         seen["full"]["status"] == 1
         and seen["full"]["text"].endswith("\n")
@@ -96,7 +96,7 @@ def test_a_process_that_dies_ends_the_others(forked, expected):
     assert (folder / "lost").read_bytes() == expected  # resumed, by one process
 
 
-def test_a_mistake_that_another_process_meets_is_told_once(forked):
+def test_a_mistake_that_another_process_finds_is_reported_once(forked):
     folder, seen = forked
     assert seen["mistake"]["statuses"][0] == 2
     assert seen["mistake"]["error"].count("error: ") == 1 and "line 10" in seen["mistake"]["error"]

@@ -11,7 +11,7 @@ from model_folders import PAIRS, write_model
 from vaswani_transformer import PerplexityMetric, load_model, score_pairs, score_tokens
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.decoding.ensemble import Ensemble
-from vaswani_transformer.decoding.scoring import LengthRule, score_ids
+from vaswani_transformer.decoding.scoring import score_ids
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.errors import UserError
 
@@ -42,22 +42,35 @@ def by_hand(model, tokenizer, source, target):
 
 def test_tokens_score_as_by_hand_whatever_the_batches(loaded):
     model, tokenizer = loaded
+    expected = [by_hand(model, tokenizer, *pair) for pair in PAIRS[:5]]
     for tokens in (1, 90, 4096):
-        scores = score_tokens(model, tokenizer, SOURCES[:8], TARGETS[:8], tokens_per_batch=tokens)
-        for source, target, score in zip(SOURCES, TARGETS, scores, strict=False):
-            assert score.log_probabilities == pytest.approx(
-                by_hand(model, tokenizer, source, target), rel=1e-4, abs=1e-4
-            )
+        scores = score_tokens(model, tokenizer, SOURCES[:5], TARGETS[:5], tokens_per_batch=tokens)
+        for target, log_probabilities, score in zip(TARGETS, expected, scores, strict=False):
+            assert score.log_probabilities == pytest.approx(log_probabilities, rel=1e-4, abs=1e-4)
             assert "".join(score.tokens) == f" {target}</s>"
-    losses, counts = score_pairs(model, tokenizer, SOURCES, TARGETS)
-    for score, loss, count in zip(score_tokens(model, tokenizer, SOURCES, TARGETS), losses, counts, strict=True):
-        assert score.log_probability == pytest.approx(-loss) and len(score.tokens) == count
-    assert score_tokens(model, tokenizer, [], []) == []
+
+
+def test_pairs_score_as_the_loss_of_each_alone(loaded):
+    model, tokenizer = loaded
+    losses, counts = score_pairs(model, tokenizer, SOURCES, TARGETS, tokens_per_batch=60)
+    for source, target, loss, count in zip(SOURCES, TARGETS, losses, counts, strict=True):
+        labels = tokenizer(target, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            expected = model(**tokenizer(source, return_tensors="pt"), labels=labels).loss
+        assert count == labels.shape[1] and loss / count == pytest.approx(float(expected), rel=1e-4)
+    perplexity = PerplexityMetric().compute(predictions=losses, references=counts)["perplexity"]
+    assert perplexity == pytest.approx(float(torch.tensor(losses).sum().div(sum(counts)).exp()), rel=1e-5)
+
+
+def test_scores_of_nothing(loaded):
+    assert score_tokens(*loaded, [], []) == [] and score_pairs(*loaded, [], []) == ([], [])
+    with pytest.raises(ValueError, match="no tokens"):
+        PerplexityMetric().compute(predictions=[], references=[])
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("rule", ["gnmt", "power"])
-def test_a_searchs_own_output_scores_as_the_search_says(loaded, rule, alpha):
+def test_a_searchs_own_output_scores_as_in_the_search(loaded, rule, alpha):
     model, tokenizer = loaded
     inputs = tokenizer(SOURCES[:5], return_tensors="pt", padding=True)
     options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 12, "length_penalty": alpha}
@@ -68,10 +81,9 @@ def test_a_searchs_own_output_scores_as_the_search_says(loaded, rule, alpha):
     translator = Translator(model, tokenizer, scores=True, max_new_tokens=12, **options)
     ours = list(translator.hypotheses(SOURCES[:5]))
     assert [one.score for line in ours for one in line] == pytest.approx(found.sequences_scores.tolist(), abs=1e-4)
-    formula = (lambda length: ((5 + length) / 6) ** alpha) if rule == "gnmt" else (lambda length: length**alpha)
-    for one in (one for line in ours for one in line):
-        assert one.score == pytest.approx(one.log_probability / formula(one.tokens))
-        assert LengthRule(alpha, rule).score(one.log_probability, one.tokens) == pytest.approx(one.score)
+    for hypothesis in (hypothesis for line in ours for hypothesis in line):
+        divisor = ((5 + hypothesis.tokens) / 6) ** alpha if rule == "gnmt" else hypothesis.tokens**alpha
+        assert hypothesis.score == pytest.approx(hypothesis.log_probability / divisor)
 
 
 def test_an_ensembles_score_is_of_its_mean_distribution(loaded, tmp_path):
@@ -119,7 +131,7 @@ def test_the_command_writes_scores_and_sums(folder, loaded, files, tmp_path, cap
         assert record["score"] == pytest.approx(sum(logs))
 
 
-def test_sums_that_cannot_be_written_are_told_before_hours_of_work(folder, files, tmp_path, capsys):
+def test_sums_that_cannot_be_written_are_reported_before_hours_of_work(folder, files, tmp_path, capsys):
     assert main(["score", str(folder), *files, "--json", str(tmp_path / "nowhere" / "sums.json")]) == 2
     out, error = capsys.readouterr()
     assert not out and "nowhere" in error.splitlines()[-1]
@@ -139,8 +151,8 @@ def test_mistakes(folder, files, tmp_path, capsys):
     (tmp_path / "bad").write_bytes(b"Ein Hund.\n\xff\n")
     assert "bad, line 2" in fails("score", folder, *files[:2], "--target", tmp_path / "bad")[0]
     assert "nowhere" in fails("score", folder, *files[:2], "--target", tmp_path / "nowhere")[0]
-    told = fails("score", folder, *files, "--output", tmp_path / "source")[0]
-    assert "--output and --source are the same file" in told
+    line, _ = fails("score", folder, *files, "--output", tmp_path / "source")
+    assert "--output and --source are the same file" in line
     (tmp_path / "blank").write_text(" \n")
     both = ["--source", tmp_path / "blank", "--target", tmp_path / "blank"]
     assert "nothing to score" in fails("score", folder, *both)[0]

@@ -1,12 +1,11 @@
-"""Text in, text out, and the scores of pairs, against the model called one sentence at a time."""
+"""Text in, text out, against the model called one sentence at a time."""
 
 import pytest
-import torch
 from conftest import random_ids, tiny_model
 from every_output import END, EVERY_PREFIX, LIMIT, VOCABULARY, every_output, peaked_model
 from transformers import LogitsProcessorList
 
-from vaswani_transformer import PerplexityMetric, Translator, score_pairs, train_tokenizer
+from vaswani_transformer import Translator, train_tokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.decoding.translator import ForcedPrefixes
 from vaswani_transformer.errors import UserError
@@ -22,31 +21,6 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def model(tokenizer):
     return tiny_model(seed=1, scale=2.0, vocab_size=len(tokenizer)).eval()
-
-
-def test_scores_equal_the_loss_of_each_pair_alone(model, tokenizer):
-    sources, targets = map(list, zip(*PAIRS[:25], strict=True))
-    losses, counts = score_pairs(model, tokenizer, sources, targets, tokens_per_batch=60)
-    for source, target, loss, count in zip(sources, targets, losses, counts, strict=True):
-        labels = tokenizer(target, return_tensors="pt")["input_ids"]
-        with torch.no_grad():
-            expected = model(**tokenizer(source, return_tensors="pt"), labels=labels).loss
-        assert count == labels.shape[1]
-        assert loss / count == pytest.approx(float(expected), rel=1e-4)
-    perplexity = PerplexityMetric().compute(predictions=losses, references=counts)["perplexity"]
-    assert perplexity == pytest.approx(float(torch.tensor(losses).sum().div(sum(counts)).exp()), rel=1e-5)
-
-
-def test_scores_of_nothing(model, tokenizer):
-    assert score_pairs(model, tokenizer, [], []) == ([], [])
-    with pytest.raises(ValueError, match="no tokens"):
-        PerplexityMetric().compute(predictions=[], references=[])
-
-
-def test_a_target_without_positions_is_named(tokenizer):
-    model = tiny_model(vocab_size=len(tokenizer), position_encoding="learned", max_position_embeddings=20).eval()
-    with pytest.raises(UserError, match=r"line 2 has .* tokens and the model has 20 positions"):
-        score_pairs(model, tokenizer, ["One.", "Two."], ["Eins.", "Zwei " * 30])
 
 
 def test_translations_come_in_order_whatever_the_batches(model, tokenizer):
@@ -97,8 +71,8 @@ def test_the_nbest_list_is_that_of_generate_in_its_order(model, tokenizer):
 def test_prefixes_are_part_of_what_is_translated(model, tokenizer):
     translator = Translator(model, tokenizer, num_beams=2, max_new_tokens=20)
     plain = list(translator.translate(["A dog.", "A cat."]))
-    given = list(translator.translate([("A dog.", ""), ("A cat.", "Eine Katze"), ("", "Ein")]))
-    assert given[0] == plain[0] and given[1].startswith("Eine Katze") and given[2] == ""
+    forced = list(translator.translate([("A dog.", ""), ("A cat.", "Eine Katze"), ("", "Ein")]))
+    assert forced[0] == plain[0] and forced[1].startswith("Eine Katze") and forced[2] == ""
 
 
 def test_long_sources_are_refused_or_split(tokenizer):

@@ -79,7 +79,7 @@ def kill_again_and_again(command, output: Path, log: Path, targets, torn: bool =
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         lines.append(output.read_bytes().count(b"\n") if output.exists() else 0)
-        if torn and output.exists() and notes_path(output).exists():  # as a kill in the midst of writing would leave it
+        if torn and output.exists() and notes_path(output).exists():  # as a kill while writing would leave it
             with output.open("ab") as file:
                 file.write("Ein h\u00e4lf".encode()[:-2])
     assert status_of(fork([*command, "--output", output, "--resume"], log)) == 0, log.read_text()
@@ -90,14 +90,14 @@ def several(number: int, arguments, log: Path, environment=None, before=None) ->
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    meeting = {
+    launch = {
         "WORLD_SIZE": str(number),
         "LOCAL_WORLD_SIZE": str(number),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
     }
     return [
-        fork(arguments, log, before and partial(before, rank), meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        fork(arguments, log, before and partial(before, rank), launch | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(number)
     ]
 
@@ -131,53 +131,55 @@ def fork_all(folder: Path, model: str, source: str) -> None:
     assert run(*sample, "--seed", seed, "--output", folder / "whole sample") == 0
 
     for name, stop in (("interrupted", signal.SIGINT), ("full", None)):
-        output, told = folder / name, folder / f"{name}.log"
+        output, own_log = folder / name, folder / f"{name}.log"
 
         def limit():
             slowly()
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (DISK, resource.RLIM_INFINITY))
 
-        child = fork([*command, "--output", output], told, slowly if stop else limit)
+        child = fork([*command, "--output", output], own_log, slowly if stop else limit)
         if stop:
             assert wait_for_lines(output, child, 30)
             os.kill(child, stop)
-        seen[name] = {"status": status_of(child), "text": output.read_text(), "error": told.read_text()}
+        seen[name] = {"status": status_of(child), "text": output.read_text(), "error": own_log.read_text()}
         assert status_of(fork([*command, "--output", output, "--resume"], log)) == 0, log.read_text()
 
     for number in (2, 3):
-        output, told = folder / f"by-{number}", folder / f"by-{number}.log"
-        children = several(number, [*command, "--output", output], told, before=partial(count_windows, folder, number))
+        output, own_log = folder / f"by-{number}", folder / f"by-{number}.log"
+        children = several(
+            number, [*command, "--output", output], own_log, before=partial(count_windows, folder, number)
+        )
         statuses = [status_of(child) for child in children]
         windows = [len((folder / f"windows-{number}-{rank}").read_text()) for rank in range(number)]
-        seen[f"{number} processes"] = {"statuses": statuses, "windows": windows, "error": told.read_text()}
+        seen[f"{number} processes"] = {"statuses": statuses, "windows": windows, "error": own_log.read_text()}
 
-    output, told = folder / "lost", folder / "lost.log"
-    children = several(2, [*command, "--output", output], told, before=lambda rank: slowly())
+    output, own_log = folder / "lost", folder / "lost.log"
+    children = several(2, [*command, "--output", output], own_log, before=lambda rank: slowly())
     assert wait_for_lines(output, children[0], 30)
-    begin = time.monotonic()
+    started = time.monotonic()
     os.kill(children[1], signal.SIGKILL)
     os.kill(children[0], signal.SIGTERM)  # as a launcher does then
     statuses = [status_of(child) for child in children]
-    seen["lost"] = {"statuses": statuses, "seconds": time.monotonic() - begin, "error": told.read_text()}
+    seen["lost"] = {"statuses": statuses, "seconds": time.monotonic() - started, "error": own_log.read_text()}
     assert status_of(fork([*command, "--output", output, "--resume"], log)) == 0, log.read_text()
 
-    piped, told = folder / "piped", folder / "piped.log"
+    piped, own_log = folder / "piped", folder / "piped.log"
     (folder / "in").write_bytes(b"\n".join(line.encode() for line in LINES[:10]) + b"\n\xff\nA dog.\n")
 
     def redirect():
         for path, flags, number in ((folder / "in", os.O_RDONLY, 0), (piped, os.O_WRONLY | os.O_CREAT, 1)):
             os.dup2(os.open(path, flags, 0o644), number)
 
-    child = fork(["translate", model, *OPTIONS], told, redirect)
-    seen["standard input"] = {"status": status_of(child), "text": piped.read_text(), "error": told.read_text()}
+    child = fork(["translate", model, *OPTIONS], own_log, redirect)
+    seen["standard input"] = {"status": status_of(child), "text": piped.read_text(), "error": own_log.read_text()}
 
     bad = folder / "bad.txt"
     bad.write_text("A dog.\n" * 9 + "sees a dog " * 60 + "\n" + "A dog.\n" * 20)
-    output, told = folder / "mistake", folder / "mistake.log"
+    output, own_log = folder / "mistake", folder / "mistake.log"
     arguments = ["translate", model, "--input", bad, *OPTIONS, "--max-source-tokens", "50", "--long-lines", "refuse"]
-    children = several(2, [*arguments, "--output", output], told)
-    seen["mistake"] = {"statuses": [status_of(child) for child in children], "error": told.read_text()}
+    children = several(2, [*arguments, "--output", output], own_log)
+    seen["mistake"] = {"statuses": [status_of(child) for child in children], "error": own_log.read_text()}
     (folder / "seen.json").write_text(json.dumps(seen))
 
 

@@ -126,7 +126,7 @@ def check_options(arguments: argparse.Namespace) -> None:
 def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """The model or the ensemble that the options name, ready for use, and its tokenizer.
 
-    A model on a CPU has gone through `prepare_for_inference`.
+    On a CPU it has been prepared by `prepare_for_inference`.
 
     Raises:
         UserError: as `load_model` and `load_ensemble`, for int8 elsewhere than on a CPU, and for an option that an

@@ -80,10 +80,10 @@ class MemberEncoders(nn.Module):
 class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
     r"""Models that translate together; `generate()`, `Translator` and `score_pairs` take it as they take a model.
 
-    After each token the members' distributions of the next one are averaged. With `"probabilities"` it is
-    their mean, \(\frac{1}{M}\sum_m P_m(y_t \mid y_{<t}, X)\), the default of fairseq and Sockeye; with
-    `"log_probabilities"` it is proportional to their geometric mean, the default of OpenNMT-py, so that one member that
-    is sure of its no is heard. Sizes and architectures of the members may differ.
+    At each step the members' distributions of the next token are averaged. With `"probabilities"` the result is their
+    mean, \(\frac{1}{M}\sum_m P_m(y_t \mid y_{<t}, X)\), the default of fairseq and Sockeye; with `"log_probabilities"`
+    it is proportional to their geometric mean, the default of OpenNMT-py, in which a single member can rule a token
+    out. Sizes and architectures of the members may differ.
 
     The generation configuration is the first member's. An ensemble cannot be saved or trained: save its members.
 
@@ -93,7 +93,7 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
 
     Raises:
         UserError: for no members, members of different vocabularies, special tokens or devices, or an unknown
-            combination. Vocabularies of one size cannot be told apart here; `load_ensemble` compares tokenizers.
+            combination. Vocabularies of the same size look alike here; `load_ensemble` compares tokenizers.
     """
 
     def __init__(self, models: Sequence[nn.Module], combine: str = "probabilities"):
@@ -226,7 +226,7 @@ def load_ensemble(
         **options: for `load_model`.
 
     Raises:
-        UserError: as `load_model` and `Ensemble` say, and for members whose tokenizers differ.
+        UserError: as `load_model` and `Ensemble`, and for members whose tokenizers differ.
     """
     models, tokenizers = [], []
     for folder in folders:

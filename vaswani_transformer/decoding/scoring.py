@@ -75,7 +75,7 @@ class LengthRule:
 
     Args:
         length_penalty: alpha.
-        normalization: `"gnmt"` for the paper's rule, `"power"` for transformers' (score / length^alpha).
+        normalization: `"gnmt"` for the paper's rule, `"power"` for transformers' (log P / length^alpha).
     """
 
     length_penalty: float = 0.6
@@ -126,9 +126,10 @@ _LETTER_TOKENS = 4  # bytes of a letter in UTF-8, and so tokens it may have, at 
 
 
 class TokenText:
-    """Tokens as people read them: each with its leading space where it has one, special ones by name.
+    """The texts of tokens as people read them: with leading spaces, special tokens by name.
 
-    A letter that is made of several tokens stands at the first of them, so that the texts joined are the whole text.
+    The text of a letter that consists of several tokens goes to the first of them, so that the texts joined are the
+    whole text.
     """
 
     def __init__(self, tokenizer):
@@ -147,7 +148,7 @@ class TokenText:
 
     def _text(self, run: tuple[int, ...]) -> str:
         if run not in self._texts:
-            # The decoder takes one space off the beginning of a text: behind other tokens there is none to take.
+            # The decoder removes the space at the start of a text, but not between two copies of it.
             once, twice = (self._tokenizer.decode(list(run) * number) for number in (1, 2))
             self._texts[run] = twice[len(once) :]
         return self._texts[run]

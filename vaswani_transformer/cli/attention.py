@@ -191,15 +191,15 @@ def _report(arguments: argparse.Namespace) -> int:
     files = _report_files(arguments)
     read = {name: getattr(arguments, name) for name in ("report", "target", "alignments")}
     read = {name: Path(path) for name, path in read.items() if path is not None}
-    surveys = {name: scan_text(path) for name, path in read.items()}
-    for name, found in surveys.items():
-        if found.lines != surveys["report"].lines:
-            counts = f"{read['report']} has {surveys['report'].lines:,} lines and {read[name]} has {found.lines:,}"
+    scans = {name: scan_text(path) for name, path in read.items()}
+    for name, found in scans.items():
+        if found.lines != scans["report"].lines:
+            counts = f"{read['report']} has {scans['report'].lines:,} lines and {read[name]} has {found.lines:,}"
             raise UserError(f"{counts}: line n of one must belong to line n of the other")
     links = read_links(read["alignments"]) if "alignments" in read else None
     model, tokenizer = load_model(arguments.model, arguments.device)
     options = {name: value for name, value in generate_options(arguments, model).items() if value is not None}
-    with tqdm(total=surveys["report"].lines, desc="heads", unit=" pairs", file=sys.stderr) as bar:
+    with tqdm(total=scans["report"].lines, desc="heads", unit=" pairs", file=sys.stderr) as bar:
         report = name_heads(
             model, tokenizer, _pairs(read), links, arguments.tokens_per_batch or 2048, progress=bar.update, **options
         )

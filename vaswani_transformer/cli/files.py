@@ -137,7 +137,7 @@ def report_unfinished(output: StreamOutput | ResumableOutput | None) -> Iterator
 
 def open_output(
     arguments: argparse.Namespace,
-    surveys: Mapping[str, TextScan],
+    scans: Mapping[str, TextScan],
     window: int,
     lines_per_record: int = 1,
     drawn: dict[str, Any] | None = None,
@@ -146,7 +146,7 @@ def open_output(
 
     Args:
         arguments: of the command, `input`, `output` and `resume` among them.
-        surveys: of the files that are read, by their option.
+        scans: of the files that are read, by their option.
         window: lines that are written together.
         lines_per_record: lines that are written for each line of the input.
         drawn: settings that were chosen at random; resuming takes those of the first start.
@@ -157,9 +157,9 @@ def open_output(
     if arguments.output is None:
         return StreamOutput(sys.stdout)
     path = Path(arguments.output)
-    if not (is_file(arguments.output) and "--input" in surveys):
+    if not (is_file(arguments.output) and "--input" in scans):
         return StreamOutput(path)
-    settings = _settings(arguments, surveys, window)
+    settings = _settings(arguments, scans, window)
     return ResumableOutput(path, settings, lines_per_record, arguments.resume, drawn)
 
 
@@ -168,9 +168,9 @@ _FREE = {"model", "ensemble", "sentences", "input", "output", "prefix", "resume"
 _FREE |= {"run", "parser"}  # of the parser itself
 
 
-def _settings(arguments: argparse.Namespace, surveys: Mapping[str, TextScan], window: int) -> dict[str, Any]:
+def _settings(arguments: argparse.Namespace, scans: Mapping[str, TextScan], window: int) -> dict[str, Any]:
     """All that the output depends on, by the option that it comes from."""
-    settings = {option: surveyed.sha256 for option, surveyed in surveys.items()}
+    settings = {option: surveyed.sha256 for option, surveyed in scans.items()}
     settings["MODEL"] = model_sha256(arguments.model)
     if arguments.ensemble:
         settings["--ensemble"] = " ".join(map(model_sha256, arguments.ensemble))

@@ -192,20 +192,20 @@ def _predict(arguments: argparse.Namespace) -> int:
     from ..parsing.trees import words_of
 
     _check_predict(arguments)
-    surveys = {"--input": scan_text(Path(arguments.input))} if is_file(arguments.input) else {}
+    scans = {"--input": scan_text(Path(arguments.input))} if is_file(arguments.input) else {}
     pictures = Path(arguments.pictures) if arguments.pictures else None
     # Where the sentences can be read twice, all mistakes in their words are found before anything is written.
-    for _ in checked(map(words_of, arguments.sentences or (input_lines(arguments.input) if surveys else ()))):
+    for _ in checked(map(words_of, arguments.sentences or (input_lines(arguments.input) if scans else ()))):
         pass
     files = FileParser(_load_parser(arguments), arguments.text, pictures, arguments.window or WINDOW_LINES)
     if interactive := is_interactive(arguments, files.doing):
         files.window = 1
     lines = iter(arguments.sentences) if arguments.sentences else input_lines(arguments.input)
     sentences: Iterator[list[str]] = checked(map(words_of, lines))
-    if not surveys and not interactive:  # reads the first before anything is written; a file has been checked
+    if not scans and not interactive:  # reads the first before anything is written; a file has been checked
         sentences = chain(list(islice(sentences, 1)), sentences)
-    total = surveys["--input"].lines if surveys else len(arguments.sentences) or None
-    output = open_output(arguments, {} if arguments.text else surveys, files.window)
+    total = scans["--input"].lines if scans else len(arguments.sentences) or None
+    output = open_output(arguments, {} if arguments.text else scans, files.window)
     ahead = not (interactive or arguments.sentences)
     if pictures is not None:
         pictures.mkdir(parents=True, exist_ok=True)

@@ -101,7 +101,7 @@ def _translate_lines(arguments: argparse.Namespace, rank: int, world_size: int) 
     from ..decoding.file_translator import FileTranslator, Layout, with_prefixes
     from ..decoding.streaming import WINDOW_LINES, broadcast
 
-    surveys = _survey_files(arguments) if rank == 0 else {}
+    scans = _scan_files(arguments) if rank == 0 else {}
     translator = _make_translator(arguments)
     layout = Layout(arguments.nbest is not None, arguments.scores, arguments.format == "json")
     window = arguments.window or WINDOW_LINES
@@ -116,9 +116,9 @@ def _translate_lines(arguments: argparse.Namespace, rank: int, world_size: int) 
     output, done, total = None, 0, None
     with contextlib.ExitStack() as stack:
         if rank == 0:
-            output = _open_output(arguments, files, surveys)
+            output = _open_output(arguments, files, scans)
             stack.callback(output.close)
-            done, total = output.done, surveys["--input"].lines if surveys else len(arguments.sentences) or None
+            done, total = output.done, scans["--input"].lines if scans else len(arguments.sentences) or None
         done, total, translator.seed = broadcast((done, total, translator.seed))
         stack.enter_context(report_unfinished(output))
         ahead = not (interactive or arguments.sentences)
@@ -127,17 +127,17 @@ def _translate_lines(arguments: argparse.Namespace, rank: int, world_size: int) 
             output.finish()
 
 
-def _survey_files(arguments: argparse.Namespace) -> dict[str, TextScan]:
+def _scan_files(arguments: argparse.Namespace) -> dict[str, TextScan]:
     from ..data.text_files import scan_text
 
     names = {"--input": arguments.input, "--prefix": arguments.prefix}
-    surveys = {option: scan_text(Path(name)) for option, name in names.items() if is_file(name)}
-    if len(surveys) == 2 and surveys["--input"].lines != surveys["--prefix"].lines:
+    scans = {option: scan_text(Path(name)) for option, name in names.items() if is_file(name)}
+    if len(scans) == 2 and scans["--input"].lines != scans["--prefix"].lines:
         raise UserError(
-            f"{arguments.input} has {surveys['--input'].lines:,} lines and {arguments.prefix} has"
-            f" {surveys['--prefix'].lines:,}: give a prefix for each line, an empty one for none"
+            f"{arguments.input} has {scans['--input'].lines:,} lines and {arguments.prefix} has"
+            f" {scans['--prefix'].lines:,}: give a prefix for each line, an empty one for none"
         )
-    return surveys
+    return scans
 
 
 def _make_translator(arguments: argparse.Namespace):
@@ -171,12 +171,12 @@ def _aligner(arguments: argparse.Namespace, translator):
     return aligned
 
 
-def _open_output(arguments: argparse.Namespace, files, surveys: dict[str, TextScan]):
+def _open_output(arguments: argparse.Namespace, files, scans: dict[str, TextScan]):
     """The output; where it resumes one whose seed was drawn, the translator gets that seed."""
     is_drawn = arguments.seed is None and files.translator.seed is not None
     drawn = {"--seed": files.translator.seed} if is_drawn else {}
     lines = files.layout.lines_per_record(arguments.nbest or 1)
-    output = open_output(arguments, surveys, files.window, lines, drawn)
+    output = open_output(arguments, scans, files.window, lines, drawn)
     if isinstance(output, ResumableOutput):
         files.translator.seed = output.settings.get("--seed")
     return output

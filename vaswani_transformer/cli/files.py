@@ -170,7 +170,7 @@ _FREE |= {"run", "parser"}  # of the parser itself
 
 def _settings(arguments: argparse.Namespace, scans: Mapping[str, TextScan], window: int) -> dict[str, Any]:
     """All that the output depends on, by the option that it comes from."""
-    settings = {option: surveyed.sha256 for option, surveyed in scans.items()}
+    settings = {option: scan.sha256 for option, scan in scans.items()}
     settings["MODEL"] = model_sha256(arguments.model)
     if arguments.ensemble:
         settings["--ensemble"] = " ".join(map(model_sha256, arguments.ensemble))

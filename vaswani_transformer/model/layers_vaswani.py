@@ -257,9 +257,7 @@ class VaswaniAttention(nn.Module):
                 attention_mask, kwargs = None, {**kwargs, **lengths}
         # Equation (1), by transformers' name for it: "eager" is `attention` above, "sdpa" torch's fused kernels.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        output, weights = attend(
-            self, query, key, value, attention_mask, dropout=p, scaling=self.scaling, **kwargs
-        )
+        output, weights = attend(self, query, key, value, attention_mask, dropout=p, scaling=self.scaling, **kwargs)
         return project(self.out_proj, output.flatten(-2)), weights
 
 

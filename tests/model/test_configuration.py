@@ -33,7 +33,7 @@ class TestDefaults:
         assert (config.encoder_layers, config.decoder_layers) == (6, 6)
         assert (config.d_model, config.d_ff, config.num_heads, config.d_k, config.d_v) == (512, 2048, 8, 64, 64)
         assert (config.dropout, config.vocab_size) == (0.1, 37_000)
-        assert (config.attention_dropout, config.activation_dropout) == (0, 0)
+        assert (config.attention_dropout, config.activation_dropout, config.label_smoothing) == (0, 0, 0)
         assert config.position_encoding == "sinusoidal"
         assert config.tie_word_embeddings is True
         assert config.attention_bias is False
@@ -88,7 +88,7 @@ class TestValidation:
             VaswaniConfig(**{field: -1})
 
     @pytest.mark.parametrize("value", [-0.1, 1, 1.0, 1.5, float("nan")])
-    @pytest.mark.parametrize("field", ["dropout", "attention_dropout", "activation_dropout"])
+    @pytest.mark.parametrize("field", ["dropout", "attention_dropout", "activation_dropout", "label_smoothing"])
     def test_dropout_must_be_a_probability_below_one(self, field, value):
         with pytest.raises(StrictDataclassError, match=rf"{field} is {value}"):
             VaswaniConfig(**{field: value})
@@ -156,6 +156,7 @@ class TestSaving:
             dropout=0.25,
             attention_dropout=0.125,
             activation_dropout=0.5,
+            label_smoothing=0.1,
             attention_bias=True,
             position_encoding="learned",
             max_position_embeddings=77,

@@ -145,17 +145,17 @@ def test_curves_are_drawn_at_most_so_often(monkeypatch):
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_batch(recipe, monkeypatch, poison):
     """The second part of step 5 is poisoned; the checkpoint of step 3 stays the last one."""
     calls = []
-    loss = training.VaswaniTrainer._training_or_plain_loss
+    loss = training.VaswaniTrainer.compute_loss
 
-    def poisoned(self, outputs, labels, num_items_in_batch=None):
-        value = loss(self, outputs, labels, num_items_in_batch)
+    def poisoned(self, model, inputs, *arguments, **options):
+        value = loss(self, model, inputs, *arguments, **options)
         if self.model.training:
-            calls.append(labels.clone())
+            calls.append(inputs["labels"].clone())
             if len(calls) == 10:
                 return value * poison
         return value
 
-    monkeypatch.setattr(training.VaswaniTrainer, "_training_or_plain_loss", poisoned)
+    monkeypatch.setattr(training.VaswaniTrainer, "compute_loss", poisoned)
     with pytest.raises(NonFiniteLossError) as error:
         train(recipe, progress=False)
     [saved] = (Path(recipe.output)).rglob("non-finite-loss-*.json")
@@ -173,13 +173,13 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_batch(recipe, monk
 
 def test_a_checkpoint_is_never_written_after_such_a_loss(recipe, monkeypatch):
     """Poisoned in the step that a checkpoint follows, on a device that is read one loss late."""
-    loss = training.VaswaniTrainer._training_or_plain_loss
+    loss = training.VaswaniTrainer.compute_loss
 
-    def poisoned(self, outputs, labels, num_items_in_batch=None):
-        value = loss(self, outputs, labels, num_items_in_batch)
+    def poisoned(self, model, inputs, *arguments, **options):
+        value = loss(self, model, inputs, *arguments, **options)
         return value * float("nan") if self.state.global_step == 5 and self.model.training else value
 
-    monkeypatch.setattr(training.VaswaniTrainer, "_training_or_plain_loss", poisoned)
+    monkeypatch.setattr(training.VaswaniTrainer, "compute_loss", poisoned)
     monkeypatch.setattr("vaswani_transformer.training.monitoring.is_read_at_once", lambda loss: False)
     with pytest.raises(NonFiniteLossError):
         train(recipe, progress=False)

@@ -246,9 +246,9 @@ class VaswaniAttention(nn.Module):
         is_cross_attention = key_value_states is not None
         states = key_value_states if is_cross_attention else hidden_states
         key, value = self._keys_and_values(states, past_key_values, is_cross_attention)
-        dropout = self.dropout if self.training else 0.0
+        p = self.dropout if self.training else 0.0
         if isinstance(attention_mask, NeighbourMask):
-            output = restricted_attention(query, key, value, attention_mask, self.scaling, dropout)
+            output = restricted_attention(query, key, value, attention_mask, self.scaling, p)
             return project(self.out_proj, output.flatten(-2)), None
         if is_flash_attention_requested(self.config):
             query, key, value = match_head_widths(query, key, value)
@@ -257,9 +257,7 @@ class VaswaniAttention(nn.Module):
                 attention_mask, kwargs = None, {**kwargs, **lengths}
         # Equation (1), by transformers' name for it: "eager" is `attention` above, "sdpa" torch's fused kernels.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        output, weights = attend(
-            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
-        )
+        output, weights = attend(self, query, key, value, attention_mask, dropout=p, scaling=self.scaling, **kwargs)
         return project(self.out_proj, output.flatten(-2)), weights
 
 

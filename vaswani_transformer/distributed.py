@@ -1,15 +1,17 @@
 """The processes of one launch: which of them prepares first, what they agree on, and which one reports an error.
 
-When a process dies, `accelerate launch` and `torchrun` name it and end the others; a program that starts processes by
-hand has to do the same. Here the others print in one line how to resume.
+When a process dies, `accelerate launch` and `torchrun` name it and end the others; another program that starts
+processes has to do the same. Here one of the others prints how to resume.
 """
 
 import contextlib
 import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -109,6 +111,8 @@ def joined_processes(resume: str = RESUME) -> Iterator[Processes]:
     world_size = distributed.get_world_size()
     _processes = Processes(distributed.get_rank(), world_size, distributed.PrefixStore(prefix, store))
     earlier_handler = _on_sigterm(signal.default_int_handler)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        threading.Thread(target=_end_with_launcher, args=[store.clone()], daemon=True).start()
     try:
         yield _processes
         _on_sigterm(earlier_handler)
@@ -119,6 +123,14 @@ def joined_processes(resume: str = RESUME) -> Iterator[Processes]:
         raise ProcessLostError(
             f"one of the {world_size} processes was lost: the connection to it is closed; {resume}"
         ) from error
+
+
+def _end_with_launcher(store: distributed.Store) -> None:
+    """Send this process SIGTERM when the launcher that keeps the store has been killed and ends nobody any more."""
+    try:
+        store.wait(["never set"], timedelta(days=3650))
+    except RuntimeError:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _on_sigterm(handler):

@@ -316,6 +316,21 @@ def test_a_killed_process_ends_the_others(start, train_alone, tmp_path, victim):
 
 
 @pytest.mark.slow
+def test_processes_end_with_a_checkpoint_when_their_launcher_is_killed(start, tmp_path):
+    launcher = start.launched(*ENDLESS, "--evaluate-every", "100000")
+    wait_for_steps(tmp_path / "run", [launcher])
+    children = children_of(launcher[0])
+    launcher[0].kill()
+    until = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}/cmdline").is_file() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    [checkpoint] = complete_checkpoints(tmp_path / "run" / "checkpoints")
+    assert f"stopped at step {checkpoint.name.rpartition('-')[2]}" in launcher[1].read_text().replace(",", "")
+    assert not errors([launcher])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ["torch.OutOfMemoryError('CUDA out of memory.')", "KeyError('a mistake of ours')"])
 def test_a_process_that_fails_says_so_alone(start, tmp_path, error):
     processes = start.by_hand(2, *ENDLESS, program=(sys.executable, "-c", FAILING.format(error=error)))

@@ -176,15 +176,10 @@ class PreparedPairs:
         """
         for facts in (self.facts["index"], *self.facts["shards"]):
             path = self._checked_path(facts)
-            if file_sha256(path) != facts["sha256"]:
-                row = self._first_wrong_row(facts, vocab_size)
-                where = f"{path}, row {row}" if row is not None else str(path)
-                raise UserError(f"{where}: the content has changed since it was prepared (checksum): {_AGAIN}")
-        for facts in self.facts["shards"]:
             row = self._first_wrong_row(facts, vocab_size)
-            if row is not None:
-                path = self.folder / facts["file"]
-                raise UserError(f"{path}, row {row}: not of the index's length or the tokenizer's ids: {_AGAIN}")
+            if row is not None or file_sha256(path) != facts["sha256"]:
+                where = str(path) if row is None else f"{path}, row {row}"
+                raise UserError(f"{where}: the content has changed since it was prepared: {_AGAIN}")
 
     def _first_wrong_row(self, facts: dict, vocab_size: int) -> int | None:
         """First row of a shard whose ids or lengths cannot be right; None also for the index."""

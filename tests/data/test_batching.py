@@ -2,12 +2,8 @@
 
 import dataclasses
 import itertools
-import json
 import math
-import os
 import random
-import subprocess
-import sys
 import time
 import tracemalloc
 
@@ -170,22 +166,6 @@ def test_batches_of_short_and_of_long_pairs_are_mixed():
     longest = [max(max(source[pair], target[pair]) for pair in batch) for batch in sampler]
     assert len(longest) > 50
     assert abs(np.corrcoef(range(len(longest)), longest)[0, 1]) < 0.4
-
-
-def test_the_same_seed_and_epoch_give_the_same_batches_in_another_process():
-    sampler = TokenBatchSampler(*some_lengths(), 1500, micro_batches=3, seed=11)
-    sampler.set_epoch(7)
-    code = (
-        "import json, sys; from vaswani_transformer.data.batching import TokenBatchSampler\n"
-        "sampler = TokenBatchSampler(*json.load(sys.stdin), 1500, micro_batches=3, seed=11)\n"
-        "list(sampler); sampler.set_epoch(7); json.dump(list(sampler), sys.stdout)"
-    )
-    environment = {**os.environ, "PYTHONHASHSEED": "123", "OMP_NUM_THREADS": "1"}
-    lengths = json.dumps(some_lengths())
-    done = subprocess.run(
-        [sys.executable, "-c", code], input=lengths, capture_output=True, text=True, check=True, env=environment
-    )
-    assert json.loads(done.stdout) == list(sampler)
 
 
 def test_global_random_state_has_no_part_in_it():

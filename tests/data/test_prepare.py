@@ -209,7 +209,7 @@ def test_a_disk_that_fills_leaves_whole_shards_and_nothing_else(recipe, tmp_path
 
 @pytest.mark.slow
 def test_the_command_killed_with_its_workers_at_random_moments_ends_with_the_same_files(text, tmp_path):
-    """The real command and chunks, 200,000 pairs, Ctrl-C and `kill -9` of the reading process; takes about a minute."""
+    """The real command and chunks, 200,000 pairs, Ctrl-C and `kill -9` of the reading process; takes minutes."""
     for side in ("en", "de"):
         lines = (text / f"part.0.{side}").read_text(encoding="utf-8")
         (tmp_path / f"a.{side}").write_text(lines * 2900, encoding="utf-8")
@@ -226,7 +226,7 @@ def test_the_command_killed_with_its_workers_at_random_moments_ends_with_the_sam
 
     assert start("whole", 1).wait() == 0
     chance, ends = random.Random(0), []
-    for _ in range(4):
+    for _ in range(3):
         process = start("killed", 3)
         shards = len(list((tmp_path / "killed").glob("train-*.arrow")))
         while process.poll() is None and len(list((tmp_path / "killed").glob("train-*.arrow"))) <= shards:
@@ -333,7 +333,7 @@ def test_the_command_prepares_checks_and_trains(text, tmp_path, capsys):
     assert main(["prepare", str(recipe), "--output", folder, "--workers", "1"]) == 0
     assert "training: 195 pairs read, 19" in capsys.readouterr().out
     assert main(["prepare", folder, "--check"]) == 0
-    assert "all as they were written" in capsys.readouterr().out
+    assert "shards, all unchanged" in capsys.readouterr().out
     train_it = ["train", str(recipe), "--prepared", folder, "--output", str(tmp_path / "m"), "--quiet"]
     assert main([*train_it, "--max-length", "50"]) == 2
     assert "max_length is 50, prepared with 60" in capsys.readouterr().err

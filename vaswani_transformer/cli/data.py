@@ -17,7 +17,7 @@ def add_tokenizer(commands) -> None:
     parser.add_argument("files", metavar="FILE", nargs="+", help="text files of both languages (.gz works)")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="folder for the tokenizer")
     parser.add_argument("--kind", default="bpe", choices=["bpe", "wordpiece"], help="default: bpe, as for en-de")
-    parser.add_argument("--vocab-size", type=int, help="entries; 37000 for bpe and 32000 for wordpiece if not given")
+    parser.add_argument("--vocab-size", type=int, help="entries (default: 37000 for bpe, 32000 for wordpiece)")
     parser.add_argument("--overwrite", action="store_true", help="replace a tokenizer in the folder")
 
 
@@ -26,7 +26,7 @@ def _tokenizer(arguments: argparse.Namespace) -> int:
     from ..data.tokenization import train_tokenizer
 
     folder = Path(arguments.output)
-    try:
+    try:  # before the text is read
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".writable").touch()
         (folder / ".writable").unlink()
@@ -53,15 +53,15 @@ def add_prepare(commands) -> None:
         _prepare,
         "tokenise a recipe's data once, for `vaswani train RECIPE --prepared FOLDER`",
         "Tokenise and filter the data of a recipe into a folder that `vaswani train RECIPE --prepared FOLDER` maps into"
-        " memory. Text is read as a stream, also from the Hub. The same command goes on after an interruption. With"
+        " memory. Text is read as a stream, also from the Hub. The same command resumes after an interruption. With"
         " --check give the folder instead of a recipe.",
     )
     parser.usage = "vaswani prepare RECIPE --output FOLDER [--workers N] [--FIELD VALUE ...]"
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe, or path of a YAML file")
-    parser.add_argument("--output", metavar="FOLDER", help="the folder to make, or to go on in")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes that tokenise (default: one a processor)")
+    parser.add_argument("--output", metavar="FOLDER", help="the folder to make, or to resume in")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes that tokenise (default: one per processor)")
     parser.add_argument("--overwrite", action="store_true", help="remove an earlier preparation in the folder first")
-    parser.add_argument("--check", action="store_true", help="read a prepared folder whole and compare its checksums")
+    parser.add_argument("--check", action="store_true", help="read all of a prepared folder and compare its checksums")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     fields = [field for field in dataclasses.fields(Recipe) if field.metadata["group"] in (DATA, TOKENIZER)]
     fields = [field for field in fields if field.name != "prepared" and not field.name.startswith("expected_")]
@@ -79,7 +79,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
         prepared = verify_prepared(arguments.recipe)
         shards = sum(len(part["shards"]) for part in prepared.manifest["parts"].values())
         pairs = len(prepared.train) + len(prepared.validation)
-        print(f"{arguments.recipe}: {pairs:,} pairs in {shards:,} shards, all as they were written")
+        print(f"{arguments.recipe}: {pairs:,} pairs in {shards:,} shards, all unchanged")
         return 0
     if arguments.output is None:
         raise UserError("no folder to prepare the data in: give --output FOLDER")
@@ -103,7 +103,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
 def add_lists(commands) -> None:
     """Add `vaswani recipes` and `vaswani presets`."""
     parser = add_command(commands, "recipes", _recipes, "list the recipes that ship with the package")
-    parser.add_argument("name", nargs="?", help="print this recipe whole")
+    parser.add_argument("name", nargs="?", help="print this recipe")
     parser = add_command(commands, "presets", _presets, "list the paper's models by name, with their parameters")
 
 

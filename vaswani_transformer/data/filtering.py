@@ -7,7 +7,7 @@ import numpy as np
 
 from ..errors import UserError
 
-KEPT, EMPTY, TOO_LONG, RATIO = range(4)  # what `pair_status` says of a pair
+KEPT, EMPTY, TOO_LONG, RATIO = range(4)  # status of a pair
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def check_limits(max_length: int, max_length_ratio: float | None) -> None:
 def pair_status(
     texts: Iterable[Iterable[str]], lengths: np.ndarray, max_length: int, max_length_ratio: float | None
 ) -> np.ndarray:
-    """What happens to pairs: `KEPT`, or the first reason that fits of `EMPTY`, `TOO_LONG` and `RATIO`.
+    """Status of pairs: `KEPT`, or the first reason to drop one that fits of `EMPTY`, `TOO_LONG` and `RATIO`.
 
     Args:
         texts: sources and targets.

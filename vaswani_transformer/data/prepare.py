@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
@@ -525,20 +526,16 @@ def _remove_prepared(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Let no second process prepare the same folder; the kernel frees the lock of a killed one."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
+    """Let no second process prepare the same folder; the system frees the lock of a process that is killed."""
+    lock = FileLock(folder / ".lock", timeout=0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
+        lock.acquire()
+    except Timeout as error:
+        raise UserError(f"another process is preparing {folder}: wait for it, or give another --output") from error
     except OSError as error:
         raise UserError(f"cannot write to output folder {folder}: {error.strerror}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"another process is preparing {folder}: wait for it, or give another --output") from error
+    try:
         yield
+    finally:
+        lock.release()

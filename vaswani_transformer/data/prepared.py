@@ -55,8 +55,7 @@ class PreparedPairs:
         manifest: its manifest.
 
     Raises:
-        UserError: for a file that is missing, cut off, or has another schema; of contents only the lengths are checked,
-            and when a pair is read.
+        UserError: for an index that is missing, cut off or of another type; for a shard, when a pair of it is read.
     """
 
     def __init__(self, folder: Path, part: str, manifest: dict):
@@ -76,9 +75,9 @@ class PreparedPairs:
             what = f"{self.lengths.dtype} numbers of shape {self.lengths.shape}"
             raise UserError(f"{index} holds {what}, not {manifest['length_type']} of {(2, len(self))}: {_AGAIN}")
         tokens = [int(side.sum(dtype=np.int64)) for side in self.lengths]  # read in full by every training anyway
-        wanted = [self.facts["source_tokens"], self.facts["target_tokens"]]
-        if tokens != wanted:
-            raise UserError(f"{index} counts {tokens} source and target tokens, not {wanted} as written: {_AGAIN}")
+        expected = [self.facts["source_tokens"], self.facts["target_tokens"]]
+        if tokens != expected:
+            raise UserError(f"{index} counts {tokens} source and target tokens, not {expected} as written: {_AGAIN}")
 
     def __reduce__(self):
         return PreparedPairs, self._arguments  # a worker process maps the files again instead of getting a copy
@@ -109,14 +108,14 @@ class PreparedPairs:
             self._open(number)
 
     def _open(self, number: int) -> tuple[np.ndarray, ...]:
-        """Offsets and values of both columns of a shard."""
+        """Offsets and values of the sources' token ids, then of the targets', of a shard."""
         facts = self.facts["shards"][number]
         path = self._checked_path(facts)
         try:
             file = pa.ipc.open_file(pa.memory_map(str(path)))
             if file.schema != self._schema:
-                given, wanted = (str(schema).replace("\n", ", ") for schema in (file.schema, self._schema))
-                raise UserError(f"{path} has the columns {given}; prepared pairs have {wanted}: {_AGAIN}")
+                actual, expected = (str(schema).replace("\n", ", ") for schema in (file.schema, self._schema))
+                raise UserError(f"{path} has the columns {actual}; prepared pairs have {expected}: {_AGAIN}")
             batches = [file.get_batch(index) for index in range(file.num_record_batches)]
         except (pa.ArrowInvalid, OSError) as error:
             raise UserError(f"{path} is not an Arrow file ({error}): {_AGAIN}") from error
@@ -154,8 +153,8 @@ class PreparedPairs:
             target = targets[target_offsets[row] : target_offsets[row + 1]]
             if len(source) != self.lengths[0, index] or len(target) != self.lengths[1, index]:
                 where = f"{self.folder / self.facts['shards'][number]['file']}, row {row}"
-                found, wanted = f"{len(source)} and {len(target)}", " and ".join(map(str, self.lengths[:, index]))
-                raise UserError(f"{where}: {found} tokens, but {wanted} in the index: {_AGAIN}")
+                actual, expected = f"{len(source)} and {len(target)}", " and ".join(map(str, self.lengths[:, index]))
+                raise UserError(f"{where}: {actual} tokens, but {expected} in the index: {_AGAIN}")
             rows.append({"input_ids": source, "labels": target})
         return rows
 
@@ -177,18 +176,13 @@ class PreparedPairs:
         """
         for facts in (self.facts["index"], *self.facts["shards"]):
             path = self._checked_path(facts)
-            if file_sha256(path) != facts["sha256"]:
-                row = self._first_wrong_row(facts, vocab_size)
-                where = f"{path}, row {row}" if row is not None else str(path)
-                raise UserError(f"{where}: the content has changed since it was prepared (checksum): {_AGAIN}")
-        for facts in self.facts["shards"]:
             row = self._first_wrong_row(facts, vocab_size)
-            if row is not None:
-                path = self.folder / facts["file"]
-                raise UserError(f"{path}, row {row}: not of the index's length or the tokenizer's ids: {_AGAIN}")
+            if row is not None or file_sha256(path) != facts["sha256"]:
+                where = str(path) if row is None else f"{path}, row {row}"
+                raise UserError(f"{where}: the content has changed since it was prepared: {_AGAIN}")
 
     def _first_wrong_row(self, facts: dict, vocab_size: int) -> int | None:
-        """First row of a shard whose ids or lengths cannot be right."""
+        """First row of a shard whose ids or lengths cannot be right; None also for the index."""
         if facts not in self.facts["shards"]:
             return None
         number = self.facts["shards"].index(facts)
@@ -211,7 +205,7 @@ _AGAIN = "copy the file again, or remove the folder and prepare it again"
 
 @dataclass(frozen=True)
 class PreparedData:
-    """What lies in a prepared folder."""
+    """An opened prepared folder: its manifest, its tokenizer, and the pairs to train and to validate on."""
 
     folder: Path
     manifest: dict
@@ -256,7 +250,7 @@ def read_manifest(folder: str | Path) -> dict:
 
 
 def _check_fields(manifest: dict) -> None:
-    """Look at everything that is read of a manifest; one edited by hand may lack it."""
+    """Raise ValueError, KeyError or TypeError for a manifest, perhaps edited by hand, that lacks something."""
     shard_schema(manifest["token_type"]), np.dtype(manifest["length_type"])
     missing = {*LIMIT_FIELDS, *TOKENIZER_FIELDS} - manifest["recipe"].keys()
     for part in (TRAIN, VALIDATION):

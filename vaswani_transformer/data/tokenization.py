@@ -137,17 +137,21 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     if missing:
         raise UserError(f"folder {str(folder)!r} holds no tokenizer, {' and '.join(missing)} missing: train one first")
     try:
-        # Said, not left out: transformers would ask on standard input whether to run what lies in the folder.
+        # Without trust_remote_code=False, transformers would ask on standard input whether to run code in the folder.
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # `tokenizers` raises bare Exception for a file that it cannot read
         reason = " ".join(str(error).split())
         raise UserError(f"the tokenizer in {str(folder)!r} is broken ({reason}): save or train it again") from error
 
 
+def tokenizer_state(tokenizer: PreTrainedTokenizerFast) -> dict:
+    """The content of a tokenizer's `tokenizer.json`, without the padding and truncation of earlier calls."""
+    return json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+
+
 def tokenizer_sha256(tokenizer: PreTrainedTokenizerFast) -> str:
-    """SHA-256 of what a tokenizer does, the same for a copy in another folder, in hexadecimal."""
-    # Padding and truncation are left behind by other calls, such as with padding=True, and reset by the next.
-    state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+    """SHA-256 in hexadecimal of all that decides what a tokenizer does; the same for a copy in another folder."""
+    state = tokenizer_state(tokenizer)
     special = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "pad", "eos", "unk")]
     facts = [state, special, bool(tokenizer.split_special_tokens)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -169,9 +173,9 @@ def check_tokenizer_matches(tokenizer: PreTrainedTokenizerFast, config: Any) -> 
     if len(tokenizer) > config.vocab_size:
         faults.append(f"vocabulary size {len(tokenizer)} in the tokenizer, {config.vocab_size} in the model")
     for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
-        given, wanted = getattr(tokenizer, name), getattr(config, name)
-        if given != wanted:
-            faults.append(f"{name} {given} in the tokenizer, {wanted} in the model")
+        in_tokenizer, in_model = getattr(tokenizer, name), getattr(config, name)
+        if in_tokenizer != in_model:
+            faults.append(f"{name} {in_tokenizer} in the tokenizer, {in_model} in the model")
     if faults:
         raise UserError(f"tokenizer does not match the model ({'; '.join(faults)}): use the one saved with the model")
 

@@ -13,6 +13,7 @@ from ..errors import UserError
 from .filtering import KEPT, FilterCounts, check_limits, count_status, pair_status
 from .pair_readers import DEFAULT_COLUMNS
 from .parallel_text import CACHE_VERSION
+from .tokenization import tokenizer_state
 
 _TOKEN_FEATURES = datasets.Features(
     dict.fromkeys(("input_ids", "labels"), datasets.List(datasets.Value("int32")))
@@ -57,12 +58,12 @@ def tokenize_pairs(
             raise UserError("the tokenizer does not append its end token to a text; use one with a </s> template")
         lengths = np.array([[len(ids) for ids in side] for side in sides])
         status = pair_status(texts, lengths, max_length, max_length_ratio)
-        # Of a dropped pair only the status matters: do not store a line of a million tokens.
+        # Only the status of a dropped pair is read: a line of a million tokens is not stored.
         stored = [[[] if code else ids for ids, code in zip(side, status, strict=True)] for side in sides]
         return dict(zip(_TOKEN_FEATURES, (*stored, *lengths, status), strict=True))
 
-    # Padding and truncation are left behind by other calls, such as with padding=True, and reset by ours.
-    state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+    # Not the fingerprint of `datasets`, which changes with the padding that an earlier call has left in the tokenizer.
+    state = tokenizer_state(tokenizer)
     key = json.dumps([CACHE_VERSION, pairs._fingerprint, state, max_length, max_length_ratio or 0.0], sort_keys=True)
     key = hashlib.sha256(key.encode()).hexdigest()[:32]
     # Not beside the input, where `map` would put it: a folder from save_to_disk may be read-only.
@@ -82,9 +83,9 @@ def tokenize_pairs(
 
 
 def pair_lengths(tokenized: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Source and target lengths of all pairs of `tokenize_pairs`, int32, in 4 bytes each.
+    """Source and target lengths of all pairs of `tokenize_pairs`, int32 `(pairs,)` each.
 
-    Asking the dataset for its columns takes hundreds of times as long and 800 bytes a pair once pairs are filtered.
+    Not by the dataset's columns: once pairs are filtered, they take hundreds of times as long and 800 bytes a pair.
     """
     rows = None if tokenized._indices is None else tokenized._indices.column(0).to_numpy()
     columns = (tokenized.data.column(f"{side}_length").to_numpy() for side in ("source", "target"))

@@ -184,7 +184,7 @@ def keep_freed_memory() -> bool:
     """Let glibc keep freed blocks for the next step instead of giving them back to the kernel.
 
     A step of training or of a beam search frees and takes the same large tensors again; by default each of them is
-    fresh memory that the kernel has to clear first (`scripts/benchmark_training_step.py`, and docs/performance.md for
+    fresh memory that the kernel has to clear first (`scripts/benchmarks/training_step.py`, and docs/performance.md for
     decoding). Returns whether the allocator took the settings; elsewhere than on Linux with glibc nothing happens.
     """
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":

@@ -23,8 +23,8 @@ from .local_attention_vaswani import NeighbourMask, restricted_attention
 def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     """`torch.nn.functional.dropout`, with cheaper random numbers on a CPU.
 
-    There torch draws one double a value, which a training step notices (`scripts/benchmark_training_step.py`); here one
-    64-bit number decides on four values, so p is met to within 1/65536, with the scale that belongs to it. Random
+    There torch draws one double a value, which costs a training step time (`scripts/benchmarks/training_step.py`); here
+    one 64-bit number decides on four values, so p is met to within 1/65536, with the scale that belongs to it. Random
     numbers come from torch's default generator, so that seeds and checkpoints work as usual.
 
     Args:

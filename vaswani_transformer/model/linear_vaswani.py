@@ -1,8 +1,8 @@
 """Linear layers where nothing is learned, at their quickest.
 
 On a CPU `torch.nn.Linear` computes float32 with MKL; oneDNN, which is part of torch, was 1.1 to 2.1 times as fast for
-the shapes of decoding (`scripts/benchmark_linear.py`). Public functions reach it only by converting inputs and outputs;
-the operator that torch.compile uses does without. It is private, so it is tried out before it is used, and
+the shapes of decoding (`scripts/benchmarks/linear.py`). Public functions reach it only by converting inputs and
+outputs; the operator that torch.compile uses does without. It is private, so it is tried out before it is used, and
 `torch.nn.Linear` computes where it fails.
 
 This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.

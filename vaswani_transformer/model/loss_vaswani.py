@@ -57,7 +57,7 @@ def projected_cross_entropy(
     """`label_smoothed_cross_entropy` of the logits `hidden @ weight.T`, which never exist all at once.
 
     25,000 tokens of a vocabulary of 37,000 are 1.9 GB of bf16 logits, and as much again for their gradient. Products
-    are computed in autocast's type where it is on. `scripts/benchmark_loss.py` measures time and memory.
+    are computed in autocast's type where it is on. `scripts/benchmarks/loss.py` measures time and memory.
 
     Args:
         hidden: `(..., d_model)`, float32 or bf16.

@@ -16,7 +16,6 @@ from ..errors import UserError
 from .linearization import is_close, is_open, is_tag_among_words
 from .trees import escape
 
-DEFAULT_VOCAB_SIZE = 16_000  # Section 6.3, trained on the Wall Street Journal alone
 TREE_TOKENS = "tree_tokens"  # entry of `tokenizer_config.json`: all brackets and tags
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 _SPACE = "Ġ"  # the space before a word, in the byte-level alphabet
@@ -34,7 +33,7 @@ def sentence_text(words: Iterable[str]) -> str:
 
 
 def train_parser_tokenizer(
-    sentences: Iterable[str], tree_tokens: Sequence[str], vocab_size: int = DEFAULT_VOCAB_SIZE
+    sentences: Iterable[str], tree_tokens: Sequence[str], vocab_size: int
 ) -> PreTrainedTokenizerFast:
     """Train a tokenizer that `AutoTokenizer` can load.
 

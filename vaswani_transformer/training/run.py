@@ -232,7 +232,7 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     check_tokenizer_matches(tokenizer, config)
     set_seed(recipe.seed)
     model = VaswaniForConditionalGeneration(config)
-    # On a CPU torch's fused attention is slow backwards for short sequences: scripts/benchmark_training_step.py.
+    # On a CPU torch's fused attention is slow backwards for short sequences: scripts/benchmarks/training_step.py.
     # Eager attention is the faster one on a CPU, but knows no blocks of neighbours.
     automatic = "eager" if on_cpu() and recipe.attention_window is None else "sdpa"
     attention = automatic if recipe.attention == "auto" else recipe.attention

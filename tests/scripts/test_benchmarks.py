@@ -1,5 +1,6 @@
 """The benchmark of training: its clock on a made-up log, and every contestant for a second on generated pairs."""
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -71,3 +72,12 @@ def test_every_contestant_trains_and_the_table_is_whole(tmp_path):
     for row in values.values():
         assert float(row["target tokens/s"].replace(",", "")) > 0
         assert float(row["padding"].rstrip("%")) < 60
+
+
+def test_scripts_that_the_pages_name_are_there():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    named = {name for page in pages for name in re.findall(r"scripts/[\w/]+\.(?:py|yaml)", page.read_text("utf-8"))}
+    assert len(named) > 10 and all((ROOT / name).is_file() for name in named)
+    measured = {f"scripts/benchmarks/{path.name}" for path in SCRIPTS.glob("*.py")}
+    helpers = {f"scripts/benchmarks/{name}.py" for name in ("process_clock", "training_contestants")}
+    assert measured - helpers == named & measured  # each is the source of a figure

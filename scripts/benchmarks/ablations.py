@@ -10,10 +10,8 @@ test_2016_flickr: the last checkpoint and the average of the last five, and the 
 """
 
 import argparse
-import contextlib
 import sys
 from pathlib import Path
-from unittest import mock
 
 import torch
 from safetensors.torch import load_file
@@ -40,8 +38,8 @@ from vaswani_transformer.experiments.translation import (
     train_cell,
     with_target,
 )
-from vaswani_transformer.training import run as training_run
 from vaswani_transformer.training.checkpoints import WEIGHTS, complete_checkpoints
+from vaswani_transformer.training.run import new_model, train
 from vaswani_transformer.training.run_folder import CHECKPOINTS
 
 BASELINE = with_target("de") | {
@@ -76,24 +74,17 @@ SEARCHES = {
 }
 
 
-@contextlib.contextmanager
-def normal_weights():
-    """Models start with transformers' usual weights, normal(0, 0.02), in place of their own."""
-    own = training_run.new_model
-
-    def new_model(*arguments):
-        model = own(*arguments)
-        torch.manual_seed(0)
-        for module in model.modules():
-            if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
-                torch.nn.init.normal_(module.weight, std=0.02)
-            if getattr(module, "bias", None) is not None:
-                torch.nn.init.zeros_(module.bias)
-        model.tie_weights()
-        return model
-
-    with mock.patch.object(training_run, "new_model", new_model):
-        yield
+def normal_model(recipe, tokenizer):
+    """A model that starts with transformers' usual weights, normal(0, 0.02), in place of its own."""
+    model = new_model(recipe, tokenizer)
+    torch.manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            torch.nn.init.normal_(module.weight, std=0.02)
+        if getattr(module, "bias", None) is not None:
+            torch.nn.init.zeros_(module.bias)
+    model.tie_weights()
+    return model
 
 
 class Ablations(TranslationExperiment):
@@ -115,7 +106,9 @@ class Ablations(TranslationExperiment):
         training = self.training(setup, cell)
         recipe = self.recipe(setup, training, folder)
         if not (folder / WEIGHTS).exists():
-            with normal_weights() if cell.name == NORMAL else contextlib.nullcontext():
+            if cell.name == NORMAL:
+                train(recipe, build_model=normal_model)
+            else:
                 train_cell(setup, recipe)
         sources, references = data_pairs(recipe, training.test_source, training.test_target, None)
         words = sum(len(reference.split()) for reference in references)

@@ -1,4 +1,4 @@
-"""Prepared pairs as training reads them: the same training as on the text, and damage that is told before it."""
+"""Prepared pairs as training reads them: the same training as on the text, and damage that is reported before it."""
 
 import dataclasses
 import json
@@ -50,7 +50,7 @@ def test_training_on_prepared_pairs_and_on_text_gives_the_same_weights(recipe, t
     assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
 
 
-def test_a_run_goes_on_with_the_same_prepared_pairs_elsewhere_and_with_no_others(recipe, tmp_path):
+def test_a_run_is_resumed_with_the_same_prepared_pairs_elsewhere_and_with_no_others(recipe, tmp_path):
     recipe = dataclasses.replace(
         recipe, max_steps=2, warmup_steps=2, evaluate_every=2, validation_bleu=0, average_checkpoints=0
     )
@@ -228,7 +228,7 @@ def test_a_row_that_has_changed_is_named_when_it_is_read_and_by_the_check(prepar
     damaged = open_prepared(prepared_copy).train
     start = pairs.facts["shards"][0]["rows"]
     damaged.__getitems__(list(range(start)))
-    for row in (7, 8):  # where row 7 ends, row 8 begins
+    for row in (7, 8):  # where row 7 ends, row 8 starts
         assert f"train-00001.arrow, row {row}: " in error_of(damaged.__getitems__, [start + row])
     assert "train-00001.arrow, row 7: the content has changed" in error_of(verify_prepared, prepared_copy)
 

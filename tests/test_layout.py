@@ -17,7 +17,7 @@ SHELVES = [
     "data",
     "loading",
     "training decoding",
-    "attention parsing export importing hub serving",
+    "attention parsing export importing hub",
     "experiments",
     "cli",
     "__main__",

@@ -175,7 +175,7 @@ def _open_output(arguments: argparse.Namespace, files, scans: dict[str, TextScan
     """The output; where it resumes one whose seed was drawn, the translator gets that seed."""
     is_drawn = arguments.seed is None and files.translator.seed is not None
     drawn = {"--seed": files.translator.seed} if is_drawn else {}
-    lines = files.layout.lines_per_record(arguments.nbest or 1)
+    lines = 1 if arguments.format == "json" else arguments.nbest or 1
     output = open_output(arguments, scans, files.window, lines, drawn)
     if isinstance(output, ResumableOutput):
         files.translator.seed = output.settings.get("--seed")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from .command import add_command
-from .files import check_files, written_at_the_end
+from .files import check_files, option_flag, written_at_the_end
 from .options import (
     add_length_penalty,
     add_model_argument,
@@ -27,9 +27,8 @@ def _add_pairs(parser: argparse.ArgumentParser, target: str, help_text: str) -> 
     """Add the model and the two files of line-aligned pairs."""
     add_model_argument(parser)
     parser.add_argument("--source", required=True, metavar="FILE", help="sources, one a line (.gz works)")
-    parser.add_argument(
-        f"--{target}", required=True, metavar="FILE", help=f"{help_text}, line n for line n of --source"
-    )
+    how = f"{help_text}, line n for line n of --source"
+    parser.add_argument(f"--{target}", required=True, metavar="FILE", help=how)
 
 
 def _pairs(source: str, target: str) -> Iterator[tuple[str, str]]:
@@ -45,11 +44,8 @@ def add_evaluate(commands) -> None:
     parser.add_argument("--output", metavar="FILE", help="also write the translations here")
     parser.add_argument("--json", metavar="FILE", help="also write the scores here, and how they were obtained")
     parser.add_argument("--test-set", metavar="NAME", help="its name in the --json file (default: from the file names)")
-    parser.add_argument(
-        "--paper-bleu",
-        metavar="LANGUAGE",
-        help="also BLEU as the paper computed it: Moses' tokens of this language (de, fr, ...), German compounds split",
-    )
+    how = "also BLEU as the paper computed it: Moses' tokens of this language (de, fr, ...), German compounds split"
+    parser.add_argument("--paper-bleu", metavar="LANGUAGE", help=how)
     add_search_options(parser, exact=True)
     add_model_options(parser, ensemble=False)
 
@@ -108,13 +104,8 @@ def _how_obtained(arguments: argparse.Namespace, translator) -> dict:
     generation = search_settings(translator.model.generation_config) | translator.generate_options
     if arguments.exact:
         generation["exact"] = True
-    options = {
-        "--beams": arguments.beams,
-        "--length-penalty": arguments.length_penalty,
-        "--max-new-tokens": arguments.max_new_tokens,
-        "--exact": arguments.exact,
-        "--precision": arguments.precision,
-    }
+    names = ("beams", "length_penalty", "max_new_tokens", "exact", "precision")
+    options = {option_flag(name): getattr(arguments, name) for name in names}
     record = evaluation_record(
         arguments.model, arguments.source, arguments.reference, generation, options, arguments.test_set
     )

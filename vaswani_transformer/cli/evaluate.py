@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from .command import add_command
-from .files import check_files, option_flag, written_at_the_end
+from .files import check_files, option_flag, write_result
 from .options import (
     add_length_penalty,
     add_model_argument,
@@ -70,30 +70,25 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     translator = Translator(model, tokenizer, arguments.tokens_per_batch, **generate_options(arguments, model))
     # What was read is hashed before anything is written.
     how = _how_obtained(arguments, translator) if arguments.json else {}
-    with contextlib.ExitStack() as stack:
-        text_file, scores_file = (
-            stack.enter_context(written_at_the_end(Path(path))) if path else None
-            for path in (arguments.output, arguments.json)
-        )
-        losses, counts = score_pairs(model, tokenizer, *map(list, zip(*filled, strict=True)))
-        started = time.monotonic()
-        with tqdm(total=len(sources), desc="translating", unit=" sentences", file=sys.stderr) as bar:
-            translations = list(translator.translate(sources, progress=bar))
-        seconds = time.monotonic() - started
-        scores = score_translations(translations, references) | {"perplexity": perplexity(losses, counts)}
-        if arguments.paper_bleu:
-            scores["paper_bleu"] = paper_bleu(translations, references, arguments.paper_bleu)
-        scores |= {"sentences": len(sources), "seconds": round(seconds, 1)} | how
-        if text_file is not None:
-            text_file.writelines(line + "\n" for line in translations)
-        if scores_file is not None:
-            scores_file.write(json.dumps(scores, indent=2) + "\n")
+    losses, counts = score_pairs(model, tokenizer, *map(list, zip(*filled, strict=True)))
+    started = time.monotonic()
+    with tqdm(total=len(sources), desc="translating", unit=" sentences", file=sys.stderr) as bar:
+        translations = list(translator.translate(sources, progress=bar))
+    seconds = time.monotonic() - started
+    scores = score_translations(translations, references) | {"perplexity": perplexity(losses, counts)}
+    if arguments.paper_bleu:
+        scores["paper_bleu"] = paper_bleu(translations, references, arguments.paper_bleu)
+    scores |= {"sentences": len(sources), "seconds": round(seconds, 1)} | how
     print(f"BLEU {scores['bleu']:.2f}  ({scores['bleu_signature']})")
     if arguments.paper_bleu:
         print(f"BLEU {scores['paper_bleu']:.2f}  (tokenised, as in the paper)")
     print(f"chrF {scores['chrf']:.2f}  ({scores['chrf_signature']})")
     print(f"perplexity {scores['perplexity']:.3f} a target token, {scores['exact_match']:.1f}% of sentences exact")
     print(f"{len(sources):,} sentences translated in {seconds:.1f} s")
+    if arguments.output:
+        write_result(Path(arguments.output), "".join(line + "\n" for line in translations))
+    if arguments.json:
+        write_result(Path(arguments.json), json.dumps(scores, indent=2) + "\n")
     return 0
 
 
@@ -144,29 +139,26 @@ def _score(arguments: argparse.Namespace) -> int:
     rule = LengthRule.of(model.generation_config, {"length_penalty": arguments.length_penalty})
     pairs, window = _pairs(arguments.source, arguments.target), arguments.window or WINDOW_LINES
     sums, number = {"pairs": 0, "tokens": 0, "log_probability": 0.0}, 0
-    with contextlib.ExitStack() as stack:
-        sums_file = stack.enter_context(written_at_the_end(Path(arguments.json))) if arguments.json else None
-        output = StreamOutput(sys.stdout if arguments.output is None else Path(arguments.output))
-        stack.callback(output.close)
-        with tqdm(total=total, desc="scoring", unit=" pairs", file=sys.stderr, smoothing=0) as bar:
-            for scores in score_windows(model, tokenizer, pairs, window, arguments.tokens_per_batch):
-                output.write("".join(_line(*pair, rule, arguments) for pair in enumerate(scores, number + 1)))
-                number += len(scores)
-                bar.update(len(scores))
-                for score in filter(None, scores):
-                    sums["pairs"] += 1
-                    sums["tokens"] += len(score.tokens)
-                    sums["log_probability"] += score.log_probability
-        if not sums["pairs"]:
-            raise UserError("all pairs have a blank side: there is nothing to score")
-        sums = {"perplexity": perplexity([-sums["log_probability"]], [sums["tokens"]])} | sums
-        print(
-            f"perplexity {sums['perplexity']:.3f} a target token: log-probability {sums['log_probability']:,.2f} of"
-            f" {sums['tokens']:,} tokens in {sums['pairs']:,} pairs",
-            file=sys.stderr,
-        )
-        if sums_file is not None:
-            sums_file.write(json.dumps(sums, indent=2) + "\n")
+    output = StreamOutput(sys.stdout if arguments.output is None else Path(arguments.output))
+    with contextlib.closing(output), tqdm(total=total, desc="scoring", unit=" pairs", smoothing=0) as bar:
+        for scores in score_windows(model, tokenizer, pairs, window, arguments.tokens_per_batch):
+            output.write("".join(_line(*pair, rule, arguments) for pair in enumerate(scores, number + 1)))
+            number += len(scores)
+            bar.update(len(scores))
+            for score in filter(None, scores):
+                sums["pairs"] += 1
+                sums["tokens"] += len(score.tokens)
+                sums["log_probability"] += score.log_probability
+    if not sums["pairs"]:
+        raise UserError("all pairs have a blank side: there is nothing to score")
+    sums = {"perplexity": perplexity([-sums["log_probability"]], [sums["tokens"]])} | sums
+    print(
+        f"perplexity {sums['perplexity']:.3f} a target token: log-probability {sums['log_probability']:,.2f} of"
+        f" {sums['tokens']:,} tokens in {sums['pairs']:,} pairs",
+        file=sys.stderr,
+    )
+    if arguments.json:
+        write_result(Path(arguments.json), json.dumps(sums, indent=2) + "\n")
     return 0
 
 

@@ -2,20 +2,21 @@
 
 import argparse
 import contextlib
+import errno
 import os
-import shutil
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations, islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ..data.text_files import TextScan, decode_lines, read_lines
 from ..decoding.ensemble import COMBINATIONS
 from ..decoding.output import ResumableOutput, StreamOutput
 from ..errors import UserError
 from ..evaluation.records import model_sha256
-from ..files import written_whole
+from ..files import write_text
 
 # Arguments that change no line of the output, and those whose content counts and not their name.
 _FREE = {"model", "ensemble", "sentences", "input", "output", "prefix", "resume", "device", "long_lines"}
@@ -44,6 +45,7 @@ def check_files(arguments: argparse.Namespace, read: Sequence[str], written: Seq
     Raises:
         UserError: naming the option: for a folder in a file's place, a file to write whose folder is missing, or a file
             that would be written twice, or both read and written (devices and pipes may be).
+        PermissionError: for a file that may not be written.
     """
     paths: dict[str, Path] = {}
     for name in (*read, *written):
@@ -59,6 +61,8 @@ def check_files(arguments: argparse.Namespace, read: Sequence[str], written: Seq
         if name in written and not folder.is_dir():
             fix = "is a file, not a folder: give another file" if folder.exists() else "is not there: make it first"
             raise UserError(f"{option_flag(name)} is {value}, and the folder {path.parent} {fix}")
+        if name in written and not os.access(path if path.exists() else folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), value)
     for other, name in combinations(paths, 2):
         if name in written and _are_same_file(paths[name], paths[other]):
             flags = option_flag(name), option_flag(other)
@@ -71,25 +75,15 @@ def _are_same_file(path: Path, other: Path) -> bool:
     return path.resolve() == other.resolve()
 
 
-@contextlib.contextmanager
-def written_at_the_end(path: Path) -> Iterator[TextIO]:
-    """A text file to write, which takes the place of an earlier one only once all of it is there."""
-    target = path.resolve()  # a link stays one
-    if target.exists() and not target.is_file():  # a device or a pipe
-        with path.open("w", encoding="utf-8") as file:
-            yield file
+def write_result(path: Path, text: str) -> None:
+    """Write a text file, through links and with the permissions of an earlier one, or to a device or a pipe."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
         return
-    if target.exists():
-        target.open("r+").close()  # one that is protected is reported now
-    with written_whole(target) as new:
-        try:
-            file = new.open("w", encoding="utf-8")
-        except OSError as error:
-            raise type(error)(error.errno, error.strerror, str(path)) from error
-        with file:
-            yield file
-        if target.exists():
-            shutil.copymode(target, new)
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+    write_text(path.resolve(), text)
+    if mode is not None:
+        path.chmod(mode)
 
 
 def input_lines(path: str | None) -> Iterator[str]:

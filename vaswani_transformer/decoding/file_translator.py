@@ -61,12 +61,9 @@ def with_prefixes(lines: Iterable[str], prefixes: Path) -> Iterator[tuple[str, s
         UserError: as soon as one of them ends before the other.
     """
     for number, (line, prefix) in enumerate(zip_longest(lines, read_lines(prefixes))):
-        if prefix is None:
-            raise UserError(
-                f"{prefixes} has {number:,} lines and the input has more: give one for each line, empty for none"
-            )
-        if line is None:
-            raise UserError(f"{prefixes} has more lines than the input's {number:,}: give one for each line")
+        if prefix is None or line is None:
+            short, long = (prefixes, "the input") if prefix is None else ("the input", prefixes)
+            raise UserError(f"{short} has {number:,} lines and {long} has more: give a prefix for each, empty for none")
         yield line, prefix
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import translating
 import yaml
 from conftest import TINY_RECIPE
 from model_folders import write_model
@@ -18,6 +19,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from vaswani_transformer.cli.main import main, make_parser
 from vaswani_transformer.recipes.recipe import Recipe
 
+fails = translating.fails
 TINY = TINY_RECIPE | {"max_steps": 6, "evaluate_every": 3, "validation_bleu": 10, "average_checkpoints": 2}
 
 
@@ -33,26 +35,6 @@ def model(tmp_path_factory, recipe, cache):
     folder = tmp_path_factory.mktemp("model") / "tiny"
     assert main(["train", str(recipe), "--output", str(folder), "--quiet"]) == 0
     return folder
-
-
-@pytest.fixture
-def fails(capsys):
-    """Runs a command that must fail, and returns the one line it prints to standard error."""
-
-    def run(*arguments, status=2):
-        capsys.readouterr()
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as exit_:
-            code = exit_.code
-        error = capsys.readouterr().err
-        assert code == status, error
-        lines = [line for line in error.splitlines() if line.startswith("error: ")]
-        assert len(lines) == 1 and error.rstrip().endswith(lines[0]), error
-        assert "Traceback" not in error
-        return lines[0]
-
-    return run
 
 
 def test_training_leaves_a_complete_folder_that_stock_classes_load(model):

@@ -20,26 +20,7 @@ from vaswani_transformer.hardware import choose_device
 
 model = translating.model
 source = translating.source
-
-
-@pytest.fixture
-def fails(capsys, monkeypatch):
-    """Runs a command that must fail, with status 2 and before a model is loaded; returns its one line."""
-
-    def loading(*_, **__):
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr("vaswani_transformer.cli.options.load_for_decoding", loading)
-
-    def call(*arguments):
-        for command in ("translate", "evaluate"):
-            monkeypatch.setattr(f"vaswani_transformer.cli.{command}.load_for_decoding", loading)
-        capsys.readouterr()
-        assert run(*arguments) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        return line
-
-    return call
+fails = translating.fails
 
 
 @pytest.mark.parametrize("name", ["meta", "mps", "xla", "hpu", "no such device", "cpu:x"])

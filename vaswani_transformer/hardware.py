@@ -98,8 +98,8 @@ def accelerator() -> torch.device | None:
     return torch.accelerator.current_accelerator(check_available=True)
 
 
-def choose_device(name: str = "auto") -> torch.device:
-    """The device of this name; `"auto"` takes an accelerator if there is one, each of several processes its own.
+def choose_device(name: str | int | torch.device = "auto") -> torch.device:
+    """The device of this name or number; `"auto"` takes an accelerator if any, each of several processes its own.
 
     Raises:
         UserError: for a device that torch does not know or that is not there.
@@ -114,7 +114,7 @@ def choose_device(name: str = "auto") -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, ImportError) as error:
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:
         reason = str(error).splitlines()[0].split(". ")[0]
         if isinstance(error, NotImplementedError | ImportError):  # pages about how to build torch
             reason = "this torch was built without it"
@@ -156,9 +156,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # names and numbers of <malloc.h>
 def keep_freed_memory() -> bool:
     """Let glibc keep freed blocks for the next step instead of giving them back to the kernel.
 
-    A step of training or of a beam search frees and takes the same large tensors again; by default each of them is
-    fresh memory that the kernel has to clear first (`scripts/benchmark_training_step.py`, and docs/performance.md for
-    decoding). Returns whether the allocator took the settings; elsewhere than on Linux with glibc nothing happens.
+    By default each large tensor of a step is fresh memory that the kernel has to clear first (docs/performance.md).
+    Returns whether the allocator took the settings; elsewhere than on Linux with glibc nothing happens.
     """
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return False

@@ -68,6 +68,12 @@ def test_a_file_to_write_needs_a_folder(tmp_path, fails, command, option):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.de", "a.en", "folder"]
 
 
+def test_a_file_that_may_not_be_written_is_reported_first(tmp_path, fails, monkeypatch):
+    words = ["score", "MODEL", *COMMANDS["score"](*files_of(tmp_path))]
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert fails(*words, "--json", tmp_path / "x", status=1) == f"error: Permission denied ({tmp_path}/x)"
+
+
 @pytest.mark.parametrize("name", [name for name, (_, most) in _RANGES.items() if isinstance(most, int)])
 def test_a_number_beyond_its_range_is_refused_with_both_ends(fails, name):
     flag, (least, most) = "--" + name.replace("_", "-"), _RANGES[name]

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from transformers import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
@@ -16,7 +15,7 @@ from transformers import (
 from transformers.pipelines.base import Pipeline
 
 from ..errors import UserError, one_line
-from ..hardware import accelerator, on_cpu
+from ..hardware import choose_device, on_cpu
 from ..loading import refuse_exported
 from ..model.pipeline_vaswani import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
 
@@ -90,7 +89,8 @@ def pipeline(
     placed = device_map if device_map is not None else (model_kwargs or {}).get("device_map")
     if device is not None and placed is not None:
         raise UserError(f"device is {device!r} and device_map is {placed!r}: give one of the two")
-    _check_device(device)
+    if device is not None and not (isinstance(device, int) and (device < 0 or on_cpu())):  # as in transformers
+        choose_device(device)  # refused before a model is loaded for it
     use_fast = options.pop("use_fast", True)
     hub |= {name: value for name, value in (model_kwargs or {}).items() if name in ("cache_dir", "subfolder")}
     if isinstance(model, str):
@@ -132,20 +132,6 @@ def _is_seq2seq(config: PreTrainedConfig) -> bool:
     remote = getattr(config, "auto_map", None)
     remote = isinstance(remote, dict) and "AutoModelForSeq2SeqLM" in remote
     return remote or type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
-
-
-def _check_device(device: Any) -> None:
-    """Refuse a device that is not there before a model is loaded for it; a number counts accelerators, if any."""
-    if device is None:
-        return
-    try:
-        if isinstance(device, int):
-            if device < 0 or on_cpu():
-                return  # the CPU
-            device = torch.device(accelerator().type, device)
-        torch.empty(1, device=torch.device(device))
-    except Exception as error:
-        raise UserError(f"cannot use device {device!r}: {one_line(error, 200)}") from error
 
 
 def _check_task_settings(model: Any) -> None:

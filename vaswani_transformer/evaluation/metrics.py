@@ -67,10 +67,10 @@ def perplexity(losses: Sequence[float], counts: Sequence[int]) -> float:
     return math.exp(min(math.fsum(losses) / sum(counts), 700.0))
 
 
-def score_translations(predictions: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> dict:
-    """The scores of `TranslationMetric`, without its files; `tokenize` is sacreBLEU's tokenisation for BLEU."""
+def score_translations(predictions: Sequence[str], references: Sequence[str]) -> dict:
+    """The scores of `TranslationMetric`, without its files."""
     _check_pairs(predictions, references)
-    bleu, chrf = BLEU(tokenize=tokenize), CHRF()
+    bleu, chrf = BLEU(), CHRF()
     exact = sum(prediction == reference for prediction, reference in zip(predictions, references, strict=True))
     return {
         "bleu": bleu.corpus_score(predictions, [references]).score,

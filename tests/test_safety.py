@@ -63,17 +63,13 @@ def edit_config(folder: Path, **changes) -> None:
 
 
 @pytest.mark.parametrize("load", [AutoModelForSeq2SeqLM, VaswaniForConditionalGeneration])
-def test_pickled_weights_are_refused_with_the_way_to_convert_them(folder, tmp_path, load):
+def test_pickled_weights_are_refused_with_the_way_to_convert_them(folder, capsys, load):
     pickle_weights(folder)
     with pytest.raises(ValueError, match=r"pytorch_model\.bin, a pickle.*vaswani convert") as caught:
         load.from_pretrained(folder)
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="safetensors only"):
         load.from_pretrained(folder, use_safetensors=False)
-
-
-def test_the_command_refuses_pickled_weights_in_one_line(folder, capsys):
-    pickle_weights(folder)
     assert main(["translate", str(folder), "words"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "vaswani convert" in error
@@ -143,15 +139,10 @@ def test_no_command_runs_code_or_asks_whether_to(folder, tmp_path, monkeypatch, 
         pickle_weights(folder)
     (tmp_path / "lines").write_text("words\n")
     lines = str(tmp_path / "lines")
-    options = {
-        "translate": [],
-        "evaluate": ["--source", lines, "--reference", lines],
-        "convert": [],
-        "push": ["me/model", "--dry-run"],
-    }
+    options = {"evaluate": ["--source", lines, "--reference", lines], "push": ["me/model", "--dry-run"]}
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"y\n" * 10)))
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a command asked a question"))
-    status = main([command, str(folder), *options[command]])
+    status = main([command, str(folder), *options.get(command, ())])
     assert not (tmp_path / "ran").exists()
     if not (command == "convert" and file == "tokenizer_config.json"):  # reads no tokenizer
         assert status == 2 and capsys.readouterr().err.splitlines()[-1].startswith("error: ")
@@ -168,7 +159,7 @@ def test_installed_code_wins_even_where_remote_code_is_trusted(folder):
 # Damaged and hostile files ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kept", [0, 4, 200, 0.5, 0.999])
+@pytest.mark.parametrize("kept", [0, 200, 0.999])
 def test_truncated_weights_are_one_clear_error(folder, kept, capsys):
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: kept if isinstance(kept, int) else int(kept * len(whole))])
@@ -206,13 +197,9 @@ def test_a_damaged_shard_is_named(folder):
     [
         {"vocab_size": 10**12},
         {"d_model": 10**9, "d_k": 8, "d_v": 8},
-        {"d_ff": 2**60},
         {"encoder_layers": 10**9},
-        {"decoder_layers": 1001},
         {"num_heads": 10**8, "d_k": 64, "d_v": 64},
         {"max_position_embeddings": 10**14, "position_encoding": "learned"},
-        {"vocab_size": -1},
-        {"d_model": "wide"},
         {"dropout": 7.0},
         {"num_labels": 10**12},
         {"layer_norm_eps": float("inf")},
@@ -266,20 +253,24 @@ def test_a_configuration_far_larger_than_its_weights_allocates_nothing(folder, t
 
 
 @pytest.mark.parametrize(
-    "changes", [{"encoder_layers": 3}, {"encoder_layers": 1}, {"d_ff": 41}, {"vocab_size": 260}], ids=str
+    ("changes", "words"),
+    [
+        ({"encoder_layers": 3}, ["missing"]),
+        ({"encoder_layers": 1}, ["unexpected"]),
+        ({"d_ff": 41}, ["fc1", "(40", "(41"]),
+    ],
+    ids=str,
 )
-def test_the_command_refuses_a_configuration_of_another_model(folder, changes, capsys):
+def test_the_command_refuses_a_configuration_of_another_model(folder, changes, words, capsys):
     edit_config(folder, **changes)
     assert main(["translate", str(folder), "words"]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "error: " in error
+    assert error.count("\n") == 1 and "error: " in error and all(word in error for word in words)
 
 
 def test_a_weight_with_a_name_of_another_model_is_refused(folder):
-    weights = load_file(folder / "model.safetensors")
-    save_file(
-        {f"other.{name}": tensor for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"}
-    )
+    weights = {f"other.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match="does not fit"):
         load_model(folder)
 
@@ -305,11 +296,8 @@ def test_a_tied_model_is_untied_when_asked(folder):
     untied = AutoModelForSeq2SeqLM.from_pretrained(folder, tie_word_embeddings=False)
     inputs = {"input_ids": random_ids(2, 5), "decoder_input_ids": random_ids(2, 4, seed=1)}
     assert torch.equal(untied(**inputs).logits, tied(**inputs).logits)
-    matrices = [
-        untied.lm_head.weight,
-        untied.model.encoder.embed_tokens.weight,
-        untied.model.decoder.embed_tokens.weight,
-    ]
+    stacks = untied.model.encoder, untied.model.decoder
+    matrices = [untied.lm_head.weight, *(stack.embed_tokens.weight for stack in stacks)]
     assert len({matrix.data_ptr() for matrix in matrices}) == 3
     base = AutoModel.from_pretrained(folder, tie_word_embeddings=False)
     assert torch.equal(base.decoder.embed_tokens.weight, tied.model.shared.weight)
@@ -318,12 +306,9 @@ def test_a_tied_model_is_untied_when_asked(folder):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"max_extra_tokens": "x"},
         {"max_extra_tokens": -500},
         {"max_extra_tokens": 1000.0},
-        {"num_beams": 0},
         {"num_beams": "4"},
-        {"num_beams": 4.5},
         {"num_beams": 10**8},
         {"num_beams": True},
         {"length_penalty": "a"},
@@ -359,10 +344,3 @@ def test_a_search_that_returns_more_than_tokens_translates(folder, capsys):
     path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
     assert main(["translate", str(folder), "words"]) == 0
     assert capsys.readouterr().out == plain
-
-
-def test_a_mismatch_names_the_weight_and_both_shapes(folder, capsys):
-    edit_config(folder, d_ff=41)
-    assert main(["translate", str(folder), "words"]) == 2
-    error = capsys.readouterr().err
-    assert "fc1" in error and "(40" in error and "(41" in error

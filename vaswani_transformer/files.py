@@ -26,11 +26,7 @@ def unfinished(path: Path) -> Path:
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Name to write a file under; it gets its own, in place of an earlier file, once all of it is on the disk.
-
-    Raises:
-        OSError: if it cannot be written; the earlier file is then still there, and nothing else.
-    """
+    """Name to write a file under; it gets its own, in place of an earlier file, once all of it is on the disk."""
     new = unfinished(path.with_name(f"{path.name}.{os.getpid()}"))
     try:
         yield new
@@ -42,11 +38,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that at any moment holds the earlier text or all of the new one.
-
-    Raises:
-        OSError: as `written_whole`.
-    """
+    """Write a file that at any moment holds the earlier text or all of the new one."""
     with written_whole(path) as new:
         new.write_text(text, encoding="utf-8")
 
@@ -73,12 +65,9 @@ def remove(folder: Path) -> None:
 
 
 def place_files(folder: Path, final: Path, last: str) -> None:
-    """Move the files of a folder into another, each in place of one of its name, and remove the empty folder.
+    """Move the files of a folder into `final`, on the same disk, replacing those of the same names; `last` comes last.
 
-    Args:
-        folder: what to move; on the same disk.
-        final: where to.
-        last: name of the file whose being there means that all are.
+    Its being there means that all are.
     """
     pending = unfinished(final / last)
     for path in folder.iterdir():
@@ -92,12 +81,11 @@ def place_files(folder: Path, final: Path, last: str) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what writing and removing left in a folder when they were cut off."""
-    for prefix in (WRITING, REMOVING):
-        for path in folder.glob(f"{prefix}*"):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+    for path in (*folder.glob(f"{WRITING}*"), *folder.glob(f"{REMOVING}*")):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def file_sha256(path: str | Path) -> str:

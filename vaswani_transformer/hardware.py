@@ -1,10 +1,9 @@
-"""What devices can multiply at most: published figures, the paper's, and a measurement of this machine."""
+"""Devices and precisions: which ones are here, and what they can multiply at most."""
 
 import ctypes
 import os
 import platform
 import re
-import time
 from dataclasses import dataclass
 
 import torch
@@ -22,19 +21,12 @@ UTILISATION_SOURCE = (
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of device; peaks of dense matrix products in TFLOPS, 0 where it does not compute in that precision.
+    """One kind of device; peaks of dense matrix products in TFLOPS, 0 where it does not compute in that precision."""
 
-    Args:
-        fp32: in float32 without TF32, which this package does not switch on.
-        fp16: in fp16 with float32 sums.
-        bf16: in bf16 with float32 sums.
-        source: where the figures are from.
-    """
-
-    fp32: float
-    fp16: float = 0.0
+    fp32: float  # without TF32, which this package does not switch on
+    fp16: float = 0.0  # with float32 sums, like bf16
     bf16: float = 0.0
-    source: str = "published dense peak"
+    source: str = "published dense peak"  # of the figures
 
     def peak(self, precision: str, name: str) -> tuple[str, float]:
         """The precision that training takes on it, and the peak in FLOP/s.
@@ -88,67 +80,48 @@ def parse_device(text: str) -> tuple[str, int | None]:
 
 
 def measure_device(precision: str, seconds: float = 1.0) -> Device:
-    """This machine's rate of multiplying matrices in a precision, as a device of that one precision.
+    """This machine's rate of multiplying matrices in `"fp32"`, `"fp16"` or `"bf16"`, as a device of that precision."""
+    from torch.utils.benchmark import Timer
 
-    Args:
-        precision: `"fp32"`, `"fp16"` or `"bf16"`.
-        seconds: how long to multiply.
-    """
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    device = torch.device("cpu") if accelerator is None else accelerator
+    device = accelerator() or torch.device("cpu")
     size = 1024 if device.type == "cpu" else 8192
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    left @ right  # the first product sets things up
-    rates, begin = [], time.perf_counter()
-    while time.perf_counter() < begin + seconds or len(rates) < 3:
-        _wait(device)
-        start = time.perf_counter()
-        for _ in range(4):
-            left @ right
-        _wait(device)
-        rates.append(4 * 2 * size**3 / (time.perf_counter() - start))
-    peak = sorted(rates)[int(0.9 * len(rates))] / 1e12  # near the best: other programs only ever slow it down
+    timer = Timer("left @ right", globals={"left": left, "right": right}, num_threads=torch.get_num_threads())
+    times = sorted(timer.blocked_autorange(min_run_time=seconds).times)
+    peak = 2 * size**3 / times[len(times) // 10] / 1e12  # near the best: other programs only ever slow it down
     return Device(**{"fp32": 0.0, precision: peak}, source=f"measured on this {device.type}")
 
 
-def _wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
+def accelerator() -> torch.device | None:
+    """The kind of accelerator that is here, without a number."""
+    return torch.accelerator.current_accelerator(check_available=True)
 
 
-def choose_device(name: str = "auto") -> torch.device:
-    """The device of this name; `"auto"` takes an accelerator if there is one, each of several processes its own.
+def choose_device(name: str | int | torch.device = "auto") -> torch.device:
+    """The device of this name or number; `"auto"` takes an accelerator if any, each of several processes its own.
 
     Raises:
         UserError: for a device that torch does not know or that is not there.
     """
+    kind = accelerator()
     if name == "auto":
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        if accelerator is None:
+        if kind is None:
             return torch.device("cpu")
         number = os.environ.get("LOCAL_RANK")  # set by accelerate launch and torchrun
-        return accelerator if number is None else torch.device(accelerator.type, int(number) % _number_of_devices())
+        return kind if number is None else torch.device(kind.type, int(number) % torch.accelerator.device_count())
+    here = "there is cpu" if kind is None else f"there is cpu and {kind.type}"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, ImportError) as error:
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:
         reason = str(error).splitlines()[0].split(". ")[0]
         if isinstance(error, NotImplementedError | ImportError):  # pages about how to build torch
             reason = "this torch was built without it"
-        raise UserError(f"cannot use device {name!r}: {reason}; there is {_devices_here()}") from error
+        raise UserError(f"cannot use device {name!r}: {reason}; {here}") from error
     if device.type == "meta":
-        raise UserError(f"cannot use device {name!r}: nothing is computed there; there is {_devices_here()}")
+        raise UserError(f"cannot use device {name!r}: nothing is computed there; {here}")
     return device
-
-
-def _devices_here() -> str:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return "cpu" if accelerator is None else f"cpu and {accelerator.type}"
-
-
-def _number_of_devices() -> int:
-    return max(1, torch.accelerator.device_count())
 
 
 #: What weights and activations may be computed in.
@@ -157,7 +130,7 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": t
 
 def on_cpu() -> bool:
     """Whether there is no accelerator to train on."""
-    return torch.accelerator.current_accelerator(check_available=True) is None
+    return accelerator() is None
 
 
 def choose_precision(precision: str) -> dict[str, bool]:
@@ -183,9 +156,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # names and numbers of <malloc.h>
 def keep_freed_memory() -> bool:
     """Let glibc keep freed blocks for the next step instead of giving them back to the kernel.
 
-    A step of training or of a beam search frees and takes the same large tensors again; by default each of them is
-    fresh memory that the kernel has to clear first (`scripts/benchmarks/training_step.py`, and docs/performance.md for
-    decoding). Returns whether the allocator took the settings; elsewhere than on Linux with glibc nothing happens.
+    By default each large tensor of a step is fresh memory that the kernel has to clear first (docs/performance.md).
+    Returns whether the allocator took the settings; elsewhere than on Linux with glibc nothing happens.
     """
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return False

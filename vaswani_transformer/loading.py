@@ -1,4 +1,4 @@
-"""A saved model made ready for work: its folder checked, its weights read, its device and precision chosen."""
+"""Loads saved models: checks their folder and files, reads the weights, chooses device and precision."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from .model.modeling_vaswani import VaswaniForConditionalGeneration
 def load_model(
     folder: str | Path, device: str = "auto", precision: str | None = None
 ) -> tuple[VaswaniForConditionalGeneration, PreTrainedTokenizerBase]:
-    """A saved model in evaluation mode and its tokenizer, which must match.
+    """A saved model in evaluation mode, and its tokenizer.
 
     Args:
         folder: a folder that `vaswani train` or `save_pretrained` wrote.
@@ -49,7 +49,8 @@ def _check_folder(folder: str | Path) -> None:
         )
     refuse_exported(path)
     if not (path / "config.json").is_file():
-        hint = " (training there is not finished: run the same `vaswani train` again)" if is_unfinished(path) else ""
+        is_unfinished = (path / "checkpoints").is_dir() and not (path / "model.safetensors").is_file()
+        hint = " (training there is not finished: run the same `vaswani train` again)" if is_unfinished else ""
         raise UserError(f"{folder} holds no model: it has no config.json{hint}")
 
 
@@ -57,7 +58,7 @@ def _read_model(folder: Path) -> VaswaniForConditionalGeneration:
     try:
         with _quiet_transformers():
             config = read_config(folder)
-            check_generation_config(folder, config)
+            _check_generation_config(folder, config)
             model, report = VaswaniForConditionalGeneration.from_pretrained(
                 folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True
             )
@@ -92,12 +93,7 @@ def _quiet_transformers() -> Iterator[None]:
 
 
 def read_config(folder: Path) -> VaswaniConfig:
-    """The configuration in a folder; nothing else of the folder is read, and no code in it runs.
-
-    Raises:
-        UserError: for one of another architecture.
-        Exception: of any kind, for a file that cannot be read as a configuration.
-    """
+    """The configuration in a folder; no code in it runs. A damaged file raises an error of any kind."""
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not isinstance(values, dict):
         raise UserError(f"{folder} has no usable config.json: it must hold one JSON object")
@@ -106,8 +102,7 @@ def read_config(folder: Path) -> VaswaniConfig:
     return VaswaniConfig.from_pretrained(folder)
 
 
-# Settings of `generation_config.json`: type, least and greatest value. Greater ones are mistakes that would fill the
-# memory.
+# Settings of `generation_config.json`: type, least and greatest value; greater ones would fill the memory.
 _GENERATION_RULES = {
     "num_beams": (int, 1, 10_000),
     "num_return_sequences": (int, 1, 10_000),
@@ -121,12 +116,8 @@ _GENERATION_RULES = {
 }
 
 
-def check_generation_config(folder: Path, config: VaswaniConfig) -> None:
-    """Check the settings of `generation_config.json` that decide how long an output takes and what it looks like.
-
-    Raises:
-        UserError: naming the setting, its value and the rule, or for a file that is no JSON object.
-    """
+def _check_generation_config(folder: Path, config: VaswaniConfig) -> None:
+    """Raise `UserError` for a setting of `generation_config.json` that would fill the memory or fit no vocabulary."""
     path = folder / "generation_config.json"
     if not path.exists():
         return
@@ -159,11 +150,6 @@ def _broken_rule(name: str, value: Any, config: VaswaniConfig) -> str | None:
     return None
 
 
-def is_unfinished(folder: Path) -> bool:
-    """Whether a training run in this folder was interrupted before it wrote its model."""
-    return (folder / "checkpoints").is_dir() and not (folder / "model.safetensors").is_file()
-
-
 FACTS = "export.json"  # in the folder of an exported model: what it is and what it needs
 
 
@@ -173,11 +159,7 @@ def is_exported(folder: str | Path) -> bool:
 
 
 def refuse_exported(folder: str | Path) -> None:
-    """Refuse the folder of an exported model where a model is needed.
-
-    Raises:
-        UserError: for such a folder, with what can be done with it; also where its `export.json` is damaged.
-    """
+    """Raise `UserError` for the folder of an exported model, with what can be done with it."""
     if not is_exported(folder):
         return
     path = Path(folder) / FACTS

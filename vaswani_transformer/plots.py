@@ -1,4 +1,4 @@
-"""Pictures need the extra `plots`: an empty figure, or one line of advice where matplotlib is missing."""
+"""Pictures need matplotlib, the extra `plots`."""
 
 import logging
 
@@ -6,11 +6,7 @@ logger = logging.getLogger(__name__)
 
 
 def new_figure(**options):
-    """A matplotlib figure that lays itself out, or None, with one line of advice, where matplotlib is missing.
-
-    Args:
-        options: of the figure, such as `figsize` in inches.
-    """
+    """A matplotlib figure with these options that lays itself out, or None where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -20,26 +20,7 @@ from vaswani_transformer.hardware import choose_device
 
 model = translating.model
 source = translating.source
-
-
-@pytest.fixture
-def fails(capsys, monkeypatch):
-    """Runs a command that must fail, with status 2 and before a model is loaded; returns its one line."""
-
-    def loading(*_, **__):
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr("vaswani_transformer.cli.options.load_for_decoding", loading)
-
-    def call(*arguments):
-        for command in ("translate", "evaluate"):
-            monkeypatch.setattr(f"vaswani_transformer.cli.{command}.load_for_decoding", loading)
-        capsys.readouterr()
-        assert run(*arguments) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        return line
-
-    return call
+fails = translating.fails
 
 
 @pytest.mark.parametrize("name", ["meta", "mps", "xla", "hpu", "no such device", "cpu:x"])
@@ -85,6 +66,12 @@ def test_a_file_to_write_needs_a_folder(tmp_path, fails, command, option):
     line = fails(*words, option, tmp_path / "a.en" / "x")
     assert "a.en is a file, not a folder" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.de", "a.en", "folder"]
+
+
+def test_a_file_that_may_not_be_written_is_reported_first(tmp_path, fails, monkeypatch):
+    words = ["score", "MODEL", *COMMANDS["score"](*files_of(tmp_path))]
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert fails(*words, "--json", tmp_path / "x", status=1) == f"error: Permission denied ({tmp_path}/x)"
 
 
 @pytest.mark.parametrize("name", [name for name, (_, most) in _RANGES.items() if isinstance(most, int)])

@@ -17,20 +17,7 @@ from vaswani_transformer.decoding.translator import Translator
 model = translating.model
 source = translating.source
 expected = translating.expected
-
-
-@pytest.fixture
-def fails(capsys):
-    """Runs a command that must fail, and returns the one line it prints to standard error."""
-
-    def call(*arguments, status=2):
-        capsys.readouterr()
-        assert run(*arguments) == status
-        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-        assert len(lines) == 1
-        return lines[0]
-
-    return call
+fails = translating.fails
 
 
 # What is written.
@@ -144,22 +131,19 @@ def test_a_long_line_is_split_and_named(model, tmp_path, caplog):
 
 
 def test_mistakes_in_options(model, source, tmp_path, fails):
-    assert "--nbest is 3 and the beam size is 2: give --beams 3" in fails(
-        "translate", model, "A dog.", "--beams", "2", "--nbest", "3"
-    )
-    assert "--top-p" in fails("translate", model, "A dog.", "--top-p", "0.5")
-    assert "--temperature is 0.0" in fails("translate", model, "A dog.", "--sample", "--temperature", "0")
-    assert "--length-penalty is nan" in fails("translate", model, "A dog.", "--length-penalty", "nan")
-    assert "--precision is 'int3': it must be one of float32" in fails(
-        "translate", model, "A dog.", "--precision", "int3"
-    )
-    assert "--output" in fails("translate", model, "--input", source, "--resume")
-    assert "give --input FILE" in fails("translate", model, "A dog.", "--resume", "--output", tmp_path / "out")
     (tmp_path / "prefix").write_text("Ein\n")
-    assert "give a prefix for each line" in fails(
-        "translate", model, "--input", source, "--prefix", tmp_path / "prefix"
-    )
-    assert "different tokenizers" in fails("translate", model, "A dog.", "--ensemble", other_model(tmp_path))
+    for message, words in (
+        ("--nbest is 3 and the beam size is 2: give --beams 3", ["A dog.", "--beams", "2", "--nbest", "3"]),
+        ("--top-p", ["A dog.", "--top-p", "0.5"]),
+        ("--temperature is 0.0", ["A dog.", "--sample", "--temperature", "0"]),
+        ("--length-penalty is nan", ["A dog.", "--length-penalty", "nan"]),
+        ("--precision is 'int3': it must be one of float32", ["A dog.", "--precision", "int3"]),
+        ("--output", ["--input", source, "--resume"]),
+        ("give --input FILE", ["A dog.", "--resume", "--output", tmp_path / "out"]),
+        ("give a prefix for each line", ["--input", source, "--prefix", tmp_path / "prefix"]),
+        ("different tokenizers", ["A dog.", "--ensemble", other_model(tmp_path)]),
+    ):
+        assert message in fails("translate", model, *words)
     assert not (tmp_path / "out").exists()
 
 

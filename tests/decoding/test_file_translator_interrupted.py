@@ -46,7 +46,7 @@ def test_a_bad_line_of_standard_input_loses_nothing(forked, expected):
 
 def test_killed_at_any_moment_it_resumes_to_the_same_bytes(forked, expected):
     folder, seen = forked
-    assert len(seen["killed"]) >= 4 and all(lines < len(LINES) for lines in seen["killed"])
+    assert len(seen["killed"]) >= 3 and all(lines < len(LINES) for lines in seen["killed"])
     assert (folder / "killed").read_bytes() == expected and not notes_path(folder / "killed").exists()
 
 
@@ -68,24 +68,20 @@ def test_ctrl_c_leaves_whole_lines_and_prints_how_to_resume(forked, expected):
 def test_a_full_disk_leaves_whole_lines(forked, expected):
     folder, seen = forked
     assert expected[DISK - 1 : DISK] != b"\n"  # it is full in the middle of a line
-    assert (
-        seen["full"]["status"] == 1
-        and seen["full"]["text"].endswith("\n")
-        and 0 < len(seen["full"]["text"].encode()) < DISK
-    )
-    assert expected.decode().startswith(seen["full"]["text"]) and "error: " in seen["full"]["error"]
+    status, text, error = (seen["full"][name] for name in ("status", "text", "error"))
+    assert status == 1 and text.endswith("\n") and 0 < len(text.encode()) < DISK
+    assert expected.decode().startswith(text) and "error: " in error
     assert (folder / "full").read_bytes() == expected
 
 
 # Several processes.
 
 
-@pytest.mark.parametrize("number", [2, 3])
-def test_several_processes_write_what_one_writes(forked, expected, number):
+def test_several_processes_write_what_one_writes(forked, expected):
     folder, seen = forked
-    assert seen[f"{number} processes"]["statuses"] == [0] * number, seen
-    assert (folder / f"by-{number}").read_bytes() == expected and not notes_path(folder / f"by-{number}").exists()
-    shares = seen[f"{number} processes"]["windows"]
+    assert seen["several"]["statuses"] == [0, 0, 0], seen
+    assert (folder / "several").read_bytes() == expected and not notes_path(folder / "several").exists()
+    shares = seen["several"]["windows"]
     assert sum(shares) == -(-len(LINES) // 7) and max(shares) - min(shares) <= 1
 
 
@@ -106,17 +102,8 @@ def test_a_mistake_that_another_process_finds_is_reported_once(forked):
 @pytest.mark.slow
 def test_launched_by_accelerate(model, source, expected, tmp_path):
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "scripts/accelerate/cpu.yaml"]
-    command = [
-        "-m",
-        "vaswani_transformer",
-        "translate",
-        model,
-        "--input",
-        source,
-        "--output",
-        tmp_path / "out",
-        *OPTIONS,
-    ]
+    command = ["-m", "vaswani_transformer", "translate", model, "--input", source, "--output", tmp_path / "out"]
+    command += OPTIONS
     done = subprocess.run([*launcher, *map(str, command)], capture_output=True, text=True, timeout=240, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out").read_bytes() == expected

@@ -45,13 +45,11 @@ class TestFactory:
         assert pipeline("translation", loaded, device=-1)(TEXTS, **SHORT) == expected
         assert pipeline("translation", loaded, tokenizer=str(marian_folder))(TEXTS, **SHORT) == expected
 
-    def test_models_of_this_package_need_no_trust(self, tokenizer, tmp_path):
-        model = build("vaswani", len(tokenizer))
-        model.save_pretrained(tmp_path)
-        tokenizer.save_pretrained(tmp_path)
+    def test_models_of_this_package_need_no_trust(self, tokenizer, saved_vaswani):
+        model = AutoModelForSeq2SeqLM.from_pretrained(saved_vaswani)
         expected = [{TRANSLATION: text} for text in texts_by_hand(model, tokenizer)]
         for trust in (None, False):
-            translator = pipeline("translation", model=tmp_path, device="cpu", trust_remote_code=trust)
+            translator = pipeline("translation", model=saved_vaswani, device="cpu", trust_remote_code=trust)
             assert type(translator.model) is vaswani_transformer.VaswaniForConditionalGeneration
             assert translator(TEXTS, **SHORT) == expected
 
@@ -72,9 +70,8 @@ class TestFactory:
                 torch.accelerator.is_available()
             )
 
-    def test_device_map(self, marian_folder):
-        translator = pipeline("translation", model=marian_folder, device_map="cpu")
-        assert translator.device.type == "cpu" and translator("red", **SHORT)
+        mapped = pipeline("translation", model=marian_folder, device_map="cpu")
+        assert mapped.device.type == "cpu" and mapped("red", **SHORT)
 
     def test_a_class_of_ones_own(self, marian_folder):
         class Shouting(TranslationPipeline):
@@ -112,13 +109,9 @@ class TestFactory:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"dropout": "much"}, "the configuration of .*dropout"),
             ({"dropout": 1.5}, "the configuration of .*dropout is 1.5"),
             ({"auto_map": 5}, "the configuration of "),
-            ({"model_type": ["vaswani"]}, "the configuration of "),
-            (5, "the configuration of "),
             ("[" * 100_000, "the configuration of "),
-            ({"dtype": 5}, "the model "),
             ({"attn_implementation": "no_such"}, "the model .*no_such"),
             ({"quantization_config": {"quant_method": "gptq"}}, "the model "),
         ],
@@ -146,7 +139,6 @@ class TestFactory:
         [
             ("generation_config.json", "[]"),
             ("model.safetensors.index.json", "{}"),
-            ("model.safetensors.index.json", "["),
             ("model.safetensors", "half"),
             ("tokenizer.json", "5"),
         ],
@@ -169,7 +161,6 @@ class TestFactory:
         ("options", "message"),
         [
             ({"device": "nowhere"}, "cannot use device 'nowhere'"),
-            ({"device": "xpu:63"}, "cannot use device 'xpu:63'"),
             ({"device": torch.device("cuda", 63)}, "cannot use device"),
             ({"device": [0]}, r"cannot use device \[0\]"),
             ({"device": "cpu", "device_map": "cpu"}, "device is 'cpu' and device_map is 'cpu': give one of the two"),
@@ -179,14 +170,10 @@ class TestFactory:
             ({"model_kwargs": {"attn_implementation": "no_such"}}, "cannot load the model"),
             ({"framework": "tf"}, "framework is 'tf': transformers 5 has PyTorch only"),
             ({"truncation": "x"}, "truncation is 'x': give True, False or one of do_not_truncate, longest_first"),
-            ({"truncation": 5}, "truncation is 5"),
             ({"config": 5}, "config is of type int: give a configuration or its name"),
             ({"tokenizer": 5}, "tokenizer is of type int: give a tokenizer or its name"),
             ({"tokenizer": ("name",)}, "tokenizer is a tuple: it must be a name and a dict"),
-            (
-                {"tokenizer": ("nothing/here", {"local_files_only": True})},
-                "cannot load a tokenizer from 'nothing/here'",
-            ),
+            ({"tokenizer": ("not/here", {"local_files_only": True})}, "cannot load a tokenizer from 'not/here'"),
         ],
         ids=lambda value: str(value)[:50],
     )
@@ -217,7 +204,6 @@ class TestFactory:
             ("config.json", "translation"),
             ("config.json", None),
             ("config.json", "text-generation"),
-            ("tokenizer_config.json", "translation"),
             ("tokenizer_config.json", None),
         ],
     )

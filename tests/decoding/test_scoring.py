@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+import translating
 from conftest import tiny_model
 from model_folders import PAIRS, write_model
 
@@ -15,6 +16,7 @@ from vaswani_transformer.decoding.scoring import score_ids
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.errors import UserError
 
+fails = translating.fails
 SOURCES, TARGETS = map(list, zip(*PAIRS[:30], strict=True))
 
 
@@ -131,37 +133,24 @@ def test_the_command_writes_scores_and_sums(folder, loaded, files, tmp_path, cap
         assert record["score"] == pytest.approx(sum(logs))
 
 
-def test_sums_that_cannot_be_written_are_reported_before_hours_of_work(folder, files, tmp_path, capsys):
-    assert main(["score", str(folder), *files, "--json", str(tmp_path / "nowhere" / "sums.json")]) == 2
-    out, error = capsys.readouterr()
-    assert not out and "nowhere" in error.splitlines()[-1]
-
-
-def test_mistakes(folder, files, tmp_path, capsys):
-    def fails(*arguments):
-        capsys.readouterr()
-        assert main([str(argument) for argument in arguments]) == 2
-        out, error = capsys.readouterr()
-        [line] = [line for line in error.splitlines() if line.startswith("error: ")]
-        return line, out
-
+def test_mistakes(folder, files, tmp_path, fails):
     (tmp_path / "one").write_text("Ein Hund.\n")
-    line, _ = fails("score", folder, "--source", tmp_path / "source", "--target", tmp_path / "one")
+    line = fails("score", folder, "--source", tmp_path / "source", "--target", tmp_path / "one")
     assert "source has 32 lines and" in line and "one has 1;" in line
     (tmp_path / "bad").write_bytes(b"Ein Hund.\n\xff\n")
-    assert "bad, line 2" in fails("score", folder, *files[:2], "--target", tmp_path / "bad")[0]
-    assert "nowhere" in fails("score", folder, *files[:2], "--target", tmp_path / "nowhere")[0]
-    line, _ = fails("score", folder, *files, "--output", tmp_path / "source")
-    assert "--output and --source are the same file" in line
+    assert "bad, line 2" in fails("score", folder, *files[:2], "--target", tmp_path / "bad")
+    assert "nowhere" in fails("score", folder, *files[:2], "--target", tmp_path / "nowhere")
+    assert "same file" in fails("score", folder, *files, "--output", tmp_path / "source")
+    assert "nowhere" in fails("score", folder, *files, "--json", tmp_path / "nowhere" / "sums.json")
     (tmp_path / "blank").write_text(" \n")
     both = ["--source", tmp_path / "blank", "--target", tmp_path / "blank"]
-    assert "nothing to score" in fails("score", folder, *both)[0]
+    assert "nothing to score" in fails("score", folder, *both)
     learned = write_model(tmp_path / "learned", position_encoding="learned", max_position_embeddings=40)
     (tmp_path / "long").write_text("Ein Hund.\n" * 4 + "Ein Hund " * 30 + "\n")
     (tmp_path / "short").write_text("A dog.\n" * 5)
     both = ["--source", tmp_path / "short", "--target", tmp_path / "long", "--window", "2"]
-    line, out = fails("score", learned, *both)
-    assert "line 5" in line and out.count("\n") == 4  # what came before is written
+    assert "line 5" in fails("score", learned, *both, "--output", tmp_path / "out")
+    assert (tmp_path / "out").read_text().count("\n") == 4  # what came before is written
     with pytest.raises(UserError, match="line 2 has"):
         score_tokens(*load_model(learned, "cpu"), ["A", "B"], ["Ein", "Zwei " * 40])
     for score in (score_tokens, score_pairs):

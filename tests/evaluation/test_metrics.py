@@ -62,9 +62,6 @@ def test_signatures_say_how_scores_were_computed():
         assert part in result["bleu_signature"]
     for part in ("nrefs:1", "case:mixed", "nc:6", "nw:0", f"version:{sacrebleu.__version__}"):
         assert part in result["chrf_signature"]
-    by_characters = score_translations(PREDICTIONS, REFERENCES, tokenize="char")
-    assert "tok:char" in by_characters["bleu_signature"]
-    assert by_characters["bleu"] == sacrebleu.corpus_bleu(PREDICTIONS, [REFERENCES], tokenize="char").score
 
 
 @pytest.mark.parametrize(("predictions", "references"), [([], []), (["a"], []), (["a"], ["a", "b"])])
@@ -74,10 +71,7 @@ def test_numbers_of_sentences_that_differ_are_refused(metric, predictions, refer
         score_translations(predictions, references)
     with pytest.raises(ValueError, match=r"."):
         metric.compute(predictions=predictions, references=references)
-
-
-def test_several_references_a_prediction_are_refused(metric):
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(ValueError, match=r"."):  # one reference a prediction
         metric.compute(predictions=["a"], references=[["a", "b"]])
 
 

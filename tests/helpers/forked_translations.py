@@ -86,28 +86,25 @@ def kill_again_and_again(command, output: Path, log: Path, targets, torn: bool =
     return lines
 
 
-def several(number: int, arguments, log: Path, environment=None, before=None) -> tuple[list[int], list[int]]:
+def several(number: int, arguments, log: Path, before=None) -> list[int]:
+    """The numbers of processes that are launched together."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    launch = {
-        "WORLD_SIZE": str(number),
-        "LOCAL_WORLD_SIZE": str(number),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
+    launch = {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number)}
+    launch |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return [
         fork(arguments, log, before and partial(before, rank), launch | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(number)
     ]
 
 
-def count_windows(folder: Path, number: int, rank: int) -> None:
+def count_windows(folder: Path, rank: int) -> None:
     """Notes each window that a process translates."""
     translate = Translator.translate_prepared
 
     def note(self, prepared, progress=None):
-        with (folder / f"windows-{number}-{rank}").open("a") as file:
+        with (folder / f"windows-{rank}").open("a") as file:
             file.write("x")
         return translate(self, prepared, progress)
 
@@ -120,7 +117,7 @@ def fork_all(folder: Path, model: str, source: str) -> None:
     seen, log = {}, folder / "log"
     command = ["translate", model, "--input", source, *OPTIONS]
     assert run(*command, "--output", folder / "first") == 0  # so that the forked ones have all imported
-    seen["killed"] = kill_again_and_again(command, folder / "killed", log, (0, 20, 41, 70, 100), torn=True)
+    seen["killed"] = kill_again_and_again(command, folder / "killed", log, (0, 30, 80), torn=True)
     sample = ["translate", model, "--input", source, "--window", "7", "--max-new-tokens", "8", "--sample"]
     child = fork([*sample, "--output", folder / "sample"], log, slowly)
     assert wait_for_lines(folder / "sample", child, 10)
@@ -145,14 +142,11 @@ def fork_all(folder: Path, model: str, source: str) -> None:
         seen[name] = {"status": status_of(child), "text": output.read_text(), "error": own_log.read_text()}
         assert status_of(fork([*command, "--output", output, "--resume"], log)) == 0, log.read_text()
 
-    for number in (2, 3):
-        output, own_log = folder / f"by-{number}", folder / f"by-{number}.log"
-        children = several(
-            number, [*command, "--output", output], own_log, before=partial(count_windows, folder, number)
-        )
-        statuses = [status_of(child) for child in children]
-        windows = [len((folder / f"windows-{number}-{rank}").read_text()) for rank in range(number)]
-        seen[f"{number} processes"] = {"statuses": statuses, "windows": windows, "error": own_log.read_text()}
+    own_log = folder / "several.log"
+    children = several(3, [*command, "--output", folder / "several"], own_log, partial(count_windows, folder))
+    statuses = [status_of(child) for child in children]
+    windows = [len((folder / f"windows-{rank}").read_text()) for rank in range(3)]
+    seen["several"] = {"statuses": statuses, "windows": windows, "error": own_log.read_text()}
 
     output, own_log = folder / "lost", folder / "lost.log"
     children = several(2, [*command, "--output", output], own_log, before=lambda rank: slowly())

@@ -1,4 +1,4 @@
-"""A model, a file to translate and its translations, for the tests of `vaswani translate` on files.
+"""Commands that are run or must fail, and a model, a file to translate and its translations.
 
 A test file takes a fixture of these by its name: `model = translating.model`.
 """
@@ -40,3 +40,18 @@ def run(*arguments) -> int:
         return main([str(argument) for argument in arguments])
     except SystemExit as exit_:
         return exit_.code
+
+
+@pytest.fixture
+def fails(capsys):
+    """Runs a command that must fail, and returns the one line of its error, the last that it prints."""
+
+    def call(*arguments, status=2) -> str:
+        capsys.readouterr()
+        code, error = run(*arguments), capsys.readouterr().err
+        lines = [line for line in error.splitlines() if line.startswith("error: ")]
+        assert code == status and "Traceback" not in error, error
+        assert len(lines) == 1 and error.rstrip().endswith(lines[0]), error
+        return lines[0]
+
+    return call

@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
     words: str | None = None
 
     def parse_known_args(self, args=None, namespace=None):
-        """`argparse.ArgumentParser.parse_known_args`, with unknown arguments that are no options added to `words`."""
+        """As of `argparse.ArgumentParser`, with unknown arguments that are no options added to `words`."""
         namespace, unknown = super().parse_known_args(args, namespace)
         if self.words is not None:
             end = unknown.index("--") if "--" in unknown else len(unknown)
@@ -61,20 +61,16 @@ def add_recipe_options(parser: Parser, fields) -> None:
     """Fields of `Recipe` as options of a command, in their groups."""
     from ..recipes.recipe import field_type
 
-    groups = {}
+    shapes = {int: {"metavar": "N"}, float: {"metavar": "X"}, str: {"metavar": "TEXT"}}
+    shapes[bool] = {"action": argparse.BooleanOptionalAction}
+    groups = {name: parser.add_argument_group(name) for name in dict.fromkeys(f.metadata["group"] for f in fields)}
     for field in fields:
-        name = field.metadata["group"]
-        if name not in groups:
-            groups[name] = parser.add_argument_group(name)
-        kind, _ = field_type(field.name)
         default = "none" if field.default is None else field.default
-        options = {"help": f"{field.metadata['help']} (default: {default})".replace("%", "%%")}
-        if kind is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        else:
-            options["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
-        flag = "--" + field.name.replace("_", "-")
-        groups[name].add_argument(flag, dest=field.name, default=argparse.SUPPRESS, **options)
+        help_text = f"{field.metadata['help']} (default: {default})".replace("%", "%%")
+        groups[field.metadata["group"]].add_argument(
+            "--" + field.name.replace("_", "-"), default=argparse.SUPPRESS, help=help_text,
+            **shapes[field_type(field.name)[0]],
+        )  # fmt: skip
 
 
 def leave_process_group() -> None:
@@ -88,12 +84,7 @@ def leave_process_group() -> None:
 def leave_failed(error: Exception, message: str | None, status: int) -> NoReturn:
     """End one of several processes after an error, at once: taking leave of the others could wait for them for ever.
 
-    Of processes that fail together the first reports it. A launcher ends the others as soon as one has left.
-
-    Args:
-        error: what happened.
-        message: it in one line; None where a traceback says more.
-        status: the exit status.
+    Of processes that fail together the first reports it: in one line, or where `message` is None with a traceback.
     """
     from ..distributed import reports_error
 
@@ -117,12 +108,7 @@ def is_main_process() -> bool:
 
 
 def report_stop(signal_number: int, step: int | None) -> int:
-    """Print how to resume a training that a signal stopped; returns the exit status.
-
-    Args:
-        signal_number: such as `signal.SIGINT`.
-        step: of the checkpoint that was written; None if there is none.
-    """
+    """Print how to resume a training stopped by a signal, with the step of its checkpoint; returns the exit status."""
     if is_main_process():
         where = "" if step is None else f" at step {step:,}; checkpoint written"
         print(f"stopped{where}. To resume, run the same command again:")
@@ -142,15 +128,7 @@ def command_name() -> str:
 
 
 def check_output_place(output: Path, option: str = "--output") -> None:
-    """Check that a folder can be created or written to, before hours are spent.
-
-    Args:
-        output: the folder.
-        option: the option that gave it, for the message.
-
-    Raises:
-        UserError: if one of its parents is a file, or may not be written to.
-    """
+    """Raise `UserError` for a folder that cannot be created or written to, before hours are spent."""
     places = (output.absolute(), *output.absolute().parents)
     there = next(path for path in places[not output.is_dir() :] if path.exists())
     if not there.is_dir():

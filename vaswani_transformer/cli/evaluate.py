@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from .command import add_command
-from .files import check_files, written_at_the_end
+from .files import check_files, option_flag, write_result
 from .options import (
     add_length_penalty,
     add_model_argument,
@@ -27,9 +27,8 @@ def _add_pairs(parser: argparse.ArgumentParser, target: str, help_text: str) -> 
     """Add the model and the two files of line-aligned pairs."""
     add_model_argument(parser)
     parser.add_argument("--source", required=True, metavar="FILE", help="sources, one a line (.gz works)")
-    parser.add_argument(
-        f"--{target}", required=True, metavar="FILE", help=f"{help_text}, line n for line n of --source"
-    )
+    how = f"{help_text}, line n for line n of --source"
+    parser.add_argument(f"--{target}", required=True, metavar="FILE", help=how)
 
 
 def _pairs(source: str, target: str) -> Iterator[tuple[str, str]]:
@@ -45,11 +44,8 @@ def add_evaluate(commands) -> None:
     parser.add_argument("--output", metavar="FILE", help="also write the translations here")
     parser.add_argument("--json", metavar="FILE", help="also write the scores here, and how they were obtained")
     parser.add_argument("--test-set", metavar="NAME", help="its name in the --json file (default: from the file names)")
-    parser.add_argument(
-        "--paper-bleu",
-        metavar="LANGUAGE",
-        help="also BLEU as the paper computed it: Moses' tokens of this language (de, fr, ...), German compounds split",
-    )
+    how = "also BLEU as the paper computed it: Moses' tokens of this language (de, fr, ...), German compounds split"
+    parser.add_argument("--paper-bleu", metavar="LANGUAGE", help=how)
     add_search_options(parser, exact=True)
     add_model_options(parser, ensemble=False)
 
@@ -74,30 +70,25 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     translator = Translator(model, tokenizer, arguments.tokens_per_batch, **generate_options(arguments, model))
     # What was read is hashed before anything is written.
     how = _how_obtained(arguments, translator) if arguments.json else {}
-    with contextlib.ExitStack() as stack:
-        text_file, scores_file = (
-            stack.enter_context(written_at_the_end(Path(path))) if path else None
-            for path in (arguments.output, arguments.json)
-        )
-        losses, counts = score_pairs(model, tokenizer, *map(list, zip(*filled, strict=True)))
-        started = time.monotonic()
-        with tqdm(total=len(sources), desc="translating", unit=" sentences", file=sys.stderr) as bar:
-            translations = list(translator.translate(sources, progress=bar))
-        seconds = time.monotonic() - started
-        scores = score_translations(translations, references) | {"perplexity": perplexity(losses, counts)}
-        if arguments.paper_bleu:
-            scores["paper_bleu"] = paper_bleu(translations, references, arguments.paper_bleu)
-        scores |= {"sentences": len(sources), "seconds": round(seconds, 1)} | how
-        if text_file is not None:
-            text_file.writelines(line + "\n" for line in translations)
-        if scores_file is not None:
-            scores_file.write(json.dumps(scores, indent=2) + "\n")
+    losses, counts = score_pairs(model, tokenizer, *map(list, zip(*filled, strict=True)))
+    started = time.monotonic()
+    with tqdm(total=len(sources), desc="translating", unit=" sentences", file=sys.stderr) as bar:
+        translations = list(translator.translate(sources, progress=bar))
+    seconds = time.monotonic() - started
+    scores = score_translations(translations, references) | {"perplexity": perplexity(losses, counts)}
+    if arguments.paper_bleu:
+        scores["paper_bleu"] = paper_bleu(translations, references, arguments.paper_bleu)
+    scores |= {"sentences": len(sources), "seconds": round(seconds, 1)} | how
     print(f"BLEU {scores['bleu']:.2f}  ({scores['bleu_signature']})")
     if arguments.paper_bleu:
         print(f"BLEU {scores['paper_bleu']:.2f}  (tokenised, as in the paper)")
     print(f"chrF {scores['chrf']:.2f}  ({scores['chrf_signature']})")
     print(f"perplexity {scores['perplexity']:.3f} a target token, {scores['exact_match']:.1f}% of sentences exact")
     print(f"{len(sources):,} sentences translated in {seconds:.1f} s")
+    if arguments.output:
+        write_result(Path(arguments.output), "".join(line + "\n" for line in translations))
+    if arguments.json:
+        write_result(Path(arguments.json), json.dumps(scores, indent=2) + "\n")
     return 0
 
 
@@ -108,13 +99,8 @@ def _how_obtained(arguments: argparse.Namespace, translator) -> dict:
     generation = search_settings(translator.model.generation_config) | translator.generate_options
     if arguments.exact:
         generation["exact"] = True
-    options = {
-        "--beams": arguments.beams,
-        "--length-penalty": arguments.length_penalty,
-        "--max-new-tokens": arguments.max_new_tokens,
-        "--exact": arguments.exact,
-        "--precision": arguments.precision,
-    }
+    names = ("beams", "length_penalty", "max_new_tokens", "exact", "precision")
+    options = {option_flag(name): getattr(arguments, name) for name in names}
     record = evaluation_record(
         arguments.model, arguments.source, arguments.reference, generation, options, arguments.test_set
     )
@@ -153,29 +139,26 @@ def _score(arguments: argparse.Namespace) -> int:
     rule = LengthRule.of(model.generation_config, {"length_penalty": arguments.length_penalty})
     pairs, window = _pairs(arguments.source, arguments.target), arguments.window or WINDOW_LINES
     sums, number = {"pairs": 0, "tokens": 0, "log_probability": 0.0}, 0
-    with contextlib.ExitStack() as stack:
-        sums_file = stack.enter_context(written_at_the_end(Path(arguments.json))) if arguments.json else None
-        output = StreamOutput(sys.stdout if arguments.output is None else Path(arguments.output))
-        stack.callback(output.close)
-        with tqdm(total=total, desc="scoring", unit=" pairs", file=sys.stderr, smoothing=0) as bar:
-            for scores in score_windows(model, tokenizer, pairs, window, arguments.tokens_per_batch):
-                output.write("".join(_line(*pair, rule, arguments) for pair in enumerate(scores, number + 1)))
-                number += len(scores)
-                bar.update(len(scores))
-                for score in filter(None, scores):
-                    sums["pairs"] += 1
-                    sums["tokens"] += len(score.tokens)
-                    sums["log_probability"] += score.log_probability
-        if not sums["pairs"]:
-            raise UserError("all pairs have a blank side: there is nothing to score")
-        sums = {"perplexity": perplexity([-sums["log_probability"]], [sums["tokens"]])} | sums
-        print(
-            f"perplexity {sums['perplexity']:.3f} a target token: log-probability {sums['log_probability']:,.2f} of"
-            f" {sums['tokens']:,} tokens in {sums['pairs']:,} pairs",
-            file=sys.stderr,
-        )
-        if sums_file is not None:
-            sums_file.write(json.dumps(sums, indent=2) + "\n")
+    output = StreamOutput(sys.stdout if arguments.output is None else Path(arguments.output))
+    with contextlib.closing(output), tqdm(total=total, desc="scoring", unit=" pairs", smoothing=0) as bar:
+        for scores in score_windows(model, tokenizer, pairs, window, arguments.tokens_per_batch):
+            output.write("".join(_line(*pair, rule, arguments) for pair in enumerate(scores, number + 1)))
+            number += len(scores)
+            bar.update(len(scores))
+            for score in filter(None, scores):
+                sums["pairs"] += 1
+                sums["tokens"] += len(score.tokens)
+                sums["log_probability"] += score.log_probability
+    if not sums["pairs"]:
+        raise UserError("all pairs have a blank side: there is nothing to score")
+    sums = {"perplexity": perplexity([-sums["log_probability"]], [sums["tokens"]])} | sums
+    print(
+        f"perplexity {sums['perplexity']:.3f} a target token: log-probability {sums['log_probability']:,.2f} of"
+        f" {sums['tokens']:,} tokens in {sums['pairs']:,} pairs",
+        file=sys.stderr,
+    )
+    if arguments.json:
+        write_result(Path(arguments.json), json.dumps(sums, indent=2) + "\n")
     return 0
 
 

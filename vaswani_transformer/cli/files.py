@@ -2,21 +2,25 @@
 
 import argparse
 import contextlib
+import errno
 import os
-import shutil
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations, islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ..data.text_files import TextScan, decode_lines, read_lines
 from ..decoding.ensemble import COMBINATIONS
 from ..decoding.output import ResumableOutput, StreamOutput
 from ..errors import UserError
 from ..evaluation.records import model_sha256
-from ..files import written_whole
+from ..files import write_text
 
+# Arguments that change no line of the output, and those whose content counts and not their name.
+_FREE = {"model", "ensemble", "sentences", "input", "output", "prefix", "resume", "device", "long_lines"}
+_FREE |= {"run", "parser"}  # of the parser itself
 RESUME = "the same command with --resume continues after the last line that was written"
 
 # A shell may have led them to a file, but it holds them open: there is no name to write beside.
@@ -36,16 +40,12 @@ def is_file(name: str | None) -> bool:
 
 
 def check_files(arguments: argparse.Namespace, read: Sequence[str], written: Sequence[str]) -> None:
-    """Check all that can be checked of files before a model is loaded for them.
-
-    Args:
-        arguments: of the command line.
-        read: names of the options whose files are read.
-        written: names of those whose files are written.
+    """Check the files of these options before a model is loaded for them.
 
     Raises:
         UserError: naming the option: for a folder in a file's place, a file to write whose folder is missing, or a file
             that would be written twice, or both read and written (devices and pipes may be).
+        PermissionError: for a file that may not be written.
     """
     paths: dict[str, Path] = {}
     for name in (*read, *written):
@@ -61,12 +61,12 @@ def check_files(arguments: argparse.Namespace, read: Sequence[str], written: Seq
         if name in written and not folder.is_dir():
             fix = "is a file, not a folder: give another file" if folder.exists() else "is not there: make it first"
             raise UserError(f"{option_flag(name)} is {value}, and the folder {path.parent} {fix}")
+        if name in written and not os.access(path if path.exists() else folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), value)
     for other, name in combinations(paths, 2):
         if name in written and _are_same_file(paths[name], paths[other]):
-            raise UserError(
-                f"{option_flag(name)} and {option_flag(other)} are the same file, {paths[name]}: give another"
-                f" {option_flag(name)}"
-            )
+            flags = option_flag(name), option_flag(other)
+            raise UserError(f"{' and '.join(flags)} are the same file, {paths[name]}: give another {flags[0]}")
 
 
 def _are_same_file(path: Path, other: Path) -> bool:
@@ -75,29 +75,15 @@ def _are_same_file(path: Path, other: Path) -> bool:
     return path.resolve() == other.resolve()
 
 
-@contextlib.contextmanager
-def written_at_the_end(path: Path) -> Iterator[TextIO]:
-    """A text file to write, which takes the place of an earlier one only once all of it is there.
-
-    Raises:
-        OSError: at once, where it cannot be written.
-    """
-    target = path.resolve()  # a link stays one
-    if target.exists() and not target.is_file():  # a device or a pipe
-        with path.open("w", encoding="utf-8") as file:
-            yield file
+def write_result(path: Path, text: str) -> None:
+    """Write a text file, through links and with the permissions of an earlier one, or to a device or a pipe."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
         return
-    if target.exists():
-        target.open("r+").close()  # one that is protected is reported now
-    with written_whole(target) as new:
-        try:
-            file = new.open("w", encoding="utf-8")
-        except OSError as error:
-            raise type(error)(error.errno, error.strerror, str(path)) from error
-        with file:
-            yield file
-        if target.exists():
-            shutil.copymode(target, new)
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+    write_text(path.resolve(), text)
+    if mode is not None:
+        path.chmod(mode)
 
 
 def input_lines(path: str | None) -> Iterator[str]:
@@ -144,32 +130,14 @@ def open_output(
 ) -> StreamOutput | ResumableOutput:
     """The output of a command: a file that can be resumed if the input is a file too, else a stream.
 
-    Args:
-        arguments: of the command, `input`, `output` and `resume` among them.
-        scans: of the files that are read, by their option.
-        window: lines that are written together.
-        lines_per_record: lines that are written for each line of the input.
-        drawn: settings that were chosen at random; resuming takes those of the first start.
-
-    Raises:
-        UserError: as `StreamOutput` and `ResumableOutput`.
+    `scans` are those of the files that are read, by their option; the rest is as of `ResumableOutput`, whose settings
+    are all that the output depends on, by the option that it comes from.
     """
     if arguments.output is None:
         return StreamOutput(sys.stdout)
     path = Path(arguments.output)
     if not (is_file(arguments.output) and "--input" in scans):
         return StreamOutput(path)
-    settings = _settings(arguments, scans, window)
-    return ResumableOutput(path, settings, lines_per_record, arguments.resume, drawn)
-
-
-# Arguments that change no line of the output, and those whose content counts and not their name.
-_FREE = {"model", "ensemble", "sentences", "input", "output", "prefix", "resume", "device", "long_lines"}
-_FREE |= {"run", "parser"}  # of the parser itself
-
-
-def _settings(arguments: argparse.Namespace, scans: Mapping[str, TextScan], window: int) -> dict[str, Any]:
-    """All that the output depends on, by the option that it comes from."""
     settings = {option: scan.sha256 for option, scan in scans.items()}
     settings["MODEL"] = model_sha256(arguments.model)
     if arguments.ensemble:
@@ -178,4 +146,5 @@ def _settings(arguments: argparse.Namespace, scans: Mapping[str, TextScan], wind
     values |= {"window": window, "combine": arguments.combine or COMBINATIONS[0]}
     if values.get("pictures") is not None:
         values["pictures"] = str(Path(values["pictures"]).resolve())  # the same folder however it is spelled
-    return settings | {option_flag(name): value for name, value in values.items()}
+    settings |= {option_flag(name): value for name, value in values.items()}
+    return ResumableOutput(path, settings, lines_per_record, arguments.resume, drawn)

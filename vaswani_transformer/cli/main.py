@@ -29,11 +29,8 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     from .. import __version__
 
-    parser = Parser(
-        prog="vaswani",
-        description='Train, evaluate and use the Transformer of "Attention Is All You Need".',
-        allow_abbrev=False,
-    )
+    description = 'Train, evaluate and use the Transformer of "Attention Is All You Need".'
+    parser = Parser(prog="vaswani", description=description, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"vaswani_transformer {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for add_command in _COMMANDS:
@@ -81,11 +78,7 @@ def _explain(error: Exception, command: str) -> str | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command.
-
-    Returns:
-        The exit status: 0, 1 (the machine failed), 2 (a mistake of the user) or 130 (Ctrl-C).
-    """
+    """Run one command; returns 0, 1 (the machine failed), 2 (a mistake of the user) or 130 (Ctrl-C)."""
     try:
         arguments, unknown = make_parser().parse_known_args(argv)
         if unknown:

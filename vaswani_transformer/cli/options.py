@@ -20,38 +20,21 @@ def add_model_options(parser: argparse.ArgumentParser, ensemble: bool = True) ->
     """Add how the model computes, and with which others."""
     group = parser.add_argument_group("model")
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps, ...; auto: an accelerator if any")
-    group.add_argument(
-        "--precision",
-        metavar="TYPE",
-        help="float32, bfloat16, float16, or int8 on a CPU; for an exported model those that CTranslate2 has (default:"
-        " as the model was saved)",
-    )
-    group.add_argument(
-        "--tokens-per-batch", metavar="N", type=int, default=2048, help="source tokens in a batch (default: 2048)"
-    )
+    how = "float32, bfloat16, float16, int8 on a CPU, or a type of CTranslate2 (default: as the model was saved)"
+    group.add_argument("--precision", metavar="TYPE", help=how)
+    how = "source tokens in a batch (default: 2048)"
+    group.add_argument("--tokens-per-batch", metavar="N", type=int, default=2048, help=how)
     if ensemble:
-        group.add_argument(
-            "--ensemble",
-            metavar="FOLDER",
-            nargs="+",
-            default=[],
-            help="further models that translate together with MODEL; all words up to the next option",
-        )
-        group.add_argument(
-            "--combine",
-            choices=COMBINATIONS,
-            help="what the ensemble averages (default: probabilities)",
-        )
+        how = "further models that translate together with MODEL; all words up to the next option"
+        group.add_argument("--ensemble", metavar="FOLDER", nargs="+", default=[], help=how)
+        how = "what the ensemble averages (default: probabilities)"
+        group.add_argument("--combine", choices=COMBINATIONS, help=how)
 
 
 def add_length_penalty(parser: Any) -> None:
     """Add `--length-penalty` to a parser or to one of its groups."""
-    parser.add_argument(
-        "--length-penalty",
-        metavar="X",
-        type=float,
-        help="alpha of the length normalisation (default: as the model was saved)",
-    )
+    how = "alpha of the length normalisation (default: as the model was saved)"
+    parser.add_argument("--length-penalty", metavar="X", type=float, help=how)
 
 
 def add_window(parser: Any, items: str) -> None:
@@ -68,13 +51,8 @@ def add_search_options(parser: argparse.ArgumentParser, exact: bool = False) -> 
     how = "longest output in tokens (default: 50 more than the source has, 300 more for a parser)"
     group.add_argument("--max-new-tokens", metavar="N", type=int, help=how)
     if exact:
-        group.add_argument(
-            "--exact",
-            action="store_true",
-            default=None,
-            help="prove for each sentence that the search of an exported model has missed no better translation, which"
-            " is sure for a model itself; slower",
-        )
+        how = "prove that the search of an exported model has missed no better translation; slower"
+        group.add_argument("--exact", action="store_true", default=None, help=how)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -83,9 +61,8 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--sample", action="store_true", help="draw translations at random instead of searching")
     group.add_argument("--temperature", metavar="X", type=float, help="below 1 likelier tokens, above 1 rarer ones")
     group.add_argument("--top-k", metavar="N", type=int, help="draw from the N likeliest tokens only")
-    group.add_argument(
-        "--top-p", metavar="X", type=float, help="draw only from the likeliest tokens that make up X of the probability"
-    )
+    how = "draw only from the likeliest tokens that make up X of the probability"
+    group.add_argument("--top-p", metavar="X", type=float, help=how)
     group.add_argument("--seed", metavar="N", type=int, help="the same seed gives the same translations")
 
 
@@ -106,11 +83,7 @@ _RANGES = {
 
 
 def check_options(arguments: argparse.Namespace) -> None:
-    """Check all that can be checked without a model.
-
-    Raises:
-        UserError: naming the option, its value and the rule.
-    """
+    """Raise `UserError` for an option that is wrong whatever the model is."""
     for name, (least, most) in _RANGES.items():
         value = getattr(arguments, name, None)
         if value is not None and not (math.isfinite(value) and least <= value <= most):
@@ -124,13 +97,9 @@ def check_options(arguments: argparse.Namespace) -> None:
 
 
 def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """The model or the ensemble that the options name, ready for use, and its tokenizer.
+    """The model or the ensemble that the options name, and its tokenizer.
 
     On a CPU it has been prepared by `prepare_for_inference`.
-
-    Raises:
-        UserError: as `load_model` and `load_ensemble`, for int8 elsewhere than on a CPU, and for an option that an
-            exported model does not have, or that only an exported model has.
     """
     from ..hardware import PRECISIONS
     from ..loading import load_model
@@ -181,11 +150,7 @@ def _load_exported(arguments: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def generate_options(arguments: argparse.Namespace, model: Any) -> dict[str, Any]:
-    """The options for `generate()`; None where the model's own configuration decides.
-
-    Raises:
-        UserError: for more translations than the search has beams.
-    """
+    """The options for `generate()`; None where the model's own configuration decides."""
     own, beams, nbest = model.generation_config, arguments.beams, getattr(arguments, "nbest", None)
     options = {"length_penalty": arguments.length_penalty, "max_new_tokens": arguments.max_new_tokens}
     if getattr(arguments, "sample", False):

@@ -49,9 +49,8 @@ def add_translate(commands) -> None:
     layout = parser.add_argument_group("what is written")
     layout.add_argument("--nbest", metavar="N", type=int, help="N translations of each line: line number, score, text")
     layout.add_argument("--scores", action="store_true", help="the score before each translation")
-    layout.add_argument(
-        "--alignments", "--return-alignments", action="store_true", help="word alignments after each, as 0-0 1-2"
-    )
+    how = "word alignments after each, as 0-0 1-2"
+    layout.add_argument("--alignments", "--return-alignments", action="store_true", help=how)
     how = "fields separated by tabs, or JSON lines"
     layout.add_argument("--format", choices=("text", "json"), default="text", help=how)
     long = parser.add_argument_group("long lines")
@@ -97,7 +96,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _translate_lines(arguments: argparse.Namespace, rank: int, world_size: int) -> None:
-    """What each process does; process 0 also checks the files and writes the output."""
+    """What each process does; process 0 also reads the files through and writes the output."""
     from ..decoding.file_translator import FileTranslator, Layout, with_prefixes
     from ..decoding.streaming import WINDOW_LINES, broadcast
 
@@ -116,8 +115,12 @@ def _translate_lines(arguments: argparse.Namespace, rank: int, world_size: int) 
     output, done, total = None, 0, None
     with contextlib.ExitStack() as stack:
         if rank == 0:
-            output = _open_output(arguments, files, scans)
+            drawn = {"--seed": translator.seed} if arguments.seed is None and translator.seed is not None else {}
+            lines_per_record = 1 if layout.json else arguments.nbest or 1
+            output = open_output(arguments, scans, files.window, lines_per_record, drawn)
             stack.callback(output.close)
+            if isinstance(output, ResumableOutput):
+                translator.seed = output.settings.get("--seed")  # that of the first start
             done, total = output.done, scans["--input"].lines if scans else len(arguments.sentences) or None
         done, total, translator.seed = broadcast((done, total, translator.seed))
         stack.enter_context(report_unfinished(output))
@@ -169,14 +172,3 @@ def _aligner(arguments: argparse.Namespace, translator):
         return [pharaoh(links) for links in align(translator.model, translator.tokenizer, sources, targets)]
 
     return aligned
-
-
-def _open_output(arguments: argparse.Namespace, files, scans: dict[str, TextScan]):
-    """The output; where it resumes one whose seed was drawn, the translator gets that seed."""
-    is_drawn = arguments.seed is None and files.translator.seed is not None
-    drawn = {"--seed": files.translator.seed} if is_drawn else {}
-    lines = files.layout.lines_per_record(arguments.nbest or 1)
-    output = open_output(arguments, scans, files.window, lines, drawn)
-    if isinstance(output, ResumableOutput):
-        files.translator.seed = output.settings.get("--seed")
-    return output

@@ -1,8 +1,7 @@
 """Faster inference on a CPU: weights in the memory layout of the processor's kernels, or in int8.
 
-Each linear layer is replaced by one that cannot be trained or saved. `Projection` and `generate()` use it like any
-linear layer. The decoder's self-attention gets one more, for queries, keys and values in one product, which
-`IncrementalDecoder` uses: with few rows three products take 1.5 times as long as one.
+Each linear layer is replaced by one that cannot be trained or saved. The decoder's self-attention gets one more, for
+queries, keys and values in one product: with few rows three products take 1.5 times as long as one.
 """
 
 import warnings
@@ -49,10 +48,6 @@ class _FrozenLinear(nn.Module):
         if (changed.dtype, changed.device.type) != (self._dtype, "cpu"):
             self._refuse("moved or converted")
         return self
-
-    def extra_repr(self) -> str:
-        """The sizes, for `print(model)`."""
-        return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
 class PackedLinear(_FrozenLinear):
@@ -108,16 +103,13 @@ class Int8Linear(_FrozenLinear):
 def prepare_for_inference(model: nn.Module, precision: str | None = None) -> nn.Module:
     """Make a model on a CPU translate faster; afterwards it can neither be trained nor saved.
 
-    From now on the process also keeps the memory that it frees (`hardware.keep_freed_memory`): large batches of many
-    beams allocate and free the same large tensors at every step. Speed and BLEU of each precision: docs/performance.md.
+    From now on the process also keeps the memory that it frees: large batches of many beams allocate and free the same
+    large tensors at every step. Speed and BLEU of each precision: docs/performance.md.
 
     Args:
-        model: changed in place; of any class with `torch.nn.Linear` layers.
+        model: changed in place and returned; of any class with `torch.nn.Linear` layers.
         precision: `"float32"` or `"bfloat16"`: the weights in this type, in the layout of the kernels; `"int8"`:
             weights and inputs of linear layers in 8 bits. By default the type that the model has.
-
-    Returns:
-        the model.
 
     Raises:
         UserError: for an unknown precision, or a model that is not on a CPU, not in evaluation mode, with adapters

@@ -23,8 +23,8 @@ COMBINATIONS = ("probabilities", "log_probabilities")
 _SAME = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 
 
-class MemberCaches:
-    """The caches of all members in one search, with the interface of one cache."""
+class _MemberCaches:
+    """The caches of all members in one search, with the interface of one cache of transformers."""
 
     is_compileable = False
 
@@ -32,31 +32,26 @@ class MemberCaches:
         self.caches = caches
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Number of target tokens that are cached."""
         return self.caches[0].get_seq_length(layer_idx)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Take over the rows of the beams that continue; `beam_idx` has shape `(batch_size * num_beams,)`."""
         for cache in self.caches:
             cache.reorder_cache(beam_idx)
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Remove tokens at the end, as assisted decoding does with rejected drafts."""
+    def crop(self, tokens_to_remove: int) -> None:  # with rejected drafts, in assisted decoding
         for cache in self.caches:
             cache.crop(tokens_to_remove)
 
-    def activate_past_recording(self) -> None:
-        """Prepare the caches for `crop`."""
+    def activate_past_recording(self) -> None:  # before `crop`
         for cache in self.caches:
             cache.activate_past_recording()
 
     @property
     def is_croppable(self) -> bool:
-        """Whether all members' caches can be cropped."""
         return all(cache.is_croppable for cache in self.caches)
 
 
-class MemberEncoders(nn.Module):
+class _MemberEncoders(nn.Module):
     """The members' encoders as one, whose states are concatenated along the last axis."""
 
     main_input_name = "input_ids"
@@ -125,13 +120,12 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
         self.generation_config = copy.deepcopy(models[0].generation_config)
         self.training = models[0].training  # the members keep their own
 
-    def get_encoder(self, modality: str | None = None) -> MemberEncoders:
-        """The members' encoders as one."""
-        del modality
-        return MemberEncoders(self.members)
+    def get_encoder(self, modality: str | None = None) -> _MemberEncoders:
+        """The members' encoders as one; `modality` has no effect."""
+        return _MemberEncoders(self.members)
 
     def _parts(self, encoder_outputs: BaseModelOutput) -> list[BaseModelOutput]:
-        """Each member's own part of what `MemberEncoders` returned."""
+        """Each member's own part of what `_MemberEncoders` returned."""
         states = encoder_outputs[0].split([member.config.d_model for member in self.members], dim=-1)
         return [
             BaseModelOutput(last_hidden_state=own.to(member.dtype))
@@ -146,7 +140,7 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
             own = {**model_kwargs, "encoder_outputs": part}
             member._prepare_cache_for_generation(generation_config, own, *args)
             caches.append(own["past_key_values"])
-        model_kwargs["past_key_values"] = MemberCaches(caches)
+        model_kwargs["past_key_values"] = _MemberCaches(caches)
 
     def forward(
         self,
@@ -155,26 +149,15 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
         decoder_input_ids: torch.LongTensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: BaseModelOutput | None = None,
-        past_key_values: MemberCaches | None = None,
+        past_key_values: _MemberCaches | None = None,
         use_cache: bool | None = None,
         **kwargs,
     ) -> Seq2SeqLMOutput:
         """The common distribution of the next token at every position.
 
-        Args:
-            input_ids: `(batch_size, source_length)` token ids.
-            attention_mask: `(batch_size, source_length)`, 1 for a token and 0 for padding.
-            decoder_input_ids: `(batch_size, target_length)`.
-            decoder_attention_mask: `(batch_size, target_length)`; not needed for padding on the right.
-            encoder_outputs: what the encoders of `get_encoder()` returned for this source.
-            past_key_values: the members' caches.
-            use_cache: keep keys and values for the next step.
-            **kwargs: not used; attention weights and hidden states of members are not handed out.
-
-        Returns:
-            logits `(batch_size, target_length, vocab_size)`: log-probabilities, but for a constant at a position.
+        Takes what a member's `forward` takes, less the labels and all that asks for attention weights or hidden states.
+        The logits, `(batch_size, target_length, vocab_size)`, are log-probabilities but for a constant at a position.
         """
-        del kwargs
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(input_ids=input_ids, attention_mask=attention_mask)
         caches = [None] * len(self.members) if past_key_values is None else past_key_values.caches
@@ -197,7 +180,7 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
             logits = stacked.mean(dim=0)
         return Seq2SeqLMOutput(
             logits=logits,
-            past_key_values=MemberCaches(caches_after) if use_cache else None,
+            past_key_values=_MemberCaches(caches_after) if use_cache else None,
             encoder_last_hidden_state=encoder_outputs[0],
         )
 
@@ -206,11 +189,7 @@ class Ensemble(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
         return shift_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
 
     def save_pretrained(self, *args, **kwargs):
-        """Not for ensembles.
-
-        Raises:
-            UserError: always.
-        """
+        """Raise `UserError`: an ensemble is not saved."""
         raise UserError("an ensemble is not saved: save its members, and put them together again with Ensemble")
 
 
@@ -238,6 +217,3 @@ def load_ensemble(
         models.append(model)
         tokenizers.append(tokenizer)
     return Ensemble(models, combine), tokenizers[0]
-
-
-__all__ = ["COMBINATIONS", "Ensemble", "load_ensemble"]

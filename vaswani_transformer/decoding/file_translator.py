@@ -1,4 +1,4 @@
-"""Translates files of any size, or streams, line by line into an output, in order and as windows are done."""
+"""Translates lines of a file or a stream into an output, in order, window by window."""
 
 import contextlib
 import json
@@ -21,21 +21,16 @@ from .translator import Hypothesis, PreparedWindow, Translator
 logger = logging.getLogger(__name__)
 
 Aligner = Callable[[Sequence[str], Sequence[str]], list[str]]  # sources and targets to Pharaoh lines
+_NAMED = 10  # lines translated in parts that are named one by one
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How translations are written.
+    """How translations are written."""
 
-    Args:
-        numbered: put the number of the line and the score before each translation, with tabs.
-        scores: put the score before each translation, with a tab.
-        json: write one JSON object for each line of input instead, with all that is known.
-    """
-
-    numbered: bool = False
-    scores: bool = False
-    json: bool = False
+    numbered: bool = False  # number of the line TAB score TAB translation
+    scores: bool = False  # score TAB translation
+    json: bool = False  # instead, one JSON object for each line of input, with all that is known
 
     def record(self, number: int, hypotheses: list[Hypothesis], alignments: list[str] | None = None) -> str:
         """What is written for line `number`, line ends included; an alignment is the last field of its hypothesis."""
@@ -50,10 +45,6 @@ class Layout:
             fields += [hypothesis.text] if alignment is None else [hypothesis.text, alignment]
             lines.append("\t".join(part.replace("\t", " ") if len(fields) > 1 else part for part in fields) + "\n")
         return "".join(lines)
-
-    def lines_per_record(self, hypotheses: int) -> int:
-        """Lines that are written for one line of input with so many hypotheses."""
-        return 1 if self.json else hypotheses
 
 
 def _as_json(hypothesis: Hypothesis, alignment: str | None) -> dict[str, Any]:
@@ -70,25 +61,16 @@ def with_prefixes(lines: Iterable[str], prefixes: Path) -> Iterator[tuple[str, s
         UserError: as soon as one of them ends before the other.
     """
     for number, (line, prefix) in enumerate(zip_longest(lines, read_lines(prefixes))):
-        if prefix is None:
-            raise UserError(
-                f"{prefixes} has {number:,} lines and the input has more: give one for each line, empty for none"
-            )
-        if line is None:
-            raise UserError(f"{prefixes} has more lines than the input's {number:,}: give one for each line")
+        if prefix is None or line is None:
+            short, long = (prefixes, "the input") if prefix is None else ("the input", prefixes)
+            raise UserError(f"{short} has {number:,} lines and {long} has more: give a prefix for each, empty for none")
         yield line, prefix
 
 
 class FileTranslator:
-    """Translates lines into an output, alone or as one of several processes.
+    """Translates lines into an output, alone or as process `rank` of `world_size`, of which process 0 writes.
 
-    Args:
-        translator: translates the lines.
-        layout: how the translations are written.
-        align: makes the alignments of sources and targets, if they are wanted.
-        window: lines that are sorted by length and written together.
-        rank: number of this process, from 0; process 0 writes.
-        world_size: number of processes.
+    `align` makes the alignments, if they are wanted; `window` lines are sorted by length and written together.
     """
 
     doing = "translating"  # label of the progress bar
@@ -114,15 +96,15 @@ class FileTranslator:
         ahead: bool = True,
         progress: bool = True,
     ) -> None:
-        """Translate all lines.
+        """Translate all lines: sources, or pairs of a source and the beginning of its translation.
 
         Args:
-            lines: sources, or pairs of a source and the beginning of its translation.
+            lines: all lines, in every process.
             output: where to write; None in all processes but the first.
             done: number of lines whose translations are in the output already; they are skipped.
-            total: number of lines, for the progress bar, if known.
+            total: number of lines, for the progress bar on standard error, if known.
             ahead: whether a thread reads and tokenises the next windows meanwhile.
-            progress: whether to show a progress bar on standard error.
+            progress: whether to show the progress bar.
 
         Raises:
             UserError: for a mistake in a line, once the lines before it are written; in process 0 only.
@@ -155,7 +137,11 @@ class FileTranslator:
                 split += window.split
                 error = window.error  # only the last window has one
         if self.rank == 0:
-            _report_split(split)
+            if split:
+                named = ", ".join(f"{number:,}" for number in split[:_NAMED])
+                more = f" and {len(split) - _NAMED:,} more" if len(split) > _NAMED else ""
+                what = "1 line was" if len(split) == 1 else f"{len(split):,} lines were"
+                logger.warning(f"{what} longer than the model takes and translated in parts: {named}{more}")
             if error is not None:
                 raise error
 
@@ -178,18 +164,3 @@ class FileTranslator:
         repeated = [source for source, row in zip(sources, hypotheses, strict=True) for _ in row]
         alignments = iter(self.align(repeated, [hypothesis.text for row in hypotheses for hypothesis in row]))
         return [list(islice(alignments, len(row))) for row in hypotheses]
-
-
-_NAMED = 10  # lines that are named one by one
-
-
-def _report_split(split: list[int]) -> None:
-    """Log the numbers of the lines that were translated in parts."""
-    if split:
-        named = ", ".join(f"{number:,}" for number in split[:_NAMED])
-        more = f" and {len(split) - _NAMED:,} more" if len(split) > _NAMED else ""
-        what = "1 line was" if len(split) == 1 else f"{len(split):,} lines were"
-        logger.warning(f"{what} longer than the model takes and translated in parts: {named}{more}")
-
-
-__all__ = ["FileTranslator", "Layout", "with_prefixes"]

@@ -20,16 +20,9 @@ _WAYS: tuple[tuple[Callable[[str], list[str]], str], ...] = (
 def split_line(text: str, limit: int, count: Callable[[str], int]) -> list[str]:
     """A text in pieces of at most `limit` tokens: its sentences, and of those too long the clauses, words or letters.
 
-    Sentences stay alone, as a model knows them from training; smaller pieces are joined as far as they fit.
-
-    Args:
-        text: any text.
-        limit: tokens that a piece may have.
-        count: counts the tokens of a text.
-
-    Returns:
-        the pieces in order; joined by spaces (letters by nothing) they are the text but for its white space. A single
-        letter is a piece even if it has more tokens.
+    Sentences stay alone, as a model knows them from training; smaller pieces are joined as far as they fit. Joined by
+    spaces (letters by nothing) the pieces are the text but for its white space. A single letter is a piece even if it
+    has more tokens. `count` counts the tokens of a text.
     """
     return [piece for sentence in split_into_sentences(text) for piece in _divide(sentence, limit, count)]
 

@@ -34,17 +34,14 @@ def _not_interrupted() -> Iterator[None]:
 
 
 class StreamOutput:
-    """Standard output, a device or a pipe, or a file that cannot be resumed.
-
-    Args:
-        target: a text stream, which stays open, or a path.
+    """Standard output, which stays open, or the path of a device, a pipe or a file that cannot be resumed.
 
     Raises:
         UserError: for an unfinished file that can still be resumed.
     """
 
-    done = 0
-    unfinished = None
+    done = 0  # lines that were written before
+    unfinished = None  # path of a file that can be resumed
 
     def __init__(self, target: TextIO | Path):
         self._is_own = isinstance(target, Path)
@@ -53,7 +50,7 @@ class StreamOutput:
                 f"{target} is unfinished: finish it with --resume and the command that started it, or delete it and"
                 f" {notes_path(target).name}"
             )
-        self.stream = target.open("w", encoding="utf-8") if isinstance(target, Path) else target
+        self.stream = target.open("w", encoding="utf-8") if self._is_own else target
 
     def write(self, text: str) -> None:
         """Write whole lines, which readers see at once."""
@@ -66,7 +63,7 @@ class StreamOutput:
         """Nothing to do once all is written."""
 
     def close(self) -> None:
-        """Close a file; a stream stays open."""
+        """Close it, if it was opened here."""
         if self._is_own:
             self.stream.close()
 
@@ -76,14 +73,11 @@ class ResumableOutput:
 
     Args:
         path: a regular file, or where there is none yet.
-        settings: what the records depend on, as JSON; all of it has to be the same to resume.
-        lines_per_record: lines of each record.
+        settings: what the records depend on, as JSON; all of it has to be the same to resume. The attribute `settings`
+            has those of the first start, `drawn` ones included.
+        lines_per_record: lines of each record; the attribute `done` counts the records that are in the file already.
         resume: continue after the last whole record of an unfinished file; else an earlier file is replaced.
         drawn: further settings that were chosen at random, such as a seed; resuming takes those of the first start.
-
-    Attributes:
-        done: number of records that are in the file already.
-        settings: all settings, those of the first start where it was resumed.
 
     Raises:
         UserError: for an unfinished output without `resume`, or one that cannot be resumed.
@@ -98,7 +92,8 @@ class ResumableOutput:
         resume: bool = False,
         drawn: dict[str, Any] | None = None,
     ):
-        self.path, self._notes, self.done = path, notes_path(path), 0
+        self.path = self.unfinished = path
+        self._notes, self.done = notes_path(path), 0
         self.settings, drawn = json.loads(json.dumps(settings)), drawn or {}
         notes = self._read_notes()
         if resume and notes is not None:
@@ -123,11 +118,6 @@ class ResumableOutput:
         self._file = path.open("w+b", buffering=0)
         write_text(self._notes, json.dumps(self.settings, indent=1) + "\n")
 
-    @property
-    def unfinished(self) -> Path:
-        """The file, which can be resumed."""
-        return self.path
-
     def _read_notes(self) -> dict[str, Any] | None:
         if not self._notes.exists() or not self.path.exists():
             return None
@@ -143,9 +133,9 @@ class ResumableOutput:
         for name in dict.fromkeys([*self.settings, *notes]):
             before, now = notes.get(name), self.settings.get(name)
             if before != now and name not in drawn:
-                # A checksum says nothing to a reader.
-                is_checksum = isinstance(before, str) and len(before) == 64
-                how = "has changed" if is_checksum else f"was {_shown(before)} and is {_shown(now)} now"
+                is_checksum = isinstance(before, str) and len(before) == 64  # which says nothing to a reader
+                before, now = ("not given" if value is None else value for value in (before, now))
+                how = "has changed" if is_checksum else f"was {before} and is {now} now"
                 raise UserError(
                     f"{self.path} cannot be resumed: {name} {how}; give what it was started with, or delete it and"
                     f" {self._notes.name} to start anew"
@@ -184,7 +174,3 @@ def _whole_records(path: Path, lines_per_record: int) -> tuple[int, int]:
             if number % lines_per_record == 0 and line.endswith(b"\n"):
                 records, end = records + 1, position
     return records, end
-
-
-def _shown(value: Any) -> str:
-    return "not given" if value is None else str(value)

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from transformers import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
@@ -16,6 +15,7 @@ from transformers import (
 from transformers.pipelines.base import Pipeline
 
 from ..errors import UserError, one_line
+from ..hardware import choose_device, on_cpu
 from ..loading import refuse_exported
 from ..model.pipeline_vaswani import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
 
@@ -50,17 +50,15 @@ def pipeline(
             `custom_pipelines`, else `"text2text-generation"`. Any other task, and any other model without a task, is
             handed to `transformers.pipeline` as it is.
         model: a name on the Hub, a folder, or a loaded model.
-        config: a configuration for the model, or its name, when the model's own will not do.
-        tokenizer: a tokenizer, its name, or its name and options for loading it; by default the one saved with the
-            model.
+        config: a configuration or its name, in place of the model's own.
+        tokenizer: a tokenizer, its name, or its name and options for loading it, in place of the model's own.
         device: such as `"cpu"`, `"cuda:0"`, `0`; by default the first accelerator there is.
         device_map: spread the model over devices; not together with `device`.
         dtype: such as `"bfloat16"` or `torch.float16`; `"auto"` is what the model was saved in.
         revision, token, trust_remote_code, model_kwargs: for `from_pretrained`. Models of this package need no
             `trust_remote_code`. Without it no code beside a model runs, and no question about it is asked.
         pipeline_class: a class of your own in place of the task's.
-        **options: for the pipeline, see [`Text2TextGenerationPipeline`]: `batch_size`, `split_sentences`, `truncation`,
-            `src_lang` and `tgt_lang`, and anything for `generate()`. Earlier names still work: `torch_dtype` for
+        **options: of [`Text2TextGenerationPipeline`] and of `generate()`. Earlier names still work: `torch_dtype` for
             `dtype`, and `framework="pt"`, which has no effect now.
 
     Raises:
@@ -91,7 +89,8 @@ def pipeline(
     placed = device_map if device_map is not None else (model_kwargs or {}).get("device_map")
     if device is not None and placed is not None:
         raise UserError(f"device is {device!r} and device_map is {placed!r}: give one of the two")
-    _check_device(device)
+    if device is not None and not (isinstance(device, int) and (device < 0 or on_cpu())):  # as in transformers
+        choose_device(device)  # refused before a model is loaded for it
     use_fast = options.pop("use_fast", True)
     hub |= {name: value for name, value in (model_kwargs or {}).items() if name in ("cache_dir", "subfolder")}
     if isinstance(model, str):
@@ -135,21 +134,6 @@ def _is_seq2seq(config: PreTrainedConfig) -> bool:
     return remote or type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
 
 
-def _check_device(device: Any) -> None:
-    """Refuse a device that is not there before a model is loaded for it; a number counts accelerators, if any."""
-    if device is None:
-        return
-    try:
-        if isinstance(device, int):
-            accelerator = torch.accelerator.current_accelerator(check_available=True)
-            if device < 0 or accelerator is None:
-                return  # the CPU
-            device = torch.device(accelerator.type, device)
-        torch.empty(1, device=torch.device(device))
-    except Exception as error:
-        raise UserError(f"cannot use device {device!r}: {one_line(error, 200)}") from error
-
-
 def _check_task_settings(model: Any) -> None:
     settings = getattr(getattr(model, "config", None), "task_specific_params", None) or {}
     if not isinstance(settings, dict) or not all(isinstance(values, dict | None) for values in settings.values()):
@@ -189,6 +173,3 @@ def _load_tokenizer(tokenizer: Any, model: Any, options: dict[str, Any]) -> PreT
     if not name:
         raise UserError(f"this {type(model).__name__} came without the name of a tokenizer: give tokenizer=...")
     return _load(AutoTokenizer, "a tokenizer from", name, options, "; give tokenizer=...")
-
-
-__all__ = ["PIPELINES", "pipeline"]

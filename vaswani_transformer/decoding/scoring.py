@@ -10,21 +10,15 @@ from ..data.batching import PairCollator, batches_by_length
 from ..errors import UserError
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import length_normalization
-from .streaming import WINDOW_LINES, in_windows
+from .streaming import in_windows
 
 TOKENS_PER_BATCH = 4096
 
 
 def check_length(config: VaswaniConfig, number: int, tokens: int) -> None:
-    """Refuse a sentence that is longer than a model with learned positions can take.
+    """Raise `UserError` for a sentence of more tokens, `</s>` included, than a model with learned positions can take.
 
-    Args:
-        config: of the model.
-        number: line of the sentence, from 1.
-        tokens: its length, `</s>` included.
-
-    Raises:
-        UserError: naming the line, its tokens and the limit.
+    `number` is the line of the sentence, from 1.
     """
     if config.position_encoding == "learned" and tokens > config.max_position_embeddings:
         raise UserError(
@@ -71,26 +65,18 @@ def score_ids(
 
 @dataclass(frozen=True)
 class LengthRule:
-    """How beam search computes a score from a log-probability and a length (Section 6.1).
+    """How beam search computes a score from a log-probability and a length (Section 6.1)."""
 
-    Args:
-        length_penalty: alpha.
-        normalization: `"gnmt"` for the paper's rule, `"power"` for transformers' (log P / length^alpha).
-    """
-
-    length_penalty: float = 0.6
-    normalization: str = "gnmt"
+    length_penalty: float  # alpha
+    normalization: str  # "gnmt", the paper's rule, or "power", that of transformers (log P / length^alpha)
 
     @classmethod
-    def of(cls, generation_config, options: dict | None = None) -> "LengthRule":
+    def of(cls, generation_config, options: dict) -> "LengthRule":
         """The rule that `generate()` follows with a generation configuration and options over it."""
-
-        def setting(name: str, default):
-            value = (options or {}).get(name)
-            value = getattr(generation_config, name, None) if value is None else value
-            return default if value is None else value
-
-        return cls(setting("length_penalty", 1.0), setting("length_normalization", "gnmt"))
+        settings = {"length_penalty": 1.0, "length_normalization": "gnmt"}
+        for source in (vars(generation_config), options):
+            settings |= {name: source[name] for name in settings if source.get(name) is not None}
+        return cls(settings["length_penalty"], settings["length_normalization"])
 
     def score(self, log_probability: float, tokens: int) -> float:
         """The score of a translation of `tokens` tokens, `</s>` included; `log_probability` in nats."""
@@ -101,15 +87,10 @@ class LengthRule:
 
 @dataclass(frozen=True)
 class PairScore:
-    """How likely a model finds the target of one pair.
+    """How likely a model finds the target of one pair."""
 
-    Args:
-        tokens: the target's tokens as text, `</s>` at the end.
-        log_probabilities: log P of each token given the source and the tokens before it, in nats.
-    """
-
-    tokens: list[str]
-    log_probabilities: list[float]
+    tokens: list[str]  # of the target, as text, `</s>` at the end
+    log_probabilities: list[float]  # log P of each token given the source and the tokens before it, in nats
 
     @property
     def log_probability(self) -> float:
@@ -126,10 +107,9 @@ _LETTER_TOKENS = 4  # bytes of a letter in UTF-8, and so tokens it may have, at 
 
 
 class TokenText:
-    """The texts of tokens as people read them: with leading spaces, special tokens by name.
+    """The texts of tokens as people read them: with leading spaces, special tokens by name; joined, the whole text.
 
-    The text of a letter that consists of several tokens goes to the first of them, so that the texts joined are the
-    whole text.
+    The text of a letter that consists of several tokens goes to the first of them.
     """
 
     def __init__(self, tokenizer):
@@ -187,9 +167,6 @@ def score_tokens(
         targets: one target for each source.
         tokens_per_batch: tokens a side scored at once, padding counted.
 
-    Returns:
-        tokens and log-probabilities of each pair.
-
     Raises:
         UserError: for lists of different lengths, or a sentence that is too long for the model's positions, naming its
             line.
@@ -206,35 +183,21 @@ def score_tokens(
 def score_pairs(
     model, tokenizer, sources: list[str], targets: list[str], tokens_per_batch: int = TOKENS_PER_BATCH
 ) -> tuple[list[float], list[int]]:
-    """How likely the model finds each target as a whole: the sums of `score_tokens`.
+    """How likely the model finds each target as a whole, with Args and Raises as of `score_tokens`.
 
     Returns:
         for each pair the negative log-probability of its target in nats, and the target's tokens, `</s>` counted.
-
-    Args and Raises as of `score_tokens`.
     """
     scores = score_tokens(model, tokenizer, sources, targets, tokens_per_batch)
     return [-score.log_probability for score in scores], [len(score.tokens) for score in scores]
 
 
 def score_windows(
-    model,
-    tokenizer,
-    pairs: Iterable[tuple[str, str]],
-    window: int = WINDOW_LINES,
-    tokens_per_batch: int = TOKENS_PER_BATCH,
+    model, tokenizer, pairs: Iterable[tuple[str, str]], window: int, tokens_per_batch: int
 ) -> Iterator[list[PairScore | None]]:
-    """The scores of any number of pairs in constant memory, window by window; None for a pair with a blank side.
+    """As `score_tokens` for any number of pairs in constant memory; None for a pair with a blank side.
 
-    Args:
-        model: the model, or an ensemble, in evaluation mode.
-        tokenizer: its tokenizer.
-        pairs: source and target of each pair.
-        window: number of pairs that are read and sorted by length together.
-        tokens_per_batch: tokens a side scored at once, padding counted.
-
-    Raises:
-        UserError: as `score_tokens`, and what reading `pairs` raises; in both cases after the scores before it.
+    An error comes after the scores of the pairs before it.
     """
     for chunk in in_windows(pairs, window):
         filled = [place for place, pair in enumerate(chunk.lines) if all(side.strip() for side in pair)]

@@ -1,8 +1,7 @@
 """How lines stream through a model, in constant memory: in windows, read ahead, over one or several processes.
 
-A window is a number of lines that follow each other. Its lines are sorted by length and translated together, and
-written in their own order when all are done. Several processes translate a window each at the same time, and exchange
-what they wrote, so that one of them writes the same file as a single process would.
+The lines of a window are sorted by length and translated together, and written in their own order when all are done.
+Several processes translate a window each, and one of them writes the same file as a single process would.
 """
 
 import os
@@ -27,46 +26,26 @@ Item = TypeVar("Item")
 
 @dataclass
 class Window:
-    """Lines that follow each other.
+    """Lines that follow each other."""
 
-    Args:
-        index: number of the window, from 0.
-        first: number of its first line, from 1.
-        lines: the lines, of any type.
-        error: what ended the reading after these lines.
-    """
-
-    index: int
-    first: int
+    index: int  # of the window, from 0
+    first: int  # number of its first line, from 1
     lines: list[Any]
-    error: Exception | None = None
+    error: Exception | None = None  # what ended the reading after these lines
 
 
 @dataclass
 class WindowRecords:
-    """What is written for a window.
+    """What is written for a window."""
 
-    Args:
-        index: number of the window, from 0.
-        records: text for each of its lines, line ends included.
-        split: numbers of the lines that were translated in parts.
-        error: what ends the work after these records.
-    """
-
-    index: int
-    records: list[str]
-    split: list[int] = field(default_factory=list)
-    error: Exception | None = None
+    index: int  # of the window, from 0
+    records: list[str]  # for each of its lines, line ends included
+    split: list[int] = field(default_factory=list)  # numbers of the lines that were translated in parts
+    error: Exception | None = None  # what ends the work after these records
 
 
 def in_windows(lines: Iterable[Any], size: int, start: int = 0) -> Iterator[Window]:
-    """Lines in windows; an error while reading comes with the lines before it, in the last window.
-
-    Args:
-        lines: any items.
-        size: lines of each window; the last may have fewer.
-        start: number of windows to skip.
-    """
+    """Lines in windows of `size` after the first `start` windows; an error while reading comes in the last window."""
     lines = iter(lines)
     deque(islice(lines, start * size), maxlen=0)
     for index in count(start):
@@ -123,10 +102,7 @@ def is_launched() -> bool:
 
 
 def initialise_processes() -> tuple[int, int]:
-    """Connect the processes that `accelerate launch` or `torchrun` started.
-
-    Returns:
-        rank of this process and number of processes: `(0, 1)` without a launcher.
+    """Connect the processes of `accelerate launch` or `torchrun`; returns this one's rank and their number.
 
     Raises:
         UserError: if the launcher has not set the address of process 0.
@@ -153,8 +129,7 @@ def broadcast(value: Any) -> Any:
 def over_processes(windows: Iterator[WindowRecords]) -> Iterator[WindowRecords]:
     """The windows of all processes in order, in each process, up to the first error.
 
-    Args:
-        windows: those of this process: of `n` processes, process `r` has windows `r`, `r + n`, `r + 2n`, ...
+    Of `n` processes, process `r` gives windows `r`, `r + n`, `r + 2n`, ...
     """
     while True:
         gathered: list[WindowRecords | None] = [None] * distributed.get_world_size()

@@ -16,79 +16,54 @@ from .long_inputs import split_line
 from .scoring import LengthRule, check_length, score_ids
 from .streaming import WINDOW_LINES, Window, in_windows
 
-_RULED_OUT = -1e4  # log-probability of a token that is nearly impossible
-
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation of a line.
-
-    Args:
-        text: the translation.
-        tokens: |Y|, its tokens, `</s>` included where it ends with one.
-        log_probability: log P(Y|X) under the model in nats; None if not asked for.
-        score: what beam search ranks by, the log-probability over a function of `tokens`; None as above.
-    """
+    """One translation of a line."""
 
     text: str
-    tokens: int = 0
-    log_probability: float | None = None
-    score: float | None = None
+    tokens: int = 0  # |Y|, `</s>` included where it ends with one
+    log_probability: float | None = None  # log P(Y|X) under the model in nats; None if not asked for
+    score: float | None = None  # what beam search ranks by, from log-probability and tokens; None as above
 
 
 @dataclass
 class Piece:
-    """What is translated by itself: a line, or a part of a line that is too long.
+    """What is translated by itself: a line, or a part of a line that is too long."""
 
-    Args:
-        place: index of the line in its window.
-        ids: tokens of the source, `</s>` included.
-        prefix: tokens that the translation has to begin with.
-    """
-
-    place: int
-    ids: list[int]
-    prefix: list[int] = field(default_factory=list)
+    place: int  # index of the line in its window
+    ids: list[int]  # tokens of the source, `</s>` included
+    prefix: list[int] = field(default_factory=list)  # tokens that the translation has to begin with
 
 
 @dataclass
 class PreparedWindow:
-    """A window of lines, tokenised.
+    """A window of lines, tokenised."""
 
-    Args:
-        window: the window; its lines are those before the error, if it has one.
-        pieces: what to translate, in the order of the lines; a blank line has none.
-        split: numbers of the lines that were too long.
-    """
-
-    window: Window
-    pieces: list[Piece]
-    split: list[int]
+    window: Window  # its lines are those before the error, if it has one
+    pieces: list[Piece]  # what to translate, in the order of the lines; a blank line has none
+    split: list[int]  # numbers of the lines that were too long
 
 
 class ForcedPrefixes(LogitsProcessor):
-    """Makes each output begin with the tokens of its sentence's prefix.
+    """Makes each output begin with the token ids of its sentence's prefix, one prefix for each sentence of the batch.
 
     Scores and limits stay as they are: a prefix counts in log-probability and length like any other tokens.
-
-    Args:
-        prefixes: token ids for each sentence of the batch.
-        start: number of tokens that the decoder is started with.
     """
 
-    def __init__(self, prefixes: list[list[int]], start: int = 1):
-        self.start = start
+    def __init__(self, prefixes: list[list[int]]):
         longest = max(map(len, prefixes), default=0)
         self.forced = torch.tensor([prefix + [-1] * (longest - len(prefix)) for prefix in prefixes])
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """Scores `(rows, vocab_size)`, the rows of a sentence together, with all but the forced token ruled out."""
-        step = input_ids.shape[1] - self.start
+        step = input_ids.shape[1] - 1  # without the start token
         if step >= self.forced.shape[1]:
             return scores
         forced = self.forced[:, step].repeat_interleave(len(scores) // len(self.forced)).to(scores.device)
         token = forced.clamp(min=0)[:, None]
-        forced_score = scores.gather(1, token).clamp(min=_RULED_OUT)  # even if another processor has ruled it out
+        # nearly impossible, not impossible, if another processor has ruled it out
+        forced_score = scores.gather(1, token).clamp(min=-1e4)
         only = torch.full_like(scores, -torch.inf).scatter_(1, token, forced_score)
         return torch.where((forced >= 0)[:, None], only, scores)
 
@@ -128,8 +103,6 @@ class Translator:
     def _setting(self, name: str, default):
         value = self.generate_options.get(name, getattr(self.model.generation_config, name, None))
         return default if value is None else value
-
-    # Before the model: lines to tokens.
 
     def prepare(self, window: Window) -> PreparedWindow:
         """Tokenise a window whose lines are strings, or pairs of a source and the beginning of its translation."""
@@ -188,7 +161,7 @@ class Translator:
         return ids
 
     def _output_limit(self, source_length: int) -> int:
-        """Tokens that the output for a source of so many tokens may have."""
+        """The most tokens of the output for a source of so many tokens."""
         limit = self._setting("max_new_tokens", None)
         if limit is None and (max_length := self._setting("max_length", None)) is not None:
             limit = max_length - 1  # the decoder's start token counts there
@@ -196,8 +169,6 @@ class Translator:
             limit = source_length + self._setting("max_extra_tokens", MAX_EXTRA_TOKENS)
         config = self.model.config
         return min(limit, config.max_position_embeddings - 1) if config.position_encoding == "learned" else limit
-
-    # Through the model: tokens to hypotheses.
 
     def _processors(self, pieces: list[Piece]) -> list[LogitsProcessor]:
         """Constraints on the outputs of these pieces; they come before the processors among the options."""
@@ -223,10 +194,9 @@ class Translator:
         for place, token in enumerate(ids[1:], start=1):
             if token in ends:
                 return ids[1 : place + 1]
-        length = len(ids)
-        while length > 1 and ids[length - 1] == self.model.config.pad_token_id:
-            length -= 1
-        return ids[1:length]
+        while len(ids) > 1 and ids[-1] == self.model.config.pad_token_id:
+            ids = ids[:-1]
+        return ids[1:]
 
     def _hypotheses(self, pieces: list[Piece]) -> list[list[Hypothesis]]:
         """The hypotheses of each piece of a batch, best first."""
@@ -276,17 +246,14 @@ class Translator:
             joined.append(whole)
         return joined
 
-    # Both.
-
     def hypotheses(
         self, sentences: Iterable[str | tuple[str, str]], window: int = WINDOW_LINES, progress: tqdm | None = None
     ) -> Iterator[list[Hypothesis]]:
         """The hypotheses of each sentence, best first, in the order of the sentences, as windows of them are ready.
 
         Args:
-            sentences: one source each, or a pair of a source and text that its translation has to begin with; read
-                `window` at a time, so that long files do not have to fit in memory.
-            window: number of sentences that are sorted by length together.
+            sentences: one source each, or a pair of a source and text that its translation has to begin with.
+            window: number of sentences that are read and sorted by length together.
             progress: a progress bar that moves by one for each sentence.
 
         Raises:
@@ -301,9 +268,6 @@ class Translator:
     def translate(
         self, sentences: Iterable[str | tuple[str, str]], window: int = WINDOW_LINES, progress: tqdm | None = None
     ) -> Iterator[str]:
-        """Translations in the order of the sentences, as they are ready; an empty line gives an empty line.
-
-        Args and Raises as of `hypotheses`, of which these are the best ones.
-        """
+        """The best of the `hypotheses` of each sentence, with the same Args and Raises; of a blank one it is empty."""
         for hypotheses in self.hypotheses(sentences, window, progress):
             yield hypotheses[0].text

@@ -61,33 +61,16 @@ class PerplexityMetric(evaluate.Metric):
 
 
 def perplexity(losses: Sequence[float], counts: Sequence[int]) -> float:
-    """What `PerplexityMetric` computes, without its files: exp of the nats a token, at most e^700.
-
-    Args:
-        losses: negative log-probability of each sentence, in nats.
-        counts: number of its tokens.
-
-    Raises:
-        ValueError: for no tokens.
-    """
+    """What `PerplexityMetric` computes, without its files: exp of the nats a token, at most e^700."""
     if not sum(counts):
         raise ValueError("no tokens to compute a perplexity of")
     return math.exp(min(math.fsum(losses) / sum(counts), 700.0))
 
 
-def score_translations(predictions: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> dict:
-    """The scores of `TranslationMetric`, computed directly, without the Arrow files of `evaluate`.
-
-    Args:
-        predictions: translations.
-        references: one per prediction.
-        tokenize: sacreBLEU's tokenisation for BLEU.
-
-    Raises:
-        ValueError: for no predictions or a different number of references.
-    """
+def score_translations(predictions: Sequence[str], references: Sequence[str]) -> dict:
+    """The scores of `TranslationMetric`, without its files."""
     _check_pairs(predictions, references)
-    bleu, chrf = BLEU(tokenize=tokenize), CHRF()
+    bleu, chrf = BLEU(), CHRF()
     exact = sum(prediction == reference for prediction, reference in zip(predictions, references, strict=True))
     return {
         "bleu": bleu.corpus_score(predictions, [references]).score,
@@ -113,12 +96,9 @@ def split_compounds(text: str) -> str:
 def moses_tokenizer(language: str) -> Callable[[str], str]:
     """Moses' tokeniser: a function from raw text to tokens between spaces, special characters escaped.
 
-    Args:
-        language: ISO 639-1 code, such as `"de"`; it decides which full stops end abbreviations.
-
     Raises:
-        UserError: if sacremoses, Moses' tokenizer.perl in Python, is not installed, and for a language that it does
-            not know (it would silently apply the rules of English).
+        UserError: if sacremoses, Moses' tokenizer.perl in Python, is not installed, and for an ISO 639-1 code that it
+            does not know (it would silently apply the rules of English).
     """
     try:
         from sacremoses import MosesTokenizer
@@ -137,13 +117,6 @@ def paper_tokens(texts: Sequence[str], language: str) -> list[str]:
     The script is get_ende_bleu.sh of tensor2tensor in its first form; a later one first turns Unicode punctuation in
     the output into ASCII. It is for German; French compounds stay whole here, since no source says that they were
     split.
-
-    Args:
-        texts: detokenised sentences.
-        language: `"de"`, `"fr"`, ...
-
-    Raises:
-        UserError: as `moses_tokenizer`.
     """
     tokens = map(moses_tokenizer(language), texts)
     return list(map(split_compounds, tokens) if language == "de" else tokens)
@@ -153,13 +126,6 @@ def multi_bleu(translations: Sequence[str], references: Sequence[str]) -> float:
     """BLEU (0 to 100) of tokens between spaces, as Moses' multi-bleu.perl prints it: cased, unsmoothed, one reference.
 
     It is 0 if no 4-gram of the whole corpus is right.
-
-    Args:
-        translations: tokenised sentences.
-        references: one per translation.
-
-    Raises:
-        ValueError: for no translations or a different number of references.
     """
     _check_pairs(translations, references)
     metric = BLEU(tokenize="none", smooth_method="none", force=True)
@@ -167,10 +133,10 @@ def multi_bleu(translations: Sequence[str], references: Sequence[str]) -> float:
 
 
 def paper_bleu(translations: Sequence[str], references: Sequence[str], language: str) -> float:
-    """BLEU as in Table 2: `multi_bleu` of the `paper_tokens` of detokenised sentences.
+    """BLEU as in Table 2, 0 to 100, of detokenised sentences in a language (`"de"`, `"fr"`, ...).
 
     Raises:
         UserError: as `moses_tokenizer`.
-        ValueError: as `multi_bleu`.
+        ValueError: for no translations or a different number of references.
     """
     return multi_bleu(paper_tokens(translations, language), paper_tokens(references, language))

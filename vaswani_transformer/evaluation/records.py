@@ -1,4 +1,4 @@
-"""The record of an evaluation, which says how scores were obtained, and the hashes of the weights that it is about."""
+"""The record of an evaluation: how scores were obtained, and hashes of the weights that they belong to."""
 
 import datetime
 import hashlib
@@ -110,10 +110,6 @@ def evaluation_record(
         options: the command line's options that override the model's settings, by flag, such as `--beams`; True for
             one without a value, None for one that was not given.
         test_set: a name for the test set; by default made from the file names.
-
-    Returns:
-        `test_set`, names and SHA-256 of the files (of pipes the name alone), `weights_sha256`, `generation`,
-        `versions`, `date` (UTC, ISO 8601) and `command`.
     """
     words = ["vaswani", "evaluate", Path(model_folder).resolve().name]
     words += ["--source", Path(source).name, "--reference", Path(reference).name]

@@ -52,29 +52,16 @@ def measures_of(kind: str) -> list[str]:
 
 
 def delimiters(tokens: Sequence[str]) -> np.ndarray:
-    """Which tokens, as `readable_tokens` writes them, are delimiters: `<s>`, `</s>`, and those of punctuation alone.
-
-    Punctuation is what Unicode calls so; symbols (`$`, `+`) and the marks that `readable_tokens` adds are none.
-
-    Returns:
-        booleans, `(len(tokens),)`.
-    """
+    """Which tokens of `readable_tokens` are delimiters: `<s>`, `</s>`, and those of Unicode's punctuation alone."""
 
     def is_punctuation(token: str) -> bool:
-        return token not in (CONTINUES, "") and all(unicodedata.category(letter)[0] == "P" for letter in token)
+        return token != CONTINUES and all(unicodedata.category(letter)[0] == "P" for letter in token)
 
     return np.array([token in ("<s>", "</s>") or is_punctuation(token) for token in tokens], bool)
 
 
 class HeadStatistics:
-    """Sums of the measures of all heads of one kind of attention, over sentences.
-
-    Args:
-        kind: one of `KINDS`.
-        layers: number of layers.
-        heads: number of heads of each layer.
-        window: the model's `attention_window`, for self-attention.
-    """
+    """Sums of the measures of all heads of one of `KINDS`, over sentences."""
 
     def __init__(self, kind: str, layers: int, heads: int, window: int | None = None):
         self.kind, self.shape, self.window = kind, (layers, heads), window
@@ -89,12 +76,7 @@ class HeadStatistics:
         self._counts[name] += len(chances)
 
     def add_self_attention(self, weights: np.ndarray, is_delimiter: np.ndarray) -> None:
-        """Add a sentence; tokens that see themselves alone say nothing and are left out.
-
-        Args:
-            weights: `(layers, heads, length, length)`.
-            is_delimiter: `(length,)`.
-        """
+        """Add a sentence by its `(layers, heads, length, length)` weights, but for tokens that see only themselves."""
         length = weights.shape[-1]
         steps = np.arange(length) - np.arange(length)[:, None]  # key minus query
         visible_keys = visible(self.kind, length, length, self.window)
@@ -125,14 +107,10 @@ class HeadStatistics:
         words: tuple[Sequence[int], Sequence[int]],
         links: Links,
     ) -> None:
-        """Add a sentence pair.
+        """Add a sentence pair by its weights `(layers, heads, target_length, source_length)`.
 
-        Args:
-            weights: `(layers, heads, target_length, source_length)`.
-            source_delimiters: `(source_length,)`.
-            target_delimiters: `(target_length,)`.
-            words: the number of the word of each source and each target token, -1 for a token of no word.
-            links: the word alignment; target words without a link do not count for "alignment".
+        `words` holds the number of the word of each source and of each target token, -1 for a token of no word. Target
+        words without a link do not count for "alignment".
         """
         keys = weights.shape[-1]
         values = (weights * source_delimiters).sum(axis=-1)[..., ~target_delimiters]
@@ -176,11 +154,7 @@ def role(measures: dict[str, float | None], chances: dict[str, float | None]) ->
     """The name of a head: the largest measure that reaches `NAMED_FROM` and `OVER_CHANCE` times its chance.
 
     "nearby" counts where no narrower measure does; a head that nothing names is "broad" from an entropy of `BROAD_FROM`
-    on, else "mixed".
-
-    Args:
-        measures: of the head, by name.
-        chances: what even attention gives, by name.
+    on, else "mixed". `chances` are the measures of even attention.
     """
     reached = {
         name: value
@@ -285,15 +259,15 @@ class _Pair:
         """Tokens of the longer side."""
         return max(len(self.source_ids), len(self.target_ids))
 
-    def check_links(self, line: int) -> None:
-        """Refuse a link to a word that is not there."""
-        words = max(self.source_words) + 1, max(self.target_words) + 1
-        for source, target in self.links or ():
-            if not (0 <= source < words[0] and 0 <= target < words[1]):
-                raise UserError(
-                    f"line {line} of the alignments links {source}-{target} and the pair has {words[0]} and"
-                    f" {words[1]} words, counted from 0"
-                )
+
+def _check_links(pair: _Pair, line: int) -> None:
+    words = max(pair.source_words) + 1, max(pair.target_words) + 1
+    for source, target in pair.links or ():
+        if not (0 <= source < words[0] and 0 <= target < words[1]):
+            raise UserError(
+                f"line {line} of the alignments links {source}-{target} and the pair has {words[0]} and"
+                f" {words[1]} words, counted from 0"
+            )
 
 
 def _tokenized_pairs(
@@ -319,7 +293,7 @@ def _tokenized_pairs(
         pair = _Pair(*source, *target, None if links is None else links[place])
         check_length(translator.model.config, first + place, pair.length)
         if pair.length <= MOST_TOKENS:
-            pair.check_links(first + place)
+            _check_links(pair, first + place)
             pairs.append(pair)
     counts["long"] += len(filled) - len(pairs)
     return pairs
@@ -353,7 +327,7 @@ def heads_as_markdown(report: dict) -> str:
     lines = [f"# What the heads do\n\n{read}{'; left out: ' + ' and '.join(left) if left else ''}.\n"]
     for kind, results in report["kinds"].items():
         names = measures_of(kind)
-        lines += [f"## {KINDS[kind][0].upper()}{KINDS[kind][1:]}\n", _row("layer", "head", "what it does", *names)]
+        lines += [f"## {KINDS[kind].capitalize()}\n", _row("layer", "head", "what it does", *names)]
         lines.append(_row(*["---"] * (3 + len(names))))
         for head in results["heads"]:
             numbers = (_number(head["measures"][name]) for name in names)

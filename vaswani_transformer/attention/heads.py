@@ -4,7 +4,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 
 import numpy as np
@@ -204,14 +204,13 @@ def name_heads(
     }
     counts = {"pairs": 0, "source_tokens": 0, "target_tokens": 0, "blank": 0, "long": 0}
     translator = Translator(model, tokenizer, tokens_per_batch, **generate_options)
-    pairs, links_left = iter(pairs), None if links is None else iter(links)
+    pairs, links_left = iter(pairs), repeat(None) if links is None else iter(links)
     first = 1
     while window := list(islice(pairs, _WINDOW)):
-        window_links = None if links_left is None else list(islice(links_left, len(window)))
-        if window_links is not None and len(window_links) < len(window):
-            raise UserError(
-                f"there are alignments of {first - 1 + len(window_links)} pairs only: give one for each pair"
-            )
+        window_links = list(islice(links_left, len(window)))
+        if len(window_links) < len(window):
+            aligned = first - 1 + len(window_links)
+            raise UserError(f"there are alignments of {aligned} pairs only: give one for each pair")
         tokenized = _tokenized_pairs(translator, window, window_links, first, counts)
         for rows in batches_by_length([pair.length for pair in tokenized], tokens_per_batch):
             _add_batch(model, tokenizer, [tokenized[row] for row in rows], statistics)
@@ -271,11 +270,7 @@ def _check_links(pair: _Pair, line: int) -> None:
 
 
 def _tokenized_pairs(
-    translator: Translator,
-    window: list[tuple[str, str | None]],
-    links: list[Links] | None,
-    first: int,
-    counts: dict[str, int],
+    translator: Translator, window: list[tuple], links: list[Links | None], first: int, counts: dict[str, int]
 ) -> list[_Pair]:
     """The pairs of a window, whose first line is number `first`; those that are blank or too long are only counted."""
     sources, targets = [source.strip() for source, _ in window], [target for _, target in window]
@@ -290,7 +285,7 @@ def _tokenized_pairs(
     sides = [tokens_and_words(translator.tokenizer, [texts[i] for i in filled]) for texts in (sources, targets)]
     pairs = []
     for place, source, target in zip(filled, *sides, strict=True):
-        pair = _Pair(*source, *target, None if links is None else links[place])
+        pair = _Pair(*source, *target, links[place])
         check_length(translator.model.config, first + place, pair.length)
         if pair.length <= MOST_TOKENS:
             _check_links(pair, first + place)
@@ -320,9 +315,7 @@ def _add_batch(model, tokenizer, pairs: list[_Pair], statistics: dict[str, HeadS
 
 def heads_as_markdown(report: dict) -> str:
     """The report of `name_heads` as Markdown: a table a kind of attention with a row a head, and the rules below."""
-    read = (
-        f"{report['pairs']:,} pairs, {report['source_tokens']:,} source and {report['target_tokens']:,} target tokens"
-    )
+    read = "{pairs:,} pairs, {source_tokens:,} source and {target_tokens:,} target tokens".format_map(report)
     left = [f"{report[name]:,} {name}" for name in ("blank", "long") if report[name]]
     lines = [f"# What the heads do\n\n{read}{'; left out: ' + ' and '.join(left) if left else ''}.\n"]
     for kind, results in report["kinds"].items():

@@ -112,7 +112,7 @@ def _files(arguments: argparse.Namespace, names: dict[str, str], alone: dict[str
 
 def _show(arguments: argparse.Namespace) -> int:
     from ..attention.page import write_attention_page
-    from ..attention.pictures import check_readable, draw_attention, require_matplotlib
+    from ..attention.pictures import attention_figure, require_matplotlib, save_figure
     from ..attention.weights import KINDS, attend
 
     names = {kind: f"{kind}.png" for kind in ([arguments.kind] if arguments.kind else KINDS)}
@@ -122,12 +122,12 @@ def _show(arguments: argparse.Namespace) -> int:
     if pictures:
         require_matplotlib()
     model, tokenizer, options = _load(arguments)
-    panels = _panels(arguments, model.config, pictures)
     _check_sentences(arguments, model, tokenizer)
     weights = attend(model, tokenizer, arguments.sentence, arguments.target, **options)
+    figures = {}  # all of them before anything is written, since each may be refused
     for kind in pictures:
-        if kind in panels:
-            check_readable(weights, kind, panels[kind])
+        if len(weights.of(kind)[0]) or arguments.kind or len(pictures) == 1:  # without layers, only if asked for
+            figures[kind] = attention_figure(weights, kind, arguments.layer, arguments.head)
     lines, missing_letters = [], set()
     next(iter(files.values())).parent.mkdir(parents=True, exist_ok=True)
     for kind, path in files.items():
@@ -136,8 +136,8 @@ def _show(arguments: argparse.Namespace) -> int:
             kinds = [arguments.kind] if arguments.kind else ["encoder-decoder", "encoder", "decoder"]
             write_attention_page(weights, path, kinds, layer or 1, head)
             lines.append(f"{path}   all layers and heads, to explore in a browser")
-        elif kind in panels:
-            missing_letters.update(draw_attention(weights, kind, path, arguments.layer, arguments.head))
+        elif kind in figures:
+            missing_letters.update(save_figure(figures[kind], path))
             lines.append(f"{path}   {KINDS[kind]}")
         else:
             lines.append(f"no picture of {KINDS[kind]}, which has no layers")
@@ -146,19 +146,6 @@ def _show(arguments: argparse.Namespace) -> int:
         letters = "".join(sorted(missing_letters))[:20]
         print(f"no font here has {letters}: they are boxes in the pictures; Noto Sans CJK has most", file=sys.stderr)
     return 0
-
-
-def _panels(arguments: argparse.Namespace, config, pictures: list[str]) -> dict[str, int]:
-    """The number of panels of each kind to draw. A kind without layers is an error only if it was asked for."""
-    from ..attention.weights import KINDS, check_choice
-
-    panels = {}
-    for kind in pictures or ([arguments.kind] if arguments.kind else KINDS):
-        number = config.encoder_layers if kind == "encoder" else config.decoder_layers
-        if number or arguments.kind or len(pictures) == 1:
-            layers = check_choice("layer", arguments.layer, number, KINDS[kind])
-            panels[kind] = len(layers) * len(check_choice("head", arguments.head, config.num_heads, KINDS[kind]))
-    return panels
 
 
 def _check_sentences(arguments: argparse.Namespace, model, tokenizer) -> None:

@@ -60,11 +60,7 @@ def read_run(folder: str | Path) -> tuple[dict, list[dict]]:
 
 
 def languages_of(recipe: Mapping) -> list[str]:
-    """Source and target language if the recipe's columns or files are named by codes of two letters; else empty.
-
-    >>> languages_of({"source_column": "en", "target_column": "de"})
-    ['en', 'de']
-    """
+    """Source and target language if the recipe's columns or files are named by codes of two letters; else empty."""
     columns = [recipe.get("source_column"), recipe.get("target_column")]
     files = [str(recipe.get(f"train_{side}")).removesuffix(".gz") for side in ("source", "target")]
     for codes in (columns, [name.rpartition(".")[2] for name in files]):

@@ -164,9 +164,7 @@ def _check_arguments(repo_id: str, revision: str, message: str | None, max_shard
         raise UserError("the message is empty: give some text, or leave it out")
     size = _SIZE.fullmatch(max_shard_size)
     if size is None or float(size[1]) == 0:
-        raise UserError(
-            f"max_shard_size is {max_shard_size!r}: give a number and KB, MB, GB or TB, such as 5GB or 200MB"
-        )
+        raise UserError(f"max_shard_size is {max_shard_size!r}: give a number and KB, MB, GB or TB, such as 5GB")
 
 
 def _as_list(names: str | Path | Sequence) -> list:
@@ -289,11 +287,13 @@ def _translate(error: Exception, repo_id: str) -> UserError | HubFailure:
     if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
         return UserError("HF_HUB_OFFLINE is set, so nothing can be pushed: unset it")
     answered = next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None)
+    again = "push again, which is safe to repeat"
     if answered is None:
         in_client = isinstance(error, LookupError | TypeError | AttributeError)
         failure = "the Hub's answer was not understood" if in_client else "the connection to the Hub failed"
-        reason = f"{type(causes[-1]).__name__}: {one_line(causes[-1], 300) or 'no answer'}"
-        return HubFailure(f"{failure} ({reason}); push again, which is safe to repeat")
+        return HubFailure(
+            f"{failure} ({type(causes[-1]).__name__}: {one_line(causes[-1], 300) or 'no answer'}); {again}"
+        )
     status, message = answered.response.status_code, " ".join((answered.server_message or "").split())[:300]
     message = f" ({message})" if message else ""
     if isinstance(answered, RevisionNotFoundError):
@@ -309,5 +309,5 @@ def _translate(error: Exception, repo_id: str) -> UserError | HubFailure:
     if status == 412:
         return UserError(f"{repo_id} was changed by someone else meanwhile{message}: push again")
     if status in (408, 429) or status >= 500:
-        return HubFailure(f"the Hub failed with status {status}{message}; push again, which is safe to repeat")
+        return HubFailure(f"the Hub failed with status {status}{message}; {again}")
     return UserError(f"the Hub refuses the push with status {status}{message}")

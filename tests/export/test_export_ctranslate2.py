@@ -85,16 +85,13 @@ def test_every_preset(tmp_path, tokenizer, name):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"tie_word_embeddings": False},
+        {"tie_word_embeddings": False, "layer_norm_eps": 0.05},
         {"attention_bias": True, "d_k": 4},
         {"attention_bias": True, "d_v": 5},
         {"d_k": 16, "d_v": 16, "attention_bias": True},
         {"d_k": 3, "d_v": 30},
         {"d_model": 25, "d_k": 7, "d_v": 9, "position_encoding": "learned"},
-        {"layer_norm_eps": 0.05},
-        {"encoder_layers": 1, "decoder_layers": 3},
-        {"decoder_start_token_id": 2},
-        {"vocab_size": 300},
+        {"encoder_layers": 1, "decoder_layers": 3, "decoder_start_token_id": 2, "vocab_size": 300},
     ],
     ids=lambda changes: "-".join(changes),
 )

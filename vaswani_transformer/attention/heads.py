@@ -87,31 +87,26 @@ class HeadStatistics:
             "next token": (steps == 1, chosen),
             "same token": (steps == 0, chosen),
             "nearby": (abs(steps) <= NEARBY, chosen),
-            "delimiter": (np.broadcast_to(is_delimiter, visible_keys.shape), chosen & ~is_delimiter),
+            "delimiter": (is_delimiter, chosen & ~is_delimiter),
+            "distance": (abs(steps), chosen),
         }
         for name, (pattern, queries) in patterns.items():
-            pattern = pattern & visible_keys
+            pattern = pattern * visible_keys
             if name in ("previous token", "next token"):
                 queries = queries & pattern.any(axis=1)
             values = (weights * pattern).sum(axis=-1)[..., queries]
             self._add(name, values, (pattern.sum(axis=1) / seen)[queries])
         self._add_entropy(weights, seen)
-        values = (weights * abs(steps)).sum(axis=-1)[..., chosen]
-        self._add("distance", values, ((abs(steps) * visible_keys).sum(axis=1) / seen)[chosen])
 
     def add_encoder_decoder(
         self,
-        weights: np.ndarray,
+        weights: np.ndarray,  # (layers, heads, target_length, source_length)
         source_delimiters: np.ndarray,
         target_delimiters: np.ndarray,
-        words: tuple[Sequence[int], Sequence[int]],
+        words: tuple[Sequence[int], Sequence[int]],  # of each source and each target token; -1 for a token of no word
         links: Links,
     ) -> None:
-        """Add a sentence pair by its weights `(layers, heads, target_length, source_length)`.
-
-        `words` holds the number of the word of each source and of each target token, -1 for a token of no word. Target
-        words without a link do not count for "alignment".
-        """
+        """Add a sentence pair; target words without a link do not count for "alignment"."""
         keys = weights.shape[-1]
         values = (weights * source_delimiters).sum(axis=-1)[..., ~target_delimiters]
         self._add("delimiter", values, np.full(values.shape[-1], source_delimiters.mean()))
@@ -161,10 +156,9 @@ def role(measures: dict[str, float | None], chances: dict[str, float | None]) ->
         for name, value in measures.items()
         if name not in SPREAD and value is not None and value >= max(NAMED_FROM, OVER_CHANCE * (chances[name] or 0))
     }
-    narrow = {name: value for name, value in reached.items() if name != "nearby"}
     if reached:
-        return max(narrow, key=narrow.__getitem__) if narrow else "nearby"
-    entropy = measures.get("entropy")
+        return max(reached, key=lambda name: (name != "nearby", reached[name]))
+    entropy = measures["entropy"]
     return "broad" if entropy is not None and entropy >= BROAD_FROM else "mixed"
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import ctranslate2
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
 from ..data.batching import batches_by_length
@@ -274,12 +275,9 @@ class CTranslate2Model:
         sources = [ids[mask.bool()].tolist() for ids, mask in zip(input_ids, attention_mask, strict=True)]
         number = self._setting("num_return_sequences", options, 1)
         found = self.search(sources, number, input_ids.numel(), **options)
-        rows = [output.ids for outputs in found for output in outputs]
-        ids = torch.full((len(rows), 1 + max(map(len, rows))), self.facts.pad_token_id)
-        ids[:, 0] = self.facts.decoder_start_token_id
-        for place, row in enumerate(rows):
-            ids[place, 1 : 1 + len(row)] = torch.tensor(row)
-        return ids
+        start = self.facts.decoder_start_token_id
+        rows = [torch.tensor([start, *output.ids]) for outputs in found for output in outputs]
+        return pad_sequence(rows, batch_first=True, padding_value=self.facts.pad_token_id)
 
     def score_ids(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], tokens_per_batch: int = 4096

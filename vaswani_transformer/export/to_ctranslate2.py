@@ -107,22 +107,6 @@ def _widened(projection: nn.Linear, narrow: int, width: int) -> common_spec.Line
     return spec
 
 
-class VaswaniConverter(TransformersConverter):
-    """CTranslate2's converter for a model that is loaded already, and so was checked."""
-
-    def __init__(self, folder: Path, model, tokenizer):
-        super().__init__(str(folder))
-        self._model, self._tokenizer = model, tokenizer
-
-    def load_model(self, *_, **__):
-        """The model given to the constructor."""
-        return self._model
-
-    def load_tokenizer(self, *_, **__):
-        """The tokenizer given to the constructor."""
-        return self._tokenizer
-
-
 def write_ctranslate2(folder: Path, model, tokenizer, output: Path, quantization: str = "float32") -> None:
     """Write a model in CTranslate2's format into a folder that does not exist yet.
 
@@ -131,7 +115,10 @@ def write_ctranslate2(folder: Path, model, tokenizer, output: Path, quantization
     Raises:
         UserError: for what CTranslate2 cannot express, naming it.
     """
-    VaswaniConverter(folder, model, tokenizer).convert(str(output), quantization=quantization)
+    converter = TransformersConverter(str(folder))
+    # It would read the folder again, which is loaded and checked already.
+    converter.load_model, converter.load_tokenizer = (lambda *_, **__: model), (lambda *_, **__: tokenizer)
+    converter.convert(str(output), quantization=quantization)
 
 
 def largest_difference(output: Path, sentences: list[list[int]], logits: torch.Tensor) -> float:

@@ -179,12 +179,9 @@ def _kept_weights(recipe: Mapping, log: Sequence[Mapping]) -> str | None:
 
 def decoding_rows(generation: Mapping) -> list[tuple[str, str]]:
     """Rows (label, value) of the decoding table: the paper's settings in words, others by name, unset ones left out."""
-    names = [*_DECODING, *sorted(generation.keys() - _DECODING.keys())]
-    return [
-        (_DECODING.get(name, f"`{name}`"), number_in_words(generation[name]))
-        for name in names
-        if generation.get(name) is not None
-    ]
+    known = {name: number_in_words(value) for name, value in generation.items() if value is not None}
+    names = [*(name for name in _DECODING if name in known), *sorted(known.keys() - _DECODING.keys())]
+    return [(_DECODING.get(name, f"`{name}`"), known[name]) for name in names]
 
 
 def number_in_words(value) -> str:

@@ -76,19 +76,13 @@ def test_leaves_the_model_as_it_was(tokenizer, implementation):
 def test_of_an_ensemble_is_from_the_mean_of_its_members(model, tokenizer):
     other = tiny_model(seed=2, scale=2.0, vocab_size=len(tokenizer), d_model=36)
     pair = TEXT[0], TEXT[1]
-    assert align(Ensemble([model, model]), tokenizer, [pair[0]], [pair[1]]) == align(
-        model, tokenizer, [pair[0]], [pair[1]]
-    )
+    twice = align(Ensemble([model, model]), tokenizer, [pair[0]], [pair[1]])
+    assert twice == align(model, tokenizer, [pair[0]], [pair[1]])
     means = [encoder_decoder_attention(one, tokenizer, *pair)[0].mean(axis=0) for one in (model, other)]
     words = [torch.tensor(words_of_tokens(tokenizer, text)) for text in pair]
     together = torch.tensor(sum(means) / 2)
-    sums = torch.stack(
-        [
-            torch.stack([together[words[1] == row][:, words[0] == column].sum() for column in range(7)])
-            for row in range(7)
-        ]
-    )
-    expected = [(source, target) for target, source in enumerate(sums.argmax(dim=1).tolist())]
+    sums = [[together[words[1] == row][:, words[0] == column].sum() for column in range(7)] for row in range(7)]
+    expected = [(source, target) for target, source in enumerate(torch.tensor(sums).argmax(dim=1).tolist())]
     assert align(Ensemble([model, other]), tokenizer, [pair[0]], [pair[1]]) == [expected]
 
 

@@ -255,7 +255,5 @@ def test_links_of_a_file(tmp_path):
     path.write_text("0-0 1-2\n\n10-3\n")
     assert list(read_links(path)) == [[(0, 0), (1, 2)], [], [(10, 3)]]
     path.write_text("0-0\n1-x\n")
-    assert (
-        error_of(lambda: list(read_links(path)))
-        == f"{path}, line 2: '1-x' is no alignment; write links such as 0-0 1-2"
-    )
+    expected = f"{path}, line 2: '1-x' is no alignment; write links such as 0-0 1-2"
+    assert error_of(lambda: list(read_links(path))) == expected

@@ -8,13 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_folders import write_model
 
-from vaswani_transformer import (
-    Ensemble,
-    attend,
-    encoder_decoder_attention,
-    load_model,
-    train_tokenizer,
-)
+from vaswani_transformer import Ensemble, attend, encoder_decoder_attention, load_model, train_tokenizer
 from vaswani_transformer.attention.weights import KINDS, readable_tokens
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.model.layers_vaswani import sinusoidal_positions
@@ -202,10 +196,8 @@ def test_readable_tokens_of_a_vocabulary_of_letters():
         "می\u200cخ": ["م", "·ی", "·U+200C", "·خ"],
         "\u200b": ["U+200B"],
     }.items():
-        assert [one for one in readable_tokens(letters, letters(text)["input_ids"]) if one not in "·␣"] == [
-            *shown,
-            "</s>",
-        ]
+        tokens = readable_tokens(letters, letters(text)["input_ids"])
+        assert [token for token in tokens if token not in "·␣"] == [*shown, "</s>"]
 
 
 @settings(max_examples=60)
@@ -309,7 +301,8 @@ def test_mistakes_in_the_command_are_one_line_and_write_nothing(
 
 def test_a_place_where_nothing_can_be_written_is_refused_before_any_work(folder, tmp_path, capsys):
     (tmp_path / "file").write_text("here\n")
-    for words in (["a dog", "--output", tmp_path / "file" / "x.png"], ["--report", tmp_path / "file", "--output", tmp_path / "file" / "new" / "x.md"]):  # fmt: skip  # noqa: E501
+    file = tmp_path / "file"
+    for words in (["a dog", "--output", file / "x.png"], ["--report", file, "--output", file / "new" / "x.md"]):
         assert run("no_model", *words) == 2
         assert f"is within the file {tmp_path / 'file'}: give a folder" in capsys.readouterr().err
     assert (tmp_path / "file").read_text() == "here\n"

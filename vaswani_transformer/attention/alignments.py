@@ -27,8 +27,7 @@ def align(
         model: the model, or an [`Ensemble`], whose members' attention is averaged. Its attention implementation is
             changed for the time of the call, so no other thread may use it meanwhile.
         tokenizer: its tokenizer.
-        sources: source sentences.
-        targets: their targets, such as the model's translations.
+        sources, targets: sentences, such as the model's own translations.
         layer: decoder layer, from 0, or from the end when negative.
         tokens_per_batch: tokens a side at once, padding counted.
 

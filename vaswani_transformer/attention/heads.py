@@ -4,7 +4,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 
 import numpy as np
@@ -52,29 +52,16 @@ def measures_of(kind: str) -> list[str]:
 
 
 def delimiters(tokens: Sequence[str]) -> np.ndarray:
-    """Which tokens, as `readable_tokens` writes them, are delimiters: `<s>`, `</s>`, and those of punctuation alone.
-
-    Punctuation is what Unicode calls so; symbols (`$`, `+`) and the marks that `readable_tokens` adds are none.
-
-    Returns:
-        booleans, `(len(tokens),)`.
-    """
+    """Which tokens of `readable_tokens` are delimiters: `<s>`, `</s>`, and those of Unicode's punctuation alone."""
 
     def is_punctuation(token: str) -> bool:
-        return token not in (CONTINUES, "") and all(unicodedata.category(letter)[0] == "P" for letter in token)
+        return token != CONTINUES and all(unicodedata.category(letter)[0] == "P" for letter in token)
 
     return np.array([token in ("<s>", "</s>") or is_punctuation(token) for token in tokens], bool)
 
 
 class HeadStatistics:
-    """Sums of the measures of all heads of one kind of attention, over sentences.
-
-    Args:
-        kind: one of `KINDS`.
-        layers: number of layers.
-        heads: number of heads of each layer.
-        window: the model's `attention_window`, for self-attention.
-    """
+    """Sums of the measures of all heads of one of `KINDS`, over sentences."""
 
     def __init__(self, kind: str, layers: int, heads: int, window: int | None = None):
         self.kind, self.shape, self.window = kind, (layers, heads), window
@@ -89,12 +76,7 @@ class HeadStatistics:
         self._counts[name] += len(chances)
 
     def add_self_attention(self, weights: np.ndarray, is_delimiter: np.ndarray) -> None:
-        """Add a sentence; tokens that see themselves alone say nothing and are left out.
-
-        Args:
-            weights: `(layers, heads, length, length)`.
-            is_delimiter: `(length,)`.
-        """
+        """Add a sentence by its `(layers, heads, length, length)` weights, but for tokens that see only themselves."""
         length = weights.shape[-1]
         steps = np.arange(length) - np.arange(length)[:, None]  # key minus query
         visible_keys = visible(self.kind, length, length, self.window)
@@ -105,35 +87,26 @@ class HeadStatistics:
             "next token": (steps == 1, chosen),
             "same token": (steps == 0, chosen),
             "nearby": (abs(steps) <= NEARBY, chosen),
-            "delimiter": (np.broadcast_to(is_delimiter, visible_keys.shape), chosen & ~is_delimiter),
+            "delimiter": (is_delimiter, chosen & ~is_delimiter),
+            "distance": (abs(steps), chosen),
         }
         for name, (pattern, queries) in patterns.items():
-            pattern = pattern & visible_keys
+            pattern = pattern * visible_keys
             if name in ("previous token", "next token"):
                 queries = queries & pattern.any(axis=1)
             values = (weights * pattern).sum(axis=-1)[..., queries]
             self._add(name, values, (pattern.sum(axis=1) / seen)[queries])
         self._add_entropy(weights, seen)
-        values = (weights * abs(steps)).sum(axis=-1)[..., chosen]
-        self._add("distance", values, ((abs(steps) * visible_keys).sum(axis=1) / seen)[chosen])
 
     def add_encoder_decoder(
         self,
-        weights: np.ndarray,
+        weights: np.ndarray,  # (layers, heads, target_length, source_length)
         source_delimiters: np.ndarray,
         target_delimiters: np.ndarray,
-        words: tuple[Sequence[int], Sequence[int]],
+        words: tuple[Sequence[int], Sequence[int]],  # of each source and each target token; -1 for a token of no word
         links: Links,
     ) -> None:
-        """Add a sentence pair.
-
-        Args:
-            weights: `(layers, heads, target_length, source_length)`.
-            source_delimiters: `(source_length,)`.
-            target_delimiters: `(target_length,)`.
-            words: the number of the word of each source and each target token, -1 for a token of no word.
-            links: the word alignment; target words without a link do not count for "alignment".
-        """
+        """Add a sentence pair; target words without a link do not count for "alignment"."""
         keys = weights.shape[-1]
         values = (weights * source_delimiters).sum(axis=-1)[..., ~target_delimiters]
         self._add("delimiter", values, np.full(values.shape[-1], source_delimiters.mean()))
@@ -176,21 +149,16 @@ def role(measures: dict[str, float | None], chances: dict[str, float | None]) ->
     """The name of a head: the largest measure that reaches `NAMED_FROM` and `OVER_CHANCE` times its chance.
 
     "nearby" counts where no narrower measure does; a head that nothing names is "broad" from an entropy of `BROAD_FROM`
-    on, else "mixed".
-
-    Args:
-        measures: of the head, by name.
-        chances: what even attention gives, by name.
+    on, else "mixed". `chances` are the measures of even attention.
     """
     reached = {
         name: value
         for name, value in measures.items()
         if name not in SPREAD and value is not None and value >= max(NAMED_FROM, OVER_CHANCE * (chances[name] or 0))
     }
-    narrow = {name: value for name, value in reached.items() if name != "nearby"}
     if reached:
-        return max(narrow, key=narrow.__getitem__) if narrow else "nearby"
-    entropy = measures.get("entropy")
+        return max(reached, key=lambda name: (name != "nearby", reached[name]))
+    entropy = measures["entropy"]
     return "broad" if entropy is not None and entropy >= BROAD_FROM else "mixed"
 
 
@@ -230,14 +198,13 @@ def name_heads(
     }
     counts = {"pairs": 0, "source_tokens": 0, "target_tokens": 0, "blank": 0, "long": 0}
     translator = Translator(model, tokenizer, tokens_per_batch, **generate_options)
-    pairs, links_left = iter(pairs), None if links is None else iter(links)
+    pairs, links_left = iter(pairs), repeat(None) if links is None else iter(links)
     first = 1
     while window := list(islice(pairs, _WINDOW)):
-        window_links = None if links_left is None else list(islice(links_left, len(window)))
-        if window_links is not None and len(window_links) < len(window):
-            raise UserError(
-                f"there are alignments of {first - 1 + len(window_links)} pairs only: give one for each pair"
-            )
+        window_links = list(islice(links_left, len(window)))
+        if len(window_links) < len(window):
+            aligned = first - 1 + len(window_links)
+            raise UserError(f"there are alignments of {aligned} pairs only: give one for each pair")
         tokenized = _tokenized_pairs(translator, window, window_links, first, counts)
         for rows in batches_by_length([pair.length for pair in tokenized], tokens_per_batch):
             _add_batch(model, tokenizer, [tokenized[row] for row in rows], statistics)
@@ -285,23 +252,19 @@ class _Pair:
         """Tokens of the longer side."""
         return max(len(self.source_ids), len(self.target_ids))
 
-    def check_links(self, line: int) -> None:
-        """Refuse a link to a word that is not there."""
-        words = max(self.source_words) + 1, max(self.target_words) + 1
-        for source, target in self.links or ():
-            if not (0 <= source < words[0] and 0 <= target < words[1]):
-                raise UserError(
-                    f"line {line} of the alignments links {source}-{target} and the pair has {words[0]} and"
-                    f" {words[1]} words, counted from 0"
-                )
+
+def _check_links(pair: _Pair, line: int) -> None:
+    words = max(pair.source_words) + 1, max(pair.target_words) + 1
+    for source, target in pair.links or ():
+        if not (0 <= source < words[0] and 0 <= target < words[1]):
+            raise UserError(
+                f"line {line} of the alignments links {source}-{target} and the pair has {words[0]} and"
+                f" {words[1]} words, counted from 0"
+            )
 
 
 def _tokenized_pairs(
-    translator: Translator,
-    window: list[tuple[str, str | None]],
-    links: list[Links] | None,
-    first: int,
-    counts: dict[str, int],
+    translator: Translator, window: list[tuple], links: list[Links | None], first: int, counts: dict[str, int]
 ) -> list[_Pair]:
     """The pairs of a window, whose first line is number `first`; those that are blank or too long are only counted."""
     sources, targets = [source.strip() for source, _ in window], [target for _, target in window]
@@ -316,10 +279,10 @@ def _tokenized_pairs(
     sides = [tokens_and_words(translator.tokenizer, [texts[i] for i in filled]) for texts in (sources, targets)]
     pairs = []
     for place, source, target in zip(filled, *sides, strict=True):
-        pair = _Pair(*source, *target, None if links is None else links[place])
+        pair = _Pair(*source, *target, links[place])
         check_length(translator.model.config, first + place, pair.length)
         if pair.length <= MOST_TOKENS:
-            pair.check_links(first + place)
+            _check_links(pair, first + place)
             pairs.append(pair)
     counts["long"] += len(filled) - len(pairs)
     return pairs
@@ -346,14 +309,12 @@ def _add_batch(model, tokenizer, pairs: list[_Pair], statistics: dict[str, HeadS
 
 def heads_as_markdown(report: dict) -> str:
     """The report of `name_heads` as Markdown: a table a kind of attention with a row a head, and the rules below."""
-    read = (
-        f"{report['pairs']:,} pairs, {report['source_tokens']:,} source and {report['target_tokens']:,} target tokens"
-    )
+    read = "{pairs:,} pairs, {source_tokens:,} source and {target_tokens:,} target tokens".format_map(report)
     left = [f"{report[name]:,} {name}" for name in ("blank", "long") if report[name]]
     lines = [f"# What the heads do\n\n{read}{'; left out: ' + ' and '.join(left) if left else ''}.\n"]
     for kind, results in report["kinds"].items():
         names = measures_of(kind)
-        lines += [f"## {KINDS[kind][0].upper()}{KINDS[kind][1:]}\n", _row("layer", "head", "what it does", *names)]
+        lines += [f"## {KINDS[kind].capitalize()}\n", _row("layer", "head", "what it does", *names)]
         lines.append(_row(*["---"] * (3 + len(names))))
         for head in results["heads"]:
             numbers = (_number(head["measures"][name]) for name in names)

@@ -1,7 +1,4 @@
-"""Attention weights as a page for a browser: one file that needs no network, to choose heads and hover over tokens.
-
-`page.html` is the template.
-"""
+"""Attention weights as a page for a browser: one file, made from `page.html`, that needs no network."""
 
 import base64
 import html
@@ -34,8 +31,7 @@ def write_attention_page(
     Args:
         weights: of a sentence pair.
         page: the HTML file to write.
-        kinds: those of `KINDS` that can be chosen in it, the one shown first in front; those without layers are left
-            out.
+        kinds: those of `KINDS` that can be chosen, the one shown first in front; without layers they are left out.
         layer: shown first, from 1.
         head: shown first, from 1; the mean of the heads when not given.
 

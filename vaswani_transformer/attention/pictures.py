@@ -28,12 +28,8 @@ _SIDES = {  # captions of rows and columns
 }
 
 
-def check_readable(weights: AttentionWeights, kind: str, panels: int) -> None:
-    """Refuse a sentence whose tokens could not be read in a picture.
-
-    Raises:
-        UserError: with the number of tokens, the limit and ways out.
-    """
+def _check_readable(weights: AttentionWeights, kind: str, panels: int) -> None:
+    """Refuse a sentence whose tokens could not be read in a picture."""
     longest = max(weights.of(kind)[0].shape[2:])
     limit, where, fix = PANEL_TOKENS, "one panel", ""
     if panels > 1:
@@ -47,11 +43,7 @@ def check_readable(weights: AttentionWeights, kind: str, panels: int) -> None:
 
 
 def require_matplotlib() -> None:
-    """Refuse to draw without matplotlib.
-
-    Raises:
-        UserError: naming the extra that installs it.
-    """
+    """Refuse to draw without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError(
             "pictures need matplotlib: pip install 'vaswani_transformer[plots]', or give --output FILE.html"
@@ -71,8 +63,7 @@ def draw_attention(
         weights: of a sentence pair.
         kind: one of `KINDS`.
         picture: the PNG to write.
-        layers: numbers from 1; all when not given.
-        heads: numbers from 1; all when not given.
+        layers, heads: numbers from 1; all when not given.
 
     Returns:
         letters that no font of this machine has; they are boxes in the picture.
@@ -80,13 +71,20 @@ def draw_attention(
     Raises:
         UserError: for a layer or head that is not there, a sentence too long to read, or without matplotlib.
     """
+    return save_figure(attention_figure(weights, kind, layers, heads), Path(picture))
+
+
+def attention_figure(
+    weights: AttentionWeights, kind: str, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+):
+    """What `draw_attention` draws, with its errors, as a matplotlib figure."""
     require_matplotlib()
     from matplotlib.figure import Figure
 
     array, queries, keys = weights.of(kind)
     layers = check_choice("layer", layers, len(array), KINDS[kind])
     heads = check_choice("head", heads, array.shape[1], KINDS[kind])
-    check_readable(weights, kind, len(layers) * len(heads))
+    _check_readable(weights, kind, len(layers) * len(heads))
     layout = _Layout(len(layers), len(heads), queries, keys)
     figure = Figure(figsize=layout.size)
     _write_title(figure, layout, weights, kind)
@@ -100,10 +98,10 @@ def draw_attention(
     rows, columns = _SIDES[kind]
     figure.text(0.06 / layout.size[0], layout.middle[1], f"← {rows}", rotation=90, va="center", **layout.caption)
     figure.text(layout.middle[0], 0.06 / layout.size[1], f"{columns} →", ha="center", va="bottom", **layout.caption)
-    bar = figure.colorbar(image, cax=figure.add_axes(layout.bar), ticks=[0, 0.05, 0.2, 0.5, 1])
+    bar = figure.colorbar(image, cax=figure.add_axes(layout.bar), ticks=[0, 0.05, 0.2, 0.5, 1], format="{x:g}")
     bar.set_label("attention weight", fontsize=9)
-    bar.ax.set_yticklabels(["0", "0.05", "0.2", "0.5", "1"], fontsize=8)
-    return _save(figure, Path(picture))
+    bar.ax.tick_params(labelsize=8)
+    return figure
 
 
 class _Layout:
@@ -162,7 +160,8 @@ def _widest(labels: list[str], font: float) -> float:
     figure = Figure(dpi=_DPI)
     canvas = FigureCanvasAgg(figure)
     options = {"fontsize": font, "parse_math": False, "family": _fonts()}
-    with warnings.catch_warnings(action="ignore"):  # letters without a font are reported when they are drawn
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # letters without a font are reported when they are drawn
         texts = [figure.text(0, 0, label, **options) for label in set(labels)]
         return max(text.get_window_extent(canvas.get_renderer()).width for text in texts) / _DPI
 
@@ -175,11 +174,8 @@ def _draw_panel(axes, weights: np.ndarray, visible: np.ndarray):
     """A map of `(queries, keys)` weights; what a query cannot see is grey."""
     from matplotlib.colors import PowerNorm
 
-    axes.set_facecolor("0.88")
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_linewidth(0.5)
+    axes.set(facecolor="0.88", xticks=[], yticks=[])
+    axes.spines[:].set_linewidth(0.5)
     scale = PowerNorm(0.5, vmin=0, vmax=1)  # or a weight of 0.05, much in a long sentence, could not be seen
     return axes.imshow(np.ma.array(weights, mask=~visible), cmap="Blues", norm=scale, aspect="auto")
 
@@ -195,8 +191,7 @@ def _write_title(figure, layout: _Layout, weights: AttentionWeights, kind: str) 
     room = int((layout.size[0] - 0.3) * 72 / (8 * 0.56))  # letters of 8 points
     text = text if len(text) <= room else text[: room - 1] + "…"
     x, height = 0.1 / layout.size[0], layout.size[1]
-    title = KINDS[kind][0].upper() + KINDS[kind][1:]
-    figure.text(x, 1 - 0.1 / height, title, va="top", fontsize=11, weight="bold")
+    figure.text(x, 1 - 0.1 / height, KINDS[kind].capitalize(), va="top", fontsize=11, weight="bold")
     options = {"va": "top", "fontsize": 8, "color": "0.25", "parse_math": False, "family": _fonts()}
     figure.text(x, 1 - 0.33 / height, text, **options)
 
@@ -209,7 +204,7 @@ def _fonts() -> list[str]:
     return [name for name in _FONTS if name in installed]
 
 
-def _save(figure, picture: Path) -> list[str]:
+def save_figure(figure, picture: Path) -> list[str]:
     """Write the PNG; returns the letters that were drawn as boxes."""
     with warnings.catch_warnings(record=True) as caught, written_whole(picture) as new:
         warnings.simplefilter("always")

@@ -14,15 +14,10 @@ from ..model.local_attention_vaswani import reach
 
 @torch.no_grad()
 def pass_with_attention(model, batch: dict[str, torch.Tensor]):
-    """One pass of a model over a batch, with the one implementation of attention that forms the weights.
+    """One pass over a batch of `PairCollator`, in evaluation mode, with the implementation that forms the weights.
 
-    Args:
-        model: the model, in any mode and with any attention implementation; it is left as it was.
-        batch: `input_ids`, `attention_mask` and `labels` as `PairCollator` makes them, on the model's device.
-
-    Returns:
-        the model's output, with `encoder_attentions`, `decoder_attentions` and `cross_attentions`: of each layer
-        `(batch_size, num_heads, queries, keys)`.
+    The output's `encoder_attentions`, `decoder_attentions` and `cross_attentions` hold for each layer
+    `(batch_size, num_heads, queries, keys)`. The model is left as it was.
     """
     implementation, training = model.config._attn_implementation, model.training
     model.eval().set_attn_implementation("eager")
@@ -50,43 +45,27 @@ CONTINUES, SPACE = "·", "␣"  # before a piece that continues a word; for a to
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """The attention weights of one sentence pair.
+    """The attention weights of one sentence pair, float32.
 
     Rows are queries, the tokens that look, and each sums to 1; columns are keys, the tokens that are looked at. Arrays
     are indexed from 0 as all arrays are; commands, pictures and reports count layers and heads from 1, as the paper.
 
     While it predicts token i of the target the decoder reads token i - 1, the first time the start token. In decoder
     self-attention a query is the token that is read; in encoder-decoder attention it is shown as the one predicted.
-
-    Args:
-        source: the source sentence.
-        target: its translation.
-        source_tokens: tokens of the source as text, `</s>` at the end; see `readable_tokens`.
-        target_tokens: tokens that the decoder predicts, `</s>` at the end.
-        decoder_tokens: tokens that the decoder reads, the start token first; as many.
-        encoder: encoder self-attention, float32 `(encoder_layers, num_heads, source_length, source_length)`.
-        decoder: decoder self-attention, `(decoder_layers, num_heads, target_length, target_length)`; 0 right of the
-            diagonal.
-        encoder_decoder: `(decoder_layers, num_heads, target_length, source_length)`.
-        window: the model's `attention_window`, outside of which self-attention is 0; None without.
     """
 
     source: str
     target: str
-    source_tokens: list[str]
-    target_tokens: list[str]
-    decoder_tokens: list[str]
-    encoder: np.ndarray
-    decoder: np.ndarray
-    encoder_decoder: np.ndarray
-    window: int | None = None
+    source_tokens: list[str]  # as text, `</s>` at the end
+    target_tokens: list[str]  # that the decoder predicts, `</s>` at the end
+    decoder_tokens: list[str]  # that the decoder reads, as many, the start token first
+    encoder: np.ndarray  # (encoder_layers, num_heads, source_length, source_length)
+    decoder: np.ndarray  # (decoder_layers, num_heads, target_length, target_length), 0 right of the diagonal
+    encoder_decoder: np.ndarray  # (decoder_layers, num_heads, target_length, source_length)
+    window: int | None = None  # the model's `attention_window`, outside of which self-attention is 0
 
     def of(self, kind: str) -> tuple[np.ndarray, list[str], list[str]]:
-        """Weights `(layers, num_heads, queries, keys)` of a kind, its queries and its keys as text.
-
-        Raises:
-            UserError: for a kind that is not in `KINDS`.
-        """
+        """Weights `(layers, num_heads, queries, keys)` of one of `KINDS`, its queries and its keys as text."""
         if kind not in KINDS:
             raise UserError(f"kind is {kind!r}: it must be one of {', '.join(KINDS)}")
         return {
@@ -102,17 +81,7 @@ class AttentionWeights:
 
 
 def visible(kind: str, queries: int, keys: int, window: int | None = None) -> np.ndarray:
-    """Which keys each query may look at: those up to itself in the decoder, in self-attention those in the window.
-
-    Args:
-        kind: one of `KINDS`.
-        queries: how many.
-        keys: how many.
-        window: the model's `attention_window`.
-
-    Returns:
-        booleans, `(queries, keys)`.
-    """
+    """Which keys each query may look at: those up to itself in the decoder, in self-attention those in the window."""
     steps = np.arange(keys) - np.arange(queries)[:, None]  # key minus query
     seen = np.ones(steps.shape, bool)
     if window is not None and kind != "encoder-decoder":
@@ -123,16 +92,10 @@ def visible(kind: str, queries: int, keys: int, window: int | None = None) -> np
 
 
 def check_choice(name: str, chosen: Sequence[int] | None, number: int, where: str) -> list[int]:
-    """Numbers of layers or heads, from 1; all when none is chosen.
-
-    Args:
-        name: `"layer"` or `"head"`.
-        chosen: the numbers asked for.
-        number: how many layers or heads there are.
-        where: the kind of attention, for messages.
+    """The chosen layers or heads of `number`, counted from 1; all when none is chosen.
 
     Raises:
-        UserError: for a number that is not there.
+        UserError: for a number that is not there; `name` and `where` are for its message.
     """
     if number == 0:
         raise UserError(f"{where} has no {name}s, so there is nothing to draw: give another --kind")
@@ -153,9 +116,6 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
         source: a sentence.
         target: its translation; if not given, the tokens that the model's own search finds.
         **generate_options: for that search, over the model's own generation configuration.
-
-    Returns:
-        weights and tokens.
 
     Raises:
         UserError: for a source or target that is blank, no valid UTF-8 or longer than the model has positions for, and
@@ -199,10 +159,7 @@ def encoder_decoder_attention(
     """Encoder-decoder attention of one layer; [`attend`] gives that of all layers, and the other kinds.
 
     Args:
-        model: the model.
-        tokenizer: its tokenizer.
-        source: a sentence.
-        target: its translation; the model's own when not given.
+        model, tokenizer, source, target: as of `attend`.
         layer: decoder layer, from 0, or from the end when negative.
 
     Returns:
@@ -217,11 +174,7 @@ def encoder_decoder_attention(
 
 
 def require_one_model(model) -> None:
-    """Refuse what has no attention weights of its own.
-
-    Raises:
-        UserError: for an ensemble or an exported model.
-    """
+    """Refuse an ensemble and an exported model, which have no attention weights of their own."""
     if hasattr(model, "members"):
         raise UserError("an ensemble has no attention weights of its own: give one of its members")
     if not hasattr(model, "set_attn_implementation"):
@@ -229,29 +182,19 @@ def require_one_model(model) -> None:
 
 
 def attention_of_batch(model, batch: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """One pass of a model over a batch as `PairCollator` makes it.
-
-    Args:
-        model: the model; its attention implementation is changed for the time of the call.
-        batch: `input_ids`, `attention_mask` and `labels`, on the model's device.
-
-    Returns:
-        the weights by kind, float32 `(layers, batch_size, num_heads, queries, keys)`; those of padding mean nothing.
-    """
+    """The weights by kind, float32 `(layers, batch_size, num_heads, queries, keys)`; those of padding mean nothing."""
     output = pass_with_attention(model, batch)
     rows, source_length = batch["input_ids"].shape
     target_length = batch["labels"].shape[1]
-    shapes = {
+    kinds = {
         "encoder": (output.encoder_attentions, source_length, source_length),
         "decoder": (output.decoder_attentions, target_length, target_length),
         "encoder-decoder": (output.cross_attentions, target_length, source_length),
     }
     arrays = {}
-    for kind, (layers, queries, keys) in shapes.items():
-        if layers:
-            arrays[kind] = torch.stack([weights.float() for weights in layers]).cpu().numpy()
-        else:  # a stack without layers
-            arrays[kind] = np.zeros((0, rows, model.config.num_heads, queries, keys), np.float32)
+    for kind, (layers, queries, keys) in kinds.items():
+        none = torch.empty(0, rows, model.config.num_heads, queries, keys)  # of a stack without layers
+        arrays[kind] = torch.cat([none, *(weights[None].float().cpu() for weights in layers)]).numpy()
     return arrays
 
 
@@ -289,13 +232,7 @@ def _is_of_word(letter: str) -> bool:
 
 
 def token_ids(model, tokenizer, side: str, text: str) -> list[int]:
-    """Tokens of a source or target, `</s>` at the end.
-
-    Args:
-        model: the model.
-        tokenizer: its tokenizer.
-        side: `"source"` or `"target"`, for messages.
-        text: a sentence.
+    """Token ids of a sentence, which is the `"source"` or `"target"` of messages, `</s>` at the end.
 
     Raises:
         UserError: for a text that is blank, no valid UTF-8, or longer than the model has positions for.

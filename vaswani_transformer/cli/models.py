@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import sys
@@ -33,12 +34,9 @@ def add_average(commands) -> None:
 
 
 def _count(text: str) -> int:
-    try:
-        if int(text) > 0:
-            return int(text)
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of checkpoints: give a whole number, 1 or more")
+    if not re.fullmatch(r"\s*\d*[1-9]\d*\s*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of checkpoints: give a whole number, 1 or more")
+    return int(text)
 
 
 def _average(arguments: argparse.Namespace) -> int:
@@ -53,10 +51,7 @@ def _average(arguments: argparse.Namespace) -> int:
     of_a_run = len(folders) == 1 and ((first / CHECKPOINTS).is_dir() or first.name == CHECKPOINTS)
     if not of_a_run:
         if arguments.last is not None or arguments.best is not None:
-            raise UserError(
-                "--last and --best choose among the checkpoints of one training: give its output folder, which holds"
-                " checkpoints/"
-            )
+            raise UserError("--last and --best choose among the checkpoints of one training: give its output folder")
         if len(folders) == 1 and first.is_dir():
             raise UserError(
                 f"{first} holds no checkpoints/: give the output folder of a training, or two or more checkpoints"
@@ -95,37 +90,23 @@ def add_push(commands) -> None:
         " command updates it, or resumes a push that was interrupted. The token is taken from `hf auth login` or the"
         " variable HF_TOKEN.",
     )
-    parser.add_argument("model", metavar="MODEL", help="model folder")
-    parser.add_argument("repository", metavar="OWNER/NAME", help="repository on the Hub; created if it does not exist")
-    parser.add_argument("--dry-run", action="store_true", help="print the files and the card, send nothing")
-    parser.add_argument("--private", action="store_true", help="make the repository private")
-    parser.add_argument(
-        "--revision", default="main", metavar="BRANCH", help="branch, created if it does not exist (default: main)"
-    )
-    parser.add_argument("--message", metavar="TEXT", help="message of the commit")
-    parser.add_argument("--token", metavar="TOKEN", help="prefer HF_TOKEN, which no list of processes shows")
-    parser.add_argument(
-        "--max-shard-size", default="5GB", metavar="SIZE", help="largest file of weights (default: 5GB)"
-    )
-    card = parser.add_argument_group("model card")
-    card.add_argument("--card", metavar="base|big|parser|FILE", help="template (default: chosen by the model's size)")
-    card.add_argument(
-        "--overwrite-card", action="store_true", help="replace the card even if someone wrote or edited it"
-    )
-    card.add_argument(
-        "--language", action="append", default=[], metavar="CODE", help="language, such as en; repeat it, source first"
-    )
-    card.add_argument("--license", metavar="ID", help="licence of the weights, such as mit")
-    card.add_argument(
-        "--dataset", action="append", default=[], metavar="NAME", help="data set on the Hub; may be repeated"
-    )
-    card.add_argument(
-        "--evaluation",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="scores from `evaluate --json`; may be repeated",
-    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="model folder")
+    add("repository", metavar="OWNER/NAME", help="repository on the Hub; created if it does not exist")
+    add("--dry-run", action="store_true", help="print the files and the card, send nothing")
+    add("--private", action="store_true", help="make the repository private")
+    add("--revision", default="main", metavar="BRANCH", help="branch, created if it does not exist (default: main)")
+    add("--message", metavar="TEXT", help="message of the commit")
+    add("--token", metavar="TOKEN", help="prefer HF_TOKEN, which no list of processes shows")
+    add("--max-shard-size", default="5GB", metavar="SIZE", help="largest file of weights (default: 5GB)")
+    add = parser.add_argument_group("model card").add_argument
+    add("--card", metavar="base|big|parser|FILE", help="template (default: chosen by the model's size)")
+    add("--overwrite-card", action="store_true", help="replace the card even if someone wrote or edited it")
+    several = {"action": "append", "default": []}
+    add("--language", **several, metavar="CODE", help="language, such as en; repeat it, source first")
+    add("--license", metavar="ID", help="licence of the weights, such as mit")
+    add("--dataset", **several, metavar="NAME", help="data set on the Hub; may be repeated")
+    add("--evaluation", **several, metavar="FILE", help="scores from `evaluate --json`; may be repeated")
 
 
 def _push(arguments: argparse.Namespace) -> int:
@@ -211,19 +192,14 @@ def add_export(commands) -> None:
         " sentences before the folder appears. Each format is an extra: pip install"
         " 'vaswani_transformer[ctranslate2]' or '[onnx]'.",
     )
-    parser.add_argument("model", metavar="MODEL", help="model folder")
-    parser.add_argument("--format", choices=list(EXTRAS), default="ctranslate2", help="(default: ctranslate2)")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="a new folder for the exported model")
-    parser.add_argument(
-        "--quantization", choices=QUANTIZATIONS, help="how CTranslate2 stores the weights (default: float32)"
-    )
-    parser.add_argument(
-        "--positions",
-        type=int,
-        metavar="N",
-        help="longest source and output of the exported model, in tokens (default: max_position_embeddings)",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an exported model in the output folder")
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="model folder")
+    add("--format", choices=list(EXTRAS), default="ctranslate2", help="(default: ctranslate2)")
+    add("--output", required=True, metavar="FOLDER", help="a new folder for the exported model")
+    add("--quantization", choices=QUANTIZATIONS, help="how CTranslate2 stores the weights (default: float32)")
+    longest = "longest source and output of the exported model, in tokens (default: max_position_embeddings)"
+    add("--positions", type=int, metavar="N", help=longest)
+    add("--overwrite", action="store_true", help="replace an exported model in the output folder")
 
 
 def _export(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import ctranslate2
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
 from ..data.batching import batches_by_length
@@ -35,16 +36,10 @@ logger = logging.getLogger(__name__)
 
 
 class Output(NamedTuple):
-    """One output of a search.
+    """One output of a search; outputs are ranked by the score."""
 
-    Args:
-        ids: generated token ids, the end token included if it was generated.
-        log_probability: of all of them, in nats.
-        score: what outputs are ranked by.
-    """
-
-    ids: list[int]
-    log_probability: float
+    ids: list[int]  # the end token included if it was generated
+    log_probability: float  # of all of them, in nats
     score: float
 
 
@@ -54,12 +49,8 @@ def _device_options(device: str) -> dict[str, str | int]:
     return {"device": name, "device_index": int(number or 0)}
 
 
-def compute_types(device: str) -> list[str]:
-    """What CTranslate2 can compute in on a device, `"default"` (as the weights are stored) and `"auto"` included.
-
-    Raises:
-        UserError: for a device that is not there.
-    """
+def _compute_types(device: str) -> list[str]:
+    """What CTranslate2 can compute in on a device, `"default"` (as the weights are stored) and `"auto"` included."""
     try:
         known = ctranslate2.get_supported_compute_types(*_device_options(device).values())
     except (RuntimeError, ValueError) as error:
@@ -77,12 +68,8 @@ def open_engine(folder: str | Path, device: str = "cpu", **options) -> ctranslat
         ctranslate2.set_log_level(level)
 
 
-def read_generation_config(folder: str | Path) -> GenerationConfig:
-    """The exported `generation_config.json`, or the paper's for want of one.
-
-    Raises:
-        UserError: for a damaged file, or a setting that this search does not follow.
-    """
+def _read_generation_config(folder: str | Path) -> GenerationConfig:
+    """The exported `generation_config.json`, or the paper's for want of one."""
     path = Path(folder) / "generation_config.json"
     if not path.is_file():
         return GenerationConfig(num_beams=4, length_penalty=0.6)
@@ -110,18 +97,7 @@ def _does_nothing(name: str, value) -> bool:
 class CTranslate2Model:
     """Takes a model's place where it only has to generate and to score.
 
-    Args:
-        folder: what `vaswani export --format ctranslate2` wrote.
-        device: `"cpu"`, `"cuda"`, `"cuda:1"` or `"auto"`.
-        compute_type: what CTranslate2 computes in; `"default"` is what the weights are stored in, or the nearest that
-            the device has.
-        threads: for one batch; 0 leaves it to CTranslate2.
-        patience: a search ends when `patience * num_beams` hypotheses have ended; 2 if not given. No matter if `exact`.
-        exact: search until no running beam can win any more, as the model itself does; slower, rarely different.
-
-    Raises:
-        UserError: for a folder that holds no such model, a device or type that CTranslate2 does not have, or a patience
-            below 1.
+    Args and errors: as of `CTranslate2Translator`.
     """
 
     def __init__(
@@ -141,7 +117,7 @@ class CTranslate2Model:
         self._ids = {token: number for number, token in enumerate(self.vocabulary)}
         if len(self.vocabulary) != self.facts.vocab_size:
             raise UserError(f"{folder} has a vocabulary and an export.json of different models: export the model again")
-        self.generation_config = read_generation_config(folder)
+        self.generation_config = _read_generation_config(folder)
         names = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
         self.config = VaswaniConfig(
             **{name: getattr(self.facts, name) for name in names},
@@ -151,9 +127,12 @@ class CTranslate2Model:
             max_position_embeddings=self.facts.positions,
         )
         self.device = torch.device("cpu")  # of the tensors that go in and out
-        known = compute_types(device)
+        known = _compute_types(device)
         if compute_type not in known:
-            raise UserError(f"compute_type is {compute_type!r}: on {device} it must be one of {', '.join(known)}")
+            raise UserError(
+                f"compute_type (--precision) is {compute_type!r}: an exported model computes on {device} in one of"
+                f" {', '.join(known)}"
+            )
         try:
             self.engine = open_engine(folder, device, compute_type=compute_type, intra_threads=threads)
         except (RuntimeError, ValueError) as error:
@@ -190,7 +169,7 @@ class CTranslate2Model:
             **options: `num_beams`, `length_penalty`, `max_new_tokens` and `length_normalization` over the model's own.
 
         Returns:
-            for each source token ids, log-probability and score of its outputs, best first.
+            for each source its outputs, best first.
 
         Raises:
             UserError: for a source longer than the table of positions, or an option that is unknown or out of range.
@@ -217,9 +196,9 @@ class CTranslate2Model:
         limits = self._limits(sources, options)
         results: list[list[Output]] = [[] for _ in sources]
         for batch in batches_by_length([len(source) for source in sources], tokens_per_batch):
-            found = self._search_batch([sources[i] for i in batch], [limits[i] for i in batch], beams, rule, number)
-            for index, outputs in zip(batch, found, strict=True):
-                results[index] = outputs
+            outputs = self._search_batch([sources[i] for i in batch], [limits[i] for i in batch], beams, rule, number)
+            for index, best in zip(batch, outputs, strict=True):
+                results[index] = best
         return results
 
     def _search_batch(
@@ -256,13 +235,16 @@ class CTranslate2Model:
                 length *= 2
         return results
 
+    def _tokens(self, sentences: Sequence[Sequence[int]]) -> list[list[str]]:
+        return [[self.vocabulary[number] for number in ids] for ids in sentences]
+
     def _ask(self, sources: list[Sequence[int]], longest: int, beams: int, rule: LengthRule) -> list[list[Output]]:
         """What one search of CTranslate2 finds for each source, ranked by the rule."""
         patience = 1.0
         if beams > 1:  # at most `beams` hypotheses end at each position, so a patience of the length waits for all
             patience = float(longest) if self.exact else self.patience or _PATIENCE
         found = self.engine.translate_batch(
-            [[self.vocabulary[number] for number in source] for source in sources],
+            self._tokens(sources),
             beam_size=beams,
             patience=patience,
             # Rounded down, and by less than half a hypothesis, since CTranslate2 rounds in a way of its own.
@@ -293,12 +275,9 @@ class CTranslate2Model:
         sources = [ids[mask.bool()].tolist() for ids, mask in zip(input_ids, attention_mask, strict=True)]
         number = self._setting("num_return_sequences", options, 1)
         found = self.search(sources, number, input_ids.numel(), **options)
-        rows = [output.ids for outputs in found for output in outputs]
-        ids = torch.full((len(rows), 1 + max(map(len, rows))), self.facts.pad_token_id)
-        ids[:, 0] = self.facts.decoder_start_token_id
-        for place, row in enumerate(rows):
-            ids[place, 1 : 1 + len(row)] = torch.tensor(row)
-        return ids
+        start = self.facts.decoder_start_token_id
+        rows = [torch.tensor([start, *output.ids]) for outputs in found for output in outputs]
+        return pad_sequence(rows, batch_first=True, padding_value=self.facts.pad_token_id)
 
     def score_ids(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], tokens_per_batch: int = 4096
@@ -310,21 +289,14 @@ class CTranslate2Model:
         for batch in batches_by_length(lengths, tokens_per_batch):
             # CTranslate2 appends an end token itself.
             without_end = [targets[index][:-1] if targets[index][-1:] == [end] else targets[index] for index in batch]
-            source_tokens, target_tokens = (
-                [[self.vocabulary[number] for number in ids] for ids in side]
-                for side in ([sources[index] for index in batch], without_end)
-            )
-            scored = self.engine.score_batch(source_tokens, target_tokens, max_input_length=0)
+            source_tokens = self._tokens([sources[index] for index in batch])
+            scored = self.engine.score_batch(source_tokens, self._tokens(without_end), max_input_length=0)
             for index, result in zip(batch, scored, strict=True):
                 scores[index] = list(result.log_probs[: len(targets[index])])
         return scores
 
     def __call__(self, **inputs):
-        """Not possible.
-
-        Raises:
-            UserError: always.
-        """
+        """Raises `UserError`: there are no logits."""
         raise UserError("a model exported to CTranslate2 gives no logits: use the model itself")
 
 
@@ -345,12 +317,18 @@ class CTranslate2Translator(Translator):
 
     Args:
         folder: the exported model.
-        device, compute_type, threads, patience, exact: as of `CTranslate2Model`.
+        device: `"cpu"`, `"cuda"`, `"cuda:1"` or `"auto"`.
+        compute_type: what CTranslate2 computes in; `"default"` is what the weights are stored in, or the nearest that
+            the device has.
+        threads: for one batch; 0 leaves it to CTranslate2.
+        patience: a search ends when `patience * num_beams` hypotheses have ended; 2 if not given. No matter if `exact`.
+        exact: search until no running beam can win any more, as the model itself does; slower, rarely different.
         **options: as of `Translator`; of those of `generate()`, `num_beams`, `length_penalty`, `max_new_tokens`,
             `num_return_sequences` and `length_normalization`. What is not given is the exported model's own.
 
     Raises:
-        UserError: as `CTranslate2Model`.
+        UserError: for a folder that holds no such model, a device or type that CTranslate2 does not have, or a patience
+            below 1.
     """
 
     def __init__(

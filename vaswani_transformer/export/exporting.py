@@ -1,6 +1,7 @@
 """A trained model written in another engine's format: `vaswani export`."""
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from ..files import publish, remove, unfinished
 from ..hardware import choose_device
 from ..loading import FACTS, load_model
 from .folder import (
+    COPIED,
     EXTRAS,
     QUANTIZATIONS,
     ExportFacts,
@@ -25,19 +27,13 @@ _TOLERANCE = 0.01  # of log-probabilities and logits in float32; differences see
 
 
 class Export(NamedTuple):
-    """What `export_model` did.
-
-    Args:
-        folder: where the exported model is.
-        positions: rows of its position table.
-        bytes: size of the folder.
-        difference: the largest difference of a log-probability (CTranslate2) or a logit (ONNX) from the model's, over
-            a few sentences of random tokens, as this machine computes them.
-    """
+    """What `export_model` did."""
 
     folder: Path
-    positions: int
-    bytes: int
+    positions: int  # rows of the position table
+    bytes: int  # size of the folder
+    #: The largest difference of a log-probability (CTranslate2) or a logit (ONNX) from the model's, over a few
+    #: sentences of random tokens, as this machine computes them.
     difference: float
 
 
@@ -131,7 +127,10 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
     else:
         from .to_onnx import largest_difference, write_onnx
 
-        write_onnx(folder, model, staging)
+        write_onnx(model, staging)
+    for name in COPIED:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, staging / name)
     names = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id", "decoder_layers", "num_heads")
     ExportFacts(
         format=format,
@@ -153,11 +152,7 @@ def load_exported(
 ) -> tuple[Any, PreTrainedTokenizerBase]:
     """An exported model and its tokenizer, as `load_model` gives a model.
 
-    Args:
-        folder: what `vaswani export --format ctranslate2` wrote.
-        device: `"cpu"`, `"cuda"`, `"cuda:1"` or `"auto"`.
-        precision: what it computes in; what the weights are stored in if not given.
-        exact: search until no running beam can win any more, see `CTranslate2Model`.
+    Args: as of `CTranslate2Translator`; of a precision of None, what the weights are stored in.
 
     Raises:
         UserError: for a folder that holds no such model, or a device or precision that CTranslate2 has not.
@@ -169,14 +164,9 @@ def load_exported(
             " --format ctranslate2, or give the model itself"
         )
     require(facts.format)
-    from .ctranslate2_model import CTranslate2Model, compute_types
+    from .ctranslate2_model import CTranslate2Model
 
     if device == "auto":
         chosen = choose_device()  # each of several processes its own
         device = str(chosen) if chosen.type == "cuda" else "cpu"
-    known = compute_types(device)
-    if precision is not None and precision not in known:
-        raise UserError(
-            f"--precision is {precision!r}: an exported model computes on {device} in one of {', '.join(known)}"
-        )
     return CTranslate2Model(folder, device, precision or "default", exact=exact), load_tokenizer(folder)

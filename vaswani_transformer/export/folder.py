@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import UserError, one_line
 from ..loading import FACTS
@@ -26,21 +27,11 @@ COPIED = (
 
 @dataclass(frozen=True)
 class ExportFacts:
-    """`export.json`: what a program that uses the exported model has to know.
+    """`export.json`: what a program that uses the exported model has to know."""
 
-    Args:
-        format: one of `EXTRAS`.
-        positions: rows of the exported position table: neither source nor output can have more tokens.
-        vocab_size: ids of the model, of which the tokenizer may have fewer.
-        pad_token_id, eos_token_id, decoder_start_token_id: special tokens of the model.
-        decoder_layers, num_heads, d_k, d_v: the shapes of keys and values.
-        quantization: of the weights.
-        vaswani_transformer: version that wrote it.
-    """
-
-    format: str
-    positions: int
-    vocab_size: int
+    format: str  # one of `EXTRAS`
+    positions: int  # rows of the position table: neither source nor output can have more tokens
+    vocab_size: int  # of the model; the tokenizer may have fewer
     pad_token_id: int
     eos_token_id: int
     decoder_start_token_id: int
@@ -48,8 +39,8 @@ class ExportFacts:
     num_heads: int
     d_k: int
     d_v: int
-    quantization: str
-    vaswani_transformer: str
+    quantization: str  # of the weights
+    vaswani_transformer: str  # the version that wrote it
 
     def write(self, folder: Path) -> None:
         """Write `export.json` into a folder that is not yet published."""
@@ -57,11 +48,7 @@ class ExportFacts:
 
     @classmethod
     def read(cls, folder: str | Path, wanted: str | None = None) -> "ExportFacts":
-        """Read `export.json`.
-
-        Args:
-            folder: of an exported model.
-            wanted: the format that it must have.
+        """Read `export.json` of a folder, which must have the format `wanted` if one is given.
 
         Raises:
             UserError: for a folder that is missing, holds no export, a damaged one, or one of another format.
@@ -81,11 +68,7 @@ class ExportFacts:
 
 
 def read_vocabulary(folder: str | Path) -> list[str]:
-    """The tokens of an exported model, by id.
-
-    Raises:
-        UserError: for a folder without them.
-    """
+    """The tokens of an exported model, by id."""
     path = Path(folder) / "shared_vocabulary.json"
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -94,11 +77,7 @@ def read_vocabulary(folder: str | Path) -> list[str]:
 
 
 def require(format: str) -> None:
-    """Refuse a format whose libraries are not installed.
-
-    Raises:
-        UserError: naming the modules and the extra that brings them.
-    """
+    """Refuse a format whose libraries are not installed."""
     missing = [name for name in EXTRAS[format] if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
@@ -108,11 +87,7 @@ def require(format: str) -> None:
 
 
 def check_expressible(config: VaswaniConfig) -> None:
-    """Refuse what no exported format can express.
-
-    Raises:
-        UserError: naming the setting of the configuration.
-    """
+    """Refuse what no exported format can express."""
     if isinstance(config.eos_token_id, list):
         raise UserError(
             f"eos_token_id is {config.eos_token_id}: a model with several end tokens cannot be exported; leave one in"
@@ -126,16 +101,7 @@ def check_expressible(config: VaswaniConfig) -> None:
 def set_positions(model: VaswaniForConditionalGeneration, positions: int | None) -> int:
     """Give both stacks a table of so many positions, since an exported model computes no further ones.
 
-    Args:
-        model: changed in place.
-        positions: rows wanted; those that it has when not given.
-
-    Returns:
-        the rows.
-
-    Raises:
-        UserError: for a number that is not positive or beyond the model's learned positions, or beyond what a table
-            of sinusoids may hold.
+    `positions` rows, or those that the model has when not given; returns their number. The model is changed in place.
     """
     config, most, kind = model.config, VaswaniSinusoidalPositions.max_rows, "positions of a sinusoidal table"
     if config.position_encoding == "learned":
@@ -158,15 +124,10 @@ def position_table(positions: torch.nn.Module) -> torch.Tensor:
 
 
 def padded_pairs(facts, sentences: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sentences as source and target at once: ids, mask and decoder inputs, each `(sentences, longest)`.
-
-    Args:
-        facts: a configuration or `ExportFacts`.
-        sentences: token ids with the end token.
-    """
-    longest = max(map(len, sentences))
-    ids = torch.tensor([sentence + [facts.pad_token_id] * (longest - len(sentence)) for sentence in sentences])
-    mask = (torch.arange(longest) < torch.tensor([[len(sentence)] for sentence in sentences])).long()
+    """Sentences as source and target at once: ids, mask and decoder inputs, each `(sentences, longest)`."""
+    rows = [torch.tensor(sentence) for sentence in sentences]
+    ids = pad_sequence(rows, batch_first=True, padding_value=facts.pad_token_id)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     return ids, mask, shift_right(ids, facts.pad_token_id, facts.decoder_start_token_id)
 
 

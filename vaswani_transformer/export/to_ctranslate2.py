@@ -1,9 +1,8 @@
 """Export to CTranslate2 through its own converter: a loader for `VaswaniConfig`.
 
-Importing this module registers the loader, so that CTranslate2's `TransformersConverter` takes our model folders. What
-it cannot express, a stack without layers and restricted self-attention, is refused. CTranslate2 has one width for a
-head's queries, keys and values; where d_k and d_v differ (Table 3, rows B) zeros fill the narrower ones, which changes
-no product.
+Importing this module registers the loader, so that CTranslate2's `TransformersConverter` takes our model folders.
+CTranslate2 has one width for a head's queries, keys and values; where d_k and d_v differ (Table 3, rows B) zeros fill
+the narrower ones, which changes no product.
 """
 
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import nn
 
 from ..errors import UserError
 from .ctranslate2_model import open_engine
-from .folder import COPIED, position_table, read_vocabulary
+from .folder import position_table, read_vocabulary
 
 
 @register_loader("VaswaniConfig")
@@ -26,11 +25,7 @@ class VaswaniLoader(BartLoader):
     architecture_name = "AutoModelForSeq2SeqLM"
 
     def get_model_spec(self, model) -> transformer_spec.TransformerSpec:
-        """The specification, weights filled in.
-
-        Raises:
-            UserError: for a stack without layers.
-        """
+        """The specification, weights filled in; refuses what CTranslate2 cannot express."""
         config = model.config
         for name in ("encoder_layers", "decoder_layers"):
             if getattr(config, name) == 0:
@@ -84,13 +79,11 @@ class VaswaniLoader(BartLoader):
         """A token for every id of the model; those that the tokenizer has none for get made-up names."""
         names = {number: token for token, number in tokenizer.get_vocab().items()}
         taken = set(names.values())
-        tokens = []
-        for number in range(model.config.vocab_size):
-            token = names.get(number, f"<unused {number}>")
-            while number not in names and token in taken:
-                token += "'"
-            tokens.append(token)
-        return tokens
+        for number in set(range(model.config.vocab_size)) - names.keys():
+            names[number] = f"<unused {number}>"
+            while names[number] in taken:
+                names[number] += "'"
+        return [names[number] for number in range(model.config.vocab_size)]
 
     def set_config(self, config, model, tokenizer) -> None:
         """Special tokens and the epsilon of layer normalisation. Our tokenizer puts the end token itself."""
@@ -114,53 +107,25 @@ def _widened(projection: nn.Linear, narrow: int, width: int) -> common_spec.Line
     return spec
 
 
-class VaswaniConverter(TransformersConverter):
-    """CTranslate2's converter for a model that is loaded already, and so was checked.
-
-    Args:
-        folder: where the model came from; its tokenizer and generation configuration are copied.
-        model: the model.
-        tokenizer: its tokenizer.
-    """
-
-    def __init__(self, folder: str | Path, model, tokenizer):
-        super().__init__(str(folder), copy_files=[name for name in COPIED if (Path(folder) / name).is_file()])
-        self._model, self._tokenizer = model, tokenizer
-
-    def load_model(self, model_class, model_name_or_path, **kwargs):
-        """The model given to the constructor."""
-        del model_class, model_name_or_path, kwargs
-        return self._model
-
-    def load_tokenizer(self, tokenizer_class, model_name_or_path, **kwargs):
-        """The tokenizer given to the constructor."""
-        del tokenizer_class, model_name_or_path, kwargs
-        return self._tokenizer
-
-
 def write_ctranslate2(folder: Path, model, tokenizer, output: Path, quantization: str = "float32") -> None:
-    """Write a model in CTranslate2's format.
+    """Write a model in CTranslate2's format into a folder that does not exist yet.
 
-    Args:
-        folder: where the model came from.
-        model: in float32 on the CPU; quantisation works in place and leaves it unusable.
-        tokenizer: its tokenizer.
-        output: a folder that does not exist yet.
-        quantization: one of `QUANTIZATIONS`.
+    The model, which came from `folder`, is in float32 on the CPU; quantisation works in place and leaves it unusable.
 
     Raises:
         UserError: for what CTranslate2 cannot express, naming it.
     """
-    VaswaniConverter(folder, model, tokenizer).convert(str(output), quantization=quantization)
+    converter = TransformersConverter(str(folder))
+    # It would read the folder again, which is loaded and checked already.
+    converter.load_model, converter.load_tokenizer = (lambda *_, **__: model), (lambda *_, **__: tokenizer)
+    converter.convert(str(output), quantization=quantization)
 
 
 def largest_difference(output: Path, sentences: list[list[int]], logits: torch.Tensor) -> float:
     """How far token log-probabilities of the exported model, computed on this CPU, are from the model's, at most.
 
-    Args:
-        output: the exported folder.
-        sentences: token ids with the end token, each taken for source and target.
-        logits: the model's own, `(sentences, longest, vocab_size)`.
+    Each of the sentences, ids with the end token, is source and target; `logits` are the model's own of
+    `padded_pairs`.
     """
     vocabulary = read_vocabulary(output)
     tokens = [[vocabulary[number] for number in sentence] for sentence in sentences]

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from .folder import COPIED, ExportFacts, padded_pairs, position_table
+from .folder import ExportFacts, padded_pairs, position_table
 
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 OPSET = 18
@@ -88,32 +88,23 @@ def cache_names(prefix: str, side: str, layers: int) -> list[str]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the exporter's remarks on missing packages and on its own names from standard output and error."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(disabled)
 
 
 @torch.no_grad()
-def write_onnx(folder: Path, model, output: Path) -> None:
-    """Write `encoder.onnx` and `decoder.onnx`, with copies of the tokenizer's files.
+def write_onnx(model, output: Path) -> None:
+    """Write `encoder.onnx` and `decoder.onnx` into a folder that does not exist yet.
 
-    Args:
-        folder: where the model came from.
-        model: in float32 on the CPU, in evaluation mode; its positions are replaced.
-        output: a folder that does not exist yet.
+    The model is in float32 on the CPU, in evaluation mode; its positions are replaced.
     """
     output.mkdir()
-    for name in COPIED:
-        if (folder / name).is_file():
-            (output / name).write_bytes((folder / name).read_bytes())
     config = model.config
     layers, heads = config.decoder_layers, config.num_heads
     for stack in (model.model.encoder, model.model.decoder):
@@ -125,35 +116,28 @@ def write_onnx(folder: Path, model, output: Path) -> None:
     encoded = _Encoder(model)(sentences, mask)
     widths = (config.d_k, config.d_v) * layers
     cached = [torch.zeros(3, heads, 2, width) for width in widths]
+    options = {"dynamo": True, "opset_version": OPSET, "external_data": False}
+    past_names = [name for side in ("decoder", "encoder") for name in cache_names("past_key_values", side, layers)]
     with _quiet():
         torch.onnx.export(
             _Encoder(model),
             (sentences, mask),
-            dynamo=True,
             dynamic_shapes=({0: batch, 1: source}, {0: batch, 1: source}),
             input_names=["input_ids", "attention_mask"],
             output_names=["last_hidden_state", *cache_names("present", "encoder", layers)],
-            opset_version=OPSET,
-            external_data=False,
+            **options,
         ).save(output / ENCODER)
         torch.onnx.export(
             _Decoder(model),
             (sentences[:, :2], mask, *cached, *encoded[1:]),
-            dynamo=True,
             dynamic_shapes=(
                 {0: batch, 1: target},
                 {0: batch, 1: source},
                 (*({0: batch, 2: past} for _ in widths), *({0: batch, 2: source} for _ in widths)),
             ),
-            input_names=[
-                "input_ids",
-                "encoder_attention_mask",
-                *cache_names("past_key_values", "decoder", layers),
-                *cache_names("past_key_values", "encoder", layers),
-            ],
+            input_names=["input_ids", "encoder_attention_mask", *past_names],
             output_names=["logits", *cache_names("present", "decoder", layers)],
-            opset_version=OPSET,
-            external_data=False,
+            **options,
         ).save(output / DECODER)
 
 
@@ -168,12 +152,10 @@ def open_session(path: Path, threads: int = 0):
 
 
 def largest_difference(output: Path, sentences: list[list[int]], logits: torch.Tensor) -> float:
-    """How far logits of the exported model are from the model's, at most, over these sentences.
+    """How far logits of the exported model are from the model's, at most.
 
-    Args:
-        output: the exported folder.
-        sentences: token ids with the end token, each taken for source and target.
-        logits: the model's own, `(sentences, longest, vocab_size)`.
+    Each of the sentences, ids with the end token, is source and target; `logits` are the model's own of
+    `padded_pairs`.
     """
     facts = ExportFacts.read(output, "onnx")
     ids, mask, inputs = (tensor.numpy() for tensor in padded_pairs(facts, sentences))
@@ -184,16 +166,8 @@ def largest_difference(output: Path, sentences: list[list[int]], logits: torch.T
 def decode_in_parts(
     folder: Path, input_ids: np.ndarray, attention_mask: np.ndarray, decoder_input_ids: np.ndarray, facts: ExportFacts
 ) -> np.ndarray:
-    """Logits of a target by onnxruntime: its first half at once, the rest token by token on the cache.
-
-    Args:
-        folder: of the exported model.
-        input_ids, attention_mask: `(batch_size, source_length)` arrays.
-        decoder_input_ids: `(batch_size, target_length)`.
-        facts: of the exported model.
-
-    Returns:
-        array of shape `(batch_size, target_length, vocab_size)`.
+    """Logits of a target by onnxruntime, `(batch_size, target_length, vocab_size)`: those of its first half at once,
+    the rest token by token on the cache.
     """
     encoder, decoder = open_session(Path(folder) / ENCODER), open_session(Path(folder) / DECODER)
     names = cache_names("past_key_values", "encoder", facts.decoder_layers)

@@ -19,37 +19,21 @@ from ..training.run_folder import LOG, RECIPE
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a model card states; what is empty or None is not known and left out.
+    """What a model card states; what is empty or None is not known and left out."""
 
-    Args:
-        repo_id: `owner/name`.
-        config: the model's configuration.
-        parameters: how many the model has, tied ones counted once.
-        generation: `search_settings` of its `generation_config.json`.
-        recipe: the recipe of its training run.
-        log: the entries of its training log.
-        evaluations: records of `vaswani evaluate --json`.
-        languages: ISO 639 codes, source first.
-        license: the Hub's identifier of the weights' licence.
-        datasets: names of datasets on the Hub.
-        remote_code: whether the model's code is saved beside the weights.
-        pipeline: a pipeline task whose code is saved with the model.
-        weights: `tensors_sha256` of the weights.
-    """
-
-    repo_id: str
+    repo_id: str  # owner/name
     config: VaswaniConfig
-    parameters: int
-    generation: Mapping = field(default_factory=dict)
-    recipe: Mapping = field(default_factory=dict)
-    log: Sequence[Mapping] = ()
-    evaluations: Sequence[Mapping] = ()
-    languages: Sequence[str] = ()
-    license: str | None = None
-    datasets: Sequence[str] = ()
-    remote_code: bool = False
-    pipeline: str | None = None
-    weights: str | None = None
+    parameters: int  # tied ones counted once
+    generation: Mapping = field(default_factory=dict)  # `search_settings` of its generation configuration
+    recipe: Mapping = field(default_factory=dict)  # of its training run
+    log: Sequence[Mapping] = ()  # entries of its training log
+    evaluations: Sequence[Mapping] = ()  # records of `vaswani evaluate --json`
+    languages: Sequence[str] = ()  # ISO 639 codes, source first
+    license: str | None = None  # the Hub's identifier
+    datasets: Sequence[str] = ()  # names on the Hub
+    remote_code: bool = False  # whether the model's code is saved beside the weights
+    pipeline: str | None = None  # a pipeline task whose code is saved with the model
+    weights: str | None = None  # `tensors_sha256`
 
     @property
     def name(self) -> str:
@@ -76,11 +60,7 @@ def read_run(folder: str | Path) -> tuple[dict, list[dict]]:
 
 
 def languages_of(recipe: Mapping) -> list[str]:
-    """Source and target language if the recipe's columns or files are named by codes of two letters; else empty.
-
-    >>> languages_of({"source_column": "en", "target_column": "de"})
-    ['en', 'de']
-    """
+    """Source and target language if the recipe's columns or files are named by codes of two letters; else empty."""
     columns = [recipe.get("source_column"), recipe.get("target_column")]
     files = [str(recipe.get(f"train_{side}")).removesuffix(".gz") for side in ("source", "target")]
     for codes in (columns, [name.rpartition(".")[2] for name in files]):
@@ -96,14 +76,7 @@ def datasets_of(recipe: Mapping) -> list[str]:
 
 
 def facts_of(model, repo_id: str, folder: str | Path | None, weights: str | None = None) -> CardFacts:
-    """The facts in a saved model and in the folder of its training run.
-
-    Args:
-        model: a [`VaswaniForConditionalGeneration`] after `save_pretrained`, which sets what is saved with it.
-        repo_id: `owner/name`.
-        folder: where it was trained; None if not known.
-        weights: `tensors_sha256` of what it saves.
-    """
+    """The facts in a model, after `save_pretrained`, which sets what is saved with it, and in the folder of its run."""
     recipe, log = read_run(folder) if folder is not None else ({}, [])
     return CardFacts(
         repo_id=repo_id,

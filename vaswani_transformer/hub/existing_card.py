@@ -72,36 +72,24 @@ def describes(text: str, weights: str | None) -> bool:
 
 
 def carry_over(facts: CardFacts, text: str, given: Collection[str] = ()) -> CardFacts:
-    """The facts with those of a sealed card on the Hub that are still true; logs in one line what is kept.
+    """The facts with those of the card on the Hub, if it is sealed, that are still true; logs in one line what is kept.
 
-    Licence, languages and datasets are kept if they are not known otherwise, and for the same weights unless the user
-    gave them; scores are kept for the same weights only.
-
-    Args:
-        facts: about the model that is pushed.
-        text: of the card on the Hub.
-        given: names of the facts that the user gave.
+    Licence, languages and datasets are kept if they are not known otherwise, and for the same weights unless they are
+    `given` by the user; scores are kept for the same weights only.
     """
     earlier, same = read_card(text), describes(text, facts.weights)
-    kept = {
-        name: earlier[name]
-        for name in ("license", "languages", "datasets")
-        if earlier.get(name)
-        and name not in given
-        and (same or not getattr(facts, name))
-        and earlier[name] != getattr(facts, name)
-    }
+    kept, words = {}, []
+    for name in ("license", "languages", "datasets"):
+        value, now = earlier.get(name), getattr(facts, name)
+        if value and value != now and name not in given and (same or not now):
+            kept[name] = value
+            words.append(f"{name} {', '.join(value) if isinstance(value, list) else value}")
     if earlier.get("evaluations") and not facts.evaluations:
         if same:
             kept["evaluations"] = earlier["evaluations"]
+            words += [f"scores on {record['test_set']}" for record in kept["evaluations"]]
         else:
             logger.warning("the scores on the card on the Hub are of other weights and left out: evaluate these")
-    if kept:
-        words = [
-            f"{name} {', '.join(value) if isinstance(value, list) else value}"
-            for name, value in kept.items()
-            if name != "evaluations"
-        ]
-        words += [f"scores on {record['test_set']}" for record in kept.get("evaluations", ())]
+    if words:
         logger.info("kept from the card on the Hub: %s", "; ".join(words))
     return dataclasses.replace(facts, **kept)

@@ -59,11 +59,7 @@ _DECODING = {
 
 
 def check_metadata(languages: Sequence[str], license: str | None, datasets: Sequence[str]) -> None:
-    """Check the form of what the front matter will hold; whether a licence or language exists, the Hub checks.
-
-    Raises:
-        UserError: naming the value and the rule.
-    """
+    """Check the form of what the front matter will hold; whether a licence or language exists, the Hub checks."""
     for language in languages:
         if not re.fullmatch(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*|multilingual|code", language):
             raise UserError(f"--language {language!r} is no language code: give one of ISO 639, such as en or de")
@@ -92,7 +88,7 @@ def _has_sizes_of(config: VaswaniConfig, preset: str) -> bool:
 
 def compare_with_paper(config: VaswaniConfig, kind: str) -> str:
     """A sentence that compares the model's sizes with those of the paper's model."""
-    words = {"base": "base model", "big": "big model", "parser": "parsing model"}[kind]
+    words = f"{KINDS[kind]} model"
     if _has_sizes_of(config, KINDS[kind]):
         return f"Its sizes are those of the paper's {words}."
     # Parameters that vocabulary and kind of embeddings add are not compared.
@@ -183,31 +179,20 @@ def _kept_weights(recipe: Mapping, log: Sequence[Mapping]) -> str | None:
 
 def decoding_rows(generation: Mapping) -> list[tuple[str, str]]:
     """Rows (label, value) of the decoding table: the paper's settings in words, others by name, unset ones left out."""
-    names = [*_DECODING, *sorted(generation.keys() - _DECODING.keys())]
-    return [
-        (_DECODING.get(name, f"`{name}`"), number_in_words(generation[name]))
-        for name in names
-        if generation.get(name) is not None
-    ]
+    known = {name: number_in_words(value) for name, value in generation.items() if value is not None}
+    names = [*(name for name in _DECODING if name in known), *sorted(known.keys() - _DECODING.keys())]
+    return [(_DECODING.get(name, f"`{name}`"), known[name]) for name in names]
 
 
 def number_in_words(value) -> str:
-    """A setting as cards show it: with a thousands separator and no more digits than needed.
-
-    >>> number_in_words(1000), number_in_words(0.6), number_in_words("early")
-    ('1,000', '0.6', 'early')
-    """
+    """A setting as cards show it: with a thousands separator and no more digits than needed."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _scores(evaluation: Mapping) -> dict[str, float]:
-    """The scores of a record that the card knows, by their keys.
-
-    Raises:
-        UserError: for a record without any, or with one that is no number.
-    """
+    """The scores of a record that are in `METRICS`: at least one, and all of them finite numbers."""
     scores = {key: evaluation[key] for key in METRICS if key in evaluation}
     if not scores:
         raise UserError(f"the evaluation of {evaluation['test_set']!r} holds no score: evaluate again with --json")
@@ -218,16 +203,12 @@ def _scores(evaluation: Mapping) -> dict[str, float]:
 
 
 def evaluation_results(facts: CardFacts, kind: str) -> list[EvalResult]:
-    """Every score for the front matter's `model-index`, exact, with the arguments it was obtained with.
-
-    Raises:
-        UserError: for a record without a score, or with one that is no number.
-    """
+    """Every score for the front matter's `model-index`, exact, with the arguments it was obtained with."""
     task = ("other", "Constituency parsing") if kind == "parser" else ("translation", "Translation")
     results, types = [], _dataset_types(facts.evaluations)
     for evaluation in facts.evaluations:
+        test_set = _test_set(evaluation)
         for key, value in _scores(evaluation).items():
-            metric, label, _ = METRICS[key]
             # Perplexity is that of the references: it depends on no search.
             arguments = dict(evaluation.get("generation") or {}) if key != "perplexity" else {}
             if f"{key}_signature" in evaluation:
@@ -235,10 +216,10 @@ def evaluation_results(facts: CardFacts, kind: str) -> list[EvalResult]:
             result = EvalResult(
                 task_type=task[0],
                 task_name=task[1],
-                dataset_type=types[_test_set(evaluation)],
-                dataset_name=" ".join(evaluation["test_set"].split()),
-                metric_type=metric,
-                metric_name=label,
+                dataset_type=types[test_set],
+                dataset_name=test_set[0],
+                metric_type=METRICS[key][0],
+                metric_name=METRICS[key][1],
                 metric_value=value,
                 metric_args=arguments or None,
             )
@@ -247,12 +228,10 @@ def evaluation_results(facts: CardFacts, kind: str) -> list[EvalResult]:
     return results
 
 
-def _test_set(evaluation: Mapping) -> tuple:
+def _test_set(evaluation: Mapping) -> tuple[str, str | None, str | None]:
     """What distinguishes two test sets: the name and the files' content."""
-    return (
-        " ".join(evaluation["test_set"].split()),
-        *(evaluation.get(f"{side}_sha256") for side in ("source", "reference")),
-    )
+    name = " ".join(evaluation["test_set"].split())
+    return name, evaluation.get("source_sha256"), evaluation.get("reference_sha256")
 
 
 def _dataset_types(evaluations: Sequence[Mapping]) -> dict[tuple, str]:
@@ -292,7 +271,7 @@ def _evaluation(evaluation: Mapping) -> dict:
     how.append(("date", evaluation.get("date")))
     command = evaluation.get("command")
     return {
-        "test_set": " ".join(evaluation["test_set"].split()),
+        "test_set": _test_set(evaluation)[0],
         "scores": [(METRICS[key][1], f"{value:.{METRICS[key][2]}f}") for key, value in _scores(evaluation).items()],
         "how": [(label, value) for label, value in how if value],
         "command": command,
@@ -301,11 +280,7 @@ def _evaluation(evaluation: Mapping) -> dict:
 
 
 def front_matter(facts: CardFacts, kind: str) -> ModelCardData:
-    """The card's metadata; what is not known is left out.
-
-    Raises:
-        UserError: as `evaluation_results`.
-    """
+    """The card's metadata; what is not known is left out."""
     results = evaluation_results(facts, kind)
     return ModelCardData(
         language=list(facts.languages) or None,
@@ -327,11 +302,7 @@ def template_folder() -> Path:
 
 
 def render_card(facts: CardFacts, card: str | None = None) -> str:
-    """The text of the card, checked and sealed.
-
-    Args:
-        facts: what it states.
-        card: `"base"`, `"big"`, `"parser"`, or the path of a template; chosen by the model if None.
+    """The text of the card, checked and sealed, by the template of one of `KINDS` or of a path.
 
     Raises:
         UserError: for a template that is missing or wrong, records without scores, or a template's own front matter
@@ -395,13 +366,9 @@ def _read_template(path: str) -> str:
 def card_for_push(model, repo_id: str, card: str) -> str:
     """The card for `model.push_to_hub`: ours in place of transformers' default one or of an earlier one of ours.
 
-    A card of ours about exactly these weights stays as it is. Otherwise it describes the run that the model was loaded
-    from only if the weights are still those of its folder, in values and precision.
-
-    Args:
-        model: as for `facts_of`.
-        repo_id: `owner/name`.
-        card: what transformers would push: its default, or the card that is on the Hub.
+    `card` is what transformers would push: its default, or the card that is on the Hub. A card of ours about exactly
+    these weights stays as it is. Otherwise it describes the run that the model was loaded from only if the weights are
+    still those of its folder, in values and precision.
     """
     if not may_be_replaced(card):
         return card

@@ -10,19 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, ModelInfo, get_token
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from huggingface_hub.utils import (
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-    validate_repo_id,
-)
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, ModelInfo, get_token, utils
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError, RevisionNotFoundError
 
 from ..errors import UserError, one_line
 from ..evaluation.records import is_weights_file, read_evaluation, tensors_sha256, weights_sha256
@@ -46,31 +35,18 @@ class HubFailure(OSError):
 
 @dataclass(frozen=True)
 class Published:
-    """What a push did.
+    """What a push did, or would do."""
 
-    Args:
-        repo_id: `owner/name`.
-        revision: the branch.
-        url: page of the repository; None for a dry run.
-        commit: the branch's commit after the push; None for a dry run.
-        changed: whether there is a new commit; False when the Hub had every file already.
-        created: whether the repository was made.
-        files: sizes in bytes of the files that the push consists of, by name.
-        removed: weight files of an earlier push that are no longer part of the model.
-        card: text of the model card.
-        card_kept: whether a card on the Hub was left as it is, because someone else wrote or edited it.
-    """
-
-    repo_id: str
-    revision: str
-    files: dict[str, int]
-    card: str
-    url: str | None = None
-    commit: str | None = None
-    changed: bool = False
-    created: bool = False
-    removed: tuple[str, ...] = ()
-    card_kept: bool = False
+    repo_id: str  # owner/name
+    revision: str  # the branch
+    files: dict[str, int]  # sizes in bytes of the files that the push consists of, by name
+    card: str  # text of the model card
+    url: str | None = None  # page of the repository; None for a dry run
+    commit: str | None = None  # of the branch after the push; None for a dry run
+    changed: bool = False  # whether there is a new commit; False when the Hub had every file already
+    created: bool = False  # whether the repository was made
+    removed: tuple[str, ...] = ()  # weight files of an earlier push that are no longer part of the model
+    card_kept: bool = False  # whether a card on the Hub stays, because someone else wrote or edited it
 
 
 def publish(
@@ -136,20 +112,21 @@ def publish(
             **given,
         )
         if dry_run:
-            text = _write_card(staging, render_card(facts, card))
-            done = Published(repo_id, revision, _sizes(staging), text)
+            text = render_card(facts, card)
+            done = Published(repo_id, revision, _add_card(staging, text), text)
         else:
             with _hub_errors(repo_id, token), _progress_bars(progress):
                 api = HfApi(token=token)
                 api.whoami()  # raises for a token that is refused
                 head = _find_head(api, repo_id, revision)
                 existing = _read_card(api, head)
-                text = _write_card(staging, render_card(carry_over(facts, existing, given), card))
+                text = render_card(carry_over(facts, existing, given), card)
                 _validate_card(text)
                 kept = bool(existing) and not overwrite_card and not may_be_replaced(existing)
+                files = _add_card(staging, text)
                 if kept:
-                    (staging / CARD).unlink()
-                planned = Published(repo_id, revision, _sizes(staging), text, card_kept=kept)
+                    del files[CARD]
+                planned = Published(repo_id, revision, files, text, card_kept=kept)
                 done = _push(api, planned, head, staging, private, message or "Upload model with vaswani push")
     if done.card_kept:
         logger.warning("the card on the Hub was written or edited by someone else, so it stays: --overwrite-card")
@@ -166,17 +143,17 @@ def clear_staging() -> None:
 
 @contextlib.contextmanager
 def _progress_bars(shown: bool) -> Iterator[None]:
-    before = are_progress_bars_disabled()
-    (enable_progress_bars if shown else disable_progress_bars)()
+    before = utils.are_progress_bars_disabled()
+    (utils.enable_progress_bars if shown else utils.disable_progress_bars)()
     try:
         yield
     finally:
-        (disable_progress_bars if before else enable_progress_bars)()
+        (utils.disable_progress_bars if before else utils.enable_progress_bars)()
 
 
 def _check_arguments(repo_id: str, revision: str, message: str | None, max_shard_size: str) -> None:
     try:
-        validate_repo_id(repo_id)
+        utils.validate_repo_id(repo_id)
     except ValueError as error:
         raise UserError(f"{repo_id!r} is no repository name: {one_line(error)}") from error
     if "/" not in repo_id:
@@ -187,9 +164,7 @@ def _check_arguments(repo_id: str, revision: str, message: str | None, max_shard
         raise UserError("the message is empty: give some text, or leave it out")
     size = _SIZE.fullmatch(max_shard_size)
     if size is None or float(size[1]) == 0:
-        raise UserError(
-            f"max_shard_size is {max_shard_size!r}: give a number and KB, MB, GB or TB, such as 5GB or 200MB"
-        )
+        raise UserError(f"max_shard_size is {max_shard_size!r}: give a number and KB, MB, GB or TB, such as 5GB")
 
 
 def _as_list(names: str | Path | Sequence) -> list:
@@ -221,12 +196,9 @@ def _read_evaluations(model_folder: str | Path, paths: Sequence[str | Path]) -> 
     return records
 
 
-def _write_card(staging: Path, text: str) -> str:
+def _add_card(staging: Path, text: str) -> dict[str, int]:
+    """Write the card beside the model; returns the sizes of all files by name."""
     (staging / CARD).write_text(text, encoding="utf-8", newline="\n")
-    return text
-
-
-def _sizes(staging: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(staging.iterdir())}
 
 
@@ -315,11 +287,13 @@ def _translate(error: Exception, repo_id: str) -> UserError | HubFailure:
     if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
         return UserError("HF_HUB_OFFLINE is set, so nothing can be pushed: unset it")
     answered = next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None)
+    again = "push again, which is safe to repeat"
     if answered is None:
         in_client = isinstance(error, LookupError | TypeError | AttributeError)
         failure = "the Hub's answer was not understood" if in_client else "the connection to the Hub failed"
-        reason = f"{type(causes[-1]).__name__}: {one_line(causes[-1], 300) or 'no answer'}"
-        return HubFailure(f"{failure} ({reason}); push again, which is safe to repeat")
+        return HubFailure(
+            f"{failure} ({type(causes[-1]).__name__}: {one_line(causes[-1], 300) or 'no answer'}); {again}"
+        )
     status, message = answered.response.status_code, " ".join((answered.server_message or "").split())[:300]
     message = f" ({message})" if message else ""
     if isinstance(answered, RevisionNotFoundError):
@@ -335,5 +309,5 @@ def _translate(error: Exception, repo_id: str) -> UserError | HubFailure:
     if status == 412:
         return UserError(f"{repo_id} was changed by someone else meanwhile{message}: push again")
     if status in (408, 429) or status >= 500:
-        return HubFailure(f"the Hub failed with status {status}{message}; push again, which is safe to repeat")
+        return HubFailure(f"the Hub failed with status {status}{message}; {again}")
     return UserError(f"the Hub refuses the push with status {status}{message}")

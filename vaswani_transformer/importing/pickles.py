@@ -17,16 +17,10 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def convert_pickled_weights(folder: str | Path) -> Path:
-    """Write the weights of `pytorch_model.bin`, sharded or not, as `model.safetensors` beside it.
+    """Write the weights of `pytorch_model.bin`, sharded or not, as `model.safetensors` beside it; returns its path.
 
     Tensors are read with torch's restricted unpickler, which refuses everything else, and written bit for bit, each in
     its own dtype. The pickle stays where it is.
-
-    Args:
-        folder: a model folder with `config.json`.
-
-    Returns:
-        the file written.
 
     Raises:
         UserError: for a folder without pickled weights or with safetensors already, for a pickle or an index that is

@@ -248,7 +248,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     check_files(arguments, read=("trees", "predicted", "baselines"), written=("output", "json"))
     advice = {"advice": "correct the tree"} if arguments.predicted else {}
     gold = load_trees(arguments.trees, arguments.skip_bad, **advice)
-    labels = arguments.baselines and Baselines.of(load_trees(arguments.baselines, arguments.skip_bad, **advice))
+    labels = arguments.baselines and Baselines(load_trees(arguments.baselines, arguments.skip_bad, **advice))
     record: dict = {"test_set": arguments.test_set or Path(arguments.trees).name.removesuffix(".gz")}
     if arguments.predicted:
         predicted = load_trees(arguments.predicted, **advice)

@@ -122,7 +122,7 @@ class Table4(Experiment):
         train_trees, dev, test = map(_trees, data_files(setup))
         if cell.name in BASELINES:
             write_recipe(folder, cell)
-            baselines = Baselines.of(train_trees)
+            baselines = Baselines(train_trees)
             return score_trees(test, [BASELINES[cell.name](baselines, tree.words()) for tree in test])
         if not (folder / WEIGHTS).exists():
             recipe = self._recipe(setup, folder)

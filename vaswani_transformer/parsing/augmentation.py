@@ -25,11 +25,15 @@ def _kind(node: Tree, parent: str) -> tuple:
 
 def _with_parents(tree: Tree) -> Iterator[tuple[Tree, str]]:
     """All nodes below the outermost, in the order of `Tree.nodes`, each with its parent's label."""
-    waiting = [(child, tree.label) for child in reversed(tree.children)]
-    while waiting:  # no recursion here and below: trees may be nested deeper than Python's stack
-        node, parent = waiting.pop()
-        yield node, parent
-        waiting.extend((child, node.label) for child in reversed(node.children))
+    labels: list[str] = []  # of the open constituents
+    for node, is_end in tree.walk():
+        if is_end:
+            labels.pop()
+            continue
+        if node is not tree:
+            yield node, labels[-1]
+        if node.word is None:
+            labels.append(node.label)
 
 
 class Exchange:
@@ -58,7 +62,8 @@ class Exchange:
         return [self._exchanged(tree) for tree in self.trees]
 
     def _exchanged(self, tree: Tree) -> Tree:
-        stack: list[tuple[Tree, list[Tree]]] = [(tree, [])]  # nodes, each with those of its new children that are done
+        # Nodes, each with those of its new children that are done; no recursion, since trees may be nested deep.
+        stack: list[tuple[Tree, list[Tree]]] = [(tree, [])]
         while True:
             node, done = stack[-1]
             if len(done) == len(node.children):

@@ -93,9 +93,9 @@ def _add_skip_bad(parser: argparse.ArgumentParser) -> None:
 
 def _train(arguments: argparse.Namespace) -> int:
     from ..data.recipe_data import expand_home
-    from ..parsing.parser import TextForm, load_trees, train_parser
+    from ..parsing.parser import TextForm, load_trees, parsing_recipe
     from ..recipes.recipe import Recipe, load_recipe
-    from ..training.run import TrainingStopped
+    from ..training.run import TrainingStopped, train
 
     names = {field.name for field in dataclasses.fields(Recipe)}
     recipe = load_recipe(arguments.recipe, {name: value for name, value in vars(arguments).items() if name in names})
@@ -104,7 +104,7 @@ def _train(arguments: argparse.Namespace) -> int:
     try:
         words = arguments.recipe != _PAPER if arguments.words is None else arguments.words
         form = TextForm(arguments.tags, words, arguments.augment)
-        result = train_parser(recipe, train_trees, dev_trees, form, progress=not arguments.quiet)
+        result = train(parsing_recipe(recipe, train_trees, dev_trees, form), progress=not arguments.quiet)
     except TrainingStopped as stopped:
         leave_process_group()
         return report_stop(stopped.signal_number, stopped.step)

@@ -22,12 +22,9 @@ _SPACE = "Ġ"  # the space before a word, in the byte-level alphabet
 
 
 def sentence_text(words: Iterable[str]) -> str:
-    """The model's input for a sentence.
+    """The model's input for the words of a sentence, escaped or not.
 
     Round brackets are escaped as in trees; white space within a word, which would split it, becomes `_`.
-
-    Args:
-        words: of the sentence, escaped or not.
     """
     return " ".join(re.sub(r"\s", "_", escape(word)) for word in words)
 
@@ -74,12 +71,9 @@ def train_parser_tokenizer(
 def _pipeline(model: models.Model) -> Tokenizer:
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Prepend(" ")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(" ?[^ ]+"), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    words = pre_tokenizers.Split(Regex(" ?[^ ]+"), "isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)])
     return tokenizer
 
@@ -114,13 +108,7 @@ def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def split_words(ids: Iterable[int], starts: Container[int], end: int) -> list[list[int]]:
-    """The token ids of each word of a sentence.
-
-    Args:
-        ids: of the sentence.
-        starts: of `word_starts`.
-        end: id of the token that ends a sentence.
-    """
+    """The token ids of each word of a sentence; `starts` as of `word_starts`, `end` is the token that ends it."""
     words: list[list[int]] = []
     for token in ids:
         if token in starts:

@@ -25,28 +25,18 @@ def _kind(node: Tree, parent: str) -> tuple:
 
 def _with_parents(tree: Tree) -> Iterator[tuple[Tree, str]]:
     """All nodes below the outermost, in the order of `Tree.nodes`, each with its parent's label."""
-    labels: list[str] = []  # of the open constituents
-    for node, is_end in tree.walk():
-        if is_end:
-            labels.pop()
-            continue
-        if node is not tree:
-            yield node, labels[-1]
-        if node.word is None:
-            labels.append(node.label)
+    waiting = [(child, tree.label) for child in reversed(tree.children)]
+    while waiting:  # no recursion here and below: trees may be nested deeper than Python's stack
+        node, parent = waiting.pop()
+        yield node, parent
+        waiting.extend((child, node.label) for child in reversed(node.children))
 
 
 class Exchange:
-    """Makes new trees of given ones.
+    """Makes new trees of cleaned ones, with a share of constituents (outside of exchanged ones) and words exchanged.
 
     A constituent is exchanged for one with the same label under the same label, with a number of words of the same
     order (1, 2 to 3, 4 to 7, ...), a word for one with the same tag; frequent ones are drawn more often.
-
-    Args:
-        trees: cleaned trees.
-        seed: the same seed gives the same new trees.
-        constituents: share of constituents that are exchanged, of those outside of exchanged ones.
-        words: the same of words.
     """
 
     def __init__(self, trees: Sequence[Tree], seed: int = 0, constituents: float = CONSTITUENTS, words: float = WORDS):
@@ -62,8 +52,7 @@ class Exchange:
         return [self._exchanged(tree) for tree in self.trees]
 
     def _exchanged(self, tree: Tree) -> Tree:
-        # Nodes, each with those of its new children that are done; no recursion, since trees may be nested deep.
-        stack: list[tuple[Tree, list[Tree]]] = [(tree, [])]
+        stack: list[tuple[Tree, list[Tree]]] = [(tree, [])]  # nodes, each with those of its new children that are done
         while True:
             node, done = stack[-1]
             if len(done) == len(node.children):

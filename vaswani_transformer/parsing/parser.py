@@ -2,9 +2,9 @@
 
 import logging
 import tempfile
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import tee
 from pathlib import Path
 
 from transformers import LogitsProcessor
@@ -124,15 +124,9 @@ class Parser:
             UserError: as `Translator.hypotheses` and `check_words`, and for a sentence whose smallest tree is longer
                 than an output may be; with the number of the sentence, after the parses of those before it.
         """
-        waiting: deque[Sequence[str]] = deque()
-
-        def lines() -> Iterator[Sequence[str]]:
-            for words in checked(sentences):
-                waiting.append(words)
-                yield words
-
-        for hypotheses in self.translator.hypotheses(lines(), window, progress):
-            yield self.translator.read(waiting.popleft(), hypotheses[0])
+        lines, again = tee(checked(sentences))
+        for hypotheses in self.translator.hypotheses(lines, window, progress):
+            yield self.translator.read(next(again), hypotheses[0])
 
 
 def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
@@ -152,7 +146,7 @@ def load_trees(path: str | Path, skip_bad: bool = False, **options) -> list[Tree
     """The cleaned trees of a file, without those that have no words.
 
     Args:
-        path: brackets, plain or `.gz`; see `read_trees`.
+        path: brackets, plain or `.gz`.
         skip_bad: leave bad trees out, and log their number, instead of raising an error.
         **options: of `read_trees`.
 
@@ -214,13 +208,7 @@ def parsing_recipe(
     """A recipe for training on these trees; their text and a tokenizer are written to `text/` in its output folder.
 
     An error leaves the folder unchanged. Files that hold their text already are not written again, since another
-    process of the same training may be reading them.
-
-    Args:
-        recipe: settings of model and training; `vocab_size` includes brackets and tags.
-        train_trees: cleaned trees.
-        dev_trees: cleaned trees for validation.
-        form: how trees become text.
+    process of the same training may be reading them. Trees are cleaned; `vocab_size` includes brackets and tags.
 
     Raises:
         UserError: for a recipe that names other data, an `augment` below 0, an interrupted training on other trees, and
@@ -264,14 +252,8 @@ def parsing_recipe(
 class FileParser(FileTranslator):
     """Parses sentences, each a list of words, into a file: a tree on each line, a blank line for no words.
 
-    Args:
-        parser: to parse with.
-        drawn: write trees drawn with lines, and a blank line after each, in place of brackets.
-        pictures: folder for a picture of each tree, `NUMBER.svg`.
-        window: number of sentences that are sorted by length and written together.
-
-    Attributes:
-        repaired: number of outputs that were not trees over their words.
+    `drawn` writes trees drawn with lines, and a blank line after each, in place of brackets; `pictures` is the folder
+    for a picture of each tree, `NUMBER.svg`. `repaired` counts the outputs that were not trees over their words.
     """
 
     doing = "parsing"

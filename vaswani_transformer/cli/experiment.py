@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import importlib
+import re
 import signal
 import sys
 from pathlib import Path
@@ -126,6 +127,9 @@ def _check_options(experiment, arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} is {value}: it must be 1 or more")
+    for device in arguments.devices:
+        if not re.fullmatch(r"cpu|cuda:\d{1,4}", device):
+            raise UserError(f"--devices {device!r} is not known: give cpu, or cuda:0, cuda:1, ...")
     jobs = _jobs(arguments)
     if experiment.one_at_a_time and jobs > max(1, len(set(arguments.devices))):
         raise UserError(f"--jobs is {jobs}: {experiment.name} measures time, give one job for each device at most")
@@ -191,13 +195,8 @@ def _run_in_turn(experiment, setup, missing: list) -> list[str]:
 
 
 def _planned_device(setup, arguments: argparse.Namespace) -> str:
-    """The device that a plan's hours are for, as `parse_device` takes it.
-
-    Raises:
-        UserError: for an unknown device, one that is missing where the plan is for this machine, or another number of
-            devices than processes.
-    """
-    from ..experiments.launch import check_devices, device_environments
+    """The device that a plan's hours are for, as `parse_device` takes it."""
+    from ..experiments.launch import device_environments
     from ..hardware import HERE, parse_device
 
     device = arguments.device
@@ -208,7 +207,6 @@ def _planned_device(setup, arguments: argparse.Namespace) -> str:
     name, count = parse_device(device)
     if setup.processes > 1 and count not in (None, setup.processes):
         raise UserError(f"--device {device!r} names {count} devices and --processes is {setup.processes}: give one")
-    check_devices(arguments.devices)
     if name == HERE:
         device_environments(arguments.devices, 1, setup.processes)  # refuses devices that are missing
     elif setup.processes > 1 and count is None:

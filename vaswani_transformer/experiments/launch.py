@@ -4,7 +4,6 @@ import dataclasses
 import json
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -41,28 +40,15 @@ class Job:
     folder: Path  # standard error is appended to `log.txt` in it
 
 
-def check_devices(devices: Sequence[str]) -> None:
-    """Raise `UserError` for the name of a device that is neither `"cpu"` nor `"cuda:N"`."""
-    for device in devices:
-        if not re.fullmatch(r"cpu|cuda:\d{1,4}", device):
-            raise UserError(f"--devices {device!r} is not known: give cpu, or cuda:0, cuda:1, ...")
-
-
 def device_environments(devices: Sequence[str], jobs: int, processes: int = 1) -> list[dict[str, str]]:
     """For each job that runs at a time: the environment variables that deal out devices and cores.
 
-    Jobs take the devices in turn, as many at a time as they have processes. On CPUs they share the cores, unless
-    `OMP_NUM_THREADS` is set already.
-
-    Args:
-        devices: as of `check_devices`, N counting the GPUs that this process sees; empty for all that there are.
-        jobs: that run at a time, 1 or more.
-        processes: of each job, 1 or more.
+    Jobs take the devices, `"cpu"` or `"cuda:N"` of those that this process sees, in turn, as many at a time as they
+    have processes; none are all that there are. On CPUs they share the cores, unless `OMP_NUM_THREADS` is set already.
 
     Raises:
-        UserError: for a device that is unknown or missing, and devices that jobs of so many processes cannot share.
+        UserError: for a device that is missing, and devices that jobs of so many processes cannot share.
     """
-    check_devices(devices)
     available = torch.cuda.device_count()
     if not devices and processes > 1:  # or the processes of all jobs would take the first GPUs
         devices = [f"cuda:{number}" for number in range(available)]

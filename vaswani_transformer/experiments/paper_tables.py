@@ -1,4 +1,4 @@
-"""The figures that the paper prints (arXiv 1706.03762v7), for tables beside our own; they lie in `paper_tables.yaml`."""
+"""The figures that the paper prints (arXiv 1706.03762v7), read from `paper_tables.yaml`."""
 
 from dataclasses import dataclass
 from importlib import resources

@@ -48,11 +48,7 @@ def with_words(tokens: Iterable[str], words: Sequence[str]) -> list[str]:
     """Tokens of a tree with its words, each right after the tag of the word before it.
 
     `(S (NP PRP )NP (VP VBP )VP . )S` becomes `We (S (NP PRP) agree )NP (VP VBP) . )VP .) )S`. A tag ends with a round
-    bracket, which no word does.
-
-    Args:
-        tokens: what `linearize` returns.
-        words: of the tree, escaped.
+    bracket, which no word, escaped as in trees, does.
     """
     waiting = iter(words)
     mixed = list(islice(waiting, 1))

@@ -32,12 +32,9 @@ def sentence_text(words: Iterable[str]) -> str:
 def train_parser_tokenizer(
     sentences: Iterable[str], tree_tokens: Sequence[str], vocab_size: int
 ) -> PreTrainedTokenizerFast:
-    """Train a tokenizer that `AutoTokenizer` can load.
+    """Train a tokenizer that `AutoTokenizer` can load on lines of `sentence_text`; each bracket and tag is one token.
 
-    Args:
-        sentences: lines of `sentence_text`.
-        tree_tokens: all brackets and tags of the trees; each becomes one token.
-        vocab_size: of all tokens; the vocabulary is smaller where the sentences have too few distinct pieces.
+    The vocabulary is smaller than `vocab_size` where the sentences have too few distinct pieces.
 
     Raises:
         UserError: for a vocabulary without room for all bytes, brackets and tags, or for no sentences.

@@ -60,7 +60,11 @@ class Tree:
 
     def nodes(self) -> Iterator["Tree"]:
         """Itself, all constituents and all words in it, each before its children, from left to right."""
-        return (node for node, is_end in self.walk() if not is_end)
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting.extend(reversed(node.children))
 
     def leaves(self) -> Iterator["Tree"]:
         """Its words from left to right, each with its tag."""

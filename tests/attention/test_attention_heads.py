@@ -16,7 +16,7 @@ from vaswani_transformer import align, attend, load_model, name_heads, pharaoh, 
 from vaswani_transformer.attention.heads import HeadStatistics, delimiters, heads_as_markdown, measures_of, read_links
 from vaswani_transformer.attention.weights import KINDS
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.experiments.position_study import offset_matrix
+from vaswani_transformer.experiments.positions import offset_matrix
 
 LENGTH = 12
 NONE = np.zeros(LENGTH, bool)

@@ -88,8 +88,6 @@ def test_sessions_are_recorded_from_the_checkpoint_that_they_resume(tmp_path):
     (checkpoint / "trainer_state.json").write_text("{}")
     record_session(tmp_path, 1)
     assert read_sessions(tmp_path) == [(0.0, 4), (20.0, 1)]
-    (tmp_path / "sessions.json").write_text("{")
-    assert read_sessions(tmp_path) == []
 
 
 def test_options_that_do_not_go_together(tmp_path, capsys):

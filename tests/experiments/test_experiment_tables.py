@@ -14,7 +14,7 @@ from vaswani_transformer.cli.main import main
 from vaswani_transformer.experiments import positions, table3
 from vaswani_transformer.experiments import translation as cells_module
 from vaswani_transformer.experiments.base import Setup
-from vaswani_transformer.experiments.paper_tables import TABLE2, TABLE3, TABLE4
+from vaswani_transformer.experiments.paper_tables import TABLE3
 from vaswani_transformer.experiments.table3 import Table3
 from vaswani_transformer.experiments.translation import scaled_down, spread, training_log
 from vaswani_transformer.parsing.evalb import BASELINES
@@ -55,11 +55,7 @@ def test_recipes_of_table_3_are_the_papers_rows(scale):
     assert {(recipe.average_checkpoints, recipe.keep_weights) for recipe in recipes.values()} == {(0, "last")}
     if scale == "paper":
         for row in TABLE3:
-            config = VaswaniConfig.from_preset(row.preset)
-            name = row.preset.removeprefix("table3-")
-            parameters = experiment.estimate(setup, cells[name], "p100 x8").parameters
-            assert parameters == config.num_parameters()
-            assert row.millions is None or parameters / 1e6 == pytest.approx(row.millions, rel=0.07)
+            assert recipes[row.preset.removeprefix("table3-")].preset == row.preset
 
 
 def test_table3_command_goes_on_where_it_was_cut_off(multi30k, tmp_path, capsys, monkeypatch):
@@ -191,17 +187,6 @@ def test_table2_command(table2_folder):
     assert figures["flops_by_time"] > figures["flops_counted"] > 0  # nothing multiplies faster than the peak
     peak = figures["sustained_tflops"] * 1e12
     assert figures["flops_by_time"] == pytest.approx(60 * figures["minutes"] * peak, abs=0.4 * peak)  # rounded minutes
-
-
-def test_paper_figures_agree_with_the_papers_own_arithmetic():
-    # Footnote 5: 12 hours, 3.5 days, on 8 P100 of 9.5 TFLOPS; Section 6.2's remarks on Table 3; Section 6.3.
-    base, big = TABLE2[-2:]
-    assert base.flops_de == pytest.approx(12 * 3600 * 8 * 9.5e12, rel=0.01)
-    assert big.flops_de == pytest.approx(3.5 * 86400 * 8 * 9.5e12, rel=0.01)
-    assert big.bleu_de - max(row.bleu_de for row in TABLE2[:-2] if row.bleu_de) > 2.0
-    rows = {row.preset: row for row in TABLE3}
-    assert rows["base"].bleu - rows["table3-a-heads-1"].bleu == pytest.approx(0.9)
-    assert sorted(row.f1 for row in TABLE4)[-1] == 93.3 and len(TABLE4) == 12
 
 
 # Table 4.

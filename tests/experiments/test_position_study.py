@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vaswani_transformer.experiments.position_study import (
+from vaswani_transformer.experiments.positions import (
     LengthStudy,
     accuracy_by_length,
     offset_error,

@@ -62,7 +62,7 @@ def wordy_model(trees, datasets_cache, tmp_path_factory):
 def without_training(monkeypatch):
     """`vaswani parse train` writes the text of the trees and ends before training."""
     result = TrainingResult(Path("nowhere"), 0, 0.0, {}, 0)
-    monkeypatch.setattr("vaswani_transformer.parsing.parser.train", lambda *_: result)
+    monkeypatch.setattr("vaswani_transformer.training.run.train", lambda *_, **options: result)
 
 
 @pytest.fixture

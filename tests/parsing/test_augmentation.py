@@ -82,5 +82,5 @@ def test_trees_deeper_than_pythons_stack():
     assert Exchange([tree], constituents=0).version() == [tree]
     assert 1 <= len(Exchange([tree]).parts([tree] * 5)) <= 35  # of 7 constituents of 3 to 9 words in each
     assert delinearize(linearize(tree), tree.words()) == tree
-    assert count_brackets(tree, tree).matched == depth
+    assert count_brackets(tree, tree)["matched"] == depth
     assert tree_text(tree).count("\n") == 2 * depth + 1

@@ -125,7 +125,7 @@ def test_baselines_by_hand():
         "(ROOT (S (NP (NN a) (NN b)) (VP (VB c) (NP (NN a) (NN b)))))",
         "(ROOT (S (VP (VB c) (NP (NN a) (DT b)))))",
     ]
-    baselines = Baselines.of(map(tree_of, lines))
+    baselines = Baselines(map(tree_of, lines))
     assert (baselines.top, baselines.inner, baselines.tag) == ("S", "NP", "NN")
     assert str(baselines.right_branching(["c", "b", "x"])) == "(ROOT (S (VB c) (NP (NN b) (NN x))))"
     assert str(baselines.right_branching(["c"])) == "(ROOT (S (VB c)))"

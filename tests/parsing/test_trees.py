@@ -143,7 +143,7 @@ def test_the_deepest_trees_are_read_and_worked_on():
     assert str(tree) == text and tree == again and hash(tree) == hash(again) and clean(tree) == tree
     assert tree != read(text.replace("NN", "NNS"))[0] and tree != text
     assert len(tree.words()) == depth + 1 and sum(1 for _ in tree.constituents()) == depth + 1
-    assert count_brackets(tree, again).matched == depth
+    assert count_brackets(tree, again)["matched"] == depth
     assert delinearize(linearize(tree), tree.words()) == tree
     assert tree_text(tree).count("\n") == 2 * depth + 1 and tree_svg(tree).count('class="label"') == depth + 1
 

@@ -3,7 +3,9 @@
 import argparse
 import difflib
 import importlib
+import re
 import signal
+import sys
 from pathlib import Path
 
 from ..errors import UserError
@@ -27,11 +29,7 @@ _NO_SETTINGS = {
 
 
 def load_experiment(name: str):
-    """An experiment by its name.
-
-    Raises:
-        UserError: for an unknown one, with the nearest.
-    """
+    """An experiment by its name; a `UserError` names the nearest to an unknown one."""
     if name not in EXPERIMENTS:
         near = difflib.get_close_matches(name, EXPERIMENTS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -42,15 +40,13 @@ def load_experiment(name: str):
 
 def add_experiment(commands) -> None:
     """Add `vaswani experiment`."""
-    parser = add_command(
-        commands,
-        "experiment",
-        _experiment,
-        "run an experiment of the paper: table1 ... table4, attention, positions",
+    description = (
         "Run an experiment of the paper, cell by cell, and print its table beside the paper's figures. Each cell is a"
         " folder OUTPUT/NAME/SCALE/CELL with its recipe, log and result; the same command runs what is missing and"
-        " resumes what was interrupted.",
+        " resumes what was interrupted."
     )
+    help_text = "run an experiment of the paper: table1 ... table4, attention, positions"
+    parser = add_command(commands, "experiment", _experiment, help_text, description)
     parser.add_argument("name", metavar="NAME", help="one of " + ", ".join(EXPERIMENTS))
     parser.add_argument("--scale", choices=_SCALES, default="laptop", help="default: laptop")
     parser.add_argument("--data-dir", metavar="FOLDER", help="folder of the data files (Multi30k, trees)")
@@ -58,28 +54,16 @@ def add_experiment(commands) -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="CELL", help="run these cells, or groups such as A")
     parser.add_argument("--jobs", type=int, metavar="N", help="cells that run at a time (default: one for each device)")
     parser.add_argument("--devices", nargs="+", default=[], metavar="DEVICE", help="cpu, or cuda:0 cuda:1 ...")
-    parser.add_argument(
-        "--processes",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number that train one cell together, each on its own device (default: 1)",
-    )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="settings of all cells that differ from the scale's: max_steps=100",
-    )
-    parser.add_argument(
-        "--report", action="store_true", help="run nothing: write and print the table of the finished cells"
-    )
+    how = "number that train one cell together, each on its own device (default: 1)"
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help=how)
+    how = "settings of all cells that differ from the scale's: max_steps=100"
+    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help=how)
+    how = "run nothing: write and print the table of the finished cells"
+    parser.add_argument("--report", action="store_true", help=how)
     plan = parser.add_argument_group("plan")
     plan.add_argument("--dry-run", action="store_true", help="print what the cells will take, and run nothing")
-    plan.add_argument(
-        "--device", metavar="NAME", help="with --dry-run: estimate hours for this device, such as 'p100 x8' or here"
-    )
+    how = "with --dry-run: estimate hours for this device, such as 'p100 x8' or here"
+    plan.add_argument("--device", metavar="NAME", help=how)
     parser.add_argument("--one", metavar="CELL", help=argparse.SUPPRESS)  # a process of --jobs
 
 
@@ -130,11 +114,7 @@ def _experiment(arguments: argparse.Namespace) -> int:
 
 
 def _check_options(experiment, arguments: argparse.Namespace) -> None:
-    """Refuse what shows before any cell is looked at.
-
-    Raises:
-        UserError: for options that do not go together, or an output folder that cannot be written.
-    """
+    """Raise `UserError` for options that do not go together, or an output folder that cannot be written."""
     if not arguments.output:
         raise UserError("--output is empty: give a folder")
     output = Path(arguments.output).expanduser()
@@ -147,6 +127,9 @@ def _check_options(experiment, arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} is {value}: it must be 1 or more")
+    for device in arguments.devices:
+        if not re.fullmatch(r"cpu|cuda:\d{1,4}", device):
+            raise UserError(f"--devices {device!r} is not known: give cpu, or cuda:0, cuda:1, ...")
     jobs = _jobs(arguments)
     if experiment.one_at_a_time and jobs > max(1, len(set(arguments.devices))):
         raise UserError(f"--jobs is {jobs}: {experiment.name} measures time, give one job for each device at most")
@@ -164,13 +147,9 @@ def _jobs(arguments: argparse.Namespace) -> int:
 
 
 def _run_missing(experiment, setup, missing: list, arguments: argparse.Namespace) -> None:
-    """Run cells, in this process where they need no other environment; one that fails stops no other.
-
-    Raises:
-        UserError: naming those that failed; of a single cell in this process its own error.
-    """
+    """Run cells, in this process where they need no other environment; the error names those that failed."""
     from ..experiments.base import LOG, experiment_folder
-    from ..experiments.launch import Job, device_environments, own_command, run_side_by_side
+    from ..experiments.launch import Job, device_environments, run_side_by_side
 
     jobs = _jobs(arguments)
     environments = device_environments(arguments.devices, jobs, setup.processes)
@@ -180,11 +159,12 @@ def _run_missing(experiment, setup, missing: list, arguments: argparse.Namespace
         # The longest first, so that none is left to run alone at the end.
         missing = sorted(missing, key=lambda cell: -experiment.estimate(setup, cell, None).flops)
         folder = experiment_folder(experiment, setup)
-        words = ["experiment", experiment.name, "--scale", setup.scale, "--output", str(setup.output)]
+        words = [sys.executable, "-m", "vaswani_transformer", "experiment", experiment.name]
+        words += ["--scale", setup.scale, "--output", str(setup.output)]
         words += ["--data-dir", str(setup.data_dir)] if setup.data_dir else []
         words += ["--processes", str(setup.processes)] if setup.processes > 1 else []
         words += ["--set", *(f"{name}={value}" for name, value in setup.changes.items())] if setup.changes else []
-        tasks = [Job(cell.name, own_command([*words, "--one", cell.name]), folder / cell.name) for cell in missing]
+        tasks = [Job(cell.name, [*words, "--one", cell.name], folder / cell.name) for cell in missing]
         failed = [job.name for job in run_side_by_side(tasks, environments)]
         where = f"{LOG} in their folders, such as {folder / failed[0] / LOG}" if failed else ""
     if failed:
@@ -215,26 +195,20 @@ def _run_in_turn(experiment, setup, missing: list) -> list[str]:
 
 
 def _planned_device(setup, arguments: argparse.Namespace) -> str:
-    """The device that a plan's hours are for, as `parse_device` takes it.
-
-    Raises:
-        UserError: for an unknown device, one that is missing where the plan is for this machine, or another number of
-            devices than processes.
-    """
-    from ..experiments.launch import device_environments, gpu_numbers
+    """The device that a plan's hours are for, as `parse_device` takes it."""
+    from ..experiments.launch import device_environments
     from ..hardware import HERE, parse_device
 
-    devices, device = arguments.devices, arguments.device
+    device = arguments.device
     if device is None and setup.scale == "laptop":
         device = HERE
     elif device is None:  # the paper's machine, unless options say how a cell is to run
-        device = "p100" if devices or arguments.jobs is not None or setup.processes > 1 else "p100 x8"
+        device = "p100" if arguments.devices or arguments.jobs is not None or setup.processes > 1 else "p100 x8"
     name, count = parse_device(device)
     if setup.processes > 1 and count not in (None, setup.processes):
         raise UserError(f"--device {device!r} names {count} devices and --processes is {setup.processes}: give one")
-    gpu_numbers(devices)  # refuses unknown names
     if name == HERE:
-        device_environments(devices, 1, setup.processes)  # refuses devices that are missing
+        device_environments(arguments.devices, 1, setup.processes)  # refuses devices that are missing
     elif setup.processes > 1 and count is None:
         device = f"{device} x{setup.processes}"
     return device

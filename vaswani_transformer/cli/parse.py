@@ -8,8 +8,6 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from itertools import chain, islice
 from pathlib import Path
 
 from ..durations import duration
@@ -25,10 +23,20 @@ from .command import (
     leave_process_group,
     report_stop,
 )
-from .files import check_files, input_lines, is_file, is_interactive, open_output, report_unfinished
+from .files import (
+    check_files,
+    input_lines,
+    is_file,
+    is_interactive,
+    open_output,
+    option_flag,
+    read_first,
+    report_unfinished,
+)
 from .options import (
     add_model_options,
     add_search_options,
+    add_window,
     check_options,
     generate_options,
     load_for_decoding,
@@ -50,35 +58,21 @@ def add_parse(commands) -> None:
 def _add_train(commands) -> None:
     from ..recipes.recipe import DATA, Recipe
 
-    parser = add_command(
-        commands,
-        "train",
-        _train,
-        "train a parser on trees in brackets",
+    description = (
         "Train a parser. RECIPE is a name from `vaswani recipes` (parser-small if none is given; parser is the paper's)"
         " or a YAML file; every option of the groups below is a field of it. The same command resumes an interrupted"
-        " training.",
+        " training."
     )
+    parser = add_command(commands, "train", _train, "train a parser on trees in brackets", description)
     parser.usage = "vaswani parse train [RECIPE] --trees FILE --dev FILE --output FOLDER [--FIELD VALUE ...]"
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", default=_RECIPE, help=f"default: {_RECIPE}")
     parser.add_argument("--trees", required=True, metavar="FILE", help="Penn Treebank brackets to train on (.gz works)")
     parser.add_argument("--dev", required=True, metavar="FILE", help="trees for validation")
     parser.add_argument("--tags", action=argparse.BooleanOptionalAction, default=True, help="also tag the words")
-    parser.add_argument(
-        "--words",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help=f"also write the words into the tree, each before the brackets that lead to it (default: yes, except for"
-        f" the recipe {_PAPER}, which follows the paper)",
-    )
-    parser.add_argument(
-        "--augment",
-        type=int,
-        default=0,
-        metavar="N",
-        help="train N times on each tree and N times on versions of it with constituents and words exchanged for others"
-        " of their kind, and on some short constituents by themselves; 0: once on each tree (default)",
-    )
+    how = f"also write the words into the tree (default: yes, except for the recipe {_PAPER}, which follows the paper)"
+    parser.add_argument("--words", action=argparse.BooleanOptionalAction, help=how)
+    how = "train N times on each tree and N times on versions with parts exchanged; 0: once on each tree (default)"
+    parser.add_argument("--augment", type=int, default=0, metavar="N", help=how)
     _add_skip_bad(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     shown = [field for field in dataclasses.fields(Recipe) if field.metadata["group"] != DATA or field.name in _LIMITS]
@@ -86,25 +80,24 @@ def _add_train(commands) -> None:
 
 
 def _add_skip_bad(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--skip-bad", action="store_true", help="leave bad trees out and count them, instead of stopping"
-    )
+    how = "leave bad trees out and count them, instead of stopping"
+    parser.add_argument("--skip-bad", action="store_true", help=how)
 
 
 def _train(arguments: argparse.Namespace) -> int:
     from ..data.recipe_data import expand_home
-    from ..parsing.parser import TextForm, load_trees, train_parser
+    from ..parsing.parser import TextForm, load_trees, parsing_recipe
     from ..recipes.recipe import Recipe, load_recipe
-    from ..training.run import TrainingStopped
+    from ..training.run import TrainingStopped, train
 
     names = {field.name for field in dataclasses.fields(Recipe)}
     recipe = load_recipe(arguments.recipe, {name: value for name, value in vars(arguments).items() if name in names})
     expand_home(recipe)
     train_trees, dev_trees = (load_trees(path, arguments.skip_bad) for path in (arguments.trees, arguments.dev))
+    words = arguments.recipe != _PAPER if arguments.words is None else arguments.words
+    form = TextForm(arguments.tags, words, arguments.augment)
     try:
-        words = arguments.recipe != _PAPER if arguments.words is None else arguments.words
-        form = TextForm(arguments.tags, words, arguments.augment)
-        result = train_parser(recipe, train_trees, dev_trees, form, progress=not arguments.quiet)
+        result = train(parsing_recipe(recipe, train_trees, dev_trees, form), progress=not arguments.quiet)
     except TrainingStopped as stopped:
         leave_process_group()
         return report_stop(stopped.signal_number, stopped.step)
@@ -120,30 +113,24 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _add_constrained(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--constrained",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="restrict outputs to trees over the words (default); without it, other outputs are repaired and counted",
-    )
+    how = "restrict outputs to trees over the words (default); without it, other outputs are repaired and counted"
+    parser.add_argument("--constrained", action=argparse.BooleanOptionalAction, default=True, help=how)
 
 
 def _add_predict(commands) -> None:
-    parser = add_command(
-        commands,
-        "predict",
-        _predict,
-        "parse sentences, a file or standard input",
+    description = (
         "Parse sentences whose words and punctuation marks are separated by spaces, as in the treebank. The output has"
-        " one tree in brackets on a line for each, and a blank line for a blank line.",
+        " one tree in brackets on a line for each, and a blank line for a blank line."
     )
+    help_text = "parse sentences, a file or standard input"
+    parser = add_command(commands, "predict", _predict, help_text, description)
     parser.add_argument("model", metavar="MODEL", help="model folder of `vaswani parse train`")
     parser.add_argument("sentences", metavar="SENTENCE", nargs="*", default=[], help="if none, standard input is read")
     parser.words = "sentences"
     parser.add_argument("--input", metavar="FILE", help="parse the lines of this file (.gz works)")
     parser.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
     parser.add_argument("--resume", action="store_true", help="continue an --output that was interrupted")
-    parser.add_argument("--window", metavar="N", type=int, help="sentences sorted by length together (default: 2000)")
+    add_window(parser, "sentences")
     parser.add_argument("--text", action="store_true", help="draw the trees with lines instead of brackets")
     parser.add_argument("--pictures", metavar="FOLDER", help="also draw each tree as FOLDER/NUMBER.svg")
     _add_constrained(parser)
@@ -158,10 +145,8 @@ def _load_parser(arguments: argparse.Namespace):
     if any(map(is_exported, [arguments.model, *getattr(arguments, "ensemble", [])])):
         raise UserError("an exported model cannot parse: give the folder of `vaswani parse train`")
     model, tokenizer = load_for_decoding(arguments)
-    options = generate_options(arguments, model)
-    return TreeParser(
-        model, tokenizer, constrained=arguments.constrained, tokens_per_batch=arguments.tokens_per_batch, **options
-    )
+    options = {"constrained": arguments.constrained, "tokens_per_batch": arguments.tokens_per_batch}
+    return TreeParser(model, tokenizer, **options, **generate_options(arguments, model))
 
 
 def _check_predict(arguments: argparse.Namespace) -> None:
@@ -180,7 +165,7 @@ def _check_predict(arguments: argparse.Namespace) -> None:
     if arguments.pictures is not None:
         if not arguments.pictures:
             raise UserError("--pictures is empty: give a folder")
-        if Path(arguments.pictures).exists() and not Path(arguments.pictures).is_dir():
+        if Path(arguments.pictures).is_file():
             raise UserError(f"--pictures {arguments.pictures} is a file: give a folder")
         check_output_place(Path(arguments.pictures), "--pictures")
 
@@ -200,10 +185,9 @@ def _predict(arguments: argparse.Namespace) -> int:
     files = FileParser(_load_parser(arguments), arguments.text, pictures, arguments.window or WINDOW_LINES)
     if interactive := is_interactive(arguments, files.doing):
         files.window = 1
-    lines = iter(arguments.sentences) if arguments.sentences else input_lines(arguments.input)
-    sentences: Iterator[list[str]] = checked(map(words_of, lines))
-    if not scans and not interactive:  # reads the first before anything is written; a file has been checked
-        sentences = chain(list(islice(sentences, 1)), sentences)
+    sentences = checked(map(words_of, arguments.sentences or input_lines(arguments.input)))
+    if not scans and not interactive:  # a file has been checked as a whole
+        sentences = read_first(sentences)
     total = scans["--input"].lines if scans else len(arguments.sentences) or None
     output = open_output(arguments, {} if arguments.text else scans, files.window)
     ahead = not (interactive or arguments.sentences)
@@ -248,7 +232,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     check_files(arguments, read=("trees", "predicted", "baselines"), written=("output", "json"))
     advice = {"advice": "correct the tree"} if arguments.predicted else {}
     gold = load_trees(arguments.trees, arguments.skip_bad, **advice)
-    labels = arguments.baselines and Baselines.of(load_trees(arguments.baselines, arguments.skip_bad, **advice))
+    labels = arguments.baselines and Baselines(load_trees(arguments.baselines, arguments.skip_bad, **advice))
     record: dict = {"test_set": arguments.test_set or Path(arguments.trees).name.removesuffix(".gz")}
     if arguments.predicted:
         predicted = load_trees(arguments.predicted, **advice)
@@ -257,9 +241,10 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         predicted, extra, record = _parse_gold(arguments, gold)
         name = Path(arguments.model).resolve().name
     scores = score_trees(gold, predicted) | extra
-    baselines = {}
-    for kind, make in BASELINES.items() if labels else ():
-        baselines[kind] = score_trees(gold, [make(labels, tree.words()) for tree in gold])
+    baselines = {
+        kind: score_trees(gold, [make(labels, tree.words()) for tree in gold])
+        for kind, make in (BASELINES.items() if labels else ())
+    }
     if arguments.output:
         write_text(Path(arguments.output), "".join(f"{tree}\n" for tree in predicted))
     if arguments.json:
@@ -290,15 +275,11 @@ def _how_obtained(arguments: argparse.Namespace, translator) -> dict:
 
     generation = search_settings(translator.model.generation_config) | translator.generate_options
     generation |= {"constrained": arguments.constrained}
-    options = {
-        "--beams": arguments.beams,
-        "--length-penalty": arguments.length_penalty,
-        "--max-new-tokens": arguments.max_new_tokens,
-        "--precision": arguments.precision,
-    }
     record = evaluation_record(arguments.model, arguments.trees, arguments.trees, generation, {}, arguments.test_set)
     words = ["vaswani", "parse", "evaluate", Path(arguments.model).resolve().name, "--trees", record["source_file"]]
-    words += [str(word) for flag, value in options.items() if value is not None for word in (flag, value)]
+    for name in ("beams", "length_penalty", "max_new_tokens", "precision"):
+        value = getattr(arguments, name)
+        words += [] if value is None else [option_flag(name), str(value)]
     words += [] if arguments.constrained else ["--no-constrained"]
     return record | {"command": shlex.join(words)}
 

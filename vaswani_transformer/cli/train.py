@@ -108,7 +108,8 @@ def _demo(arguments: argparse.Namespace) -> int:
     from ..training.run import TrainingStopped
 
     try:
-        return run_demo(Path(arguments.output), arguments.seed, _say, command_name())
+        run_demo(Path(arguments.output), arguments.seed, _say, command_name())
+        return 0
     except TrainingStopped as stopped:
         return report_stop(stopped.signal_number, stopped.step)
     except KeyboardInterrupt:

@@ -38,40 +38,24 @@ _RESULT_ENTRIES = {"figures": dict, "settings": dict, "machine": dict, "seconds"
 
 @dataclass(frozen=True)
 class Setup:
-    """The options of a call.
+    """The options of a call."""
 
-    Args:
-        scale: one of `SCALES`.
-        output: folder of all experiments.
-        data_dir: folder of the data files; None where the experiment needs none, or for data of the Hub.
-        changes: settings that replace those of all cells, as text.
-        processes: that train one cell together, each on a device of its own or with its share of the cores.
-    """
-
-    scale: str = "laptop"
-    output: Path = Path("runs")
-    data_dir: Path | None = None
-    changes: dict[str, str] = field(default_factory=dict)
-    processes: int = 1
+    scale: str = "laptop"  # one of `SCALES`
+    output: Path = Path("runs")  # folder of all experiments
+    data_dir: Path | None = None  # None where the experiment needs none, or for data of the Hub
+    changes: dict[str, str] = field(default_factory=dict)  # settings that replace those of all cells
+    processes: int = 1  # that train one cell together, each on its own device or with its share of the cores
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of an experiment.
+    """One run of an experiment."""
 
-    Args:
-        name: of its folder.
-        label: of its row in the table.
-        settings: plain values that determine the result; a folder made with others is refused.
-        paper: the paper's figures for it, by the names of the result's figures.
-        group: of the rows that belong together in the paper's table.
-    """
-
-    name: str
-    label: str
-    settings: dict[str, Any]
-    paper: dict[str, float | str] = field(default_factory=dict)
-    group: str = ""
+    name: str  # of its folder
+    label: str  # of its row in the table
+    settings: dict[str, Any]  # plain values that determine the result; a folder made with others is refused
+    paper: dict[str, float | str] = field(default_factory=dict)  # the paper's figures, by the names of ours
+    group: str = ""  # of the rows that belong together in the paper's table
 
 
 @dataclass(frozen=True)
@@ -94,18 +78,10 @@ class Experiment(abc.ABC):
 
     @abc.abstractmethod
     def cells(self, setup: Setup) -> list[Cell]:
-        """All cells of a scale, in the order of the paper's table.
-
-        Raises:
-            UserError: for changes of unknown settings.
-        """
+        """All cells of a scale, in the order of the paper's table; raises `UserError` for unknown settings."""
 
     def check(self, setup: Setup, cells: Sequence[Cell]) -> None:  # noqa: B027 (some need nothing)
-        """Check that the data of these cells is there, before any of them runs.
-
-        Raises:
-            UserError: naming what is missing.
-        """
+        """Raise `UserError` if data of these cells is missing, before any of them runs."""
 
     @abc.abstractmethod
     def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
@@ -135,11 +111,7 @@ def experiment_folder(experiment: Experiment, setup: Setup) -> Path:
 
 
 def chosen_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells of these names or groups, in the table's order; all if no name is given.
-
-    Raises:
-        UserError: for a name of no cell and no group, with the nearest.
-    """
+    """The cells of these names or groups, in the table's order; all if no name is given."""
     names = {cell.name.lower() for cell in cells} | {cell.group.lower() for cell in cells if cell.group}
     for name in only:
         if name.lower() not in names:
@@ -153,11 +125,7 @@ def chosen_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
 
 
 def check_settings(folder: Path, cell: Cell) -> None:
-    """Refuse a cell's folder that was made with other settings.
-
-    Raises:
-        UserError: naming up to three settings that differ, and both values.
-    """
+    """Raise `UserError` for a cell's folder that was made with other settings, naming up to three and both values."""
     path = folder / RECIPE
     if not path.is_file():
         return
@@ -208,11 +176,7 @@ def read_result(folder: Path, cell: Cell) -> dict | None:
 
 
 def read_results(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) -> dict[str, dict]:
-    """The results of all finished cells, by name.
-
-    Raises:
-        UserError: as `read_result`.
-    """
+    """The results of all finished cells, by name; raises `UserError` as `read_result`."""
     folder = experiment_folder(experiment, setup)
     results = {cell.name: read_result(folder / cell.name, cell) for cell in cells}
     return {name: result for name, result in results.items() if result is not None}
@@ -236,9 +200,7 @@ def number_of_cores() -> int:
 
 
 def _processor_seconds() -> float:
-    """Processor time of this process and of its children that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    return sum(os.times()[:4])  # of this process and of its children that have ended
 
 
 @contextlib.contextmanager
@@ -275,21 +237,13 @@ def _logged_to(path: Path) -> Iterator[None]:
 
 
 def run_cell(experiment: Experiment, setup: Setup, cell: Cell, logged: bool = True) -> dict:
-    """Run one cell in this process, unless it is finished; its `result.json` comes last and whole.
+    """Run one cell in this process, unless it is finished; returns its `result.json`, which is written last.
 
-    Args:
-        experiment: of the cell.
-        setup: options of the call.
-        cell: to run.
-        logged: append the log to the cell's `log.txt`; not where standard error goes there already.
-
-    Returns:
-        what `result.json` holds: the figures of `Experiment.run` under `figures`, with settings, seconds of this last
-        session by the clock and of processor time, machine, versions and date.
+    Seconds are those of this session. `logged=False`, where standard error goes to the cell's log already, does not
+    append to it. After a `TrainingStopped` or `KeyboardInterrupt` the next call resumes the cell.
 
     Raises:
         UserError: as `check_settings` and `Experiment.run`, and for a cell that another process is running.
-        TrainingStopped, KeyboardInterrupt: after a signal; the next call resumes the cell.
     """
     folder = experiment_folder(experiment, setup) / cell.name
     check_settings(folder, cell)
@@ -324,14 +278,7 @@ def write_recipe(folder: Path, cell: Cell) -> None:
 
 
 def write_report(experiment: Experiment, setup: Setup) -> str:
-    """Write the table of the finished cells as Markdown, JSON and, where matplotlib is installed, PNG.
-
-    Returns:
-        the Markdown.
-
-    Raises:
-        UserError: as `read_results`.
-    """
+    """Write the table of the finished cells as Markdown, which is returned, JSON and, with matplotlib, PNG."""
     cells = experiment.cells(setup)
     results = read_results(experiment, setup, cells)
     folder = experiment_folder(experiment, setup)

@@ -20,7 +20,7 @@ from ..training.run import train
 SHOWN = 6  # test sentences printed with their translations
 
 
-def run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str = "vaswani") -> int:
+def run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str = "vaswani") -> None:
     """Generate text, train on it, and show what was learned on combinations of words that training never saw.
 
     Args:
@@ -28,9 +28,6 @@ def run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str =
         seed: of corpus and training.
         say: takes each line of the report.
         command: by which the reader calls this program, for the advice at the end.
-
-    Returns:
-        The exit status, 0.
 
     Raises:
         UserError: if the folder holds something else than a demo.
@@ -87,4 +84,3 @@ def run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str =
     say(
         f"     {command} train small --train-source YOUR.en --train-target YOUR.de --output runs/mine   # your own text"
     )
-    return 0

@@ -1,11 +1,9 @@
 """Cells in processes side by side, each with its devices and its share of the cores; cells that several train."""
 
-import contextlib
 import dataclasses
 import json
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -35,91 +33,47 @@ SESSIONS = "sessions.json"  # how many processes took part from which second of 
 
 @dataclass(frozen=True)
 class Job:
-    """A process to start.
+    """A process to start."""
 
-    Args:
-        name: in log messages.
-        command: program and arguments.
-        folder: its standard error is appended to `log.txt` in it.
-    """
-
-    name: str
+    name: str  # in log messages
     command: Sequence[str]
-    folder: Path
+    folder: Path  # standard error is appended to `log.txt` in it
 
 
 def device_environments(devices: Sequence[str], jobs: int, processes: int = 1) -> list[dict[str, str]]:
     """For each job that runs at a time: the environment variables that deal out devices and cores.
 
-    Jobs take the devices in turn, as many at a time as they have processes. On CPUs they share the cores, unless
-    `OMP_NUM_THREADS` is set already.
-
-    Args:
-        devices: `"cpu"` or `"cuda:N"`, N counting the GPUs that this process sees; empty for all that there are.
-        jobs: that run at a time, 1 or more.
-        processes: of each job, 1 or more.
+    Jobs take the devices, `"cpu"` or `"cuda:N"` of those that this process sees, in turn, as many at a time as they
+    have processes; none are all that there are. On CPUs they share the cores, unless `OMP_NUM_THREADS` is set already.
 
     Raises:
-        UserError: for a device that is unknown or missing, and devices that jobs of so many processes cannot share.
+        UserError: for a device that is missing, and devices that jobs of so many processes cannot share.
     """
-    groups = _device_groups(devices, processes)
-    environments = []
-    for place in range(jobs):
-        environment = {}
-        if groups:
-            environment["CUDA_VISIBLE_DEVICES"] = groups[place % len(groups)]
-        if "OMP_NUM_THREADS" not in os.environ:
-            environment["OMP_NUM_THREADS"] = str(max(1, number_of_cores() // jobs))
-        environments.append(environment)
-    return environments
-
-
-def gpu_numbers(devices: Sequence[str]) -> list[int | None]:
-    """The number of each GPU in the names of devices, None for CPUs.
-
-    Raises:
-        UserError: for another name.
-    """
-    matches = [re.fullmatch(r"cpu|cuda:(\d{1,4})", device) for device in devices]
-    for device, match in zip(devices, matches, strict=True):
-        if match is None:
-            raise UserError(f"--devices {device!r} is not known: give cpu, or cuda:0, cuda:1, ...")
-    return [None if match[1] is None else int(match[1]) for match in matches]
-
-
-def _device_groups(devices: Sequence[str], processes: int) -> list[str]:
-    """`CUDA_VISIBLE_DEVICES` of each job that the devices have room for, empty for CPUs."""
     available = torch.cuda.device_count()
     if not devices and processes > 1:  # or the processes of all jobs would take the first GPUs
         devices = [f"cuda:{number}" for number in range(available)]
     visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(available)))).split(",")
-    names = []
-    for number in gpu_numbers(devices):
-        if number is not None and number >= available:
-            raise UserError(f"--devices cuda:{number} is not there: this machine has {available} GPU(s)")
-        names.append("" if number is None else visible[number])
-    if processes == 1 or not any(names):
-        return names
-    rule = f"--processes is {processes}: each takes a GPU of its own"
-    if "" in names or len(set(names)) < len(names):
-        raise UserError(f"{rule}, name different ones in --devices")
-    if len(names) % processes:
-        raise UserError(f"{rule}, give a multiple of {processes} in --devices and not {len(names)}")
-    return [",".join(names[place : place + processes]) for place in range(0, len(names), processes)]
+    numbers = [int(device.removeprefix("cuda:")) for device in devices if device != "cpu"]
+    if numbers and max(numbers) >= available:
+        raise UserError(f"--devices cuda:{max(numbers)} is not there: this machine has {available} GPU(s)")
+    groups = ["" if device == "cpu" else visible[int(device.removeprefix("cuda:"))] for device in devices]
+    if processes > 1 and numbers:
+        rule = f"--processes is {processes}: each takes a GPU of its own"
+        if len(set(numbers)) < len(devices):
+            raise UserError(f"{rule}, name different ones in --devices")
+        if len(devices) % processes:
+            raise UserError(f"{rule}, give a multiple of {processes} in --devices and not {len(devices)}")
+        groups = [",".join(groups[place : place + processes]) for place in range(0, len(groups), processes)]
+    dealt = [{"CUDA_VISIBLE_DEVICES": group} for group in groups] or [{}]
+    cores = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, number_of_cores() // jobs))}
+    return [dealt[place % len(dealt)] | cores for place in range(jobs)]
 
 
 def run_side_by_side(jobs: Sequence[Job], environments: Sequence[dict[str, str]]) -> list[Job]:
-    """Run jobs, a few at a time; SIGINT and SIGTERM are passed on, and the jobs have time to end.
+    """Run jobs in their order, as many at a time as there are environments, which replace variables of this process.
 
-    Args:
-        jobs: in the order in which they start; one that fails stops no other.
-        environments: one for each job that runs at a time: variables that replace those of this process.
-
-    Returns:
-        the jobs that failed.
-
-    Raises:
-        KeyboardInterrupt: after a signal, once all jobs that were running have ended.
+    Returns those that failed; one that fails stops no other. SIGINT and SIGTERM are passed on to the running jobs, and
+    `KeyboardInterrupt` is raised once all have ended.
     """
     waiting, failed, signals = list(jobs), [], []
     running: dict[int, tuple[Job, subprocess.Popen]] = {}  # by the place of the environment
@@ -184,19 +138,10 @@ def last_error(path: Path) -> str:
     return next(reversed(errors or [line for line in lines if line.strip()]), f"see {path}")
 
 
-def own_command(words: Sequence[str]) -> list[str]:
-    """The command that starts this program with other arguments."""
-    return [sys.executable, "-m", "vaswani_transformer", *words]
-
-
 def train_in_processes(recipe: Recipe, processes: int) -> None:
-    """Train a recipe, or resume it, as `torchrun -m vaswani_transformer train` does; the model is then written.
+    """Train a recipe, or resume it, as `torchrun -m vaswani_transformer train` does; the log goes to its folder.
 
-    The log of the processes goes to `log.txt` in the recipe's output folder.
-
-    Args:
-        recipe: all settings.
-        processes: each takes the GPU of its number, or its share of the cores.
+    Each process takes the GPU of its number, or its share of the cores.
 
     Raises:
         UserError: if a process failed, with the last error of the log.
@@ -206,9 +151,8 @@ def train_in_processes(recipe: Recipe, processes: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "recipe.yaml"
         path.write_text(yaml.safe_dump(dataclasses.asdict(recipe), allow_unicode=True), encoding="utf-8")
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-        launcher += [f"--nproc-per-node={processes}"]
-        command = [*launcher, "-m", "vaswani_transformer", "train", str(path), "--quiet"]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+        command += [f"--nproc-per-node={processes}", "-m", "vaswani_transformer", "train", str(path), "--quiet"]
         environment = {
             "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // processes)),
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120",  # seconds for a last checkpoint, in place of 30
@@ -219,17 +163,11 @@ def train_in_processes(recipe: Recipe, processes: int) -> None:
 
 
 def record_session(folder: Path, processes: int) -> None:
-    """Record how many processes a training has from here on, for `device_seconds`.
-
-    Args:
-        folder: of the training, which is about to start or to be resumed.
-        processes: number from now on.
-    """
-    checkpoint = last_complete_checkpoint(folder / CHECKPOINTS)
-    seconds = 0.0
-    if checkpoint is not None and (folder / TRAINING_LOG).is_file():
-        entries = read_training_log(folder / TRAINING_LOG)
-        seconds = max((entry["seconds"] for entry in entries if entry["step"] <= step_of(checkpoint)), default=0.0)
+    """Record how many processes a training has from here on, as it is about to start or to be resumed."""
+    checkpoint, log = last_complete_checkpoint(folder / CHECKPOINTS), folder / TRAINING_LOG
+    step = 0 if checkpoint is None else step_of(checkpoint)
+    entries = read_training_log(log) if step and log.is_file() else []
+    seconds = max((entry["seconds"] for entry in entries if entry["step"] <= step), default=0.0)
     # What an earlier session trained after its last checkpoint is lost.
     sessions = [session for session in read_sessions(folder) if session[0] < seconds]
     if processes > 1 or sessions:
@@ -237,20 +175,13 @@ def record_session(folder: Path, processes: int) -> None:
 
 
 def read_sessions(folder: Path) -> list[tuple[float, int]]:
-    """`(seconds of training so far, processes from then on)` of each recorded session, the earliest first."""
-    with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
-        sessions = json.loads((folder / SESSIONS).read_text(encoding="utf-8"))
-        return [(float(seconds), int(processes)) for seconds, processes in sessions]
-    return []
+    """`(seconds of training so far, processes from then on)` of each session; none where it was always one process."""
+    path = folder / SESSIONS
+    return list(map(tuple, json.loads(path.read_text(encoding="utf-8")))) if path.is_file() else []
 
 
 def device_seconds(seconds: float, sessions: Sequence[tuple[float, int]]) -> float:
-    """Seconds of training times the processes that took part in them.
-
-    Args:
-        seconds: of the whole training.
-        sessions: of `read_sessions`; before the first it was one process.
-    """
+    """Seconds of the whole training, each times the processes that took part; before the first session it was one."""
     counts = [1, *(processes for _, processes in sessions)]
     bounds = [0.0, *(start for start, _ in sessions), seconds]
     return sum(max(0.0, end - start) * count for start, end, count in zip(bounds, bounds[1:], counts, strict=False))

@@ -21,34 +21,20 @@ ENOUGH, PLENTY = 0.5, 2.0  # seconds: short rounds are repeated until the first,
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Time and memory of one layer for one sequence.
+    """Time and memory of one layer for one sequence, forward alone and with the backward pass."""
 
-    Args:
-        length: n, positions.
-        width: d.
-        forward_seconds: forward alone, the shortest of some rounds, since other programs only ever slow it down.
-        training_seconds: forward and backward.
-        forward_bytes: peak memory beyond weights and input, forward alone.
-        training_bytes: forward and backward, gradients included.
-    """
-
-    length: int
-    width: int
-    forward_seconds: float
+    length: int  # n, positions
+    width: int  # d
+    forward_seconds: float  # the shortest of some rounds, since other programs only ever slow it down
     training_seconds: float
-    forward_bytes: int
-    training_bytes: int
+    forward_bytes: int  # the peak beyond weights and input
+    training_bytes: int  # gradients included
 
 
 def measure_layer(layer: nn.Module, length: int, width: int, device: torch.device, rounds: int = ROUNDS) -> LayerCost:
-    """Time and memory of a layer on one sequence of random numbers, in float32.
+    """Time and memory of a layer on one sequence of random numbers `(1, length, width)`, in float32.
 
-    Args:
-        layer: maps `(1, length, width)` to the same shape.
-        length: n.
-        width: d.
-        device: to run on.
-        rounds: number of rounds; more until they take half a second, as few as two if they take two seconds.
+    There are more rounds until they take half a second, and as few as two if they take two seconds.
     """
     layer = layer.to(device)
     states = torch.randn(1, length, width, device=device, requires_grad=True)
@@ -96,7 +82,7 @@ def _most_bytes(run, device: torch.device) -> int:
         run()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with _quiet_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with _without_standard_error(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run()
     events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
@@ -104,8 +90,8 @@ def _most_bytes(run, device: torch.device) -> int:
 
 
 @contextlib.contextmanager
-def _quiet_profiler() -> Iterator[None]:
-    """Drop what the profiler's library writes to standard error."""
+def _without_standard_error() -> Iterator[None]:
+    """Drop what libraries write to the descriptor of standard error, as the profiler's does."""
     sys.stderr.flush()
     standard_error, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -118,31 +104,20 @@ def _quiet_profiler() -> Iterator[None]:
 
 
 def fitted_exponent(sizes: Sequence[float], values: Sequence[float], points: int = 3) -> float:
-    """The exponent a of values ~ size^a: least squares of logarithms over the largest sizes.
+    """The exponent a of values ~ size^a: least squares of logarithms over the largest sizes, two at least.
 
-    Args:
-        sizes: lengths or widths, above 0.
-        values: times or bytes, above 0.
-        points: number of the largest sizes that count; at small ones constant costs dominate.
-
-    Raises:
-        ValueError: for fewer than two sizes.
+    At small sizes constant costs dominate. Sizes and values are above 0.
     """
     order = np.argsort(sizes)[-points:]
-    if len(order) < 2:
-        raise ValueError(f"{len(order)} size(s): an exponent needs two or more")
     x, y = (np.log(np.asarray(column, np.float64)[order]) for column in (sizes, values))
     return float(np.polyfit(x, y, 1)[0])
 
 
 class Attention(nn.Module):
-    """Self-attention (Equation 1) with one head, as Table 1 counts it: without projections by default.
+    """Self-attention (Equation 1) with one head, as Table 1 counts it: without the four projections by default.
 
-    Args:
-        width: d.
-        projections: include the four matrices of multi-head attention.
-        neighbourhood: r, the positions around each that it is restricted to, by the model's `restricted_attention`.
-        fused: use torch's `scaled_dot_product_attention`, which need not keep the n x n weights.
+    `neighbourhood` is r: attention is the model's `restricted_attention`. `fused` takes torch's
+    `scaled_dot_product_attention`, which need not keep the n x n weights.
     """
 
     def __init__(self, width: int, projections: bool = False, neighbourhood: int | None = None, fused: bool = False):
@@ -158,8 +133,7 @@ class Attention(nn.Module):
         if self.neighbourhood is not None:
             padding_mask = torch.ones(states.shape[:2], device=states.device)
             mask = block_mask(padding_mask, self.neighbourhood, is_causal=False)
-            found = restricted_attention(query, key, value, mask, scaling)
-            return out(found.squeeze(2))
+            return out(restricted_attention(query, key, value, mask, scaling).squeeze(2))
         if self.fused:
             return out(nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling).squeeze(1))
         return out((((query @ key.transpose(-1, -2)) * scaling).softmax(-1) @ value).squeeze(1))
@@ -178,13 +152,9 @@ class Recurrence(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A centred convolution over positions that keeps width and length.
+    """A centred convolution over positions that keeps width and length; the kernel, the paper's k, is odd.
 
-    Args:
-        width: channels.
-        kernel: the paper's k, odd.
-        dilation: distance between the kernel's positions.
-        separable: one kernel for each channel, then a matrix product, as in the last paragraph of Section 4.
+    `separable`: one kernel for each channel, then a matrix product, as in the last paragraph of Section 4.
     """
 
     def __init__(self, width: int, kernel: int, dilation: int = 1, separable: bool = False):
@@ -201,28 +171,18 @@ class Convolution(nn.Module):
 
 @dataclass(frozen=True)
 class LayerKind:
-    """A row of Table 1, or a variant of one.
-
-    Args:
-        label: of the row.
-        row: the row of the paper's table that it belongs to.
-        complexity: operations a layer, the paper's O(...).
-        sequential: operations that must follow each other, the paper's O(...).
-        path: longest path between two positions, the paper's O(...).
-        operations: pairs of multiplication and addition in its matrix products, from n, d, k and r: `complexity` with
-            its constants.
-        make: makes a layer from d, k and r.
-        layers_needed: exact number of layers until every position has reached every other, from n, k and r; of a
-            recurrent layer, which reaches later positions only, applications of its cell.
-    """
+    """A row of Table 1, or a variant of one."""
 
     label: str
-    row: str
-    complexity: str
-    sequential: str
-    path: str
+    row: str  # of the paper's table that it belongs to
+    complexity: str  # operations a layer, the paper's O(...)
+    sequential: str  # operations that must follow each other, the paper's O(...)
+    path: str  # longest path between two positions, the paper's O(...)
+    # From n, d, k and r: multiplications with an addition in its matrix products, `complexity` with its constants.
     operations: Callable[[int, int, int, int], int]
-    make: Callable[[int, int, int], nn.Module]
+    make: Callable[[int, int, int], nn.Module]  # from d, k and r
+    # From n, k and r: layers until every position has reached every other; of a recurrent layer, which reaches later
+    # positions only, applications of its cell.
     layers_needed: Callable[[int, int, int], int]
 
 
@@ -292,14 +252,7 @@ def path_length(name: str, length: int, kernel: int, neighbourhood: int, width: 
 
     For a recurrent layer it counts applications of the cell, and only later outputs have to change. The n positions are
     the middle of a longer sequence, so that dilated convolutions may reach beyond their ends. Weights are random, in
-    float64.
-
-    Args:
-        name: of `KINDS`.
-        length: n.
-        kernel: k.
-        neighbourhood: r.
-        width: d, which does not matter.
+    float64; the width does not matter.
     """
     generator = torch.Generator().manual_seed(0)
     recurrent = name in ("lstm", "gru")

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import UserError
 from .base import Cell, Estimate, Experiment, Setup, describe_runs, markdown_table, write_recipe
-from .layer_types import KINDS, LayerCost, LayerKind, fitted_exponent, measure_layer, path_length
+from .layer_types import KINDS, LayerCost, fitted_exponent, measure_layer, path_length
 
 # Sizes measured: lengths at width `width`, widths at length `length`.
 SCALES = {
@@ -30,11 +30,7 @@ PATH_KERNEL, PATH_NEIGHBOURHOOD = 3, 8
 
 
 def table1_settings(setup: Setup) -> dict[str, Any]:
-    """The sizes to measure, with the changes of the call: whole numbers, several separated by commas.
-
-    Raises:
-        UserError: for an unknown setting, or a value that is not of its kind.
-    """
+    """The sizes to measure, with the changes of the call: whole numbers, several separated by commas."""
     settings = dict(SCALES[setup.scale])
     for name, text in setup.changes.items():
         if name not in settings:
@@ -64,17 +60,11 @@ class Table1(Experiment):
 
     def cells(self, setup: Setup) -> list[Cell]:
         """One for each of `KINDS`."""
-        settings = table1_settings(setup)
-        return [
-            Cell(
-                name,
-                kind.label,
-                settings | {"layer": name},
-                {"complexity": kind.complexity, "sequential": kind.sequential, "path": kind.path},
-                kind.row,
-            )
-            for name, kind in KINDS.items()
-        ]
+        cells = []
+        for name, kind in KINDS.items():
+            paper = {"complexity": kind.complexity, "sequential": kind.sequential, "path": kind.path}
+            cells.append(Cell(name, kind.label, table1_settings(setup) | {"layer": name}, paper, kind.row))
+        return cells
 
     def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
         """Ten seconds at laptop scale, unknown at paper scale; nothing is trained."""
@@ -109,7 +99,8 @@ class Table1(Experiment):
     def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
         """The formulas with the measured path, then exponents and costs at the largest size."""
         settings = table1_settings(setup)
-        positions = settings["path_positions"]
+        positions, lengths, widths = settings["path_positions"], settings["lengths"], settings["widths"]
+        kernel, neighbourhood = settings["kernel"], settings["neighbourhood"]
         formulas, measured = [], []
         for cell in cells:
             kind, figures = KINDS[cell.name], results.get(cell.name, {}).get("figures")
@@ -117,8 +108,18 @@ class Table1(Experiment):
             path = str(figures["path_length"]) if figures else ""
             formulas.append([kind.label, kind.complexity, kind.sequential, kind.path, str(exact), path])
             if figures:
-                measured.append([kind.label, *_exponents(_formula(kind, settings), figures), *_largest(figures)])
-        at = f"n = {settings['lengths'][-1]:,}"
+                fitted, largest = figures["exponents"], figures["over_lengths"][-1]
+                over_n = [kind.operations(n, settings["width"], kernel, neighbourhood) for n in lengths]
+                over_d = [kind.operations(settings["length"], d, kernel, neighbourhood) for d in widths]
+                exponents = (
+                    fitted["n_training_seconds"], fitted_exponent(lengths, over_n),
+                    fitted["d_training_seconds"], fitted_exponent(widths, over_d),
+                    fitted["n_training_bytes"], fitted["d_training_bytes"],
+                )  # fmt: skip
+                costs = [1e3 * largest[f"{what}_seconds"] for what in ("forward", "training")]
+                costs += [largest[f"{what}_bytes"] / 1e6 for what in ("forward", "training")]
+                measured.append([kind.label, *(f"{a:.2f}" for a in exponents), *(f"{cost:.1f}" for cost in costs)])
+        at = f"n = {lengths[-1]:,}"
         titles = ["one layer", "time ~ n^", "formula", "time ~ d^", "formula", "memory ~ n^", "memory ~ d^",
                   f"forward, {at} (ms)", "and backward (ms)", "memory, forward (MB)", "and backward (MB)"]  # fmt: skip
         return "\n".join([
@@ -126,12 +127,7 @@ class Table1(Experiment):
             markdown_table(
                 ["layer type", "complexity a layer", "sequential operations", "maximum path length",
                  f"at n = {positions}, k = {PATH_KERNEL}, r = {PATH_NEIGHBOURHOOD}", "by gradients"], formulas),
-            "",
-            markdown_table(titles, measured),
-            "",
-            self._notes(settings),
-            describe_runs(results),
-            "",
+            "", markdown_table(titles, measured), "", self._notes(settings), describe_runs(results), "",
         ])  # fmt: skip
 
     def _notes(self, settings: dict) -> str:
@@ -177,27 +173,3 @@ class Table1(Experiment):
                     bbox_to_anchor=(1, 1),
                 )  # fmt: skip
         figure.suptitle("Table 1 measured: one layer, one sequence")
-
-
-def _formula(kind: LayerKind, settings: dict) -> tuple[float, float]:
-    """The exponents of n and d that a layer's operations have over the sizes that are measured."""
-
-    def operations(length: int, width: int) -> int:
-        return kind.operations(length, width, settings["kernel"], settings["neighbourhood"])
-
-    over_lengths = [operations(length, settings["width"]) for length in settings["lengths"]]
-    over_widths = [operations(settings["length"], width) for width in settings["widths"]]
-    return fitted_exponent(settings["lengths"], over_lengths), fitted_exponent(settings["widths"], over_widths)
-
-
-def _exponents(formula: tuple[float, float], figures: dict) -> list[str]:
-    of = figures["exponents"]
-    numbers = (of["n_training_seconds"], formula[0], of["d_training_seconds"], formula[1], of["n_training_bytes"],
-               of["d_training_bytes"])  # fmt: skip
-    return [f"{number:.2f}" for number in numbers]
-
-
-def _largest(figures: dict) -> list[str]:
-    cost = figures["over_lengths"][-1]
-    return [f"{1e3 * cost['forward_seconds']:.1f}", f"{1e3 * cost['training_seconds']:.1f}",
-            f"{cost['forward_bytes'] / 1e6:.1f}", f"{cost['training_bytes'] / 1e6:.1f}"]  # fmt: skip

@@ -33,15 +33,10 @@ WHY = (
 
 
 def row_training(language: str, size: str, scale: str) -> Training:
-    """The training behind one figure of the table.
+    """The training behind one figure of the table: a language, `"de"` or `"fr"`, and a size, `"base"` or `"big"`.
 
     Paper scale: a shipped recipe, scored on newstest2014 (3,003 sentences). Laptop scale: the same on Multi30k with the
     model `scaled_down`, smaller batches and fewer steps, scored on test_2016_flickr.
-
-    Args:
-        language: `"de"` or `"fr"`.
-        size: `"base"` or `"big"`.
-        scale: one of `SCALES`.
     """
     recipe = f"wmt14-en-{language}-{size}"
     if scale == "paper":
@@ -93,9 +88,11 @@ class Table2(TranslationExperiment):
             notes.append(f"sacreBLEU: `{signature}`.")
         peaks = sorted({f"{result['figures']['sustained_tflops']:.2f}" for result in results.values()})
         if peaks:
+            # Of a training that was resumed with another number of devices the last.
+            counts = sorted({result["figures"].get("devices", 1) for result in results.values()})
             notes.append(
                 f"Cost by the paper's method (footnote 5): seconds of training times devices"
-                f" ({_device_counts(results)}) times the sustained TFLOPS of one, measured here:"
+                f" ({', '.join(map(str, counts))}) times the sustained TFLOPS of one, measured here:"
                 f" {', '.join(peaks)}. Counted: the model's matrix products, forward and backward, without padding."
             )
         theirs = [
@@ -154,8 +151,3 @@ def _draw_paper(axis, language: str) -> None:
             axis.scatter(flops, bleu, color="tab:orange" if ours else "tab:gray")
             *place, side = _LABELS.get(row.model, (6, 4, "left"))
             axis.annotate(row.model, (flops, bleu), place, textcoords="offset points", fontsize=7, ha=side)
-
-
-def _device_counts(results: dict[str, dict]) -> str:
-    """Numbers of devices of the trainings, of one that was resumed with another number the last."""
-    return ", ".join(map(str, sorted({result["figures"].get("devices", 1) for result in results.values()})))

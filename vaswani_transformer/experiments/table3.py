@@ -5,16 +5,7 @@ from collections.abc import Sequence
 from ..recipes.recipe import Recipe
 from .base import Cell, Setup, as_text, describe_runs, markdown_table
 from .paper_tables import TABLE3, VariationRow
-from .translation import (
-    LAPTOP,
-    WARMUP,
-    Training,
-    TranslationExperiment,
-    draw_against,
-    scaled_down,
-    spread,
-    with_target,
-)
+from .translation import LAPTOP, WARMUP, Training, TranslationExperiment, draw_against, scaled_down, spread, with_target
 
 SEEDS = 3  # of the base model: their range shows which differences may be chance
 # Rows whose difference lies in training and not in the model.
@@ -26,15 +17,10 @@ BIG_STEPS = 3  # times those of the others, in the paper and here
 
 
 def row_training(row: VariationRow, scale: str, seed: int = 0) -> Training:
-    """The training of one row.
+    """The training of one row of `TABLE3`.
 
     Paper scale: the recipe of the base or the big model with the row's sizes. Laptop scale: the same on Multi30k with
     the row's sizes `scaled_down`, smaller batches and fewer steps; the big model has three times those steps, as there.
-
-    Args:
-        row: of `TABLE3`.
-        scale: one of `SCALES`.
-        seed: of weights, dropout and shuffling.
     """
     big = row.preset == "big"
     recipe = "wmt14-en-de-big" if big else "wmt14-en-de-base"
@@ -48,6 +34,10 @@ def row_training(row: VariationRow, scale: str, seed: int = 0) -> Training:
     warmup = WARMUP["big" if big else "base"]
     settings = with_target("de") | SMALL | changes | {"max_steps": steps, "warmup_steps": warmup}
     return Training(recipe, settings, test_source="val.en.gz", test_target="val.de.gz", tokenized_bleu=True)
+
+
+def _row_label(cell: Cell) -> str:
+    return f"({cell.group}) {cell.label}" if len(cell.group) == 1 else cell.label
 
 
 class Table3(TranslationExperiment):
@@ -72,18 +62,15 @@ class Table3(TranslationExperiment):
     def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
         """Perplexity, BLEU and parameters of each row, ours and the paper's, and how far each is from the base."""
         bases = [results[cell.name]["figures"] for cell in cells if cell.group == "base" and cell.name in results]
-        bleu, perplexity = (
-            spread([base[key] for base in bases])[0] if bases else None for key in ("paper_bleu", "perplexity")
-        )
         rows = []
         for cell in cells:
             ours = results.get(cell.name, {}).get("figures", {})
             differences = [
-                "" if not ours or base is None else f"{ours[key] - base:+.2f}"
-                for key, base in (("perplexity", perplexity), ("paper_bleu", bleu))
+                f"{ours[key] - spread([base[key] for base in bases])[0]:+.2f}" if ours and bases else ""
+                for key in ("perplexity", "paper_bleu")
             ]
             rows.append([
-                f"({cell.group}) {cell.label}" if len(cell.group) == 1 else cell.label,
+                _row_label(cell),
                 as_text(ours.get("perplexity")), differences[0], as_text(ours.get("bleu")),
                 as_text(ours.get("paper_bleu")), differences[1],
                 as_text(ours["parameters"] / 1e6) if ours else "", as_text(ours.get("minutes"), ".1f"),
@@ -94,12 +81,8 @@ class Table3(TranslationExperiment):
         titles = ["", "PPL", "to base", "sacreBLEU", "BLEU, as the paper", "to base", "params (M)", "minutes",
                   "paper: PPL", "to base", "BLEU", "to base", "params (M)"]  # fmt: skip
         return "\n".join([
-            f"# Table 3, {setup.scale} scale: development set\n",
-            markdown_table(titles, rows),
-            "",
-            self._notes(setup, bases),
-            describe_runs(results),
-            "",
+            f"# Table 3, {setup.scale} scale: development set\n", markdown_table(titles, rows), "",
+            self._notes(setup, bases), describe_runs(results), "",
         ])  # fmt: skip
 
     def _notes(self, setup: Setup, bases: list[dict]) -> str:
@@ -130,7 +113,7 @@ class Table3(TranslationExperiment):
         bases = [results[cell.name]["figures"] for cell in cells if cell.group == "base" and cell.name in results]
         if not bases:
             return
-        labels = [f"({cell.group}) {cell.label}" if len(cell.group) == 1 else cell.label for cell in cells]
+        labels = list(map(_row_label, cells))
         for axis, key, mine, title in (
             (left, "perplexity", "perplexity", "perplexity, % of base"),
             (right, "bleu", "paper_bleu", "tokenised BLEU, to base"),

@@ -23,21 +23,13 @@ PREDICTED = "predicted.trees"
 
 @dataclasses.dataclass(frozen=True)
 class ParsingData:
-    """Recipe and data of a scale; the files lie in the data folder, plain or as `.gz`.
+    """Recipe and data of a scale; the files of trees lie in the data folder, plain or as `.gz`."""
 
-    Args:
-        recipe: name of a shipped recipe.
-        parsers: label and form of the trees' text, by the cell's name.
-        train: file of training trees.
-        dev: file of validation trees.
-        test: file of the trees that the scores are of.
-    """
-
-    recipe: str
-    parsers: dict[str, tuple[str, TextForm]]
+    recipe: str  # name of a shipped recipe
+    parsers: dict[str, tuple[str, TextForm]]  # label and form of the trees' text, by the cell's name
     train: str
     dev: str
-    test: str
+    test: str  # the scores are of it
 
 
 # Sections of the Wall Street Journal as all rows of the table use them; GUM has no test trees here, so its development
@@ -57,11 +49,7 @@ LENGTHS = {"laptop": (4_906, 32.7, (55.7, 87.4)), "paper": (40_000, 28.0, (75.0,
 
 
 def data_files(setup: Setup) -> tuple[Path, Path, Path]:
-    """Files of the training, validation and test trees, plain or `.gz`, whichever are there.
-
-    Raises:
-        UserError: for no folder, and naming all files that are missing.
-    """
+    """Files of the training, validation and test trees, plain or `.gz`, whichever are there."""
     data = SCALES[setup.scale]
     names = [data.train, data.dev, data.test]
     folder = setup.data_dir or Path()
@@ -122,7 +110,7 @@ class Table4(Experiment):
         train_trees, dev, test = map(_trees, data_files(setup))
         if cell.name in BASELINES:
             write_recipe(folder, cell)
-            baselines = Baselines.of(train_trees)
+            baselines = Baselines(train_trees)
             return score_trees(test, [BASELINES[cell.name](baselines, tree.words()) for tree in test])
         if not (folder / WEIGHTS).exists():
             recipe = self._recipe(setup, folder)

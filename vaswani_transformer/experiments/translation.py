@@ -45,15 +45,9 @@ DIVISOR, LAYER_DIVISOR = 4, 2  # of widths and of layers, laptop scale
 
 
 def scaled_down(recipe: Recipe) -> dict[str, Any]:
-    """A model of the paper with d_model, d_ff, d_k and d_v divided by 4, N halved and as many heads.
+    """Fields of a recipe for its preset of the paper with d_model, d_ff, d_k and d_v divided by 4 and N halved.
 
-    All ratios between rows of Table 3 are kept.
-
-    Args:
-        recipe: names a preset of the paper.
-
-    Returns:
-        fields of a recipe.
+    The number of heads, and so all ratios between rows of Table 3, are kept.
     """
     config = model_config(recipe, recipe.vocab_size)
     widths = {name: getattr(config, name) // DIVISOR for name in ("d_model", "d_ff", "d_k", "d_v")}
@@ -69,25 +63,15 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A training of an experiment, and the test set of its model.
+    """A training of an experiment, and the test set of its model."""
 
-    Args:
-        recipe: name of a shipped recipe.
-        changes: fields that replace the recipe's.
-        language: of the targets.
-        test_source: text file of sources, or None for `test_split` of the Hub dataset that the recipe trains on.
-        test_target: its references.
-        test_split: see above.
-        tokenized_bleu: also compute BLEU as the paper did.
-    """
-
-    recipe: str
-    changes: dict[str, Any]
-    language: str = "de"
-    test_source: str | None = None
+    recipe: str  # name of a shipped recipe
+    changes: dict[str, Any]  # fields that replace the recipe's
+    language: str = "de"  # of the targets
+    test_source: str | None = None  # text file, or None for `test_split` of the Hub dataset that the recipe trains on
     test_target: str | None = None
     test_split: str = "validation"
-    tokenized_bleu: bool = False
+    tokenized_bleu: bool = False  # also compute BLEU as the paper did
 
 
 class TranslationExperiment(Experiment):
@@ -100,11 +84,7 @@ class TranslationExperiment(Experiment):
         raise NotImplementedError
 
     def recipe(self, setup: Setup, training: Training, output: Path | None = None) -> Recipe:
-        """A training's recipe, with the changes of the call.
-
-        Raises:
-            UserError: as `load_recipe`.
-        """
+        """A training's recipe, with the changes of the call."""
         values = training.changes | setup.changes
         folders = {"data_dir": str(setup.data_dir) if setup.data_dir else None, "output": str(output or "runs")}
         return load_recipe(training.recipe, values | folders)
@@ -135,7 +115,7 @@ class TranslationExperiment(Experiment):
     def plan(self, setup: Setup, cell: Cell, device: str | None) -> Plan:
         """The training's plan by the pairs and lengths that its recipe expects; no text is read."""
         recipe = self.recipe(setup, self.training(setup, cell))
-        unread = {"train_source": None, "train_target": None, "data_dir": None, "prepared": None}
+        unread = dict.fromkeys(("train_source", "train_target", "data_dir", "prepared"))
         recipe = dataclasses.replace(recipe, **unread, train_data=recipe.train_data or "text")
         return make_plan(recipe, device, setup.processes)
 
@@ -160,7 +140,7 @@ class TranslationExperiment(Experiment):
         devices = sessions[-1][1] if sessions else 1
         peak = _peak_here(_precision(recipe), devices)
         seconds = log[-1]["seconds"]
-        figures |= {
+        return figures | {
             "steps": log[-1]["step"],
             "minutes": round(seconds / 60, 2),
             "flops_counted": self.plan(setup, cell, None).flops * log[-1]["step"] / recipe.max_steps,
@@ -168,15 +148,10 @@ class TranslationExperiment(Experiment):
             "flops_by_time": device_seconds(seconds, sessions) * peak,
             "sustained_tflops": peak / 1e12,
         }
-        return figures
 
 
 def train_cell(setup: Setup, recipe: Recipe) -> None:
-    """Train a recipe, or resume it, in as many processes as the call asks for.
-
-    Raises:
-        UserError, TrainingStopped, KeyboardInterrupt: as `train` and `train_in_processes`.
-    """
+    """Train a recipe, or resume it, in as many processes as the call asks for."""
     record_session(Path(recipe.output), setup.processes)
     if setup.processes > 1:
         train_in_processes(recipe, setup.processes)
@@ -185,11 +160,7 @@ def train_cell(setup: Setup, recipe: Recipe) -> None:
 
 
 def training_log(folder: Path) -> list[dict]:
-    """The training log of a trained cell, from which its steps and minutes are read.
-
-    Raises:
-        UserError: for none, or an empty one.
-    """
+    """The training log of a trained cell, from which its steps and minutes are read."""
     path = folder / TRAINING_LOG
     entries = read_training_log(path) if path.is_file() else []
     if not entries:
@@ -214,15 +185,9 @@ def _peak_here(precision: str, devices: int = 1) -> float:
 
 
 def check_data_dir(setup: Setup, names: Sequence[str | None], forms: str = "") -> None:
-    """Check that the data folder and its files are there.
+    """Raise `UserError` for no data folder, a missing one, or one without these files; a name of None is none.
 
-    Args:
-        setup: options of the call.
-        names: of the files; None for those that are not needed.
-        forms: other forms of the files that are read too, for the message.
-
-    Raises:
-        UserError: for no folder, a missing one, or one without these files.
+    `forms` names other forms of the files that are read too, for the message.
     """
     names = list(dict.fromkeys(filter(None, names)))
     if setup.data_dir is None:
@@ -239,21 +204,12 @@ def check_data_dir(setup: Setup, names: Sequence[str | None], forms: str = "") -
 def data_pairs(
     recipe: Recipe, source: str | None, target: str | None, split: str | None
 ) -> tuple[list[str], list[str]]:
-    """Sources and targets of two files of the data folder, or of a split of the Hub dataset that a recipe trains on.
-
-    Raises:
-        UserError: as `load_pairs`.
-    """
+    """Sources and targets of two files of the data folder, or of a split of the Hub dataset that a recipe trains on."""
     if source is not None:
         pairs = load_pairs(source=data_path(recipe, source), target=data_path(recipe, target))
     else:
-        pairs = load_pairs(
-            data=recipe.train_data,
-            config=recipe.data_config,
-            split=split,
-            source_column=recipe.source_column,
-            target_column=recipe.target_column,
-        )
+        columns = {"source_column": recipe.source_column, "target_column": recipe.target_column}
+        pairs = load_pairs(data=recipe.train_data, config=recipe.data_config, split=split, **columns)
     return list(pairs["source"]), list(pairs["target"])
 
 

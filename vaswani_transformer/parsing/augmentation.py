@@ -33,16 +33,10 @@ def _with_parents(tree: Tree) -> Iterator[tuple[Tree, str]]:
 
 
 class Exchange:
-    """Makes new trees of given ones.
+    """Makes new trees of cleaned ones, with a share of constituents (outside of exchanged ones) and words exchanged.
 
     A constituent is exchanged for one with the same label under the same label, with a number of words of the same
     order (1, 2 to 3, 4 to 7, ...), a word for one with the same tag; frequent ones are drawn more often.
-
-    Args:
-        trees: cleaned trees.
-        seed: the same seed gives the same new trees.
-        constituents: share of constituents that are exchanged, of those outside of exchanged ones.
-        words: the same of words.
     """
 
     def __init__(self, trees: Sequence[Tree], seed: int = 0, constituents: float = CONSTITUENTS, words: float = WORDS):

@@ -15,7 +15,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
 from itertools import accumulate, zip_longest
 
 import datasets
@@ -31,71 +30,49 @@ EQUAL_LABELS = {"PRT": "ADVP"}
 SHORT = 40  # words
 
 
-@dataclass
-class BracketCounts:
-    """Counts of some sentences that the scores are computed from; they are added with `+`."""
+def _as_percentages(counts: Counter) -> dict[str, float]:
+    """The scores of summed counts of `count_brackets`; 0 of nothing is 0."""
 
-    gold: int = 0
-    predicted: int = 0
-    matched: int = 0
-    words: int = 0
-    tags_right: int = 0
-    sentences: int = 0  # with a word that is not punctuation
-    exact: int = 0  # sentences in which all brackets match
+    def percent(part: int, whole: int) -> float:
+        return 100 * part / whole if whole else 0.0
 
-    def __add__(self, other: "BracketCounts") -> "BracketCounts":
-        return BracketCounts(*(here + there for here, there in zip(astuple(self), astuple(other), strict=True)))
-
-    def scores(self) -> dict[str, float]:
-        """Percentages: bracket_precision, bracket_recall, bracket_f1, exact_match, pos_accuracy; 0 of nothing is 0."""
-
-        def percent(part: int, whole: int) -> float:
-            return 100 * part / whole if whole else 0.0
-
-        return {
-            "bracket_precision": percent(self.matched, self.predicted),
-            "bracket_recall": percent(self.matched, self.gold),
-            "bracket_f1": percent(2 * self.matched, self.gold + self.predicted),
-            "exact_match": percent(self.exact, self.sentences),
-            "pos_accuracy": percent(self.tags_right, self.words),
-        }
+    return {
+        "bracket_precision": percent(counts["matched"], counts["predicted"]),
+        "bracket_recall": percent(counts["matched"], counts["gold"]),
+        "bracket_f1": percent(2 * counts["matched"], counts["gold"] + counts["predicted"]),
+        "exact_match": percent(counts["exact"], counts["sentences"]),
+        "pos_accuracy": percent(counts["tags_right"], counts["words"]),
+        "sentences": counts["sentences"],
+    }
 
 
-def brackets(tree: Tree, punctuation: Sequence[bool]) -> Counter:
-    """How often each `(label, start, end)` occurs, counted in words that are not punctuation, `end` excluded.
-
-    Args:
-        tree: over all words.
-        punctuation: for each word whether it is removed.
-    """
+def _brackets(tree: Tree, punctuation: Sequence[bool]) -> Counter:
+    """How often each `(label, start, end)` occurs, counted in words that are not punctuation, `end` excluded."""
     counts: Counter = Counter()
     place = [0, *accumulate(not is_removed for is_removed in punctuation)]  # remaining words before each word
-
-    words = 0  # so far
-    waiting: list[tuple[Tree, int | None, bool]] = [(tree, None, True)]  # with its start once its children are waiting
-    while waiting:  # no recursion: trees may be nested deeper than Python's stack
-        node, start, is_outermost = waiting.pop()
+    words, is_outermost = 0, True  # words so far; whether each constituent so far has the next as its only child
+    opened: list[tuple[int, bool]] = []  # words before each open constituent, and whether it is an outer one
+    for node, is_end in tree.walk():
         if node.word is not None:
             words += 1
-        elif start is None:
-            waiting.append((node, words, is_outermost))
-            is_only = len(node.children) == 1
-            waiting.extend((child, None, is_outermost and is_only) for child in reversed(node.children))
+        elif not is_end:
+            opened.append((words, is_outermost))
+            is_outermost = is_outermost and len(node.children) == 1
         else:
+            start, is_outer = opened.pop()
             label = plain_label(node.label)
-            is_counted = label not in UNCOUNTED and not (is_outermost and label in ROOT_LABELS)
+            is_counted = label not in UNCOUNTED and not (is_outer and label in ROOT_LABELS)
             if is_counted and place[start] < place[words]:
                 counts[EQUAL_LABELS.get(label, label), place[start], place[words]] += 1
     return counts
 
 
-def count_brackets(gold: Tree, predicted: Tree, where: str = "the tree") -> BracketCounts:
-    """Compare one predicted tree with the gold one.
+def count_brackets(gold: Tree, predicted: Tree, where: str = "the tree") -> Counter:
+    """Compare one predicted tree with the gold one, which is cleaned; `where` names the pair in the error message.
 
-    Args:
-        gold: cleaned.
-        predicted: over the same words.
-        where: name of the pair in the error message.
+    Returns:
+        numbers of brackets: `gold`, `predicted`, `matched`; `words` that are not punctuation and their `tags_right`;
+        `sentences`: 1 with such a word, and `exact`: 1 if all its brackets match.
 
     Raises:
         UserError: for trees over different words.
@@ -109,9 +86,9 @@ def count_brackets(gold: Tree, predicted: Tree, where: str = "the tree") -> Brac
             )
     gold_tags = gold.tags()
     punctuation = [tag in PUNCTUATION for tag in gold_tags]
-    gold_brackets, predicted_brackets = brackets(gold, punctuation), brackets(predicted, punctuation)
+    gold_brackets, predicted_brackets = _brackets(gold, punctuation), _brackets(predicted, punctuation)
     tags = [pair for pair in zip(gold_tags, predicted.tags(), strict=True) if pair[0] not in PUNCTUATION]
-    return BracketCounts(
+    return Counter(
         gold=gold_brackets.total(),
         predicted=predicted_brackets.total(),
         matched=(gold_brackets & predicted_brackets).total(),
@@ -131,8 +108,8 @@ def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree], where: str = "s
         where: name of a pair in error messages, before its number.
 
     Returns:
-        the scores of `BracketCounts.scores` and the number of `sentences`; the same with the ending `_40` for sentences
-        of at most 40 words.
+        percentages `bracket_precision`, `bracket_recall`, `bracket_f1`, `exact_match` and `pos_accuracy`, and the
+        number of `sentences`; the same with the ending `_40` for sentences of at most 40 words.
 
     Raises:
         UserError: for trees over different words, different numbers of trees, or none.
@@ -142,18 +119,17 @@ def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree], where: str = "s
         raise UserError(
             f"{len(gold):,} gold trees and {len(predicted):,} predicted ones: give as many of both, above 0"
         )
-    total, short = BracketCounts(), BracketCounts()
+    total, short = Counter(), Counter()
     for number, (gold_tree, tree) in enumerate(zip(gold, predicted, strict=True), 1):
         counts = count_brackets(gold_tree, tree, f"{where} {number:,}")
         total += counts
         if sum(tag != TRACE for tag in gold_tree.tags()) <= SHORT:
             short += counts
-    scores, short_scores = (counts.scores() | {"sentences": counts.sentences} for counts in (total, short))
-    return scores | {f"{name}_40": value for name, value in short_scores.items()}
+    return _as_percentages(total) | {f"{name}_40": value for name, value in _as_percentages(short).items()}
 
 
 class BracketMetric(evaluate.Metric):
-    """Labelled bracketing scores as an `evaluate.Metric` that needs no network; see `score_trees`.
+    """Labelled bracketing scores (`score_trees`) as an `evaluate.Metric` that needs no network.
 
     `BracketMetric().compute(predictions=[...], references=[...])` takes one tree in brackets for each sentence on each
     side; they are cleaned (`trees.clean`) before they are compared.
@@ -189,25 +165,13 @@ def _one_tree(text: str, where: str) -> Tree:
     return tree
 
 
-@dataclass(frozen=True)
 class Baselines:
-    """Two trees that need no parser, with the most frequent labels of some trees and each word's most frequent tag.
+    """Two trees that need no parser, with the most frequent labels of some cleaned trees and each word's tag.
 
-    Args:
-        top: most frequent label directly under `ROOT`.
-        inner: most frequent label of other constituents of several words that end where the sentence ends.
-        tags: most frequent tag of each word.
-        tag: most frequent tag of all.
+    Of equally frequent labels or tags the first in the alphabet is taken.
     """
 
-    top: str
-    inner: str
-    tags: dict[str, str]
-    tag: str
-
-    @classmethod
-    def of(cls, trees: Iterable[Tree]) -> "Baselines":
-        """From cleaned trees; of equally frequent labels or tags the first in the alphabet."""
+    def __init__(self, trees: Iterable[Tree]):
         top, inner, tags, words = Counter(), Counter(), Counter(), {}
         for tree in trees:
             for leaf in tree.leaves():
@@ -220,11 +184,12 @@ class Baselines:
                 node, is_top = node.children[-1], False
 
         def most_frequent(counts: Counter, default: str) -> str:
-            return min(counts, key=lambda name: (-counts[name], name)) if counts else default
+            return min(counts, key=lambda name: (-counts[name], name), default=default)
 
-        top_label = most_frequent(top, "S")
-        word_tags = {word: most_frequent(counts, ANY_TAG) for word, counts in words.items()}
-        return cls(top_label, most_frequent(inner, top_label), word_tags, most_frequent(tags, ANY_TAG))
+        self.top = most_frequent(top, "S")  # directly under `ROOT`
+        self.inner = most_frequent(inner, self.top)  # of other constituents of several words where the sentence ends
+        self.tag = most_frequent(tags, ANY_TAG)
+        self.tags = {word: most_frequent(counts, ANY_TAG) for word, counts in words.items()}
 
     def _leaves(self, words: Sequence[str]) -> list[Tree]:
         return [Tree(self.tags.get(word, self.tag), word=word) for word in words]

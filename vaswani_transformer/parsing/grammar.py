@@ -8,6 +8,7 @@ search may reorder the rows.
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor
 
 from ..errors import UserError
@@ -22,32 +23,23 @@ class BracketGrammar:
     Args:
         ids: id of each token that trees are written with, as from `tree_token_ids`.
         eos_token_id: the token that ends an output.
-
-    Attributes:
-        ids: of brackets, tags and, last, the token that ends an output, `(tokens,)`; `opens`, `closes`, `ends`, `tags`
-            and `labels` are in the same order.
-        labels: number of the label that a token opens or closes; -1 for other tokens.
-        depth_change: by token id, 1 for a token that opens a constituent, -1 for one that closes it, else 0. This and
-            the following tables have one more entry, for all ids above those of the grammar.
-        is_tag: by token id, 1 for tags.
-        is_piece: by token id, 1 for tokens of words.
-        label: by token id, the entry of `labels`.
     """
 
     def __init__(self, ids: Mapping[str, int], eos_token_id: int):
         tokens = sorted(ids, key=ids.__getitem__)
         numbers = {token[1:]: number for number, token in enumerate(filter(is_open, tokens))}
-        brackets = [is_open(token) or is_close(token) for token in tokens]
-        labels = [numbers[token[1:]] if bracket else -1 for token, bracket in zip(tokens, brackets, strict=True)]
+        labels = [numbers[token[1:]] if is_open(token) or is_close(token) else -1 for token in tokens]
+        # In one order, `(tokens,)`: brackets, tags and, last, the token that ends an output.
         self.ids = torch.tensor([*(ids[token] for token in tokens), eos_token_id])
         self.opens = torch.tensor([*map(is_open, tokens), False])
         self.closes = torch.tensor([*map(is_close, tokens), False])
         self.ends = torch.arange(len(self.ids)) == len(tokens)
         self.tags = ~(self.opens | self.closes | self.ends)
-        self.labels = torch.tensor([*labels, -1])
+        self.labels = torch.tensor([*labels, -1])  # number of the label that is opened or closed
+        # By token id, with one more entry for all ids above those of the grammar.
         self.depth_change = self._by_id(0, self.opens.long() - self.closes.long())
         self.is_tag = self._by_id(0, self.tags.long())
-        self.is_piece = self._by_id(1, torch.zeros_like(self.ids))
+        self.is_piece = self._by_id(1, torch.zeros_like(self.ids))  # tokens of words
         self.label = self._by_id(-1, self.labels)
 
     def _by_id(self, other: int, values: torch.Tensor) -> torch.Tensor:
@@ -101,7 +93,7 @@ class BracketProcessor(LogitsProcessor):
                 )
         self.words, self.limits = torch.tensor(list(map(len, words))), torch.tensor(limits)
         #: The tokens of all words of a sentence; for each word the number of tokens up to its end.
-        self.pieces = _padded([[piece for word in sentence for piece in word] for sentence in words], -1)
+        self.pieces = _padded([[piece for word in sentence for piece in word] or [-1] for sentence in words], -1)
         self.ends = _padded([list(map(len, sentence)) for sentence in words], 0).cumsum(dim=1)
 
     def _move_to(self, device: torch.device) -> None:
@@ -111,10 +103,7 @@ class BracketProcessor(LogitsProcessor):
                     setattr(holder, name, value.to(device))
 
     def allowed(self, input_ids: torch.LongTensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tokens that may follow each output.
-
-        Args:
-            input_ids: `(rows, length)`, the decoder's start included; the rows of a sentence are adjacent.
+        """The tokens that may follow each output `(rows, length)`; the rows of a sentence are adjacent.
 
         Returns:
             bool `(rows, tokens)`, for the tokens of `grammar.ids`; and, `(rows,)`, the one token of a word that has to
@@ -172,5 +161,4 @@ class BracketProcessor(LogitsProcessor):
 
 
 def _padded(rows: Sequence[Sequence[int]], filling: int) -> torch.Tensor:
-    longest = max(1, *map(len, rows))
-    return torch.tensor([[*row, *[filling] * (longest - len(row))] for row in rows])
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=filling)

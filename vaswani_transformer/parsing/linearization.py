@@ -10,6 +10,7 @@ has the next word in its input when it decides which constituents to open and to
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from .trees import ROOT, Tree
 
@@ -18,23 +19,13 @@ _TAG_END = ")"  # of tags among words: no word has a round bracket
 
 
 def linearize(tree: Tree, tags: bool = True) -> list[str]:
-    """The tokens of a cleaned tree.
-
-    Args:
-        tree: as `clean` returns it, or without `ROOT`, which `delinearize` then adds.
-        tags: write each word's tag; else `XX`.
-    """
-    tokens: list[str] = []
-    waiting: list[Tree | str] = list(reversed(tree.children)) if tree.label == ROOT and tree.word is None else [tree]
-    while waiting:  # no recursion: trees may be nested deeper than Python's stack
-        part = waiting.pop()
-        if isinstance(part, str):
-            tokens.append(part)
-        elif part.word is not None:
-            tokens.append(part.label if tags else ANY_TAG)
-        else:
-            tokens.append("(" + part.label)
-            waiting += [")" + part.label, *reversed(part.children)]
+    """The tokens of a cleaned tree, with or without `ROOT`; `tags=False` writes `XX` for every tag."""
+    tokens = []
+    for node, is_end in tree.walk():
+        if node.word is not None:
+            tokens.append(node.label if tags else ANY_TAG)
+        elif node is not tree or node.label != ROOT:
+            tokens.append((")" if is_end else "(") + node.label)
     return tokens
 
 
@@ -57,20 +48,12 @@ def with_words(tokens: Iterable[str], words: Sequence[str]) -> list[str]:
     """Tokens of a tree with its words, each right after the tag of the word before it.
 
     `(S (NP PRP )NP (VP VBP )VP . )S` becomes `We (S (NP PRP) agree )NP (VP VBP) . )VP .) )S`. A tag ends with a round
-    bracket, which no word does.
-
-    Args:
-        tokens: what `linearize` returns.
-        words: of the tree, escaped.
+    bracket, which no word, escaped as in trees, does.
     """
-    mixed = list(words[:1])
-    used = 1
+    waiting = iter(words)
+    mixed = list(islice(waiting, 1))
     for token in tokens:
-        if is_open(token) or is_close(token):
-            mixed.append(token)
-        else:
-            mixed += [token + _TAG_END, *words[used : used + 1]]
-            used += 1
+        mixed += [token] if is_open(token) or is_close(token) else [token + _TAG_END, *islice(waiting, 1)]
     return mixed
 
 

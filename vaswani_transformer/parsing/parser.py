@@ -2,9 +2,9 @@
 
 import logging
 import tempfile
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import tee
 from pathlib import Path
 
 from transformers import LogitsProcessor
@@ -14,18 +14,12 @@ from ..decoding.streaming import WINDOW_LINES, Window
 from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
 from ..errors import UserError
 from ..files import write_text
-from ..recipes.recipe import Recipe, check_recipe
-from ..training.run import TrainingResult, check_trainable, train
+from ..recipes.recipe import Recipe
+from ..training.run import check_trainable
 from ..training.run_folder import CHECKPOINTS, check_output
 from .augmentation import Exchange
 from .grammar import BracketGrammar, BracketProcessor, least_tokens
-from .linearization import (
-    delinearize,
-    is_tag_among_words,
-    linearize,
-    with_words,
-    without_words,
-)
+from .linearization import delinearize, is_tag_among_words, linearize, with_words, without_words
 from .pictures import tree_svg, tree_text
 from .tokenizer import sentence_text, split_words, train_parser_tokenizer, tree_token_ids, word_starts
 from .trees import Tree, check_words, clean, escape, read_trees
@@ -37,12 +31,10 @@ TEXT = "text"  # folder of the training text and tokenizer within that of a run
 
 @dataclass(frozen=True)
 class Parse:
-    """The tree of a sentence.
+    """The tree of a sentence, over exactly its words and under one `ROOT`; None for a sentence without words.
 
-    Args:
-        tree: over exactly its words, under one `ROOT`; None for a sentence without words.
-        well_formed: whether the model's output was that tree, and its words where it writes them; otherwise it was
-            repaired (`delinearize`).
+    `well_formed`: whether the model's output was that tree, and its words where it writes them; otherwise it was
+    repaired (`delinearize`).
     """
 
     tree: Tree | None
@@ -50,23 +42,12 @@ class Parse:
 
 
 class TreeTranslator(Translator):
-    """Translates sentences, each a list of words, into the tokens of trees.
-
-    Args:
-        model: the parser, or an ensemble, in evaluation mode.
-        tokenizer: its tokenizer.
-        constrained: allow only tokens that lead to a tree over the words.
-        **options: as of `Translator`.
-
-    Raises:
-        UserError: for a tokenizer of a model that is no parser.
-    """
+    """Translates sentences, each a list of words, into the tokens of trees; arguments as of `Parser`."""
 
     def __init__(self, model, tokenizer, *, constrained: bool = True, **options):
         super().__init__(model, tokenizer, **options)
         ids = tree_token_ids(tokenizer)
-        #: Whether words are part of the trees that the model writes.
-        self.has_words = any(map(is_tag_among_words, ids))
+        self.has_words = any(map(is_tag_among_words, ids))  # in the trees that the model writes
         self._grammar = BracketGrammar(ids, tokenizer.eos_token_id) if constrained else None
         self._word_starts = word_starts(tokenizer)
 
@@ -132,7 +113,7 @@ class Parser:
         self.translator = TreeTranslator(model, tokenizer, constrained=constrained, **options)
 
     def parse(self, sentences: Iterable[Sequence[str]], window: int = WINDOW_LINES, progress=None) -> Iterator[Parse]:
-        """The parses of sentences, in their order, a window at a time.
+        """The parses of sentences, in their order.
 
         Args:
             sentences: lists of words, with brackets escaped (`-LRB-`) or not; an empty list has no tree.
@@ -143,23 +124,13 @@ class Parser:
             UserError: as `Translator.hypotheses` and `check_words`, and for a sentence whose smallest tree is longer
                 than an output may be; with the number of the sentence, after the parses of those before it.
         """
-        waiting: deque[Sequence[str]] = deque()
-
-        def lines() -> Iterator[Sequence[str]]:
-            for words in checked(sentences):
-                waiting.append(words)
-                yield words
-
-        for hypotheses in self.translator.hypotheses(lines(), window, progress):
-            yield self.translator.read(waiting.popleft(), hypotheses[0])
+        lines, again = tee(checked(sentences))
+        for hypotheses in self.translator.hypotheses(lines, window, progress):
+            yield self.translator.read(next(again), hypotheses[0])
 
 
 def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
-    """Sentences one by one, each checked by `check_words`.
-
-    Raises:
-        UserError: as `check_words`, with the number of the sentence.
-    """
+    """Sentences one by one, each checked by `check_words`, whose error names its number."""
     for number, words in enumerate(sentences, 1):
         check_words(words, f"line {number}")
         yield words
@@ -175,7 +146,7 @@ def load_trees(path: str | Path, skip_bad: bool = False, **options) -> list[Tree
     """The cleaned trees of a file, without those that have no words.
 
     Args:
-        path: brackets, plain or `.gz`; see `read_trees`.
+        path: brackets, plain or `.gz`.
         skip_bad: leave bad trees out, and log their number, instead of raising an error.
         **options: of `read_trees`.
 
@@ -196,17 +167,12 @@ def load_trees(path: str | Path, skip_bad: bool = False, **options) -> list[Tree
 
 @dataclass(frozen=True)
 class TextForm:
-    """How trees become text for training.
+    """How trees become text for training."""
 
-    Args:
-        tags: write part-of-speech tags; otherwise every tag is `XX`.
-        words: write the words into the tree, too (`with_words`).
-        augment: train so many times on each tree and so many times on versions of it with parts exchanged, and on a
-            quarter of their short constituents by themselves (`Exchange`, seeded by the recipe); 0: once on each tree.
-    """
-
-    tags: bool = True
-    words: bool = False
+    tags: bool = True  # write part-of-speech tags; otherwise every tag is `XX`
+    words: bool = False  # write the words into the tree, too (`with_words`)
+    # Train so many times on each tree and so many times on versions of it with parts exchanged, and on a quarter of
+    # their short constituents by themselves (`Exchange`, seeded by the recipe); 0: once on each tree.
     augment: int = 0
 
     def tokens(self, tree: Tree) -> list[str]:
@@ -223,26 +189,15 @@ class TextForm:
 TAGGED = TextForm()
 
 
-def training_text(trees: Sequence[Tree], part: str, form: TextForm) -> dict[str, str]:
-    """Trees as line-aligned text: the contents of `PART.words` and `PART.brackets`, by file name.
-
-    Args:
-        trees: cleaned trees.
-        part: beginning of the file names.
-        form: of the lines.
-    """
-    sides = {
-        "words": [sentence_text(tree.words()) for tree in trees],
-        "brackets": [" ".join(form.tokens(tree)) for tree in trees],
+def _training_text(trees: Sequence[Tree], part: str, form: TextForm) -> dict[str, str]:
+    """Cleaned trees as line-aligned text: the contents of `PART.words` and `PART.brackets`, by file name."""
+    return {
+        f"{part}.words": "".join(sentence_text(tree.words()) + "\n" for tree in trees),
+        f"{part}.brackets": "".join(" ".join(form.tokens(tree)) + "\n" for tree in trees),
     }
-    return {f"{part}.{side}": "".join(line + "\n" for line in lines) for side, lines in sides.items()}
 
 
-def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_bytes() == text.encode("utf-8")
-
-
-# Fields of a recipe that `train_parser` sets from the trees.
+# Fields of a recipe that are set from the trees.
 OWN_FIELDS = ("train_source", "train_target", "validation_source", "validation_target", "data_dir", "tokenizer")
 OTHER_DATA = ("train_data", "validation_data", "validation_split", "prepared")
 
@@ -253,13 +208,7 @@ def parsing_recipe(
     """A recipe for training on these trees; their text and a tokenizer are written to `text/` in its output folder.
 
     An error leaves the folder unchanged. Files that hold their text already are not written again, since another
-    process of the same training may be reading them.
-
-    Args:
-        recipe: settings of model and training; `vocab_size` includes brackets and tags.
-        train_trees: cleaned trees.
-        dev_trees: cleaned trees for validation.
-        form: how trees become text.
+    process of the same training may be reading them. Trees are cleaned; `vocab_size` includes brackets and tags.
 
     Raises:
         UserError: for a recipe that names other data, an `augment` below 0, an interrupted training on other trees, and
@@ -274,7 +223,7 @@ def parsing_recipe(
     exchange = Exchange(train_trees, recipe.seed) if form.augment else None
     versions = [tree for _ in range(form.augment) for tree in (*train_trees, *exchange.version())] or train_trees
     versions = [*versions, *exchange.parts(versions)] if exchange else versions
-    files = training_text(versions, "train", form) | training_text(dev_trees, "dev", form)
+    files = _training_text(versions, "train", form) | _training_text(dev_trees, "dev", form)
     paths = [*(folder / name for name in files), None, folder / "tokenizer"]
     recipe = replace(recipe, **{name: path and str(path) for name, path in zip(OWN_FIELDS, paths, strict=True)})
     sentences = (sentence_text(tree.words()) for tree in train_trees)
@@ -283,7 +232,11 @@ def parsing_recipe(
         tokenizer.save_pretrained(name)
         files |= {f"tokenizer/{file.name}": file.read_text(encoding="utf-8") for file in sorted(Path(name).iterdir())}
     resumed = check_output(recipe) is not None
-    changed = {folder / name: text for name, text in files.items() if not _holds(folder / name, text)}
+    changed = {
+        path: text
+        for path, text in ((folder / name, text) for name, text in files.items())
+        if not path.is_file() or path.read_bytes() != text.encode("utf-8")
+    }
     if resumed and any(path.exists() for path in changed):
         raise UserError(
             f"{recipe.output} holds an interrupted training on other trees, or on another form of them: give the same"
@@ -296,32 +249,11 @@ def parsing_recipe(
     return recipe
 
 
-def train_parser(
-    recipe: Recipe,
-    train_trees: Sequence[Tree],
-    dev_trees: Sequence[Tree],
-    form: TextForm = TAGGED,
-    progress: bool = True,
-) -> TrainingResult:
-    """Train a parser; called again with the same trees and recipe, it resumes an interrupted training.
-
-    Args and Raises as of `parsing_recipe` and `train`.
-    """
-    check_recipe(recipe)
-    return train(parsing_recipe(recipe, train_trees, dev_trees, form), progress)
-
-
 class FileParser(FileTranslator):
     """Parses sentences, each a list of words, into a file: a tree on each line, a blank line for no words.
 
-    Args:
-        parser: to parse with.
-        drawn: write trees drawn with lines, and a blank line after each, in place of brackets.
-        pictures: folder for a picture of each tree, `NUMBER.svg`.
-        window: number of sentences that are sorted by length and written together.
-
-    Attributes:
-        repaired: number of outputs that were not trees over their words.
+    `drawn` writes trees drawn with lines, and a blank line after each, in place of brackets; `pictures` is the folder
+    for a picture of each tree, `NUMBER.svg`. `repaired` counts the outputs that were not trees over their words.
     """
 
     doing = "parsing"

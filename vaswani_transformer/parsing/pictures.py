@@ -42,12 +42,7 @@ def text_width(text: str) -> float:
 
 
 class _Drawing:
-    """Lines and texts of a picture.
-
-    Args:
-        tree: to draw.
-        down: from the top down, words in a row at the bottom; else from left to right, words one below the other.
-    """
+    """Lines and texts of a picture, from the top down with words in a row, or from left to right with words below."""
 
     def __init__(self, tree: Tree, down: bool):
         self.down, self.lines, self.texts = down, [], []

@@ -22,12 +22,9 @@ _SPACE = "Ġ"  # the space before a word, in the byte-level alphabet
 
 
 def sentence_text(words: Iterable[str]) -> str:
-    """The model's input for a sentence.
+    """The model's input for the words of a sentence, escaped or not.
 
     Round brackets are escaped as in trees; white space within a word, which would split it, becomes `_`.
-
-    Args:
-        words: of the sentence, escaped or not.
     """
     return " ".join(re.sub(r"\s", "_", escape(word)) for word in words)
 
@@ -35,12 +32,9 @@ def sentence_text(words: Iterable[str]) -> str:
 def train_parser_tokenizer(
     sentences: Iterable[str], tree_tokens: Sequence[str], vocab_size: int
 ) -> PreTrainedTokenizerFast:
-    """Train a tokenizer that `AutoTokenizer` can load.
+    """Train a tokenizer that `AutoTokenizer` can load on lines of `sentence_text`; each bracket and tag is one token.
 
-    Args:
-        sentences: lines of `sentence_text`.
-        tree_tokens: all brackets and tags of the trees; each becomes one token.
-        vocab_size: of all tokens; the vocabulary is smaller where the sentences have too few distinct pieces.
+    The vocabulary is smaller than `vocab_size` where the sentences have too few distinct pieces.
 
     Raises:
         UserError: for a vocabulary without room for all bytes, brackets and tags, or for no sentences.
@@ -74,12 +68,9 @@ def train_parser_tokenizer(
 def _pipeline(model: models.Model) -> Tokenizer:
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Prepend(" ")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(" ?[^ ]+"), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    words = pre_tokenizers.Split(Regex(" ?[^ ]+"), "isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)])
     return tokenizer
 
@@ -114,13 +105,7 @@ def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def split_words(ids: Iterable[int], starts: Container[int], end: int) -> list[list[int]]:
-    """The token ids of each word of a sentence.
-
-    Args:
-        ids: of the sentence.
-        starts: of `word_starts`.
-        end: id of the token that ends a sentence.
-    """
+    """The token ids of each word of a sentence; `starts` as of `word_starts`, `end` is the token that ends it."""
     words: list[list[int]] = []
     for token in ids:
         if token in starts:

@@ -23,52 +23,45 @@ _WORD = re.compile(r"[^ \t\r\n\f\v]+")
 _ADVICE = "correct the tree, or leave such trees out with --skip-bad"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tree:
-    """A constituent, or a word with its part of speech.
+    """A constituent, or a word with its part of speech."""
 
-    Args:
-        label: of the constituent, or the word's tag.
-        children: from left to right; none for a word.
-        word: as it is written in the file; None for a constituent.
-    """
-
-    label: str
-    children: tuple["Tree", ...] = ()
-    word: str | None = None
+    label: str  # of the constituent, or the word's tag
+    children: tuple["Tree", ...] = ()  # from left to right; none for a word
+    word: str | None = None  # as it is written in the file; None for a constituent
 
     def __str__(self) -> str:
         """The brackets on one line; a word's round brackets are escaped."""
-        parts: list[str] = []
-        waiting: list[Tree | str] = [self]
-        while waiting:
-            part = waiting.pop()
-            if isinstance(part, str):
-                parts.append(part)
-            elif part.word is not None:
-                parts.append(f"({part.label} {escape(part.word)})")
-            else:
-                parts.append(f"({part.label} ")
-                waiting.append(")")
-                for place, child in enumerate(reversed(part.children)):
-                    waiting += [" ", child] if place else [child]
-        return "".join(parts)
+        parts = []
+        for node, is_end in self.walk():
+            inside = "" if node.word is None else f" {escape(node.word)})"
+            parts.append(")" if is_end else f" ({node.label}{inside}")
+        return "".join(parts)[1:]
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other is a tree with the same labels, words and brackets."""
         return self._outline() == other._outline() if isinstance(other, Tree) else NotImplemented
 
     def __hash__(self) -> int:
-        """Equal for equal trees."""
         return hash(tuple(self._outline()))
 
     def _outline(self) -> list[tuple[str, int, str | None]]:
         return [(node.label, len(node.children), node.word) for node in self.nodes()]
 
+    def walk(self) -> Iterator[tuple["Tree", bool]]:
+        """Itself, all constituents and all words in it from left to right, with False; constituents end with True."""
+        waiting = [(self, False)]
+        while waiting:  # no recursion: trees may be nested deeper than Python's stack
+            node, is_end = waiting.pop()
+            yield node, is_end
+            if not is_end and node.word is None:
+                waiting.append((node, True))
+                waiting.extend((child, False) for child in reversed(node.children))
+
     def nodes(self) -> Iterator["Tree"]:
         """Itself, all constituents and all words in it, each before its children, from left to right."""
         waiting = [self]
-        while waiting:  # no recursion here and above: trees may be nested deeper than Python's stack
+        while waiting:
             node = waiting.pop()
             yield node
             waiting.extend(reversed(node.children))
@@ -101,12 +94,7 @@ def words_of(line: str) -> list[str]:
 
 
 def check_words(words: Sequence[str], where: str) -> None:
-    """Refuse what cannot be a word of a tree.
-
-    Raises:
-        UserError: for a string in place of a list of words, and for a word that is empty, or holds white space of
-            ASCII, a NUL character or half of a surrogate pair, with its place.
-    """
+    """Raise a `UserError` for a word that is empty or holds ASCII white space, NUL or an undecoded byte."""
     if isinstance(words, str):
         raise UserError(f"{where} is a string: give the list of its words, such as {words_of(words)[:3]}")
     for place, word in enumerate(words, 1):
@@ -123,97 +111,78 @@ def unescape(word: str) -> str:
     return _UNESCAPES.get(word) or word.replace("\\/", "/").replace("\\*", "*")
 
 
-class _BadTree(Exception):
-    """A mistake in a tree and the line where it shows."""
-
-    def __init__(self, line: int, problem: str):
-        super().__init__(problem)
-        self.line = line
-
-
-class _Builder:
-    """Builds one tree from its tokens."""
-
-    def __init__(self, line: int):
-        self.line = line  # of its first bracket
-        self.open: list[list] = []  # label (None until it is known), children, word
-        self.done: Tree | None = None
-
-    def add(self, token: str, line: int) -> None:
-        """Add the next token; after the last one `done` is the tree."""
-        if token == "(":
-            if self.open:
-                label, _, word = self.open[-1]
-                if word is not None:
-                    raise _BadTree(line, f"the word {word!r} and a bracket stand side by side under {label!r}")
-                if label is None and len(self.open) > 1:
-                    raise _BadTree(line, "a bracket within the tree has no label")
-                self.open[-1][0] = label or ""
-            self.open.append([None, [], None])
-            if len(self.open) > MAX_DEPTH:
-                raise _BadTree(line, f"brackets are nested deeper than {MAX_DEPTH}")
-        elif token == ")":
-            label, children, word = self.open.pop()
-            if not children and word is None:
-                hint = "; a round bracket as a word is -LRB- or -RRB-" if label in (None, "-LRB-", "-RRB-") else ""
-                raise _BadTree(line, f"the bracket {label or ''!r} is empty: neither a word nor a bracket in it{hint}")
-            tree = Tree(label, tuple(children), word)
-            if self.open:
-                self.open[-1][1].append(tree)
-            else:
-                self.done = tree
-        else:
-            label, children, word = self.open[-1]
-            if label is None:
-                self.open[-1][0] = token
-            elif children or word is not None:
-                before = "a bracket" if children else f"the word {word!r}"
-                raise _BadTree(line, f"{before} and the word {token!r} stand side by side under {label!r}")
-            else:
-                self.open[-1][2] = token
+def _add(stack: list[list], token: str) -> Tree | None:
+    """Add the next token to a tree's open brackets, each `[label or None, children, word]`; the tree at its end."""
+    if token == "(":
+        if stack:
+            label, _, word = stack[-1]
+            if word is not None:
+                raise ValueError(f"the word {word!r} and a bracket stand side by side under {label!r}")
+            if label is None and len(stack) > 1:
+                raise ValueError("a bracket within the tree has no label")
+            stack[-1][0] = label or ""
+        stack.append([None, [], None])
+        if len(stack) > MAX_DEPTH:
+            raise ValueError(f"brackets are nested deeper than {MAX_DEPTH}")
+        return None
+    if not stack:
+        raise ValueError("a closing bracket too many" if token == ")" else f"{token!r} outside of any bracket")
+    if token == ")":
+        label, children, word = stack.pop()
+        if not children and word is None:
+            hint = "; a round bracket as a word is -LRB- or -RRB-" if label in (None, "-LRB-", "-RRB-") else ""
+            raise ValueError(f"the bracket {label or ''!r} is empty: neither a word nor a bracket in it{hint}")
+        tree = Tree(label, tuple(children), word)
+        if not stack:
+            return tree
+        stack[-1][1].append(tree)
+        return None
+    label, children, word = stack[-1]
+    if label is None:
+        stack[-1][0] = token
+    elif children or word is not None:
+        before = "a bracket" if children else f"the word {word!r}"
+        raise ValueError(f"{before} and the word {token!r} stand side by side under {label!r}")
+    else:
+        stack[-1][2] = token
+    return None
 
 
 def parse_trees(
     lines: Iterator[str], where: str, skipped: list[str] | None = None, advice: str = _ADVICE
 ) -> Iterator[Tree]:
     """The trees in lines, as `read_trees`; `where` names the source in messages."""
-    builder, skips = None, False  # skips: the rest of a bad tree
+    stack: list[list] = []  # open brackets
+    first, skips = 0, False  # line of the tree's first bracket; whether the rest of a bad tree follows
 
-    def refuse(error: _BadTree, first_line: int) -> None:
-        start = f" (the tree begins in line {first_line})" if first_line != error.line else ""
-        message = f"{where}, line {error.line}: {error}{start}"
+    def refuse(line: int, problem: object) -> None:
+        start = f" (the tree begins in line {first})" if first not in (0, line) else ""
+        message = f"{where}, line {line}: {problem}{start}"
         if skipped is None:
             raise UserError(f"{message}; {advice}")
         skipped.append(message)
 
     for number, text in enumerate(lines, 1):
         if text.startswith("("):  # the further lines of a tree are indented
-            if builder is not None:
-                what = f"{len(builder.open)} bracket(s) not closed before line {number}"
+            if stack:
                 hint = "all lines of a tree but the first must be indented"
-                refuse(_BadTree(builder.line, f"{what} ({hint})"), builder.line)
-            builder, skips = None, False
-        if skips:
-            continue
-        for token in _TOKEN.findall(text):
+                refuse(first, f"{len(stack)} bracket(s) not closed before line {number} ({hint})")
+            stack, first, skips = [], 0, False
+        for token in () if skips else _TOKEN.findall(text):
+            first = first or number
             try:
                 if "\0" in token:
-                    raise _BadTree(number, f"{token!r} holds a NUL character, so the file is damaged")
-                if builder is None:
-                    if token != "(":
-                        what = "a closing bracket too many" if token == ")" else f"{token!r} outside of any bracket"
-                        raise _BadTree(number, what)
-                    builder = _Builder(number)
-                builder.add(token, number)
-            except _BadTree as error:
-                refuse(error, builder.line if builder else number)
-                builder, skips = None, True
+                    raise ValueError(f"{token!r} holds a NUL character, so the file is damaged")
+                tree = _add(stack, token)
+            except ValueError as error:
+                refuse(number, error)
+                stack, skips = [], True
                 break
-            if builder.done is not None:
-                yield builder.done
-                builder = None
-    if builder is not None:
-        refuse(_BadTree(builder.line, f"{len(builder.open)} bracket(s) not closed at the end"), builder.line)
+            if tree is not None:
+                yield tree
+                first = 0
+    if stack:
+        refuse(first, f"{len(stack)} bracket(s) not closed at the end")
 
 
 def read_trees(path: str | Path, skipped: list[str] | None = None, advice: str = _ADVICE) -> Iterator[Tree]:
@@ -238,24 +207,6 @@ def plain_label(label: str) -> str:
     return label if label.startswith(("-", "=")) else re.split("[-=]", label, maxsplit=1)[0]
 
 
-def _cleaned(tree: Tree) -> Tree | None:
-    stack: list[tuple[Tree, Iterator[Tree], list[Tree]]] = [(tree, iter(tree.children), [])]
-    while True:
-        node, children, kept = stack[-1]
-        child = next(children, None)
-        if child is None:
-            stack.pop()
-            done = Tree(plain_label(node.label), tuple(kept)) if kept else None
-            if not stack:
-                return done
-            if done is not None:
-                stack[-1][2].append(done)
-        elif child.word is None:
-            stack.append((child, iter(child.children), []))
-        elif child.label != TRACE:
-            kept.append(Tree(plain_label(child.label), word=child.word))
-
-
 def clean(tree: Tree) -> Tree | None:
     """A tree in the form for training and scoring, with one outer bracket `ROOT`.
 
@@ -268,4 +219,12 @@ def clean(tree: Tree) -> Tree | None:
     children = (tree,)
     while len(children) == 1 and children[0].word is None and children[0].label in ROOT_LABELS:
         children = children[0].children
-    return _cleaned(Tree(ROOT, children))
+    stack: list[list[Tree]] = [[]]  # the cleaned children of each open constituent
+    for node, is_end in Tree(ROOT, children).walk():
+        if node.word is not None:
+            stack[-1] += [Tree(plain_label(node.label), word=node.word)] if node.label != TRACE else []
+        elif not is_end:
+            stack.append([])
+        elif cleaned := stack.pop():
+            stack[-1].append(Tree(plain_label(node.label), tuple(cleaned)))
+    return stack[0][0] if stack[0] else None

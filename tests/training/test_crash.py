@@ -254,7 +254,7 @@ def _leave_before_the_end() -> None:
     def leave(*_):
         raise KeyboardInterrupt
 
-    training.TrainingRun._select_weights = leave
+    training.select_weights = leave
 
 
 def _find_space_at_the_start() -> None:

@@ -24,7 +24,7 @@ from vaswani_transformer import load_recipe, train
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.distributed import RESUME, Processes, ProcessLostError
 from vaswani_transformer.model.modeling_vaswani import VaswaniForConditionalGeneration
-from vaswani_transformer.training.run_folder import complete_checkpoints
+from vaswani_transformer.training.checkpoints import complete_checkpoints
 
 CONFIGS = ROOT / "scripts" / "accelerate"
 
@@ -43,7 +43,7 @@ def processes():
     port = free_port()
     host = distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     clients = [distributed.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False) for _ in range(3)]
-    yield [Processes(rank, 3, client) for rank, client in enumerate(clients)]
+    yield [Processes(rank, client) for rank, client in enumerate(clients)]
     del host
 
 

@@ -57,7 +57,7 @@ def make_recipe(text, output):
 def kill_before_selection(recipe):
     """Train to the end, as if killed between the last checkpoint and model selection."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.TrainingRun, "_select_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(training, "select_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(recipe, progress=False)
 

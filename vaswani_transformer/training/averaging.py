@@ -18,11 +18,7 @@ from .run_folder import CHECKPOINTS
 
 
 def _open_weights(folder: Path) -> dict[str, safe_open]:
-    """The open safetensors file that holds each weight of a folder, by the weight's name.
-
-    Raises:
-        UserError: for a missing or damaged file.
-    """
+    """The open safetensors file that holds each weight of a folder, by the weight's name."""
     weights = {}
     for name in _file_names(folder):
         path = folder / name
@@ -107,14 +103,8 @@ def _read_config(folder: Path) -> dict:
     raise UserError(f"{folder} has no usable {CONFIG}: give folders of checkpoints or models")
 
 
-def check_same_model(folders: Sequence[Path]) -> None:
-    """Refuse folders whose configurations or tokenizers differ from the first one's.
-
-    Of folders without a tokenizer only the configurations are compared.
-
-    Raises:
-        UserError: naming two folders and what differs.
-    """
+def _check_same_model(folders: Sequence[Path]) -> None:
+    """Refuse folders whose configurations, or tokenizers where there are any, differ from the first one's."""
     first, config = folders[0], _read_config(folders[0])
     for folder in folders[1:]:
         other = _read_config(folder)
@@ -175,7 +165,7 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
     if replaced and not overwrite:
         raise UserError(f"output {output} is not empty: give another one, or --overwrite to replace the model in it")
     average = average_checkpoints(folders)
-    check_same_model(folders)
+    _check_same_model(folders)
     output = output.absolute()
     staging = unfinished(output)
     try:
@@ -229,11 +219,7 @@ def _checkpoints_of(run: str | Path) -> tuple[list[Checkpoint], dict]:
 
 
 def last_checkpoints(run: str | Path, count: int) -> list[Path]:
-    """The last checkpoints of a training, as it would average them itself: by the clock if it had set one, and the end.
-
-    Args:
-        run: output folder of a training, or its folder of checkpoints.
-        count: how many.
+    """The last `count` checkpoints in a training's output folder, as it would average them itself.
 
     Raises:
         UserError: for a folder without checkpoints, or fewer than `count`.
@@ -249,12 +235,7 @@ def last_checkpoints(run: str | Path, count: int) -> list[Path]:
 
 
 def best_checkpoints(run: str | Path, count: int, by: str) -> tuple[list[Path], list[tuple[int, float]]]:
-    """The checkpoints of a training with the best validations, best first.
-
-    Args:
-        run: output folder of a training, or its folder of checkpoints.
-        count: how many.
-        by: loss or bleu.
+    """The `count` checkpoints in a training's output folder with the best validations by loss or bleu, best first.
 
     Returns:
         The checkpoints, and step and score of validations better than the last of them whose checkpoints were removed.

@@ -28,11 +28,8 @@ def model_flops(
         config: the model.
         source_lengths: tokens of each source, `</s>` included, `(pairs,)`; or a number, which counts as one pair. Give
             lengths without padding for what the model has to do, the padded ones for what the device is given to do.
-        target_lengths: tokens of each target, `</s>` included, `(pairs,)`.
+        target_lengths: the same for targets.
         training: forward and backward; `False` for forward alone.
-
-    Raises:
-        ValueError: for a different number of sources and targets.
     """
     sources, targets = (np.atleast_1d(np.asarray(x, np.float64)) for x in (source_lengths, target_lengths))
     if sources.shape != targets.shape:
@@ -48,9 +45,7 @@ def model_flops(
 def neighbours(lengths: np.ndarray, window: int | None) -> np.ndarray:
     """Pairs of positions of which one is in the other's neighbourhood, itself included, in sequences of these lengths.
 
-    Args:
-        lengths: of the sequences.
-        window: size r of the neighbourhood, half of it to either side; None for all positions.
+    `window` is the size r of the neighbourhood, half of it to either side; None for all positions.
     """
     if window is None:
         return lengths * lengths

@@ -37,9 +37,7 @@ class Recipe:
 
     train_source: str | None = _option(None, "text file of training sources, or a pattern: a.*.en.gz", DATA)
     train_target: str | None = _option(None, "text file of training targets, aligned with train_source", DATA)
-    train_data: str | None = _option(
-        None, "instead of two text files: a TSV, CSV, JSON lines or Parquet file, a folder, or a Hub dataset", DATA
-    )
+    train_data: str | None = _option(None, "instead of both: TSV, CSV, JSON lines, Parquet, a folder, Hub data", DATA)
     prepared: str | None = _option(None, "folder made by `vaswani prepare`, to train on instead of the text", DATA)
     validation_source: str | None = _option(None, "text file of validation sources", DATA)
     validation_target: str | None = _option(None, "text file of validation targets", DATA)
@@ -54,12 +52,8 @@ class Recipe:
     source_column: str = _option("source", "column of the sources, or its key in a translation column: en", DATA)
     target_column: str = _option("target", "column of the targets, or its key in a translation column: de", DATA)
     max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
-    max_length_ratio: float = _option(
-        3.0, "pairs with one side more than this many times longer are dropped; 0 for no limit", DATA
-    )
-    expected_pairs: int | None = _option(
-        None, "sentence pairs of an epoch that --dry-run calculates with where the data is not here", DATA
-    )
+    max_length_ratio: float = _option(3.0, "pairs with a side over so many times longer are dropped; 0: no limit", DATA)
+    expected_pairs: int | None = _option(None, "pairs of an epoch, for --dry-run where the data is not here", DATA)
     expected_source_length: float | None = _option(None, "the same: mean tokens of a source, </s> included", DATA)
     expected_target_length: float | None = _option(None, "the same: mean tokens of a target, </s> included", DATA)
 
@@ -101,24 +95,16 @@ class Recipe:
     adam_epsilon: float = _option(1e-9, "Adam's epsilon", OPTIMIZER)
     max_gradient_norm: float = _option(0.0, "clip gradients to this norm; 0 for none, as in the paper", OPTIMIZER)
     precision: str = _option("auto", "fp32, bf16, fp16, or auto: bf16 where the device computes in it", OPTIMIZER)
-    attention: str = _option(
-        "auto", "eager, sdpa, ...: transformers' implementations; auto: eager on a CPU, else sdpa", OPTIMIZER
-    )
-    fused_loss: bool = _option(
-        True, "compute projection and loss together, so that the logits of a whole batch never exist", OPTIMIZER
-    )
+    attention: str = _option("auto", "transformers' eager, sdpa, ...; auto: eager on a CPU, else sdpa", OPTIMIZER)
+    fused_loss: bool = _option(True, "projection and loss in blocks: a batch's logits never exist at once", OPTIMIZER)
     compile: bool = _option(False, "compile the layers with torch.compile: a minute at the start", OPTIMIZER)
     seed: int = _option(0, "of initial weights, dropout and shuffling", OPTIMIZER)
 
     evaluate_every: int = _option(1000, "optimizer steps between validations, each with a checkpoint", CHECKS)
     log_every: int = _option(50, "optimizer steps between lines of the training log", CHECKS)
-    report_to: str = _option(
-        "none", "what else follows the log, comma-separated: tensorboard, wandb, ... (transformers' names)", CHECKS
-    )
+    report_to: str = _option("none", "what else gets the log, comma-separated: tensorboard, wandb, ...", CHECKS)
     validation_bleu: int = _option(
-        500,
-        "validate on a fixed sample of this many pairs, translated greedily for BLEU; 0: loss on all pairs, no BLEU",
-        CHECKS,
+        500, "pairs of a fixed sample to validate on, translated greedily for BLEU; 0: loss on all pairs", CHECKS
     )
     best_by: str = _option("loss", "what the best checkpoint is best by: loss or bleu", CHECKS)
     early_stopping: int = _option(0, "stop after this many validations without a better one; 0 for never", CHECKS)
@@ -128,9 +114,7 @@ class Recipe:
     keep_checkpoints: int = _option(5, "latest checkpoints kept, besides the best and those to average", CHECKS)
     average_checkpoints: int = _option(5, "average this many latest checkpoints at the end; 0: no", CHECKS)
     keep_weights: str = _option(
-        "better",
-        "what the model folder gets: average, best, last, or better: best or average, whichever validates better",
-        CHECKS,
+        "better", "what the model gets: average, best, last, or better (of best and average, by validation)", CHECKS
     )
 
     num_beams: int = _option(4, "beam size the saved model decodes with", DECODING)

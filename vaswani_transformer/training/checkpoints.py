@@ -25,11 +25,10 @@ class CheckpointError(OSError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint; the defaults are those of one without a manifest."""
+    """A complete checkpoint."""
 
     path: Path
-    reasons: frozenset[str] = frozenset()  # why it was written: validation, interval, time, stop, end
-    world_size: int | None = None  # how many processes wrote it
+    reasons: frozenset[str] = frozenset()  # why it was written (time, stop, ...); none without a manifest
 
     @property
     def step(self) -> int:
@@ -68,7 +67,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         sizes = {name: (folder / name).stat().st_size for name in record["files"]}
         if sizes != record["files"] or record["step"] != step_of(folder):
             return None
-        return Checkpoint(folder, frozenset(record["written_for"]), record["world_size"])
+        return Checkpoint(folder, frozenset(record["written_for"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

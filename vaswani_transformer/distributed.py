@@ -100,7 +100,7 @@ def joined_processes(resume: str = RESUME) -> Iterator[Processes]:
         yield _processes
         _on_sigterm(earlier_handler)
     except Exception as error:
-        if not is_connection_error(error):
+        if not _is_connection_error(error):
             raise
         _on_sigterm(signal.SIG_IGN)  # the launcher is about to send it
         raise ProcessLostError(
@@ -122,7 +122,7 @@ def _on_sigterm(handler):
         return signal.signal(signal.SIGTERM, handler)
 
 
-def is_connection_error(error: BaseException) -> bool:
+def _is_connection_error(error: Exception) -> bool:
     """Whether an error comes from the connection to other processes and not from what this one does."""
     if isinstance(error, (distributed.DistBackendError, distributed.DistNetworkError, distributed.DistStoreError)):
         return True
@@ -136,7 +136,7 @@ def reports_error() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"  # they have not joined yet: one on each machine
 
 
-_groups: dict[int, tuple[object, object]] = {}  # by the default group's id: that group, so that it stays, and ours
+_groups = (None, None)  # the default group that `_host_group` was last asked for, and the one that it returned
 
 
 def _host_group() -> object:
@@ -144,12 +144,12 @@ def _host_group() -> object:
 
     A number that is read from a device comes only after all the work that the device was given before.
     """
+    global _groups
     world = distributed.group.WORLD
-    if id(world) not in _groups:
+    if _groups[0] is not world:
         on_host = "gloo" in distributed.get_backend(world)
-        _groups.clear()
-        _groups[id(world)] = world, world if on_host else distributed.new_group(backend="gloo")
-    return _groups[id(world)][1]
+        _groups = world, world if on_host else distributed.new_group(backend="gloo")
+    return _groups[1]
 
 
 def over_processes(args, numbers: Sequence[int], operation: ReduceOp = ReduceOp.SUM) -> list[int]:

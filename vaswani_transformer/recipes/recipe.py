@@ -29,11 +29,7 @@ OPTIMIZER, CHECKS, DECODING, OUTPUT = "optimizer", "validation and checkpoints",
 
 @dataclasses.dataclass
 class Recipe:
-    """All settings of one training run; the help of each field is its documentation.
-
-    Raises:
-        UserError: from `load_recipe` and `check_recipe`, for unknown fields, wrong types and values out of range.
-    """
+    """All settings of one training run; the help of each field is its documentation. `check_recipe` checks values."""
 
     train_source: str | None = _option(None, "text file of training sources, or a pattern: a.*.en.gz", DATA)
     train_target: str | None = _option(None, "text file of training targets, aligned with train_source", DATA)

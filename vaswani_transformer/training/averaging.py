@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from transformers.trainer import TRAINER_STATE_NAME
 
 from ..data.tokenization import load_tokenizer, tokenizer_sha256
 from ..errors import UserError, one_line
@@ -45,17 +46,15 @@ def _file_names(folder: Path) -> list[str]:
 
 
 def _check_same_weights(folders: Sequence[Path], checkpoints: Sequence[dict[str, safe_open]]) -> None:
-    first, first_folder = checkpoints[0], folders[0]
+    first_folder, first = folders[0], checkpoints[0]
     for folder, weights in zip(folders[1:], checkpoints[1:], strict=True):
         if different := sorted(first.keys() ^ weights.keys()):
             raise UserError(f"{folder} and {first_folder} are not of one model: only one has the weight {different[0]}")
         for name in sorted(first):
-            shape, first_shape = (tuple(files[name].get_slice(name).get_shape()) for files in (weights, first))
-            if shape != first_shape:
-                raise UserError(
-                    f"{name} has shape {shape} in {folder} and {first_shape} in {first_folder}: only checkpoints of"
-                    " one model can be averaged"
-                )
+            shapes = [tuple(files[name].get_slice(name).get_shape()) for files in (weights, first)]
+            if shapes[0] != shapes[1]:
+                where = f"{shapes[0]} in {folder} and {shapes[1]} in {first_folder}"
+                raise UserError(f"{name} has shape {where}: only checkpoints of one model can be averaged")
 
 
 def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor]:
@@ -83,7 +82,7 @@ def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor
     return average
 
 
-CONFIG, TOKENIZER, STATE = "config.json", "tokenizer.json", "trainer_state.json"
+CONFIG, TOKENIZER, STATE = "config.json", "tokenizer.json", TRAINER_STATE_NAME
 # What else belongs to a model; optimizer, random states and the like belong to a checkpoint.
 _COPIED = (
     CONFIG, "generation_config.json", TOKENIZER, "tokenizer_config.json", "special_tokens_map.json",
@@ -153,9 +152,7 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
     folders, output = [Path(folder) for folder in folders], Path(output)
     for folder in folders:
         if not folder.is_dir():
-            raise UserError(
-                f"there is no folder {folder}: give checkpoints, or a training's folder with --last or --best"
-            )
+            raise UserError(f"there is no folder {folder}: give checkpoints, or a training with --last or --best")
         refuse_exported(folder)
         if output.exists() and output.samefile(folder):
             raise UserError(f"output {output} is one of the checkpoints: give another one")

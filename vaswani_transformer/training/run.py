@@ -245,10 +245,9 @@ class TrainingRun:
             checkpoint = processes.share("checkpoint", lambda: check_output(recipe))
             train, validation = self._load_data(processes, checkpoint is not None)
         model = self.build_model(recipe, self.tokenizer)
-        logger.info(
-            "model: %s parameters, vocabulary %s", f"{model.num_parameters():,}", f"{model.config.vocab_size:,}"
-        )
-        check_space(self.folder, model.num_parameters(), checkpoints_at_most(recipe))
+        parameters = model.num_parameters()
+        logger.info("model: %s parameters, vocabulary %s", f"{parameters:,}", f"{model.config.vocab_size:,}")
+        check_space(self.folder, parameters, checkpoints_at_most(recipe))
         trainer = self._make_trainer(model, train, validation)
         sampler = trainer.batch_sampler  # on all processes: what it refuses, all refuse
         if trainer.is_world_process_zero():  # only now: nothing was written before mistakes in what was given are found

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import functools
 import os
 import signal
 from pathlib import Path
@@ -89,9 +88,12 @@ def _demo(arguments: argparse.Namespace) -> int:
     from ..training.run import TrainingStopped
 
     try:
-        say = functools.partial(print, flush=True)  # in step with the progress bar on standard error
-        return run_demo(Path(arguments.output), arguments.seed, say, command_name())
+        return run_demo(Path(arguments.output), arguments.seed, _say, command_name())
     except TrainingStopped as stopped:
         return report_stop(stopped.signal_number, stopped.step)
     except KeyboardInterrupt:
         return report_stop(signal.SIGINT, None)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # in step with the progress bar on standard error

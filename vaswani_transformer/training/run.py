@@ -22,7 +22,7 @@ from ..data.recipe_data import load_training_pairs, new_tokenizer, pairs_of
 from ..data.tokenization import check_tokenizer_matches, load_tokenizer
 from ..data.tokenized_pairs import tokenize_pairs
 from ..distributed import Processes, joined_processes
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..evaluation.metrics import score_translations
 from ..files import place_files, remove, unfinished
 from ..hardware import choose_precision, keep_freed_memory, on_cpu
@@ -111,7 +111,7 @@ def reporters(names: str) -> list[str]:
             for callback in get_reporting_integration_callbacks([name]):
                 callback()
         except (ValueError, RuntimeError, ImportError) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = one_line(error, 200)
             raise UserError(f"report_to {name!r} cannot be used ({reason}): install it, or report_to none") from error
     return chosen
 
@@ -195,7 +195,7 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     try:
         model.set_attn_implementation(attention)
     except (ValueError, ImportError) as error:
-        raise UserError(f"attention {attention!r} cannot be used here: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(f"attention {attention!r} cannot be used here: {one_line(error, 200)}") from error
     if recipe.compile:
         # Layer by layer: all layers of a kind share what is compiled, and lengths differ from batch to batch.
         for layer in (*model.model.encoder.layers, *model.model.decoder.layers):

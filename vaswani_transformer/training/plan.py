@@ -291,10 +291,12 @@ def describe_plan(plan: Plan) -> str:
     """A plan as text, a screenful, with the arithmetic."""
     mark = "" if plan.epoch.exact else "~"
     rows = {
-        "model": _model_lines(plan),
-        "data": _data_lines(plan, mark),
-        "step": _step_lines(plan, mark),
-        "epochs": _epoch_lines(plan, mark),
+        "model": [
+            f"{sum(plan.parameters.values()):,} parameters (preset {plan.recipe.preset}, vocabulary"
+            f" {plan.config.vocab_size:,})",
+            ", ".join(f"{part} {count:,}" for part, count in plan.parameters.items()),
+        ],
+        **_token_lines(plan, mark),
         "checkpoints": _checkpoint_lines(plan),
         "operations": _operation_lines(plan, mark),
         "the paper": _paper_lines(plan),
@@ -305,53 +307,41 @@ def describe_plan(plan: Plan) -> str:
     )
 
 
-def _model_lines(plan: Plan) -> list[str]:
-    name = f"preset {plan.recipe.preset}, vocabulary {plan.config.vocab_size:,}"
-    parts = ", ".join(f"{part} {count:,}" for part, count in plan.parameters.items())
-    return [f"{sum(plan.parameters.values()):,} parameters ({name})", parts]
-
-
-def _data_lines(plan: Plan, mark: str) -> list[str]:
-    recipe, epoch = plan.recipe, plan.epoch
+def _token_lines(plan: Plan, mark: str) -> dict[str, list[str]]:
+    """The tokens of the data, of a step and of all epochs."""
+    recipe, epoch, parts = plan.recipe, plan.epoch, plan.micro_batches
     names = [recipe.train_data, recipe.data_config, recipe.train_source, recipe.train_target]
     names = names if recipe.prepared is None else [recipe.prepared]
     pairs = "an unknown number of" if epoch.pairs is None else f"{mark}{epoch.pairs:,}"
-    return [
+    data = [
         " ".join(filter(None, names)) or "none named",
         epoch.origin,
         f"{pairs} pairs of {mark}{epoch.source_length:.1f} source and {mark}{epoch.target_length:.1f} target tokens",
     ]
-
-
-def _step_lines(plan: Plan, mark: str) -> list[str]:
-    recipe, epoch, parts = plan.recipe, plan.epoch, plan.micro_batches
     accumulation, part = parts // plan.processes, recipe.tokens_per_batch / parts
     processes = f"{plan.processes} processes" if plan.processes > 1 else "1 process"
     times = f"{accumulation} parts each, accumulated" if accumulation > 1 else "1 part each, no accumulation"
     source, target = (epoch.pairs_per_step * length for length in (epoch.source_length, epoch.target_length))
-    lines = [
+    step = [
         f"at most {recipe.tokens_per_batch:,} source and {recipe.tokens_per_batch:,} target tokens, padding included",
         f"{mark}{source:,.0f} source and {mark}{target:,.0f} target tokens without it",
         f"split over {processes}: {times}, about {part:,.0f} + {part:,.0f} tokens a part",
     ]
     needed, fitting = 4 * parts if parts > 1 else 1, recipe.tokens_per_batch // recipe.max_length
     if not epoch.exact and fitting < needed:
-        lines.append(
+        step.append(
             f"may be refused: {parts} parts need {needed} pairs in every batch, which holds {fitting} of"
             f" {recipe.max_length} tokens each"
         )
-    return lines
-
-
-def _epoch_lines(plan: Plan, mark: str) -> list[str]:
-    recipe, epoch = plan.recipe, plan.epoch
-    pairs = recipe.max_steps * epoch.pairs_per_step
-    source, target = (f"{mark}{_billions(pairs * length)}" for length in (epoch.source_length, epoch.target_length))
+    source, target = (f"{mark}{_billions(recipe.max_steps * tokens)}" for tokens in (source, target))
     limit = f", or stops after {recipe.max_minutes:g} minutes" if recipe.max_minutes else ""
-    seen = f"{recipe.max_steps:,} steps in all see {source} source and {target} target tokens{limit}"
+    epochs = [f"{recipe.max_steps:,} steps in all see {source} source and {target} target tokens{limit}"]
     if epoch.steps is None:
-        return [seen, "number of epochs unknown: give --expected-pairs"]
-    return [f"{mark}{epoch.steps:,} steps an epoch, {mark}{recipe.max_steps / epoch.steps:.1f} epochs in all", seen]
+        epochs.append("number of epochs unknown: give --expected-pairs")
+    else:
+        number = recipe.max_steps / epoch.steps
+        epochs.insert(0, f"{mark}{epoch.steps:,} steps an epoch, {mark}{number:.1f} epochs in all")
+    return {"data": data, "step": step, "epochs": epochs}
 
 
 def _billions(number: float) -> str:

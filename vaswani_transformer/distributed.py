@@ -30,25 +30,16 @@ class ProcessLostError(ConnectionError):
 class Processes:
     """This process among those that it was launched with.
 
-    They wait for each other by asking a store, however long it takes: a collective operation ends with an error after
-    ten minutes, and preparing a large corpus takes longer.
-
-    Args:
-        rank: of this process.
-        world_size: number of processes.
-        store: reached by all of them; None for one process alone.
+    They wait for each other by asking a store (None for one process alone), however long it takes: a collective
+    operation ends with an error after ten minutes, and preparing a large corpus takes longer.
     """
 
-    def __init__(self, rank: int = 0, world_size: int = 1, store: distributed.Store | None = None):
-        self.rank, self.world_size, self._store = rank, world_size, store
+    def __init__(self, rank: int = 0, store: distributed.Store | None = None):
+        self.rank, self._store = rank, store
 
     @contextlib.contextmanager
     def first_process_first(self) -> Iterator[None]:
-        """The body runs in process 0, then in the first process of each other machine, then in the rest.
-
-        Raises:
-            ProcessLostError: if another process fails meanwhile.
-        """
+        """The body runs in process 0, then in the first process of each other machine, then in the rest."""
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         for earlier in {0, self.rank - local_rank} - {self.rank} if self.rank else ():
             self._wait_for(f"ready/{earlier}")
@@ -57,18 +48,14 @@ class Processes:
             self._store.set(f"ready/{self.rank}", "")
 
     def share(self, name: str, make: Callable[[], Any]) -> Any:
-        """An object that process 0 makes and all get, pickled as by `torch.distributed.broadcast_object_list`.
-
-        Raises:
-            ProcessLostError: if another process fails meanwhile.
-        """
-        if self.rank == 0:
-            made = make()
-            if self._store is not None:
-                self._store.set(f"shared/{name}", pickle.dumps(made))
-            return made
-        self._wait_for(f"shared/{name}")
-        return pickle.loads(self._store.get(f"shared/{name}"))
+        """An object that process 0 makes and all get, pickled as by `torch.distributed.broadcast_object_list`."""
+        if self.rank != 0:
+            self._wait_for(f"shared/{name}")
+            return pickle.loads(self._store.get(f"shared/{name}"))
+        made = make()
+        if self._store is not None:
+            self._store.set(f"shared/{name}", pickle.dumps(made))
+        return made
 
     def reports_error(self) -> bool:
         """Whether this process is the first to fail, and so the one that reports it."""
@@ -78,6 +65,7 @@ class Processes:
             return True
 
     def _wait_for(self, key: str) -> None:
+        """Raises `ProcessLostError` if another process fails meanwhile."""
         while not self._store.check([key]):  # `wait` would not let Ctrl-C through
             if self._store.check([_FAILED]):
                 raise ProcessLostError("another process failed")
@@ -92,11 +80,7 @@ _number_of_groups = 0
 def joined_processes(resume: str = RESUME) -> Iterator[Processes]:
     """The processes of torch's process group, while the body runs; SIGTERM, by which launchers end them, is a Ctrl-C.
 
-    Args:
-        resume: how to resume the work, for the message about a lost process.
-
-    Raises:
-        ProcessLostError: in place of an error that says no more than that a connection broke.
+    `ProcessLostError`, with how to `resume`, takes the place of an error that reports no more than a broken connection.
     """
     global _processes, _number_of_groups
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
@@ -108,8 +92,7 @@ def joined_processes(resume: str = RESUME) -> Iterator[Processes]:
     )
     # A launcher that starts the processes anew keeps its store.
     prefix = f"vaswani/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_number_of_groups}"
-    world_size = distributed.get_world_size()
-    _processes = Processes(distributed.get_rank(), world_size, distributed.PrefixStore(prefix, store))
+    _processes = Processes(distributed.get_rank(), distributed.PrefixStore(prefix, store))
     earlier_handler = _on_sigterm(signal.default_int_handler)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         threading.Thread(target=_end_with_launcher, args=[store.clone()], daemon=True).start()
@@ -117,11 +100,11 @@ def joined_processes(resume: str = RESUME) -> Iterator[Processes]:
         yield _processes
         _on_sigterm(earlier_handler)
     except Exception as error:
-        if not is_connection_error(error):
+        if not _is_connection_error(error):
             raise
         _on_sigterm(signal.SIG_IGN)  # the launcher is about to send it
         raise ProcessLostError(
-            f"one of the {world_size} processes was lost: the connection to it is closed; {resume}"
+            f"one of the {distributed.get_world_size()} processes was lost: the connection to it is closed; {resume}"
         ) from error
 
 
@@ -139,7 +122,7 @@ def _on_sigterm(handler):
         return signal.signal(signal.SIGTERM, handler)
 
 
-def is_connection_error(error: BaseException) -> bool:
+def _is_connection_error(error: Exception) -> bool:
     """Whether an error comes from the connection to other processes and not from what this one does."""
     if isinstance(error, (distributed.DistBackendError, distributed.DistNetworkError, distributed.DistStoreError)):
         return True
@@ -153,7 +136,7 @@ def reports_error() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"  # they have not joined yet: one on each machine
 
 
-_groups: dict[int, tuple[object, object]] = {}  # by the default group's id: that group, so that it stays, and ours
+_groups = (None, None)  # the default group that `_host_group` was last asked for, and the one that it returned
 
 
 def _host_group() -> object:
@@ -161,22 +144,16 @@ def _host_group() -> object:
 
     A number that is read from a device comes only after all the work that the device was given before.
     """
+    global _groups
     world = distributed.group.WORLD
-    if id(world) not in _groups:
+    if _groups[0] is not world:
         on_host = "gloo" in distributed.get_backend(world)
-        _groups.clear()
-        _groups[id(world)] = world, world if on_host else distributed.new_group(backend="gloo")
-    return _groups[id(world)][1]
+        _groups = world, world if on_host else distributed.new_group(backend="gloo")
+    return _groups[1]
 
 
 def over_processes(args, numbers: Sequence[int], operation: ReduceOp = ReduceOp.SUM) -> list[int]:
-    """Integers of all processes, summed or otherwise reduced one by one; the same result on all.
-
-    Args:
-        args: a trainer's settings.
-        numbers: this process's, as many as on the others.
-        operation: how to reduce them.
-    """
+    """Integers of all processes, summed or otherwise reduced one by one; `args` are a trainer's settings."""
     if args.world_size == 1:
         return list(numbers)
     reduced = torch.tensor(numbers, dtype=torch.int64)

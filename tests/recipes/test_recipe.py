@@ -19,7 +19,6 @@ from vaswani_transformer.recipes.recipe import (
     model_config,
     read_recipe,
     recipe_names,
-    unknown_field_message,
 )
 
 FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
@@ -133,10 +132,6 @@ def test_the_papers_recipes_say_where_each_value_is_from(name):
             in_comment = False
 
 
-def test_there_is_a_shipped_recipe():
-    assert "multi30k-en-de" in recipe_names()
-
-
 def test_every_field_is_documented():
     for name, field in FIELDS.items():
         assert len(field.metadata["help"].strip()) > 3, name
@@ -178,16 +173,9 @@ def test_byte_order_mark_and_windows_line_ends(write):
 
 def test_overrides_win_and_may_be_text(write):
     overrides = {
-        "max_steps": "20_000",
-        "dropout": "0.25",
-        "overwrite": "true",
-        "attention_bias": "False",
-        "learning_rate_scale": "2",
-        "d_ff": "none",
-        "train_source": " b.en ",
-        "output": "elsewhere",
-        "seed": 4,
-    }
+        "max_steps": "20_000", "dropout": "0.25", "overwrite": "true", "attention_bias": "False",
+        "learning_rate_scale": "2", "d_ff": "none", "train_source": " b.en ", "output": "elsewhere", "seed": 4,
+    }  # fmt: skip
     recipe = load_recipe(write("max_steps: 5\nd_ff: 77\ntrain_source: a.en\n"), overrides)
     assert (recipe.max_steps, recipe.dropout, recipe.overwrite, recipe.attention_bias) == (20_000, 0.25, True, False)
     assert (recipe.learning_rate_scale, recipe.d_ff, recipe.train_source) == (2.0, None, "b.en")
@@ -199,7 +187,7 @@ def test_overrides_win_and_may_be_text(write):
     [
         ("max_step: 5", ["'max_step'", "'max_steps'"]),
         ("max-steps: 5", ["'max-steps'", "'max_steps'"]),
-        ("label_smooting: 0.1", ["'label_smooting'", "'label_smoothing'"]),
+        ("tokens-per-batches: 1", ["did you mean 'tokens_per_batch'?"]),
         ("zzzzzz: 1", ["'zzzzzz'", "vaswani train --help"]),
         ("5: 1", ["'5'"]),
         ("max_steps: many", ["max_steps is 'many'", "a whole number"]),
@@ -207,7 +195,6 @@ def test_overrides_win_and_may_be_text(write):
         ("max_steps: true", ["max_steps is True", "a whole number"]),
         ("max_steps: .inf", ["max_steps", "a whole number"]),
         ("max_steps: [1, 2]", ["max_steps is [1, 2]", "a whole number"]),
-        ("max_steps: {a: 1}", ["max_steps", "a whole number"]),
         ("max_steps:", ["max_steps must be given a value", "int"]),
         ("max_steps: none", ["max_steps is 'none'", "a whole number"]),
         ("dropout: much", ["dropout is 'much'", "a number"]),
@@ -220,13 +207,10 @@ def test_overrides_win_and_may_be_text(write):
         ("overwrite:", ["overwrite must be given a value"]),
         ("preset: true", ["preset is True", "text"]),
         ("train_source: [a.en, b.en]", ["train_source", "text"]),
-        ("train_source: {en: a.en}", ["train_source", "text"]),
         ("max_steps: 0", ["max_steps is 0", "1 or more"]),
         ("warmup_steps: 0", ["warmup_steps is 0", "1 or more"]),
         ("expected_pairs: 0", ["expected_pairs is 0", "1 or more, or none"]),
         ("expected_target_length: 0.5", ["expected_target_length is 0.5", "1 or more, or none"]),
-        ("tokens_per_device: -1", ["tokens_per_device is -1", "1 or more"]),
-        ("num_beams: 0", ["num_beams is 0", "1 or more"]),
         ("validation_size: -1", ["validation_size is -1", "0 or more"]),
         ("max_minutes: -0.5", ["max_minutes is -0.5", "0 or more"]),
         ("seed: -1", ["seed is -1", "0 or more"]),
@@ -303,10 +287,6 @@ def test_a_recipe_written_out_is_read_back(write):
     assert load_recipe(write(text)) == recipe
 
 
-def test_unknown_field_message():
-    assert "did you mean 'tokens_per_batch'?" in unknown_field_message("tokens-per-batches")
-
-
 def test_model_overrides_are_what_is_set_beyond_the_preset():
     recipe = Recipe(d_model=64, dropout=0.0, attention_bias=False, preset="big")
     assert recipe.model_overrides() == {"d_model": 64, "dropout": 0.0, "attention_bias": False}
@@ -353,11 +333,8 @@ def test_model_config_errors(fields, vocab_size, parts):
     assert "Traceback" not in message
 
 
-VALUES = {
-    int: st.integers(-(10**15), 10**15),
-    float: st.floats(allow_nan=False, allow_infinity=False),
-    bool: st.booleans(),
-}
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+VALUES = {int: st.integers(-(10**15), 10**15), float: FLOATS, bool: st.booleans()}
 
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if field_type(name)[0] is not str])

@@ -23,6 +23,8 @@ import torch
 import yaml
 from conftest import tiny_recipe
 from safetensors.torch import load_file
+from training_logs import log_of
+from training_logs import without_clocks as entries
 
 from vaswani_transformer import UserError, train
 from vaswani_transformer.cli.main import main
@@ -101,22 +103,6 @@ def run_command(words, error_file, before=None) -> int:
     return wait(fork(work))
 
 
-def entries(folder) -> list[dict]:
-    """The training log without what depends on the clock."""
-    clocks = {"seconds", "target_tokens_per_second", "source_tokens_per_second"}
-    kept = []
-    for line in (folder / "training_log.jsonl").read_text().splitlines():
-        entry = json.loads(line)
-        kept.append(
-            {
-                key: value
-                for key, value in entry.items()
-                if key not in clocks and not key.endswith(("_runtime", "_per_second", "_preparation_time"))
-            }
-        )
-    return kept
-
-
 def check_same_end(folder, undisturbed):
     """Bit-identical weights and optimizer, the same log, state and files; nothing left over."""
     assert (folder / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
@@ -124,7 +110,7 @@ def check_same_end(folder, undisturbed):
     assert log == entries(undisturbed)
     assert [entry["step"] for entry in log if "loss" in entry] == list(range(3, STEPS + 1, 3))
     assert [entry["step"] for entry in log if "eval_loss" in entry] == list(range(EVERY, STEPS + 1, EVERY))
-    seconds = [json.loads(line)["seconds"] for line in (folder / "training_log.jsonl").read_text().splitlines()]
+    seconds = [entry["seconds"] for entry in log_of(folder)]
     assert seconds == sorted(seconds)
     ends = [one / "checkpoints" / f"checkpoint-{STEPS}" for one in (folder, undisturbed)]
     assert all(read_checkpoint(end) is not None for end in ends)
@@ -254,7 +240,7 @@ def _leave_before_the_end() -> None:
     def leave(*_):
         raise KeyboardInterrupt
 
-    training.TrainingRun._select_weights = leave
+    training.select_weights = leave
 
 
 def _find_space_at_the_start() -> None:
@@ -319,7 +305,7 @@ def test_checkpoints_that_were_half_copied_are_not_used(recipe, undisturbed, tmp
 def test_what_a_whole_checkpoint_is(undisturbed, tmp_path, damage):
     folder = tmp_path / f"checkpoint-{STEPS}"
     shutil.copytree(undisturbed / "checkpoints" / f"checkpoint-{STEPS}", folder)
-    assert read_checkpoint(folder).reasons == {"validation", "end"} and read_checkpoint(folder).world_size == 1
+    assert read_checkpoint(folder).reasons == {"validation", "end"}
     (folder / "notes.txt").write_text("one's own")
     assert read_checkpoint(folder) is not None
     if damage == "no manifest and no state":

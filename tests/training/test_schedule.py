@@ -158,15 +158,9 @@ def stock_trainer(folder, tokenizer, pairs, callback, **settings):
     config = VaswaniConfig(vocab_size=30, d_model=16, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1)
     model = VaswaniForConditionalGeneration(config)
     defaults = {
-        "max_steps": 12,
-        "per_device_train_batch_size": 2,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "learning_rate": 0.123,
-    }
+        "max_steps": 12, "per_device_train_batch_size": 2, "logging_steps": 1, "save_strategy": "no",
+        "report_to": "none", "disable_tqdm": True, "use_cpu": True, "learning_rate": 0.123,
+    }  # fmt: skip
     return RecordingTrainer(
         model=model,
         args=Seq2SeqTrainingArguments(output_dir=str(folder), **{**defaults, **settings}),
@@ -183,14 +177,9 @@ def logged_rates(trainer):
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("scheduler", ["linear", "constant", "cosine_with_restarts"])
 def test_stock_trainer_uses_and_logs_the_rate_of_each_step(tmp_path, tokenizer, pairs, accumulation, scheduler):
-    trainer = stock_trainer(
-        tmp_path,
-        tokenizer,
-        pairs,
-        NoamSchedulerCallback(warmup_steps=WARMUP, scale=0.7),
-        gradient_accumulation_steps=accumulation,
-        lr_scheduler_type=scheduler,
-    )
+    callback = NoamSchedulerCallback(warmup_steps=WARMUP, scale=0.7)
+    settings = {"gradient_accumulation_steps": accumulation, "lr_scheduler_type": scheduler}
+    trainer = stock_trainer(tmp_path, tokenizer, pairs, callback, **settings)
     trainer.train()
     expected = [pytest.approx(equation_3(step, scale=0.7), rel=1e-12) for step in range(1, 13)]
     assert len({len(rates) for rates in trainer.used}) == 1

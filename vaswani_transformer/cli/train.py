@@ -8,43 +8,27 @@ from pathlib import Path
 
 from ..durations import duration
 from ..errors import UserError
-from .command import (
-    add_command,
-    add_recipe_options,
-    command_name,
-    is_main_process,
-    leave_process_group,
-    report_stop,
-)
+from .command import add_command, add_recipe_options, command_name, is_main_process, leave_process_group, report_stop
 
 
 def add_train(commands) -> None:
     """Add `vaswani train`."""
     from ..recipes.recipe import Recipe
 
-    parser = add_command(
-        commands,
-        "train",
-        _train,
-        "train a model from a recipe",
+    description = (
         "Train a model. RECIPE is a name from `vaswani recipes` or a YAML file; every option below is a field of it."
-        " The same command resumes an interrupted training.",
+        " The same command resumes an interrupted training."
     )
+    parser = add_command(commands, "train", _train, "train a model from a recipe", description)
     parser.usage = "vaswani train RECIPE [--FIELD VALUE ...] [--dry-run [--device NAME]]"
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe, or path of a YAML file")
     add_recipe_options(parser, dataclasses.fields(Recipe))
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     plan = parser.add_argument_group("plan")
-    plan.add_argument(
-        "--dry-run", action="store_true", help="print what the training will take (tokens, FLOPs, time, disk), and end"
-    )
+    plan.add_argument("--dry-run", action="store_true", help="print what it takes (tokens, FLOPs, time, disk), and end")
     plan.add_argument("--device", metavar="NAME", help="with --dry-run: time on it, such as 'p100 x8' or here")
-    plan.add_argument(
-        "--utilisation",
-        type=float,
-        metavar="X",
-        help="with --dry-run: assumed share of the device's peak (default: 0.35, of a P100 0.288)",
-    )
+    share = "with --dry-run: assumed share of the device's peak (default: 0.35, of a P100 0.288)"
+    plan.add_argument("--utilisation", type=float, metavar="X", help=share)
 
 
 def _print_plan(recipe, arguments: argparse.Namespace) -> int:
@@ -83,11 +67,8 @@ def _train(arguments: argparse.Namespace) -> int:
     leave_process_group()
     if not is_main_process():
         return 0
-    shown = ", ".join(
-        f"{label} {result.metrics[key]:.2f}"
-        for key, label in (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU (greedy)"))
-        if key in result.metrics
-    )
+    labels = {"eval_loss": "loss", "eval_perplexity": "perplexity", "eval_bleu": "BLEU (greedy)"}
+    shown = ", ".join(f"{labels[key]} {result.metrics[key]:.2f}" for key in labels if key in result.metrics)
     print(f"trained {result.steps:,} steps in {duration(result.seconds)}; kept the {result.kept}: validation {shown}")
     print(f"model: {result.folder}")
     print(f"translate with it: {command_name()} translate {result.folder} 'a sentence'")
@@ -96,9 +77,8 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def add_demo(commands) -> None:
     """Add `vaswani demo`."""
-    parser = add_command(
-        commands, "demo", _demo, "train on a generated English-German corpus and show what was learned"
-    )
+    what = "train on a generated English-German corpus and show what was learned"
+    parser = add_command(commands, "demo", _demo, what)
     parser.add_argument("--output", default="demo_output", metavar="FOLDER", help="default: demo_output")
     parser.add_argument("--seed", type=int, default=0, help="of corpus and training")
 

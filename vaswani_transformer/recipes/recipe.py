@@ -8,12 +8,13 @@ import difflib
 import math
 import types
 import typing
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 
 import yaml
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import MAX_EXTRA_TOKENS
 
@@ -28,17 +29,11 @@ OPTIMIZER, CHECKS, DECODING, OUTPUT = "optimizer", "validation and checkpoints",
 
 @dataclasses.dataclass
 class Recipe:
-    """All settings of one training run; the help of each field is its documentation.
-
-    Raises:
-        UserError: from `load_recipe` and `check_recipe`, for unknown fields, wrong types and values out of range.
-    """
+    """All settings of one training run; the help of each field is its documentation. `check_recipe` checks values."""
 
     train_source: str | None = _option(None, "text file of training sources, or a pattern: a.*.en.gz", DATA)
     train_target: str | None = _option(None, "text file of training targets, aligned with train_source", DATA)
-    train_data: str | None = _option(
-        None, "instead of two text files: a TSV, CSV, JSON lines or Parquet file, a folder, or a Hub dataset", DATA
-    )
+    train_data: str | None = _option(None, "instead of both: TSV, CSV, JSON lines, Parquet, a folder, Hub data", DATA)
     prepared: str | None = _option(None, "folder made by `vaswani prepare`, to train on instead of the text", DATA)
     validation_source: str | None = _option(None, "text file of validation sources", DATA)
     validation_target: str | None = _option(None, "text file of validation targets", DATA)
@@ -53,12 +48,8 @@ class Recipe:
     source_column: str = _option("source", "column of the sources, or its key in a translation column: en", DATA)
     target_column: str = _option("target", "column of the targets, or its key in a translation column: de", DATA)
     max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
-    max_length_ratio: float = _option(
-        3.0, "pairs with one side more than this many times longer are dropped; 0 for no limit", DATA
-    )
-    expected_pairs: int | None = _option(
-        None, "sentence pairs of an epoch that --dry-run calculates with where the data is not here", DATA
-    )
+    max_length_ratio: float = _option(3.0, "pairs with a side over so many times longer are dropped; 0: no limit", DATA)
+    expected_pairs: int | None = _option(None, "pairs of an epoch, for --dry-run where the data is not here", DATA)
     expected_source_length: float | None = _option(None, "the same: mean tokens of a source, </s> included", DATA)
     expected_target_length: float | None = _option(None, "the same: mean tokens of a target, </s> included", DATA)
 
@@ -100,24 +91,16 @@ class Recipe:
     adam_epsilon: float = _option(1e-9, "Adam's epsilon", OPTIMIZER)
     max_gradient_norm: float = _option(0.0, "clip gradients to this norm; 0 for none, as in the paper", OPTIMIZER)
     precision: str = _option("auto", "fp32, bf16, fp16, or auto: bf16 where the device computes in it", OPTIMIZER)
-    attention: str = _option(
-        "auto", "eager, sdpa, ...: transformers' implementations; auto: eager on a CPU, else sdpa", OPTIMIZER
-    )
-    fused_loss: bool = _option(
-        True, "compute projection and loss together, so that the logits of a whole batch never exist", OPTIMIZER
-    )
+    attention: str = _option("auto", "transformers' eager, sdpa, ...; auto: eager on a CPU, else sdpa", OPTIMIZER)
+    fused_loss: bool = _option(True, "projection and loss in blocks: a batch's logits never exist at once", OPTIMIZER)
     compile: bool = _option(False, "compile the layers with torch.compile: a minute at the start", OPTIMIZER)
     seed: int = _option(0, "of initial weights, dropout and shuffling", OPTIMIZER)
 
     evaluate_every: int = _option(1000, "optimizer steps between validations, each with a checkpoint", CHECKS)
     log_every: int = _option(50, "optimizer steps between lines of the training log", CHECKS)
-    report_to: str = _option(
-        "none", "what else follows the log, comma-separated: tensorboard, wandb, ... (transformers' names)", CHECKS
-    )
+    report_to: str = _option("none", "what else gets the log, comma-separated: tensorboard, wandb, ...", CHECKS)
     validation_bleu: int = _option(
-        500,
-        "validate on a fixed sample of this many pairs, translated greedily for BLEU; 0: loss on all pairs, no BLEU",
-        CHECKS,
+        500, "pairs of a fixed sample to validate on, translated greedily for BLEU; 0: loss on all pairs", CHECKS
     )
     best_by: str = _option("loss", "what the best checkpoint is best by: loss or bleu", CHECKS)
     early_stopping: int = _option(0, "stop after this many validations without a better one; 0 for never", CHECKS)
@@ -127,9 +110,7 @@ class Recipe:
     keep_checkpoints: int = _option(5, "latest checkpoints kept, besides the best and those to average", CHECKS)
     average_checkpoints: int = _option(5, "average this many latest checkpoints at the end; 0: no", CHECKS)
     keep_weights: str = _option(
-        "better",
-        "what the model folder gets: average, best, last, or better: best or average, whichever validates better",
-        CHECKS,
+        "better", "what the model gets: average, best, last, or better (of best and average, by validation)", CHECKS
     )
 
     num_beams: int = _option(4, "beam size the saved model decodes with", DECODING)
@@ -163,35 +144,32 @@ def field_type(name: str) -> tuple[type, bool]:
     return hint, False
 
 
-def unknown_field_message(name: str) -> str:
-    """One line that names an unknown field and the nearest valid one."""
-    near = difflib.get_close_matches(name.replace("-", "_"), _FIELDS, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "`vaswani train --help` lists the fields"
-    return f"there is no recipe field {name!r}: {hint}"
+def _nearest(name: str, names: Iterable[str], command: str) -> str:
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"`{command}` lists them"
 
 
 def convert(name: str, value) -> object:
     """A value from YAML or the command line (a string) as the type of its field.
 
     Raises:
-        UserError: when it does not fit, naming field, value and type.
+        UserError: for a value of another type.
     """
     kind, optional = field_type(name)
     text = value.strip() if isinstance(value, str) else value
-    if text is None or (isinstance(text, str) and text.lower() in ("none", "null") and optional):
-        if optional:
-            return None
+    if optional and str(text).lower() in ("none", "null"):
+        return None
+    if text is None:
         raise UserError(f"{name} must be given a value of type {kind.__name__}")
     if kind is bool:
-        words = {"true": True, "yes": True, "false": False, "no": False}
-        text = words.get(text.lower(), text) if isinstance(text, str) else text
-        if isinstance(text, bool):
-            return text
+        word = str(text).lower()
+        if word in ("true", "yes", "false", "no"):
+            return word in ("true", "yes")
     elif not isinstance(text, bool | list | dict):
         try:
             if kind is int and isinstance(text, float) and not text.is_integer():
                 raise ValueError
-            converted = kind(str(text).replace("_", "")) if kind is int and isinstance(text, str) else kind(text)
+            converted = kind(text)
             if kind is not float or math.isfinite(converted):
                 return converted
         except (ValueError, TypeError, OverflowError):
@@ -228,9 +206,8 @@ def read_recipe(name_or_path: str) -> tuple[str, str]:
             raise UserError(f"{name_or_path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
     names = recipe_names()
     if name_or_path not in names:
-        near = difflib.get_close_matches(name_or_path, names, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else "`vaswani recipes` lists them"
-        raise UserError(f"there is no recipe {name_or_path!r} and no such file: {hint}")
+        nearest = _nearest(name_or_path, names, "vaswani recipes")
+        raise UserError(f"there is no recipe {name_or_path!r} and no such file: {nearest}")
     return (resources.files(__package__) / f"{name_or_path}.yaml").read_text("utf-8"), name_or_path
 
 
@@ -252,19 +229,37 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
         where = f", line {mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", error)).split())
         raise UserError(f"{name_or_path}{where} is not valid YAML: {problem}") from error
-    if values is None:
-        values = {}
-    if not isinstance(values, dict):
+    if not isinstance(values, dict | None):
         raise UserError(f"{name_or_path} must hold lines of the form `field: value`")
-    values.update(overrides or {})
+    values = {**(values or {}), **(overrides or {})}
     for field in values:
         if field not in _FIELDS:
-            raise UserError(unknown_field_message(str(field)))
+            nearest = _nearest(str(field).replace("-", "_"), _FIELDS, "vaswani train --help")
+            raise UserError(f"there is no recipe field {str(field)!r}: {nearest}")
     recipe = Recipe(**{field: convert(field, value) for field, value in values.items()})
     if recipe.output is None:
         recipe.output = str(Path("runs") / name)
     check_recipe(recipe)
     return recipe
+
+
+_RANGES = (
+    ("tokens_per_batch tokens_per_device max_steps warmup_steps evaluate_every log_every num_beams keep_checkpoints"
+     " expected_pairs expected_source_length expected_target_length", lambda value: value >= 1, "1 or more"),
+    ("validation_size max_minutes max_gradient_norm validation_bleu early_stopping average_checkpoints"
+     " checkpoint_minutes max_extra_tokens seed data_workers", lambda value: value >= 0, "0 or more"),
+    ("max_length", lambda length: length >= 2, "2 or more, since </s> counts"),
+    ("max_length_ratio", lambda ratio: ratio == 0 or ratio >= 1, "1 or more, or 0 for no limit"),
+    ("seed", lambda seed: seed < 2**32, "below 2**32"),
+    ("learning_rate_scale adam_epsilon", lambda value: value > 0, "above 0"),
+    ("label_smoothing adam_beta1 adam_beta2", lambda share: 0 <= share < 1, "at least 0 and below 1"),
+)  # fmt: skip
+_CHOICES = {
+    "tokenizer_kind": ("bpe", "wordpiece"),
+    "precision": ("auto", "fp32", "bf16", "fp16"),
+    "best_by": ("loss", "bleu"),
+    "keep_weights": ("better", "average", "best", "last"),
+}
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -273,39 +268,15 @@ def check_recipe(recipe: Recipe) -> None:
     Raises:
         UserError: naming the field, its value and the rule.
     """
-    at_least = {
-        1: "tokens_per_batch tokens_per_device max_steps warmup_steps evaluate_every log_every num_beams"
-        " keep_checkpoints expected_pairs expected_source_length expected_target_length",
-        0: "validation_size max_length_ratio max_minutes max_gradient_norm validation_bleu early_stopping"
-        " average_checkpoints checkpoint_minutes max_extra_tokens seed data_workers",
-    }
-    for lowest, names in at_least.items():
+    for names, is_in_range, rule in _RANGES:
         for name in names.split():
             value = getattr(recipe, name)
-            if value is not None and value < lowest:
+            if value is not None and not is_in_range(value):
                 or_none = ", or none" if field_type(name)[1] else ""
-                raise UserError(f"{name} is {value}: it must be {lowest} or more{or_none}")
-    if recipe.max_length < 2:
-        raise UserError(f"max_length is {recipe.max_length}: it must be 2 or more, since </s> counts")
-    if 0 < recipe.max_length_ratio < 1:
-        raise UserError(f"max_length_ratio is {recipe.max_length_ratio}: it must be 1 or more, or 0 for no limit")
-    if recipe.seed >= 2**32:
-        raise UserError(f"seed is {recipe.seed}: it must be below 2**32")
-    for name in ("learning_rate_scale", "adam_epsilon"):
-        if getattr(recipe, name) <= 0:
-            raise UserError(f"{name} is {getattr(recipe, name)}: it must be above 0")
-    for name in ("label_smoothing", "adam_beta1", "adam_beta2"):
-        if not 0 <= getattr(recipe, name) < 1:
-            raise UserError(f"{name} is {getattr(recipe, name)}: it must be at least 0 and below 1")
-    choices = {
-        "tokenizer_kind": ("bpe", "wordpiece"),
-        "precision": ("auto", "fp32", "bf16", "fp16"),
-        "best_by": ("loss", "bleu"),
-        "keep_weights": ("better", "average", "best", "last"),
-    }
-    for name, allowed in choices.items():
-        if getattr(recipe, name) not in allowed:
-            raise UserError(f"{name} is {getattr(recipe, name)!r}: it must be one of {', '.join(allowed)}")
+                raise UserError(f"{name} is {value}: it must be {rule}{or_none}")
+    for name, choices in _CHOICES.items():
+        if getattr(recipe, name) not in choices:
+            raise UserError(f"{name} is {getattr(recipe, name)!r}: it must be one of {', '.join(choices)}")
     if recipe.best_by == "bleu" and recipe.validation_bleu == 0:
         raise UserError("best_by is 'bleu' but validation_bleu is 0: set validation_bleu, or best_by to 'loss'")
     if recipe.keep_weights == "average" and recipe.average_checkpoints < 2:
@@ -339,5 +310,4 @@ def model_config(recipe: Recipe, vocab_size: int) -> VaswaniConfig:
         overrides |= {"vocab_size": vocab_size, "label_smoothing": recipe.label_smoothing}
         return VaswaniConfig.from_preset(recipe.preset, **overrides)
     except Exception as error:
-        cause = error.__cause__ if isinstance(error.__cause__, ValueError | TypeError) else error
-        raise UserError(" ".join(str(cause).split())) from error
+        raise UserError(one_line(error)) from error

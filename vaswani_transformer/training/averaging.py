@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from transformers.trainer import TRAINER_STATE_NAME
 
 from ..data.tokenization import load_tokenizer, tokenizer_sha256
 from ..errors import UserError, one_line
@@ -18,11 +19,7 @@ from .run_folder import CHECKPOINTS
 
 
 def _open_weights(folder: Path) -> dict[str, safe_open]:
-    """The open safetensors file that holds each weight of a folder, by the weight's name.
-
-    Raises:
-        UserError: for a missing or damaged file.
-    """
+    """The open safetensors file that holds each weight of a folder, by the weight's name."""
     weights = {}
     for name in _file_names(folder):
         path = folder / name
@@ -49,17 +46,15 @@ def _file_names(folder: Path) -> list[str]:
 
 
 def _check_same_weights(folders: Sequence[Path], checkpoints: Sequence[dict[str, safe_open]]) -> None:
-    first, first_folder = checkpoints[0], folders[0]
+    first_folder, first = folders[0], checkpoints[0]
     for folder, weights in zip(folders[1:], checkpoints[1:], strict=True):
         if different := sorted(first.keys() ^ weights.keys()):
             raise UserError(f"{folder} and {first_folder} are not of one model: only one has the weight {different[0]}")
         for name in sorted(first):
-            shape, first_shape = (tuple(files[name].get_slice(name).get_shape()) for files in (weights, first))
-            if shape != first_shape:
-                raise UserError(
-                    f"{name} has shape {shape} in {folder} and {first_shape} in {first_folder}: only checkpoints of"
-                    " one model can be averaged"
-                )
+            shapes = [tuple(files[name].get_slice(name).get_shape()) for files in (weights, first)]
+            if shapes[0] != shapes[1]:
+                where = f"{shapes[0]} in {folder} and {shapes[1]} in {first_folder}"
+                raise UserError(f"{name} has shape {where}: only checkpoints of one model can be averaged")
 
 
 def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor]:
@@ -87,7 +82,7 @@ def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor
     return average
 
 
-CONFIG, TOKENIZER, STATE = "config.json", "tokenizer.json", "trainer_state.json"
+CONFIG, TOKENIZER, STATE = "config.json", "tokenizer.json", TRAINER_STATE_NAME
 # What else belongs to a model; optimizer, random states and the like belong to a checkpoint.
 _COPIED = (
     CONFIG, "generation_config.json", TOKENIZER, "tokenizer_config.json", "special_tokens_map.json",
@@ -107,14 +102,8 @@ def _read_config(folder: Path) -> dict:
     raise UserError(f"{folder} has no usable {CONFIG}: give folders of checkpoints or models")
 
 
-def check_same_model(folders: Sequence[Path]) -> None:
-    """Refuse folders whose configurations or tokenizers differ from the first one's.
-
-    Of folders without a tokenizer only the configurations are compared.
-
-    Raises:
-        UserError: naming two folders and what differs.
-    """
+def _check_same_model(folders: Sequence[Path]) -> None:
+    """Refuse folders whose configurations, or tokenizers where there are any, differ from the first one's."""
     first, config = folders[0], _read_config(folders[0])
     for folder in folders[1:]:
         other = _read_config(folder)
@@ -163,9 +152,7 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
     folders, output = [Path(folder) for folder in folders], Path(output)
     for folder in folders:
         if not folder.is_dir():
-            raise UserError(
-                f"there is no folder {folder}: give checkpoints, or a training's folder with --last or --best"
-            )
+            raise UserError(f"there is no folder {folder}: give checkpoints, or a training with --last or --best")
         refuse_exported(folder)
         if output.exists() and output.samefile(folder):
             raise UserError(f"output {output} is one of the checkpoints: give another one")
@@ -175,7 +162,7 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
     if replaced and not overwrite:
         raise UserError(f"output {output} is not empty: give another one, or --overwrite to replace the model in it")
     average = average_checkpoints(folders)
-    check_same_model(folders)
+    _check_same_model(folders)
     output = output.absolute()
     staging = unfinished(output)
     try:
@@ -229,11 +216,7 @@ def _checkpoints_of(run: str | Path) -> tuple[list[Checkpoint], dict]:
 
 
 def last_checkpoints(run: str | Path, count: int) -> list[Path]:
-    """The last checkpoints of a training, as it would average them itself: by the clock if it had set one, and the end.
-
-    Args:
-        run: output folder of a training, or its folder of checkpoints.
-        count: how many.
+    """The last `count` checkpoints in a training's output folder, as it would average them itself.
 
     Raises:
         UserError: for a folder without checkpoints, or fewer than `count`.
@@ -249,12 +232,7 @@ def last_checkpoints(run: str | Path, count: int) -> list[Path]:
 
 
 def best_checkpoints(run: str | Path, count: int, by: str) -> tuple[list[Path], list[tuple[int, float]]]:
-    """The checkpoints of a training with the best validations, best first.
-
-    Args:
-        run: output folder of a training, or its folder of checkpoints.
-        count: how many.
-        by: loss or bleu.
+    """The `count` checkpoints in a training's output folder with the best validations by loss or bleu, best first.
 
     Returns:
         The checkpoints, and step and score of validations better than the last of them whose checkpoints were removed.

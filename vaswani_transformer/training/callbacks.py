@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -25,10 +25,6 @@ class TrainingProgressCallback(TrainerCallback):
     """Loss, learning rate, tokens a second and time left: in a bar on a terminal, as lines where output is a file.
 
     transformers' own progress bar shows neither rate nor time limit, and prints logs as dictionaries.
-
-    Args:
-        log: counts the seconds of training.
-        max_minutes: a limit on them; 0 for none.
     """
 
     def __init__(self, log: "TrainingLogCallback", max_minutes: float = 0.0):
@@ -56,40 +52,36 @@ class TrainingProgressCallback(TrainerCallback):
         if self.bar is not None:
             self.bar.update(state.global_step - self.bar.n)
 
-    def seconds_left(self, state) -> float | None:
-        """Seconds to the last step or the time limit at this session's pace; None before its first step."""
-        seconds, steps = self.log.seconds(), state.global_step - self.first_step
-        if steps == 0:
-            return None
-        left = (state.max_steps - state.global_step) * (seconds - self.first_seconds) / steps
+    def seconds_left(self, state) -> float:
+        """Seconds to the last step or the time limit at this session's pace, after one step or more of it."""
+        seconds = self.log.seconds()
+        pace = (seconds - self.first_seconds) / (state.global_step - self.first_step)
+        left = (state.max_steps - state.global_step) * pace
         return max(0.0, min(left, 60 * self.max_minutes - seconds)) if self.max_minutes else left
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Show the logged step in the bar, or without a terminal as a line; a validation as a line."""
         if self.bar is None or not logs:
             return
+        line = None
         if "loss" in logs:
-            as_line, left = self.bar.disable, self.seconds_left(state)
             shown = [f"loss {logs['loss']:.3f}", f"rate {logs['learning_rate']:.2e}"]
-            if as_line and "grad_norm" in logs:
+            if self.bar.disable and "grad_norm" in logs:
                 shown.append(f"gradient {logs['grad_norm']:.2f}")
-            if "target_tokens_per_second" in logs:
-                shown.append(f"{logs['target_tokens_per_second']:,.0f} tok/s")
-            if as_line:
+            shown.append(f"{logs['target_tokens_per_second']:,.0f} tok/s")
+            if self.bar.disable:
                 shown.append(f"{logs['source_tokens']:,} + {logs['target_tokens']:,} tokens a step")
                 shown.append(f"padding {logs.get('padding', 0):.1%}")
-            if left is not None:
-                shown.append(f"{duration(left)} left")
-            if as_line:
-                self._print(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join(shown)}")
+            shown.append(f"{duration(self.seconds_left(state))} left")
+            if self.bar.disable:
+                line = f"step {state.global_step:,} of {state.max_steps:,}: {', '.join(shown)}"
             else:
                 self.bar.set_postfix_str(", ".join(shown))
         elif "eval_loss" in logs:
-            shown = ", ".join(f"{label} {logs[key]:.2f}" for key, label in _SHOWN if key in logs)
-            self._print(f"step {state.global_step:,}: validation {shown}")
-
-    def _print(self, text: str) -> None:
-        self.bar.write(text, file=sys.stderr)
+            shown = [f"{label} {logs[key]:.2f}" for key, label in _SHOWN if key in logs]
+            line = f"step {state.global_step:,}: validation {', '.join(shown)}"
+        if line is not None:
+            self.bar.write(line, file=sys.stderr)
 
     def on_train_end(self, args, state, control, **kwargs):
         """Close the bar."""
@@ -99,12 +91,7 @@ class TrainingProgressCallback(TrainerCallback):
 
 
 class LearningCurveCallback(TrainerCallback):
-    """Redraws the learning curve during training, after a validation and at most once in so many seconds.
-
-    Args:
-        draw: draws it, from the log to the picture.
-        seconds: between two pictures.
-    """
+    """Calls `draw` during training, after a validation and at most once in so many seconds."""
 
     def __init__(self, draw: Callable[[], object], seconds: float = 60.0):
         self.draw, self.seconds = draw, seconds
@@ -122,9 +109,6 @@ class TrainingLogCallback(TrainerCallback, ExportableState):
 
     `seconds` counts training over all sessions of a run, up to the checkpoint that each resumes from. Lines after that
     are dropped: the steps that they describe are done again.
-
-    Args:
-        path: the file.
     """
 
     def __init__(self, path: str | Path):
@@ -136,10 +120,8 @@ class TrainingLogCallback(TrainerCallback, ExportableState):
         """Continue the log of an interrupted run, or start one."""
         entries = read_training_log(self.path) if state.global_step > 0 and self.path.is_file() else []
         entries = [entry for entry in entries if entry["step"] <= state.global_step and not _FINAL & entry.keys()]
-        self.earlier_seconds = entries[-1]["seconds"] if entries else 0.0
-        stored = state.stateful_callbacks.get(type(self).__name__)
-        if state.global_step > 0 and isinstance(stored, dict):
-            self.earlier_seconds = stored["attributes"]["earlier_seconds"]
+        last_seconds = entries[-1]["seconds"] if entries else 0.0
+        self.earlier_seconds = stored_attribute(state, type(self), "earlier_seconds", last_seconds)
         self.started = time.monotonic()
         if state.is_world_process_zero:
             write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in entries))
@@ -180,6 +162,12 @@ def read_training_log(path: str | Path) -> list[dict]:
     return entries
 
 
+def stored_attribute(state, callback: type, name: str, default: float) -> float:
+    """What a callback of this class stored in the checkpoint that a training resumes from."""
+    stored = state.stateful_callbacks.get(callback.__name__)
+    return stored["attributes"].get(name, default) if state.global_step > 0 and isinstance(stored, dict) else default
+
+
 class ResumableEarlyStoppingCallback(EarlyStoppingCallback):
     """transformers' early stopping, whose count of validations without progress survives a resume.
 
@@ -189,102 +177,28 @@ class ResumableEarlyStoppingCallback(EarlyStoppingCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         """Restore the count from the checkpoint."""
         super().on_train_begin(args, state, control, **kwargs)
-        stored = state.stateful_callbacks.get(type(self).__name__)
-        if state.global_step > 0 and isinstance(stored, dict):
-            self.early_stopping_patience_counter = stored["attributes"]["early_stopping_patience_counter"]
+        name = "early_stopping_patience_counter"
+        self.early_stopping_patience_counter = stored_attribute(state, type(self), name, 0)
 
 
-class TogetherCallback(TrainerCallback):
-    """Ends or saves at the end of a step, on all processes at once, when one of them wants to.
+class StopAndSaveCallback(TrainerCallback):
+    """Stops on Ctrl-C or SIGTERM with a checkpoint, stops at a time limit, and asks for checkpoints by the clock.
 
-    transformers' callbacks decide in each process alone, and one that stops leaves the others waiting for it. One
-    message a step serves all of the callbacks.
-
-    Args:
-        callbacks: have `wants()`, whether this process wants to act, and `act(control)`, called on all processes then.
-    """
-
-    def __init__(self, callbacks: Sequence[TrainerCallback]):
-        self.callbacks = list(callbacks)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        """Ask all processes, and act."""
-        wanted = on_any_process(args, *(callback.wants() for callback in self.callbacks))
-        for callback, is_wanted in zip(self.callbacks, wanted, strict=True):
-            if is_wanted:
-                callback.act(control)
-        return control
-
-
-class TimeLimitCallback(TrainerCallback):
-    """Ends training with a validation and a checkpoint once it has taken so long; for [`TogetherCallback`].
+    All of it at the end of a step and on all processes at once: transformers' callbacks decide in each process alone,
+    and one that stops leaves the others waiting for it. A second Ctrl-C stops at once. transformers' own
+    `enable_jit_checkpoint` does not serve: it knows SIGTERM alone, waits 3 seconds and may save within a step.
 
     Args:
         log: counts the seconds, earlier sessions included.
-        minutes: the limit.
+        max_minutes: training then ends with a validation and a checkpoint; 0 for no limit.
+        checkpoint_minutes: between two checkpoints (Section 6.1: 10); 0 for none.
     """
 
-    def __init__(self, log: TrainingLogCallback, minutes: float):
-        self.log, self.minutes = log, minutes
-
-    def wants(self) -> bool:
-        """Whether the time is up."""
-        return self.log.seconds() >= 60 * self.minutes
-
-    def act(self, control) -> None:
-        """Ask for a validation, a checkpoint and the end."""
-        control.should_evaluate = control.should_save = control.should_training_stop = True
-
-
-class TimedCheckpointCallback(TrainerCallback):
-    """Asks for a checkpoint every so many minutes of training (Section 6.1: 10); for [`TogetherCallback`].
-
-    Args:
-        log: counts the seconds, earlier sessions included.
-        minutes: between two checkpoints.
-    """
-
-    def __init__(self, log: TrainingLogCallback, minutes: float):
-        self.log, self.interval = log, 60 * minutes
-        self.save_reason: str | None = None
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        """Set the clock."""
-        self.next_second = self._after(self.log.seconds())
-
-    def _after(self, seconds: float) -> float:
-        return (seconds // self.interval + 1) * self.interval
-
-    def wants(self) -> bool:
-        """Whether a checkpoint is due."""
-        return self.log.seconds() >= self.next_second
-
-    def act(self, control) -> None:
-        """Ask for it."""
-        control.should_save, self.save_reason = True, TIME
-        # The clock that is ahead of the others counts.
-        self.next_second = max(self.next_second + self.interval, self._after(self.log.seconds()))
-
-    def on_save(self, args, state, control, **kwargs):
-        """Forget the reason: the next checkpoint has its own."""
-        self.save_reason = None
-
-
-class StopSignalCallback(TrainerCallback):
-    """On Ctrl-C or SIGTERM: finish the step, write a checkpoint, stop; for [`TogetherCallback`].
-
-    A second Ctrl-C stops at once. transformers' own `enable_jit_checkpoint` does not serve: it knows SIGTERM alone,
-    waits 3 seconds, may save within a step, and each process decides for itself.
-    """
-
-    def __init__(self):
-        self.received: int | None = None
+    def __init__(self, log: TrainingLogCallback, max_minutes: float = 0.0, checkpoint_minutes: float = 0.0):
+        self.log, self.limit, self.interval = log, 60 * max_minutes, 60 * checkpoint_minutes
+        self.received: int | None = None  # the signal
+        self.save_reasons: set[str] = set()  # of the next checkpoint
         self._earlier_handlers = {}
-
-    @property
-    def save_reason(self) -> str | None:
-        """Why there is a checkpoint, once a signal has come."""
-        return None if self.received is None else STOP
 
     def _receive(self, number, frame):
         if self.received is not None:
@@ -295,22 +209,40 @@ class StopSignalCallback(TrainerCallback):
         if os.environ.get("RANK", "0") == "0":
             tqdm.write("stopping after this step, with a checkpoint (Ctrl-C again to stop at once)", file=sys.stderr)
 
+    def _next_checkpoint(self, seconds: float) -> float:
+        return (seconds // self.interval + 1) * self.interval if self.interval else float("inf")
+
     def on_train_begin(self, args, state, control, **kwargs):
-        """Install the signal handlers."""
+        """Set the clock, install the signal handlers."""
+        self.next_second = self._next_checkpoint(self.log.seconds())
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._earlier_handlers[number] = signal.signal(number, self._receive)
             except ValueError:  # outside the main thread the program around us handles signals
                 return
 
-    def wants(self) -> bool:
-        """Whether a signal came."""
-        return self.received is not None
+    def on_step_end(self, args, state, control, **kwargs):
+        """Ask all processes, and act."""
+        seconds = self.log.seconds()
+        stopped, time_is_up, checkpoint_is_due = on_any_process(
+            args, self.received is not None, 0 < self.limit <= seconds, seconds >= self.next_second
+        )
+        if stopped:
+            self.received = self.received or signal.SIGTERM  # another process may have had it
+            control.should_save = control.should_training_stop = True
+            self.save_reasons.add(STOP)
+        if time_is_up:
+            control.should_evaluate = control.should_save = control.should_training_stop = True
+        if checkpoint_is_due:
+            control.should_save = True
+            self.save_reasons.add(TIME)
+            # The clock that is ahead of the others counts.
+            self.next_second = max(self.next_second + self.interval, self._next_checkpoint(seconds))
+        return control
 
-    def act(self, control) -> None:
-        """Ask for a checkpoint and the end."""
-        self.received = self.received or signal.SIGTERM  # another process may have had it
-        control.should_save = control.should_training_stop = True
+    def on_save(self, args, state, control, **kwargs):
+        """Forget the reasons: the next checkpoint has its own."""
+        self.save_reasons = set()
 
     def on_train_end(self, args, state, control, **kwargs):
         """Restore the earlier signal handlers."""

@@ -25,17 +25,10 @@ class CheckpointError(OSError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint.
-
-    Args:
-        path: its folder.
-        reasons: why it was written: validation, interval, time, stop, end; empty for one without a manifest.
-        world_size: how many processes wrote it; None for one without a manifest.
-    """
+    """A complete checkpoint."""
 
     path: Path
-    reasons: frozenset[str] = frozenset()
-    world_size: int | None = None
+    reasons: frozenset[str] = frozenset()  # why it was written (time, stop, ...); none without a manifest
 
     @property
     def step(self) -> int:
@@ -67,26 +60,16 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     read, which is written last.
     """
     try:
-        text = (folder / MANIFEST).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return Checkpoint(folder) if _has_state(folder) else None
-    except (OSError, UnicodeDecodeError):
-        return None
-    try:
-        record = json.loads(text)
+        if not (folder / MANIFEST).exists():
+            state = json.loads((folder / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+            return Checkpoint(folder) if isinstance(state, dict) else None
+        record = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         sizes = {name: (folder / name).stat().st_size for name in record["files"]}
         if sizes != record["files"] or record["step"] != step_of(folder):
             return None
-        return Checkpoint(folder, frozenset(record["written_for"]), record["world_size"])
+        return Checkpoint(folder, frozenset(record["written_for"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _has_state(folder: Path) -> bool:
-    try:
-        return isinstance(json.loads((folder / TRAINER_STATE_NAME).read_text(encoding="utf-8")), dict)
-    except (OSError, ValueError):
-        return False
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
@@ -112,15 +95,10 @@ def last_complete_checkpoint(folder: Path) -> Path | None:
 
 
 def to_average(checkpoints: list[Checkpoint], count: int, timed: bool, every: int, end: int) -> list[Checkpoint]:
-    """The last checkpoints of a run, those that are averaged (Section 6.1), by step.
+    """The last `count` checkpoints of a run, those that are averaged (Section 6.1), by step.
 
-    Args:
-        checkpoints: by step.
-        count: how many at most.
-        timed: average those that the clock asked for, and the last step's; else those of validations.
-        every: steps between validations; those that a signal asked for in between do not count, so that an interrupted
-            run ends as an uninterrupted one.
-        end: the last step of the run.
+    If `timed` those that the clock asked for, else those of validations, which come `every` so many steps; and that of
+    the step `end`. Those that a signal asked for do not count, so that an interrupted run ends as an uninterrupted one.
     """
     chosen = [one for one in checkpoints if (one.timed if timed else one.step % every == 0) or one.step == end]
     return chosen[-count:] if count > 0 else []
@@ -129,14 +107,14 @@ def to_average(checkpoints: list[Checkpoint], count: int, timed: bool, every: in
 def surplus(
     checkpoints: list[Checkpoint], limit: int | None, timed_limit: int | None, best_step: int | None
 ) -> list[Checkpoint]:
-    """The checkpoints to remove: those of validations and those of the clock are counted apart.
+    """The checkpoints to remove; the last, to resume from, and that of `best_step` are always kept.
 
     Args:
-        checkpoints: oldest first; the last is always kept, to resume from.
+        checkpoints: oldest first.
         limit: how many to keep that neither the clock nor a signal alone asked for, the best one included; None: all.
             One that a signal asked for is of no use once there is a later one, and must not push out an averaged one.
         timed_limit: how many to keep that the clock asked for; None: all.
-        best_step: step of the best one, which is always kept.
+        best_step: of the best one, if there is any.
     """
     keep = {one.step for one in checkpoints[-1:]} | {best_step}
     timed = [one.step for one in checkpoints if one.timed]

@@ -16,23 +16,18 @@ def model_flops(
 ) -> float:
     """Operations of the model's matrix products on these sentence pairs, a multiplication and an addition counting two.
 
-    Counted are the projections, the products of queries with keys and of weights with values, the feed-forward
-    sublayers and the projection to the vocabulary; a backward pass has two products for each of the forward pass.
-    Nothing else is (softmax, normalisation, look-ups, recomputation), and the whole square of the decoder's
-    self-attention is, though its mask hides half: that is how `torch.utils.flop_counter` counts, and the test compares.
-    Of restricted self-attention (`attention_window`) the positions that are in each other's neighbourhood count, in
-    encoder and decoder: what it has to do, of whatever a backend does. Divided by seconds and by the device's peak it
-    is the model-FLOPs utilisation.
+    Counted as `torch.utils.flop_counter` does: projections, attention's products of queries with keys and of weights
+    with values (the decoder's whole square, though its mask hides half), feed-forward sublayers, the projection to the
+    vocabulary, and for the backward pass twice as much; nothing else. Of restricted self-attention (`attention_window`)
+    the positions in each other's neighbourhood count, whatever a backend computes. Divided by seconds and by the
+    device's peak it is the model-FLOPs utilisation.
 
     Args:
         config: the model.
         source_lengths: tokens of each source, `</s>` included, `(pairs,)`; or a number, which counts as one pair. Give
             lengths without padding for what the model has to do, the padded ones for what the device is given to do.
-        target_lengths: tokens of each target, `</s>` included, `(pairs,)`.
+        target_lengths: the same for targets.
         training: forward and backward; `False` for forward alone.
-
-    Raises:
-        ValueError: for a different number of sources and targets.
     """
     sources, targets = (np.atleast_1d(np.asarray(x, np.float64)) for x in (source_lengths, target_lengths))
     if sources.shape != targets.shape:
@@ -48,9 +43,7 @@ def model_flops(
 def neighbours(lengths: np.ndarray, window: int | None) -> np.ndarray:
     """Pairs of positions of which one is in the other's neighbourhood, itself included, in sequences of these lengths.
 
-    Args:
-        lengths: of the sequences.
-        window: size r of the neighbourhood, half of it to either side; None for all positions.
+    `window` is the size r of the neighbourhood, half of it to either side; None for all positions.
     """
     if window is None:
         return lengths * lengths

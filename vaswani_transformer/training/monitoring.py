@@ -43,14 +43,9 @@ class ThroughputMeter:
             self._since += time.monotonic() - paused
 
     def read(self, tokens: np.ndarray, positions: np.ndarray) -> dict[str, float]:
-        """Measures since the last reading.
+        """`target_tokens_per_second` and `padding` (the share of positions without a token) since the last reading.
 
-        Args:
-            tokens: source and target tokens so far, padding not counted.
-            positions: the same with padding.
-
-        Returns:
-            `target_tokens_per_second`, and `padding`, the share of all positions of both sides that hold no token.
+        Source and target `tokens` are counted from the start of training, without padding, and `positions` with it.
         """
         now, result = time.monotonic(), {}
         new_tokens, new_positions = tokens - self._tokens, positions - self._positions
@@ -80,12 +75,9 @@ class NonFiniteLossError(UserError):
 
 
 class FiniteLossGuard:
-    """Counts losses that are nan or infinite and saves the batch of the first.
+    """Counts a trainer's losses that are nan or infinite and saves the batch of the first.
 
     A loss is read from the device only once the next one has been computed, so that nothing waits for the device.
-
-    Args:
-        trainer: whose step, folder and tokenizer are saved with it.
     """
 
     def __init__(self, trainer):
@@ -111,14 +103,11 @@ class FiniteLossGuard:
             self._read(keep=0)
         return self._count
 
-    def count_broken_weights(self) -> int:
-        """How many of the trained weights hold a number that is not finite, each matrix counted once.
+    def broken_weights(self) -> list[str]:
+        """Names of the trained weights that hold a number that is not finite, each matrix once.
 
         A gradient may be infinite though the loss is finite; the next loss would be the first to show it.
         """
-        return len(self._broken_weights())
-
-    def _broken_weights(self) -> list[str]:
         parameters = self.trainer.model.named_parameters()
         return [name for name, weight in parameters if weight.requires_grad and not _is_finite(weight)]
 
@@ -148,7 +137,7 @@ class FiniteLossGuard:
             "loss": str(loss),
             "steps_done": trainer.state.global_step,
             "learning_rate": trainer.optimizer.param_groups[0]["lr"] if trainer.optimizer is not None else None,
-            "parameters_not_finite": self._broken_weights(),
+            "parameters_not_finite": self.broken_weights(),
             "pairs": pairs,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,11 +145,7 @@ class FiniteLossGuard:
         return path
 
     def refuse(self, losses: int, weights: int = 0) -> None:
-        """End training if any losses or weights are not finite, counted over all processes.
-
-        Raises:
-            NonFiniteLossError: with the path of the batch and what to change.
-        """
+        """Raise `NonFiniteLossError` if any losses or weights are not finite, counted over all processes."""
         if not losses and not weights:
             return
         step, folder = self.trainer.state.global_step, self.trainer.args.output_dir
@@ -177,12 +162,7 @@ class FiniteLossGuard:
 
 
 def plot_learning_curve(log: str | Path, picture: str | Path) -> bool:
-    """Draw losses (nats a token), BLEU and learning rate over optimizer steps; returns False without matplotlib.
-
-    Args:
-        log: a training log, JSON lines.
-        picture: the PNG to write.
-    """
+    """Draw losses (nats a token), BLEU and learning rate of a log over its steps; returns False without matplotlib."""
     entries = read_training_log(log)
     series = {
         key: ([entry["step"] for entry in entries if key in entry], [entry[key] for entry in entries if key in entry])

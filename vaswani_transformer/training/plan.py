@@ -32,7 +32,7 @@ from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import Recipe
 from .flops import flops_per_token, model_flops
 from .run import make_tokenizer, new_model, reporters
-from .run_folder import checkpoints_at_most
+from .run_folder import BYTES_OF_A_CHECKPOINT, BYTES_OF_A_MODEL, checkpoints_at_most
 
 # Share of `tokens_per_batch` that is tokens on the longer side, the rest being padding. `TokenBatchSampler` gave 0.92
 # to 0.95 for 25,000 tokens and 400,000 generated pairs: log-normal lengths of mean 30, sides 15% to 25% apart.
@@ -40,98 +40,85 @@ EXPECTED_FILL = 0.93
 EXPECTED_LENGTH = 30.0  # tokens a sentence, where the recipe expects nothing
 BLOCK = 2**20  # pairs whose FLOPs are counted together
 LARGEST_READ = 64e6  # bytes of local data that a plan reads; tokenising more takes minutes
+SHORT_STEP = 0.05  # seconds; shorter steps take longer than their FLOPs
 
 PAPER_GPU, PAPER_GPUS, PAPER_TOKENS = "p100", 8, 25_000
-PAPER_STEPS = {"base": 100_000, "big": 300_000}
 # The share of eight such GPUs' peak that the base model's 0.4 s a step amount to, by our count of its FLOPs.
 PAPER_UTILISATION = 0.288
-# Preset: seconds a step and the training time it is rounded to (Section 5.2), Table 2's cost in FLOPs.
-PAPER_TIMES = {"base": (0.4, 12 * 3600, "12 hours", "3.3e18"), "big": (1.0, 3.5 * 86400, "3.5 days", "2.3e19")}
+# Preset: steps, seconds a step and the training time they are rounded to (Section 5.2), Table 2's cost in FLOPs.
+PAPER_TRAININGS = {
+    "base": (100_000, 0.4, 12 * 3600, "12 hours", "3.3e18"),
+    "big": (300_000, 1.0, 3.5 * 86400, "3.5 days", "2.3e19"),
+}
 
 
 @dataclass(frozen=True)
 class EpochFacts:
-    """An epoch in numbers: counted where the data is here, expected otherwise.
+    """An epoch in numbers: counted where the data is here, expected otherwise."""
 
-    Args:
-        pairs: sentence pairs; None if unknown.
-        source_length: mean tokens of a source, `</s>` included.
-        target_length: the same for targets.
-        pairs_per_step: of one optimizer step, on average.
-        flops_per_pair: of the model, forward and backward, on average.
-        steps: optimizer steps an epoch; None if `pairs` is.
-        exact: whether it was counted.
-        origin: how, or why not.
-    """
-
-    pairs: int | None
-    source_length: float
+    pairs: int | None  # None if unknown
+    source_length: float  # mean tokens, `</s>` included
     target_length: float
-    pairs_per_step: float
-    flops_per_pair: float
-    steps: int | None
-    exact: bool
-    origin: str
+    pairs_per_step: float  # mean of an optimizer step
+    flops_per_pair: float  # mean of forward and backward
+    exact: bool  # whether it was counted
+    origin: str  # how, or why not
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps an epoch; None if the number of pairs is unknown."""
+        return None if self.pairs is None else max(1, round(self.pairs / self.pairs_per_step))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe's training in numbers: tokens, FLOPs (a multiplication and an addition counting two), seconds, bytes.
-
-    Args:
-        recipe: the settings.
-        config: the model.
-        parameters: by part, tied ones once.
-        processes: that share a step.
-        micro_batches: parts of a step, over all processes and accumulation.
-        epoch: what an epoch holds.
-        step_flops: of one optimizer step, padding not counted.
-        device: name, and how many; None if none was named.
-        precision: that training takes on the device.
-        peak: FLOP/s of one device.
-        utilisation: share of the peak that the estimate assumes.
-        peak_source: where the peak is from.
-    """
+    """A recipe's training in numbers: tokens, FLOPs (a multiplication and an addition counting two), seconds, bytes."""
 
     recipe: Recipe
     config: VaswaniConfig
-    parameters: dict[str, int]
-    processes: int
-    micro_batches: int
+    parameters: dict[str, int]  # by part, tied ones once
+    processes: int  # that share a step
+    micro_batches: int  # parts of a step, over all processes and accumulation
     epoch: EpochFacts
-    step_flops: float
-    device: tuple[str, int] | None
-    precision: str | None
-    peak: float | None
-    utilisation: float
+    device: str | None  # a name of `DEVICES` or "here"; None if none was named, as the next two
+    precision: str | None  # that training takes on it
+    peak: float | None  # FLOP/s of one device
     peak_source: str
+    utilisation: float  # share of the peak that the estimate assumes
+
+    @property
+    def step_flops(self) -> float:
+        """FLOPs of one optimizer step, padding not counted."""
+        return self.epoch.pairs_per_step * self.epoch.flops_per_pair
 
     @property
     def flops(self) -> float:
-        """Of the whole training."""
+        """FLOPs of the whole training."""
         return self.step_flops * self.recipe.max_steps
 
     @property
     def paper_model(self) -> str | None:
         """`"base"` or `"big"` if the paper gives the step time of this model and batch."""
-        if self.recipe.tokens_per_batch != PAPER_TOKENS:
-            return None
         sizes = ("d_model", "d_ff", "num_heads", "d_k", "d_v", "encoder_layers", "decoder_layers")
-        for name in PAPER_TIMES:
+        for name in PAPER_TRAININGS if self.recipe.tokens_per_batch == PAPER_TOKENS else ():
             preset = VaswaniConfig.from_preset(name)
             if all(getattr(preset, size) == getattr(self.config, size) for size in sizes):
                 return name
         return None
 
     @property
+    def paper_seconds(self) -> float | None:
+        """Seconds that the paper's GPUs take for one step, if the plan is for them and the paper gives it."""
+        return PAPER_TRAININGS[self.paper_model][1] if self.device == PAPER_GPU and self.paper_model else None
+
+    @property
     def seconds(self) -> float | None:
         """Of the whole training on the named device: by the paper's step time if it gives one, else FLOPs over peak."""
         if self.device is None:
             return None
-        name, count = self.device
-        if name == PAPER_GPU and self.paper_model:
-            return self.recipe.max_steps * PAPER_TIMES[self.paper_model][0] * PAPER_GPUS / count
-        return self.flops / (self.peak * count * self.utilisation)
+        if self.paper_seconds is not None:
+            return self.recipe.max_steps * self.paper_seconds * PAPER_GPUS / self.processes
+        return self.flops / (self.peak * self.processes * self.utilisation)
 
 
 def make_plan(recipe: Recipe, device: str | None = None, processes: int = 1, utilisation: float | None = None) -> Plan:
@@ -147,45 +134,43 @@ def make_plan(recipe: Recipe, device: str | None = None, processes: int = 1, uti
     Raises:
         UserError: for what `vaswani train` would refuse too, and for an unknown device or a utilisation out of range.
     """
-    named, count = parse_device(device) if device is not None else (None, None)
+    name, count = parse_device(device) if device is not None else (None, None)
     if utilisation is None:
-        utilisation = PAPER_UTILISATION if named == PAPER_GPU else DEFAULT_UTILISATION
+        utilisation = PAPER_UTILISATION if name == PAPER_GPU else DEFAULT_UTILISATION
     if not 0 < utilisation <= 1:
         raise UserError(f"--utilisation is {utilisation}: it must be above 0 and at most 1")
     processes = count or processes
     precision, peak, peak_source = None, None, ""
-    if named is not None:
-        wanted, kind = recipe.precision, DEVICES.get(named)
-        if named == HERE:  # this machine's rules
+    if name is not None:
+        wanted, kind = recipe.precision, DEVICES.get(name)
+        if name == HERE:  # this machine's rules
             wanted = next((name for name, chosen in choose_precision(wanted).items() if chosen), "fp32")
             kind = measure_device(wanted)
-        precision, peak = kind.peak(wanted, named.upper())
+        precision, peak = kind.peak(wanted, name.upper())
         peak_source = kind.source
     reporters(recipe.report_to)
     prepared = open_prepared(recipe.prepared) if recipe.prepared is not None else None
     if prepared is not None:
         check_recipe_matches(prepared, recipe)
-    model = _empty_model(recipe, prepared and prepared.tokenizer, on_this_machine=named in (None, HERE))
-    config = model.config
-    accumulation = math.ceil(math.ceil(recipe.tokens_per_batch / recipe.tokens_per_device) / processes)
+    model = _empty_model(recipe, prepared and prepared.tokenizer, on_this_machine=name in (None, HERE))
+    micro_batches = processes * math.ceil(math.ceil(recipe.tokens_per_batch / recipe.tokens_per_device) / processes)
     if prepared is not None:
         counts = f"prepared: {prepared.counts('train')}"
-        epoch = _facts(recipe, config, *prepared.train.lengths, accumulation * processes, counts)
+        epoch = _counted_epoch(recipe, model.config, *prepared.train.lengths, micro_batches, counts)
     else:
-        epoch = _count(recipe, config, accumulation * processes) or _expect(recipe, config)
+        epoch = _epoch_of_text(recipe, model.config, micro_batches)
     return Plan(
         recipe=recipe,
-        config=config,
+        config=model.config,
         parameters=_parameters(model),
         processes=processes,
-        micro_batches=accumulation * processes,
+        micro_batches=micro_batches,
         epoch=epoch,
-        step_flops=epoch.pairs_per_step * epoch.flops_per_pair,
-        device=(named, processes) if named else None,
+        device=name,
         precision=precision,
         peak=peak,
-        utilisation=utilisation,
         peak_source=peak_source,
+        utilisation=utilisation,
     )
 
 
@@ -235,156 +220,128 @@ def _local_files(recipe: Recipe) -> tuple[list[Path], list[str]]:
     Raises:
         UserError: from `load_training_pairs`, for a wrong combination of names, or a data_dir that is not there.
     """
-    sides, data = (recipe.train_source, recipe.train_target), recipe.train_data
-    names = [name for name in (*sides, data) if name is not None]
-    if names and ((data is None) != all(sides) or any(sides) != all(sides)):
+    names = [name for name in (recipe.train_source, recipe.train_target, recipe.train_data) if name is not None]
+    wrong = names and len(names) != (2 if recipe.train_data is None else 1)
+    if wrong or (recipe.data_dir is not None and not home_path(recipe.data_dir).is_dir()):
         load_training_pairs(recipe)  # raises before it reads anything
-    if recipe.data_dir is not None and not home_path(recipe.data_dir).is_dir():
-        load_training_pairs(recipe)
     files, missing = [], []
     for name in names:
         try:
-            found = find_shards(data_path(recipe, name))
+            paths = find_shards(data_path(recipe, name))
         except UserError:  # of a pattern that no file matches
-            found = []
-        found = [file for path in found for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
-        files += found
-        missing += [] if found else [name]
+            paths = []
+        here = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
+        files += here
+        missing += [] if here else [name]
     return files, missing
 
 
-def _count(recipe: Recipe, config: VaswaniConfig, micro_batches: int) -> EpochFacts | None:
-    """Read and tokenise the training data as a training would; None where it is not here, or too large."""
+def _epoch_of_text(recipe: Recipe, config: VaswaniConfig, micro_batches: int) -> EpochFacts:
+    """An epoch, counted by tokenising as a training would, or expected where the data is not here or too large."""
     files, missing = _local_files(recipe)
-    if not files or missing:
-        return None
-    data_sources(recipe)  # raises for bad ones, however large they are
-    if sum(file.stat().st_size for file in files) > LARGEST_READ:
-        return None
-    train, _ = load_training_pairs(recipe)
-    tokenizer = make_tokenizer(recipe, train)
-    pairs, counts = tokenize_pairs(
-        train, tokenizer, max_length=recipe.max_length, max_length_ratio=recipe.max_length_ratio
+    if files and not missing:
+        data_sources(recipe)  # raises for bad ones, however large they are
+        size = sum(file.stat().st_size for file in files)
+        if size <= LARGEST_READ:
+            train, _ = load_training_pairs(recipe)
+            tokenizer = make_tokenizer(recipe, train)
+            limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
+            pairs, counts = tokenize_pairs(train, tokenizer, **limits)
+            columns = pairs.with_format("numpy")
+            lengths = columns["source_length"][:], columns["target_length"][:]
+            return _counted_epoch(recipe, config, *lengths, micro_batches, str(counts))
+        reason = f"{size / 1e6:,.0f} MB are too much to read for a plan: `vaswani prepare` counts them"
+    elif missing and (recipe.train_data is None or Path(recipe.train_data).suffix):
+        reason = f"{' and '.join(missing)} not found: training would stop at that"
+    else:
+        reason = "nothing is downloaded for a plan" if missing else "no training data is named"
+    source, target = recipe.expected_source_length, recipe.expected_target_length
+    known = source is not None and target is not None
+    source, target = (source, target) if known else (EXPECTED_LENGTH, EXPECTED_LENGTH)
+    return EpochFacts(
+        pairs=recipe.expected_pairs,
+        source_length=source,
+        target_length=target,
+        pairs_per_step=EXPECTED_FILL * recipe.tokens_per_batch / max(source, target),
+        flops_per_pair=model_flops(config, source, target),
+        exact=False,
+        origin=f"{reason}; what is marked ~ is {'the recipe' if known else 'this program'}'s estimate",
     )
-    lengths = pairs.with_format("numpy")
-    return _facts(recipe, config, lengths["source_length"][:], lengths["target_length"][:], micro_batches, str(counts))
 
 
-def _facts(recipe, config, sources: np.ndarray, targets: np.ndarray, micro_batches: int, origin: str) -> EpochFacts:
+def _counted_epoch(
+    recipe: Recipe, config: VaswaniConfig, sources: np.ndarray, targets: np.ndarray, micro_batches: int, origin: str
+) -> EpochFacts:
     """An epoch of pairs with these lengths (n,) in tokens; raises what the sampler of a training would."""
     sampler = TokenBatchSampler(sources, targets, recipe.tokens_per_batch, micro_batches=micro_batches)
-    steps = len(sampler) // micro_batches
     blocks = (slice(start, start + BLOCK) for start in range(0, len(sources), BLOCK))
     flops = sum(model_flops(config, sources[block], targets[block]) for block in blocks)
     return EpochFacts(
         pairs=len(sources),
         source_length=float(np.mean(sources)),
         target_length=float(np.mean(targets)),
-        pairs_per_step=len(sources) / steps,
+        pairs_per_step=len(sources) / (len(sampler) // micro_batches),
         flops_per_pair=flops / len(sources),
-        steps=steps,
         exact=True,
         origin=origin,
     )
 
 
-def _expect(recipe: Recipe, config: VaswaniConfig) -> EpochFacts:
-    """An epoch as the recipe expects it."""
-    source, target = recipe.expected_source_length, recipe.expected_target_length
-    known = source is not None and target is not None
-    source, target = (source, target) if known else (EXPECTED_LENGTH, EXPECTED_LENGTH)
-    pairs_per_step = EXPECTED_FILL * recipe.tokens_per_batch / max(source, target)
-    steps = None if recipe.expected_pairs is None else max(1, round(recipe.expected_pairs / pairs_per_step))
-    files, missing = _local_files(recipe)
-    if missing and (recipe.train_data is None or Path(recipe.train_data).suffix):
-        reason = f"{' and '.join(missing)} not found: training would stop at that"
-    elif files and not missing:
-        size = sum(file.stat().st_size for file in files) / 1e6
-        reason = f"{size:,.0f} MB are too much to read for a plan: `vaswani prepare` counts them"
-    else:
-        reason = "nothing is downloaded for a plan" if missing else "no training data is named"
-    return EpochFacts(
-        pairs=recipe.expected_pairs,
-        source_length=source,
-        target_length=target,
-        pairs_per_step=pairs_per_step,
-        flops_per_pair=model_flops(config, source, target),
-        steps=steps,
-        exact=False,
-        origin=f"{reason}; what is marked ~ is {'the recipe' if known else 'this program'}'s estimate",
-    )
-
-
-CHECKPOINT_BYTES = 12  # a parameter: the weight and Adam's two averages, in float32
-SHORT_STEP = 0.05  # seconds; shorter steps take longer than their FLOPs
-
-
 def describe_plan(plan: Plan) -> str:
     """A plan as text, a screenful, with the arithmetic."""
-    rows = [
-        ("model", _model_lines(plan)),
-        ("data", _data_lines(plan)),
-        ("step", _step_lines(plan)),
-        ("epochs", _epoch_lines(plan)),
-        ("checkpoints", _checkpoint_lines(plan)),
-        ("operations", _operation_lines(plan)),
-        ("the paper", _paper_lines(plan)),
-        ("time", _time_lines(plan)),
-    ]
+    mark = "" if plan.epoch.exact else "~"
+    rows = {
+        "model": [
+            f"{sum(plan.parameters.values()):,} parameters (preset {plan.recipe.preset}, vocabulary"
+            f" {plan.config.vocab_size:,})",
+            ", ".join(f"{part} {count:,}" for part, count in plan.parameters.items()),
+        ],
+        **_token_lines(plan, mark),
+        "checkpoints": _checkpoint_lines(plan),
+        "operations": _operation_lines(plan, mark),
+        "the paper": _paper_lines(plan),
+        "time": _time_lines(plan),
+    }
     return "\n".join(
-        f"{label if index == 0 else '':<13}{line}" for label, lines in rows for index, line in enumerate(lines)
+        f"{'' if index else label:<13}{line}" for label, lines in rows.items() for index, line in enumerate(lines)
     )
 
 
-def _model_lines(plan: Plan) -> list[str]:
-    parts = ", ".join(f"{part} {count:,}" for part, count in plan.parameters.items())
-    name = f"preset {plan.recipe.preset}, vocabulary {plan.config.vocab_size:,}"
-    return [f"{sum(plan.parameters.values()):,} parameters ({name})", parts]
-
-
-def _data_lines(plan: Plan) -> list[str]:
-    recipe, epoch = plan.recipe, plan.epoch
-    names = (recipe.train_data, recipe.data_config, recipe.train_source, recipe.train_target)
-    names = [name for name in names if name] if recipe.prepared is None else [recipe.prepared]
-    mark = "" if epoch.exact else "~"
+def _token_lines(plan: Plan, mark: str) -> dict[str, list[str]]:
+    """The tokens of the data, of a step and of all epochs."""
+    recipe, epoch, parts = plan.recipe, plan.epoch, plan.micro_batches
+    names = [recipe.train_data, recipe.data_config, recipe.train_source, recipe.train_target]
+    names = names if recipe.prepared is None else [recipe.prepared]
     pairs = "an unknown number of" if epoch.pairs is None else f"{mark}{epoch.pairs:,}"
-    return [
-        " ".join(names) or "none named",
+    data = [
+        " ".join(filter(None, names)) or "none named",
         epoch.origin,
         f"{pairs} pairs of {mark}{epoch.source_length:.1f} source and {mark}{epoch.target_length:.1f} target tokens",
     ]
-
-
-def _step_lines(plan: Plan) -> list[str]:
-    recipe, epoch, mark = plan.recipe, plan.epoch, "" if plan.epoch.exact else "~"
-    accumulation = plan.micro_batches // plan.processes
-    part = recipe.tokens_per_batch / plan.micro_batches
+    accumulation, part = parts // plan.processes, recipe.tokens_per_batch / parts
     processes = f"{plan.processes} processes" if plan.processes > 1 else "1 process"
     times = f"{accumulation} parts each, accumulated" if accumulation > 1 else "1 part each, no accumulation"
-    tokens = [epoch.pairs_per_step * length for length in (epoch.source_length, epoch.target_length)]
-    lines = [
+    source, target = (epoch.pairs_per_step * length for length in (epoch.source_length, epoch.target_length))
+    step = [
         f"at most {recipe.tokens_per_batch:,} source and {recipe.tokens_per_batch:,} target tokens, padding included",
-        f"{mark}{tokens[0]:,.0f} source and {mark}{tokens[1]:,.0f} target tokens without it",
+        f"{mark}{source:,.0f} source and {mark}{target:,.0f} target tokens without it",
         f"split over {processes}: {times}, about {part:,.0f} + {part:,.0f} tokens a part",
     ]
-    needed = 4 * plan.micro_batches if plan.micro_batches > 1 else 1
-    if not epoch.exact and recipe.tokens_per_batch // recipe.max_length < needed:
-        lines.append(
-            f"may be refused: {plan.micro_batches} parts need {needed} pairs in every batch, which holds"
-            f" {recipe.tokens_per_batch // recipe.max_length} of {recipe.max_length} tokens each"
+    needed, fitting = 4 * parts if parts > 1 else 1, recipe.tokens_per_batch // recipe.max_length
+    if not epoch.exact and fitting < needed:
+        step.append(
+            f"may be refused: {parts} parts need {needed} pairs in every batch, which holds {fitting} of"
+            f" {recipe.max_length} tokens each"
         )
-    return lines
-
-
-def _epoch_lines(plan: Plan) -> list[str]:
-    recipe, epoch, mark = plan.recipe, plan.epoch, "" if plan.epoch.exact else "~"
-    pairs = recipe.max_steps * epoch.pairs_per_step
-    source, target = (f"{mark}{_billions(pairs * length)}" for length in (epoch.source_length, epoch.target_length))
+    source, target = (f"{mark}{_billions(recipe.max_steps * tokens)}" for tokens in (source, target))
     limit = f", or stops after {recipe.max_minutes:g} minutes" if recipe.max_minutes else ""
-    seen = f"{recipe.max_steps:,} steps in all see {source} source and {target} target tokens{limit}"
+    epochs = [f"{recipe.max_steps:,} steps in all see {source} source and {target} target tokens{limit}"]
     if epoch.steps is None:
-        return [seen, "number of epochs unknown: give --expected-pairs"]
-    return [f"{mark}{epoch.steps:,} steps an epoch, {mark}{recipe.max_steps / epoch.steps:.1f} epochs in all", seen]
+        epochs.append("number of epochs unknown: give --expected-pairs")
+    else:
+        number = recipe.max_steps / epoch.steps
+        epochs.insert(0, f"{mark}{epoch.steps:,} steps an epoch, {mark}{number:.1f} epochs in all")
+    return {"data": data, "step": step, "epochs": epochs}
 
 
 def _billions(number: float) -> str:
@@ -392,10 +349,9 @@ def _billions(number: float) -> str:
 
 
 def _checkpoint_lines(plan: Plan) -> list[str]:
-    recipe = plan.recipe
-    parameters = sum(plan.parameters.values())
-    size, kept = CHECKPOINT_BYTES * parameters / 1e9, checkpoints_at_most(recipe)
-    needed = kept * size + 4 * parameters / 1e9
+    recipe, parameters = plan.recipe, sum(plan.parameters.values())
+    size, kept = BYTES_OF_A_CHECKPOINT * parameters / 1e9, checkpoints_at_most(recipe)
+    needed = kept * size + BYTES_OF_A_MODEL * parameters / 1e9
     written = f"every {recipe.evaluate_every:,} steps: {math.ceil(recipe.max_steps / recipe.evaluate_every):,} in all"
     too_few = []
     if recipe.checkpoint_minutes:
@@ -407,9 +363,8 @@ def _checkpoint_lines(plan: Plan) -> list[str]:
                 f"too few to average {recipe.average_checkpoints}: with --checkpoint-minutes 0 those of every"
                 " --evaluate-every N steps are averaged"
             ]
-    folder = Path(recipe.output).absolute()
-    while not folder.exists():
-        folder = folder.parent
+    output = Path(recipe.output).absolute()
+    folder = next(path for path in (output, *output.parents) if path.exists())
     free = shutil.disk_usage(folder).free / 1e9
     room = "enough" if free >= needed else f"TOO LITTLE at {folder}"
     return [
@@ -423,16 +378,16 @@ def _e(number: float) -> str:
     return f"{number:.2e}".replace("e+", "e")
 
 
-def _operation_lines(plan: Plan) -> list[str]:
-    recipe, epoch, mark = plan.recipe, plan.epoch, "" if plan.epoch.exact else "~"
+def _operation_lines(plan: Plan, mark: str) -> list[str]:
+    epoch, step = plan.epoch, _e(plan.step_flops)
     source, target = flops_per_token(plan.config)
     linear = 3 * (source * epoch.source_length + target * epoch.target_length)
     return [
         "a multiplication and an addition count as two, padding is not counted; backward is twice forward",
         f"a pair: 3 x ({epoch.source_length:.1f} x {_e(source)} + {epoch.target_length:.1f} x {_e(target)})"
         f" + attention {_e(epoch.flops_per_pair - linear)} = {_e(epoch.flops_per_pair)}",
-        f"a step: {mark}{epoch.pairs_per_step:,.1f} pairs x {_e(epoch.flops_per_pair)} = {_e(plan.step_flops)}",
-        f"in all: {recipe.max_steps:,} steps x {_e(plan.step_flops)} = {mark}{_e(plan.flops)} FLOPs",
+        f"a step: {mark}{epoch.pairs_per_step:,.1f} pairs x {_e(epoch.flops_per_pair)} = {step}",
+        f"in all: {plan.recipe.max_steps:,} steps x {step} = {mark}{_e(plan.flops)} FLOPs",
     ]
 
 
@@ -440,7 +395,7 @@ def _paper_lines(plan: Plan) -> list[str]:
     """The paper's estimate by its own method, and its GPUs' utilisation; nothing for another model or batch."""
     if plan.paper_model is None:
         return []
-    step_seconds, rounded, words, cost = PAPER_TIMES[plan.paper_model]
+    paper_steps, step_seconds, rounded, words, cost = PAPER_TRAININGS[plan.paper_model]
     steps, peak = plan.recipe.max_steps, DEVICES[PAPER_GPU].fp32 * 1e12
     seconds = steps * step_seconds
     method = f"{PAPER_GPUS} GPUs x {peak / 1e12} TFLOPS"
@@ -449,7 +404,7 @@ def _paper_lines(plan: Plan) -> list[str]:
         f" {seconds:,.0f} s = {duration(seconds)}",
         f"its method (footnote 5): {seconds:,.0f} s x {method} sustained = {_e(seconds * PAPER_GPUS * peak)} FLOPs",
     ]
-    if steps == PAPER_STEPS[plan.paper_model]:
+    if steps == paper_steps:
         lines.append(
             f"rounded as in the paper: {words} = {rounded:,.0f} s x {method} = {_e(rounded * PAPER_GPUS * peak)}"
             f" (Table 2: {cost})"
@@ -471,27 +426,23 @@ def _time_lines(plan: Plan) -> list[str]:
             f"known: {', '.join(known[:half])},",
             f"{', '.join(known[half:])} (this machine, measured)",
         ]
-    name, count = plan.device
-    shown = f"{name} x{count}"
-    if name == PAPER_GPU and plan.paper_model:
-        step = PAPER_TIMES[plan.paper_model][0]
+    name, count, steps = plan.device, plan.processes, f"{plan.recipe.max_steps:,} steps"
+    if plan.paper_seconds is not None:
         scaled = "" if count == PAPER_GPUS else f" x {PAPER_GPUS} / {count} GPUs"
-        return [
-            f"{shown}, by the paper's step time: {plan.recipe.max_steps:,} steps x {step} s{scaled}"
-            f" = {duration(plan.seconds)}"
-        ]
+        product = f"{steps} x {plan.paper_seconds} s{scaled}"
+        return [f"{name} x{count}, by the paper's step time: {product} = {duration(plan.seconds)}"]
     step = plan.seconds / plan.recipe.max_steps
     is_papers = name == PAPER_GPU and plan.utilisation == PAPER_UTILISATION
     what = "what the paper's base model reached" if is_papers else "an assumption"
     lines = [
-        f"{shown}, {plan.precision}: {_e(plan.step_flops)} / ({count} x {plan.peak / 1e12:.4g} TFLOPS"
+        f"{name} x{count}, {plan.precision}: {_e(plan.step_flops)} / ({count} x {plan.peak / 1e12:.4g} TFLOPS"
         f" x {plan.utilisation:.0%}) = {step:.3g} s a step",
-        f"{plan.recipe.max_steps:,} steps x {step:.3g} s = {duration(plan.seconds)}, without validation",
+        f"{steps} x {step:.3g} s = {duration(plan.seconds)}, without validation",
         f"peak: {plan.peak_source}; {plan.utilisation:.0%} of it is {what} (--utilisation changes it):",
         *UTILISATION_SOURCE,
     ]
     if step < SHORT_STEP and name != HERE:
         lines.append("such short steps will take longer: launching kernels and exchanging gradients is not counted")
-    if plan.precision == "fp32" and plan.recipe.precision == "auto" and DEVICES.get(name) and DEVICES[name].fp16:
+    if plan.precision == "fp32" and plan.recipe.precision == "auto" and name != HERE and DEVICES[name].fp16:
         lines.append(f"--precision fp16 uses its {DEVICES[name].fp16:.4g} TFLOPS; it has no bf16")
     return lines

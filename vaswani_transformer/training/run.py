@@ -5,9 +5,11 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import datasets
+import numpy as np
 import torch
 from accelerate import PartialState
 from transformers import PreTrainedTokenizerFast, PrinterCallback, ProgressCallback, set_seed
@@ -20,7 +22,7 @@ from ..data.recipe_data import load_training_pairs, new_tokenizer, pairs_of
 from ..data.tokenization import check_tokenizer_matches, load_tokenizer
 from ..data.tokenized_pairs import tokenize_pairs
 from ..distributed import Processes, joined_processes
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..evaluation.metrics import score_translations
 from ..files import place_files, remove, unfinished
 from ..hardware import choose_precision, keep_freed_memory, on_cpu
@@ -30,14 +32,12 @@ from ..recipes.recipe import Recipe, model_config
 from .callbacks import (
     LearningCurveCallback,
     ResumableEarlyStoppingCallback,
-    StopSignalCallback,
-    TimedCheckpointCallback,
-    TimeLimitCallback,
-    TogetherCallback,
+    StopAndSaveCallback,
     TrainingLogCallback,
     TrainingProgressCallback,
+    stored_attribute,
 )
-from .checkpoints import WEIGHTS, step_of
+from .checkpoints import WEIGHTS, checkpoint_folders, read_checkpoint, step_of
 from .monitoring import plot_learning_curve
 from .run_folder import (
     CHECKPOINTS,
@@ -51,9 +51,8 @@ from .run_folder import (
     checkpoints_at_most,
     claim_output,
     content_hashes,
-    incomplete_checkpoints,
 )
-from .selection import Selection, select_weights
+from .selection import select_weights
 from .trainer import VaswaniTrainer, VaswaniTrainingArguments
 
 logger = logging.getLogger(__name__)
@@ -62,12 +61,7 @@ CURVE_SECONDS = 60.0  # between two pictures of the learning curve during traini
 
 
 class TrainingStopped(Exception):
-    """A signal ended training after a checkpoint; the same command resumes it.
-
-    Args:
-        step: the optimizer step of the checkpoint.
-        signal_number: the signal.
-    """
+    """A signal ended training after the checkpoint of optimizer step `step`; the same command resumes it."""
 
     def __init__(self, step: int, signal_number: int):
         super().__init__(f"stopped at step {step}, checkpoint written")
@@ -76,31 +70,18 @@ class TrainingStopped(Exception):
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """A finished run.
+    """A finished run."""
 
-    Args:
-        folder: holds the model.
-        steps: optimizer steps.
-        seconds: of training, over all sessions.
-        metrics: validation of the selected weights.
-        averaged: how many checkpoints they are the average of; 0 if they are of one.
-        kept: which weights were selected, in words.
-    """
-
-    folder: Path
+    folder: Path  # holds the model
     steps: int
-    seconds: float
-    metrics: dict
-    averaged: int
-    kept: str = "best checkpoint"
+    seconds: float  # of training, over all sessions
+    metrics: dict  # validation of the selected weights
+    averaged: int  # how many checkpoints they are the average of; 0 if they are of one
+    kept: str = "best checkpoint"  # which they are, in words
 
 
 def make_tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool = False) -> PreTrainedTokenizerFast:
-    """The tokenizer that the recipe names, or of the run that is resumed, or one trained on the training pairs.
-
-    Raises:
-        UserError: as `load_tokenizer` and `train_tokenizer`.
-    """
+    """The tokenizer that the recipe names, or of the run that is resumed, or one trained on the training pairs."""
     if recipe.tokenizer is not None:
         return load_tokenizer(recipe.tokenizer)
     if resumed:
@@ -109,11 +90,7 @@ def make_tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool = Fals
 
 
 def _join_process_group() -> None:
-    """Join torch's process group, if this process was launched as one of several.
-
-    Raises:
-        UserError: for FSDP on CPUs.
-    """
+    """Join torch's process group, if this process was launched as one of several."""
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and on_cpu():
         raise UserError(
             "FSDP was launched without a GPU, where accelerate would train without it: launch with"
@@ -127,35 +104,20 @@ def _join_process_group() -> None:
 
 
 def reporters(names: str) -> list[str]:
-    """transformers' integrations that the log is also sent to, each tried out.
-
-    Args:
-        names: comma-separated names, such as `"tensorboard,wandb"`; `"none"` for none.
-
-    Raises:
-        UserError: for a name that transformers does not have, or whose package is not installed.
-    """
+    """transformers' integrations that the log is also sent to (`"tensorboard,wandb"`, `"none"`), each tried out."""
     chosen = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
     for name in chosen:
         try:
             for callback in get_reporting_integration_callbacks([name]):
                 callback()
         except (ValueError, RuntimeError, ImportError) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = one_line(error, 200)
             raise UserError(f"report_to {name!r} cannot be used ({reason}): install it, or report_to none") from error
     return chosen
 
 
 def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments:
-    """The recipe in the Trainer's terms.
-
-    Args:
-        recipe: the recipe.
-        longest: tokens of the longest validation sentence; a validation batch holds `tokens_per_device` at most.
-
-    Raises:
-        UserError: as `choose_precision`.
-    """
+    """The recipe in the Trainer's terms; `longest` is the number of tokens of the longest validation sentence."""
     timed, averaged = recipe.checkpoint_minutes > 0, recipe.average_checkpoints
     return VaswaniTrainingArguments(
         output_dir=str(Path(recipe.output) / CHECKPOINTS),
@@ -200,19 +162,13 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
     )
 
 
-def _bleu_metric(tokenizer):
+def _bleu(tokenizer, prediction) -> dict[str, float]:
     """`compute_metrics` for the Trainer: generated ids and labels to BLEU."""
-
-    def compute(prediction) -> dict[str, float]:
-        def decode(ids):
-            ids = ids.copy()
-            ids[ids < 0] = tokenizer.pad_token_id
-            return tokenizer.batch_decode(ids, skip_special_tokens=True)
-
-        predictions, references = decode(prediction.predictions), decode(prediction.label_ids)
-        return {"bleu": score_translations(predictions, references)["bleu"]}
-
-    return compute
+    predictions, references = (
+        tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
+        for ids in (prediction.predictions, prediction.label_ids)
+    )
+    return {"bleu": score_translations(predictions, references)["bleu"]}
 
 
 def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
@@ -239,7 +195,7 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     try:
         model.set_attn_implementation(attention)
     except (ValueError, ImportError) as error:
-        raise UserError(f"attention {attention!r} cannot be used here: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(f"attention {attention!r} cannot be used here: {one_line(error, 200)}") from error
     if recipe.compile:
         # Layer by layer: all layers of a kind share what is compiled, and lengths differ from batch to batch.
         for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
@@ -253,11 +209,7 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
 
 
 def check_trainable(recipe: Recipe, tokenizer) -> None:
-    """Refuse what a training would refuse of this recipe once it has its data, without making or writing anything.
-
-    Raises:
-        UserError: as `new_model`, `choose_precision` and `reporters`.
-    """
+    """Refuse what a training would refuse of this recipe once it has its data, without making or writing anything."""
     with torch.device("meta"):
         new_model(recipe, tokenizer)
     choose_precision(recipe.precision)
@@ -273,26 +225,14 @@ def _end_workers(trainer: VaswaniTrainer) -> None:
 
 
 class TrainingRun:
-    """A recipe on its way: data, tokenizer, model, trainer; `run()` does it all.
-
-    Args:
-        recipe: all settings.
-        progress: show a bar on standard error.
-        build_model: from recipe and tokenizer to a model with initial weights.
-    """
+    """A recipe on its way: data, tokenizer, model, trainer; `run()` does it all. The arguments are those of `train`."""
 
     def __init__(self, recipe: Recipe, progress: bool = True, build_model: Callable | None = None):
         self.recipe, self.progress, self.build_model = recipe, progress, build_model or new_model
         self.folder = Path(recipe.output)
 
     def run(self) -> TrainingResult:
-        """Train, select the weights, write the model folder.
-
-        Raises:
-            UserError: for mistakes in the recipe or its data.
-            TrainingStopped: after a signal.
-            ProcessLostError: if another process of this training is gone.
-        """
+        """Train, select the weights, write the model folder."""
         if on_cpu():
             keep_freed_memory()
         _join_process_group()
@@ -305,10 +245,9 @@ class TrainingRun:
             checkpoint = processes.share("checkpoint", lambda: check_output(recipe))
             train, validation = self._load_data(processes, checkpoint is not None)
         model = self.build_model(recipe, self.tokenizer)
-        logger.info(
-            "model: %s parameters, vocabulary %s", f"{model.num_parameters():,}", f"{model.config.vocab_size:,}"
-        )
-        check_space(self.folder, model.num_parameters(), checkpoints_at_most(recipe))
+        parameters = model.num_parameters()
+        logger.info("model: %s parameters, vocabulary %s", f"{parameters:,}", f"{model.config.vocab_size:,}")
+        check_space(self.folder, parameters, checkpoints_at_most(recipe))
         trainer = self._make_trainer(model, train, validation)
         sampler = trainer.batch_sampler  # on all processes: what it refuses, all refuse
         if trainer.is_world_process_zero():  # only now: nothing was written before mistakes in what was given are found
@@ -316,45 +255,37 @@ class TrainingRun:
             hashes = content_hashes(self.tokenizer, train, validation)
             if checkpoint is not None:
                 check_contents(self.folder, hashes)
-            for folder in incomplete_checkpoints(self.folder):
-                logger.info("%s is incomplete and not used", folder)
+            for folder in checkpoint_folders(self.folder / CHECKPOINTS):
+                if read_checkpoint(folder) is None:
+                    logger.info("%s is incomplete and not used", folder)
             claim_output(recipe, checkpoint, self.tokenizer, hashes)
         trainer.accelerator.wait_for_everyone()
         try:
             self._train(trainer, checkpoint)
-            return self._finish(trainer, self._select_weights(trainer))
+            kept, averaged, metrics = select_weights(trainer, recipe, self.folder / CHECKPOINTS)
+            self._finish(trainer)
+            return TrainingResult(self.folder, trainer.state.global_step, self.log.seconds(), metrics, averaged, kept)
         finally:
             _end_workers(trainer)
 
     def _load_data(self, processes: Processes, resumed: bool) -> tuple:
         """Training and validation pairs as token ids; sets the tokenizer."""
-        if self.recipe.prepared is not None:
-            return self._open_prepared()
-        train_text, validation_text = load_training_pairs(self.recipe)
-        self.tokenizer = processes.share("tokenizer", lambda: make_tokenizer(self.recipe, train_text, resumed))
-        return tuple(self._tokenize(train_text, validation_text))
-
-    def _open_prepared(self) -> tuple:
-        prepared = open_prepared(self.recipe.prepared)
-        check_recipe_matches(prepared, self.recipe)
-        self.tokenizer = prepared.tokenizer
-        for name, part in (("training", TRAIN), ("validation", VALIDATION)):
-            logger.info("%s data: %s", name, prepared.counts(part))
-        return prepared.train, prepared.validation.as_dataset()
-
-    def _tokenize(self, train_text: datasets.Dataset, validation_text: datasets.Dataset) -> list[datasets.Dataset]:
-        tokenized = []
-        for part, text in (("training", train_text), ("validation", validation_text)):
-            pairs, counts = tokenize_pairs(
-                text,
-                self.tokenizer,
-                max_length=self.recipe.max_length,
-                max_length_ratio=self.recipe.max_length_ratio,
-                description=f"tokenizing {part} pairs",
-            )
-            logger.info("%s data: %s", part, counts)
-            tokenized.append(pairs)
-        return tokenized
+        recipe, loaded = self.recipe, []
+        if recipe.prepared is not None:
+            prepared = open_prepared(recipe.prepared)
+            check_recipe_matches(prepared, recipe)
+            self.tokenizer = prepared.tokenizer
+            for name, part in (("training", TRAIN), ("validation", VALIDATION)):
+                logger.info("%s data: %s", name, prepared.counts(part))
+            return prepared.train, prepared.validation.as_dataset()
+        texts = load_training_pairs(recipe)
+        self.tokenizer = processes.share("tokenizer", lambda: make_tokenizer(recipe, texts[0], resumed))
+        limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
+        for name, text in zip(("training", "validation"), texts, strict=True):
+            pairs, counts = tokenize_pairs(text, self.tokenizer, **limits, description=f"tokenizing {name} pairs")
+            logger.info("%s data: %s", name, counts)
+            loaded.append(pairs)
+        return tuple(loaded)
 
     def _train(self, trainer: VaswaniTrainer, checkpoint: Path | None) -> None:
         """Train to the end, from a checkpoint if there is one; raises `TrainingStopped` after a signal."""
@@ -379,13 +310,8 @@ class TrainingRun:
     def _has_ended(self, state: TrainerState) -> bool:
         """Whether a run with this state has nothing left to train, by the recipe's present limits."""
         recipe = self.recipe
-
-        def stored(callback: type, name: str) -> float:
-            value = state.stateful_callbacks.get(callback.__name__)
-            return value["attributes"].get(name, 0) if isinstance(value, dict) else 0
-
-        worse = stored(ResumableEarlyStoppingCallback, "early_stopping_patience_counter")
-        seconds = stored(TrainingLogCallback, "earlier_seconds")
+        worse = stored_attribute(state, ResumableEarlyStoppingCallback, "early_stopping_patience_counter", 0)
+        seconds = stored_attribute(state, TrainingLogCallback, "earlier_seconds", 0)
         return (
             state.global_step >= recipe.max_steps
             or 0 < recipe.early_stopping <= worse
@@ -405,7 +331,7 @@ class TrainingRun:
             train_dataset=train,
             eval_dataset=validation,
             processing_class=self.tokenizer,
-            compute_metrics=_bleu_metric(self.tokenizer) if recipe.validation_bleu else None,
+            compute_metrics=partial(_bleu, self.tokenizer) if recipe.validation_bleu else None,
         )
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
@@ -413,16 +339,10 @@ class TrainingRun:
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
         self.log = TrainingLogCallback(self.folder / LOG)
-        self.stopper = StopSignalCallback()
-        callbacks = [self.log, LearningCurveCallback(self._draw_learning_curve, CURVE_SECONDS)]
+        self.stopper = StopAndSaveCallback(self.log, recipe.max_minutes, recipe.checkpoint_minutes)
+        callbacks = [self.log, LearningCurveCallback(self._draw_learning_curve, CURVE_SECONDS), self.stopper]
         if self.progress:
             callbacks.append(TrainingProgressCallback(self.log, recipe.max_minutes))
-        together = [self.stopper]
-        if recipe.max_minutes:
-            together.append(TimeLimitCallback(self.log, recipe.max_minutes))
-        if recipe.checkpoint_minutes:
-            together.append(TimedCheckpointCallback(self.log, recipe.checkpoint_minutes))
-        callbacks += [*together, TogetherCallback(together)]
         if recipe.early_stopping:
             callbacks.append(ResumableEarlyStoppingCallback(recipe.early_stopping))
         for callback in callbacks:
@@ -438,10 +358,7 @@ class TrainingRun:
             new.unlink(missing_ok=True)
             logger.warning("the learning curve could not be drawn (%s)", error.strerror or error)
 
-    def _select_weights(self, trainer: VaswaniTrainer) -> Selection:
-        return select_weights(trainer, self.recipe, self.folder / CHECKPOINTS)
-
-    def _finish(self, trainer: VaswaniTrainer, selection: Selection) -> TrainingResult:
+    def _finish(self, trainer: VaswaniTrainer) -> None:
         """Write the model folder, its weights last: their presence marks a finished run."""
         sharded = trainer.is_fsdp_enabled  # then all processes have to gather the weights
         weights = trainer.accelerator.get_state_dict(trainer.model) if sharded else None
@@ -454,8 +371,6 @@ class TrainingRun:
             self.tokenizer.save_pretrained(staging)
             place_files(staging, self.folder, last=WEIGHTS)
         trainer.accelerator.wait_for_everyone()
-        steps, seconds = trainer.state.global_step, self.log.seconds()
-        return TrainingResult(self.folder, steps, seconds, selection.metrics, selection.averaged, selection.label)
 
 
 def train(

@@ -15,13 +15,14 @@ from ..data.tokenized_pairs import pair_lengths
 from ..errors import UserError
 from ..files import publish, remove, remove_leftovers, unfinished, write_text
 from ..recipes.recipe import Recipe
-from .checkpoints import WEIGHTS, checkpoint_folders, complete_checkpoints, last_complete_checkpoint
+from .checkpoints import WEIGHTS, last_complete_checkpoint
 
 CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.jsonl", "learning_curve.png"
 TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"  # a folder, and the files in it that are TensorBoard's
 TOKENIZER = "tokenizer"  # a folder beside the checkpoints, for a resumed run
 CONTENTS = "contents.json"  # beside it: hashes of tokenizer and data when the run began
 SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are compared for all
+BYTES_OF_A_CHECKPOINT, BYTES_OF_A_MODEL = 12, 4  # for each parameter: in float32 Adam's two averages and the weight
 # Fields that a resumed run may change: what has been computed so far does not depend on them.
 FREE_ON_RESUME = {
     "max_steps", "max_minutes", "early_stopping", "keep_checkpoints", "average_checkpoints", "checkpoint_minutes",
@@ -37,8 +38,7 @@ def check_output(recipe: Recipe) -> Path | None:
     An interrupted run of the same settings is resumed with `overwrite` too. Nothing that is there is changed.
 
     Raises:
-        UserError: if the folder holds a finished model and `overwrite` is not set, checkpoints of another recipe or of
-            another program, or cannot be written to.
+        UserError: for a folder that cannot be written to, or holds another run, or a model without `overwrite`.
     """
     folder = Path(recipe.output)
     if folder.exists() and not folder.is_dir():
@@ -61,14 +61,12 @@ def check_output(recipe: Recipe) -> Path | None:
     if checkpoint is None or finished:
         return None
     changes = _changed_settings(recipe, folder / RECIPE)
-    if changes and recipe.overwrite:
-        return None
-    if changes:
+    if changes and not recipe.overwrite:
         raise UserError(
             f"{folder} holds an interrupted training with other settings ({', '.join(changes)}): give the same ones to"
             " resume it, another --output, or --overwrite to start anew"
         )
-    return checkpoint
+    return None if changes else checkpoint
 
 
 def _changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
@@ -112,11 +110,7 @@ def content_hashes(tokenizer, train: datasets.Dataset, validation: datasets.Data
 
 
 def check_contents(folder: Path, hashes: dict[str, str]) -> None:
-    """Refuse to resume on another tokenizer or other data than the run in `folder` began with.
-
-    Raises:
-        UserError: naming what has changed. Of the data, lengths of all pairs and tokens of 10,000 are compared.
-    """
+    """Refuse to resume on another tokenizer or other data than the run in `folder` began with."""
     try:
         earlier = json.loads((folder / CHECKPOINTS / CONTENTS).read_text(encoding="utf-8"))
     except FileNotFoundError:  # an earlier version did not write it
@@ -132,15 +126,9 @@ def check_contents(folder: Path, hashes: dict[str, str]) -> None:
 
 
 def claim_output(recipe: Recipe, checkpoint: Path | None, tokenizer, hashes: dict[str, str]) -> None:
-    """Take the folder for this run: write its recipe and, unless it is resumed, remove what an earlier one left.
+    """Take the folder for this run: write its recipe and, unless `checkpoint` is resumed, remove an earlier run.
 
     At whatever moment this is cut off, the next start finds an interrupted run with its own recipe, or none.
-
-    Args:
-        recipe: the run's, accepted by `check_output`.
-        checkpoint: what `check_output` returned.
-        tokenizer: the run's.
-        hashes: its `content_hashes`.
     """
     folder = Path(recipe.output)
     checkpoints = folder / CHECKPOINTS
@@ -162,32 +150,18 @@ def claim_output(recipe: Recipe, checkpoint: Path | None, tokenizer, hashes: dic
         write_text(checkpoints / CONTENTS, json.dumps(hashes, indent=1) + "\n")
 
 
-def incomplete_checkpoints(folder: Path) -> list[Path]:
-    """Folders in a run's `folder` that are named as checkpoints and are not whole."""
-    complete = complete_checkpoints(folder / CHECKPOINTS)
-    return [path for path in checkpoint_folders(folder / CHECKPOINTS) if path not in complete]
-
-
 def checkpoints_at_most(recipe: Recipe) -> int:
-    """How many checkpoints are on the disk at most: of validations, the best, timed ones, and the one being written."""
+    """How many checkpoints are on the disk at once: of validations, the best, timed ones, and the one being written."""
     timed = recipe.checkpoint_minutes > 0
     validated = recipe.keep_checkpoints if timed else max(recipe.keep_checkpoints, recipe.average_checkpoints)
     return validated + (max(recipe.average_checkpoints, 1) if timed else 0) + 2
 
 
 def check_space(folder: Path, parameters: int, checkpoints: int) -> None:
-    """Refuse to start where checkpoints and model would not fit; present checkpoints count as free space.
-
-    Args:
-        folder: the output folder.
-        parameters: of the model; each takes 12 bytes in a checkpoint: the weight and Adam's two averages, in float32.
-        checkpoints: `checkpoints_at_most`.
-
-    Raises:
-        UserError: with the space needed and the space there is, in GB.
-    """
+    """Refuse to start where so many checkpoints and the model would not fit; present ones count as free space."""
     taken = sum(path.stat().st_size for path in (folder / CHECKPOINTS).rglob("*") if path.is_file())
-    needed, free = (12 * checkpoints + 4) * parameters, shutil.disk_usage(folder).free + taken
+    needed = (BYTES_OF_A_CHECKPOINT * checkpoints + BYTES_OF_A_MODEL) * parameters
+    free = shutil.disk_usage(folder).free + taken
     if free < needed:
         raise UserError(
             f"{folder} has {free / 1e9:.2f} GB of free space and {checkpoints} checkpoints need {needed / 1e9:.2f} GB:"

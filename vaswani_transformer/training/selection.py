@@ -1,7 +1,6 @@
 """Model selection after the last step: the best checkpoint, the average of the last ones, or the last."""
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,37 +16,14 @@ logger = logging.getLogger(__name__)
 BEST, AVERAGE, LAST = "best", "average", "last"
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The selected weights.
-
-    Args:
-        label: which they are, in words.
-        averaged: how many checkpoints they are the average of; 0 if they are of one.
-        metrics: their validation.
-    """
-
-    label: str
-    averaged: int
-    metrics: dict
-
-
-def find_candidates(recipe: Recipe, folder: Path, best_step: int | None, end: int) -> dict[str, list[Path]]:
-    """The checkpoints behind each candidate: best, average and last, as far as there are any.
-
-    Args:
-        recipe: how many checkpoints to average, and which weights to keep.
-        folder: of checkpoints.
-        best_step: step of the best one by validation, if there was one.
-        end: the last step.
-    """
+def _candidates(recipe: Recipe, folder: Path, best_step: int | None, end: int) -> dict[str, list[Path]]:
+    """The checkpoints behind each candidate: best, average and last, as far as there are any."""
     checkpoints = read_checkpoints(folder)
     timed, count = recipe.checkpoint_minutes > 0, recipe.average_checkpoints
     averaged = to_average(checkpoints, count, timed, recipe.evaluate_every, end)
-    best = None if best_step is None else read_checkpoint(folder / f"checkpoint-{best_step}")
     candidates = {}
-    if best is not None:
-        candidates[BEST] = [best.path]
+    if best_step is not None and read_checkpoint(best := folder / f"checkpoint-{best_step}"):
+        candidates[BEST] = [best]
     if len(averaged) > 1:
         candidates[AVERAGE] = [checkpoint.path for checkpoint in averaged]
     if checkpoints and (recipe.keep_weights == LAST or not candidates):
@@ -55,14 +31,17 @@ def find_candidates(recipe: Recipe, folder: Path, best_step: int | None, end: in
     return candidates
 
 
-def select_weights(trainer: VaswaniTrainer, recipe: Recipe, folder: Path) -> Selection:
+def select_weights(trainer: VaswaniTrainer, recipe: Recipe, folder: Path) -> tuple[str, int, dict]:
     """Evaluate and log all candidates among the checkpoints in `folder`, and load into the model what the recipe keeps.
 
     Without checkpoints the model keeps the weights that it has.
+
+    Returns:
+        Which weights they are, in words; of how many checkpoints they are the average, 0 if of one; their validation.
     """
-    candidates = find_candidates(recipe, folder, trainer.state.best_global_step, trainer.state.global_step)
+    candidates = _candidates(recipe, folder, trainer.state.best_global_step, trainer.state.global_step)
     if not candidates:
-        return Selection("last weights", 0, trainer.evaluate())
+        return "last weights", 0, trainer.evaluate()
     metrics = {}
     for name, paths in candidates.items():
         put_weights(trainer.model, average_checkpoints(paths))
@@ -81,7 +60,7 @@ def select_weights(trainer: VaswaniTrainer, recipe: Recipe, folder: Path) -> Sel
     if kept != name:  # the last that was evaluated is still loaded
         put_weights(trainer.model, average_checkpoints(candidates[kept]))
     averaged = len(candidates[kept]) if kept == AVERAGE else 0
-    return Selection(_label(kept, candidates[kept]), averaged, metrics[kept])
+    return _label(kept, candidates[kept]), averaged, metrics[kept]
 
 
 def _label(name: str, paths: list[Path]) -> str:
@@ -89,11 +68,9 @@ def _label(name: str, paths: list[Path]) -> str:
 
 
 def put_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Replace a model's weights, also where they are sharded over processes, which then all have to call this.
+    """Replace the weights of a trainer's model by name, of tied ones by one of their names.
 
-    Args:
-        model: as the trainer holds it.
-        weights: by name; of tied matrices one is enough.
+    Where the model is sharded over processes all of them have to call this.
     """
     options = StateDictOptions(full_state_dict=True, strict=False)
     set_model_state_dict(model, dict(weights), options=options)  # it changes the dictionary

@@ -66,7 +66,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         learning_rate_scale: factor on Equation 3; 1 in the paper.
         fused_loss: compute the projection to the vocabulary and the training loss together, in blocks of tokens (see
             `skip_logits` of the model's `forward`).
-        timed_save_total_limit: how many checkpoints are kept that a [`TimedCheckpointCallback`] asked for;
+        timed_save_total_limit: how many checkpoints are kept that a [`StopAndSaveCallback`] asked for by the clock;
             `save_total_limit` counts the others.
     """
 
@@ -256,7 +256,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         Raises:
             NonFiniteLossError: on all processes, if a loss or a weight was not finite on one of them.
         """
-        counts = self._finite_losses.count(wait=True), self._finite_losses.count_broken_weights()
+        counts = self._finite_losses.count(wait=True), len(self._finite_losses.broken_weights())
         self._finite_losses.refuse(*over_processes(self.args, counts))
 
     # Validation
@@ -414,9 +414,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
         publish(writing, final)
 
     def _save_reasons(self) -> set[str]:
-        """Why a checkpoint is written now; callbacks that ask for one give theirs in `save_reason`."""
+        """Why a checkpoint is written now; callbacks that ask for one give theirs in `save_reasons`."""
         step, every = self.state.global_step, self.state.save_steps
-        reasons = {getattr(callback, "save_reason", None) for callback in self.callback_handler.callbacks} - {None}
+        reasons = set().union(*(getattr(callback, "save_reasons", ()) for callback in self.callback_handler.callbacks))
         if self._validated_step == step:
             reasons.add(VALIDATION)
         elif self.args.save_strategy == "steps" and every and step % every == 0:

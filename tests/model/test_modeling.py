@@ -302,25 +302,6 @@ class TestLoss:
         both = model(source, decoder_input_ids=given, labels=self.LABELS).logits
         torch.testing.assert_close(both, model(source, decoder_input_ids=given).logits)
 
-    def test_is_torchs_cross_entropy_over_the_labels_that_count(self):
-        outputs = tiny_model()(random_ids(2, 4), labels=self.LABELS)
-        expected = nn.functional.cross_entropy(outputs.logits.transpose(1, 2), self.LABELS, ignore_index=-100)
-        torch.testing.assert_close(outputs.loss, expected)
-
-    @pytest.mark.parametrize("count", [11, torch.tensor(11)])
-    def test_num_items_in_batch_divides_the_sum(self, count):
-        model = tiny_model()
-        source = random_ids(2, 4)
-        mean = model(source, labels=self.LABELS).loss
-        torch.testing.assert_close(model(source, labels=self.LABELS, num_items_in_batch=count).loss, mean * 8 / 11)
-
-    def test_parts_of_a_batch_add_up(self):
-        model = tiny_model()
-        source = random_ids(2, 4)
-        whole = model(source, labels=self.LABELS, num_items_in_batch=8).loss
-        parts = [model(source[i : i + 1], labels=self.LABELS[i : i + 1], num_items_in_batch=8).loss for i in range(2)]
-        torch.testing.assert_close(sum(parts), whole)
-
     def test_of_a_bfloat16_model_is_a_float32_sum(self):
         assert tiny_model().to(torch.bfloat16)(random_ids(2, 4), labels=self.LABELS).loss.dtype == torch.float32
 

@@ -248,24 +248,13 @@ class Text2TextGenerationPipeline(Pipeline):
         results = super().__call__(sentences(), *args, num_workers=0, batch_size=batch_size, **options)
         return _joined(iter(results), counts, f"{self.return_name}_text")
 
-    def _sanitize_parameters(
-        self,
-        return_tensors=None,
-        return_text=None,
-        clean_up_tokenization_spaces=None,
-        truncation=None,
-        stop_sequence=None,
-        **generate_options,
-    ):
+    def _sanitize_parameters(self, truncation=None, stop_sequence=None, **generate_options):
         """Distribute the options of a call or the constructor to preprocess, forward and postprocess."""
         if not (truncation is None or isinstance(truncation, bool) or truncation in _TRUNCATIONS):
             raise ValueError(f"truncation is {truncation!r}: give True, False or one of {', '.join(_TRUNCATIONS)}")
         preprocess = {} if truncation is None else {"truncation": truncation}
-        postprocess = {
-            "return_tensors": return_tensors,
-            "return_text": return_text,
-            "clean_up_tokenization_spaces": clean_up_tokenization_spaces,
-        }
+        names = ("return_tensors", "return_text", "clean_up_tokenization_spaces")
+        postprocess = {name: generate_options.pop(name, None) for name in names}
         if stop_sequence is not None:
             ids = self.tokenizer.encode(stop_sequence, add_special_tokens=False)
             if not ids:
@@ -314,13 +303,16 @@ class Text2TextGenerationPipeline(Pipeline):
         filled = ~inputs.pop("is_blank")
         options = self._generate_options(generate_options)
         if not filled.any():
-            empty = self.tokenizer.pad_token_id
-            empty = self.model.config.eos_token_id if empty is None else empty
-            return {"output_ids": torch.full((len(filled), self._num_return_sequences(options), 1), empty)}
+            settings = options.get("generation_config") or self.model.generation_config
+            number = options.get("num_return_sequences") or settings.num_return_sequences or 1
+            pad = self.tokenizer.pad_token_id
+            empty = self.model.config.eos_token_id if pad is None else pad
+            return {"output_ids": torch.full((len(filled), number, 1), empty)}
         for name, value in inputs.items():
-            # What is no tensor is the language's first token, which is the same in all rows.
-            is_batched = isinstance(value, list)
-            inputs[name] = value[filled] if isinstance(value, torch.Tensor) else value[0] if is_batched else value
+            if isinstance(value, torch.Tensor):
+                inputs[name] = value[filled]
+            elif isinstance(value, list):  # the language's first token, which is the same in all rows
+                inputs[name] = value[0]
         with _evaluation_mode(self.model):
             outputs = self.model.generate(**inputs, **options)
         outputs = getattr(outputs, "sequences", outputs)
@@ -354,12 +346,6 @@ class Text2TextGenerationPipeline(Pipeline):
         if is_open("pad_token_id") and self.tokenizer.pad_token_id is not None:
             options["pad_token_id"] = self.tokenizer.pad_token_id
         return options
-
-    def _num_return_sequences(self, options: dict[str, Any]) -> int:
-        for source in (options, vars(options.get("generation_config") or self.model.generation_config)):
-            if source.get("num_return_sequences") is not None:
-                return source["num_return_sequences"]
-        return 1
 
     def postprocess(
         self, model_outputs, return_tensors=False, return_text=None, clean_up_tokenization_spaces=False

@@ -258,8 +258,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.gather_function = self.accelerator.gather_for_metrics  # Seq2SeqTrainer's choice keeps repeated pairs
         output = super().evaluation_loop(dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         totals = torch.tensor(self._evaluation_totals, dtype=torch.float64 if self.args.device.type == "cpu" else None)
-        if self.args.world_size > 1:
-            totals = self.accelerator.reduce(totals.to(self.args.device), "sum")
+        totals = self.accelerator.reduce(totals.to(self.args.device), "sum")
         if totals[1] > 0:
             loss = float(totals[0] / totals[1])
             output.metrics[f"{metric_key_prefix}_loss"] = loss
@@ -281,9 +280,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def _note_progress(self) -> None:
         """Put into the state what a resumed log continues from: tokens seen, and losses since the last line."""
-        loss = self._tr_loss.detach().clone()
-        if self.args.world_size > 1:
-            loss = self.accelerator.reduce(loss, "mean")
+        loss = self.accelerator.reduce(self._tr_loss.detach(), "mean")
         self.state.stateful_callbacks[type(self).__name__] = {
             "args": {},
             "attributes": {
@@ -358,9 +355,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             return
         if self.args.should_save:
             shutil.rmtree(writing, ignore_errors=True)
-        reasons = [None if failure is None else str(getattr(failure, "strerror", None) or failure)]
-        if self.args.world_size > 1:
-            reasons = gather_object(reasons)  # any of them may be the one that failed
+        reasons = gather_object([None if failure is None else str(getattr(failure, "strerror", None) or failure)])
         reason = next(reason for reason in reasons if reason is not None)
         last = last_complete_checkpoint(final.parent)
         resumed = f"goes on from step {step_of(last):,}" if last is not None else "starts again"

@@ -49,19 +49,23 @@ def assert_gradient(logits, expected):
     )
 
 
+def check(logits, labels, epsilon=0.1, items=None):
+    """Our loss and its gradient equal torch's; returns the loss."""
+    loss = label_smoothed_cross_entropy(logits, labels, epsilon, items)
+    loss.backward()
+    value, gradient = reference(logits, labels, epsilon, None if items is None else int(items))
+    assert loss.item() == pytest.approx(value, rel=2e-6)
+    assert_gradient(logits, gradient)
+    return loss
+
+
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("items", [None, 17, torch.tensor(17), torch.tensor(17.0)])
 @pytest.mark.parametrize("padded", [True, False])
 def test_value_and_gradient_equal_those_of_torch(epsilon, dtype, items, padded):
-    logits, labels = example(dtype, padded=padded)
-    loss = label_smoothed_cross_entropy(logits, labels, epsilon, items)
-    loss.backward()
-    value, gradient = reference(logits, labels, epsilon, None if items is None else int(items))
-    assert loss.dtype == torch.float32
-    assert loss.shape == ()
-    assert loss.item() == pytest.approx(value, rel=2e-6)
-    assert_gradient(logits, gradient)
+    loss = check(*example(dtype, padded=padded), epsilon, items)
+    assert loss.dtype == torch.float32 and loss.shape == ()
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
@@ -93,12 +97,7 @@ def test_by_hand():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_any_size_of_blocks_gives_the_same(monkeypatch, elements, dtype):
     monkeypatch.setattr(loss_module, "BLOCK_ELEMENTS", elements)
-    logits, labels = example(dtype, batch=(5, 9))
-    loss = label_smoothed_cross_entropy(logits, labels, 0.1)
-    loss.backward()
-    value, gradient = reference(logits, labels, 0.1)
-    assert loss.item() == pytest.approx(value, rel=2e-6)
-    assert_gradient(logits, gradient)
+    check(*example(dtype, batch=(5, 9)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -173,11 +172,7 @@ def test_labels_that_are_no_token_ids(label):
 def test_rows_of_padding_alone_add_nothing(epsilon):
     logits, labels = example()
     labels[1] = -100
-    loss = label_smoothed_cross_entropy(logits, labels, epsilon)
-    loss.backward()
-    value, gradient = reference(logits, labels, epsilon)
-    assert loss.item() == pytest.approx(value, rel=2e-6)
-    assert_gradient(logits, gradient)
+    check(logits, labels, epsilon)
     assert not logits.grad[labels == -100].any()
 
 
@@ -301,32 +296,29 @@ def projection_reference(hidden, weight, labels, epsilon, items, factor=1.0):
     return value.item(), hidden.grad, weight.grad
 
 
+def check_projected(epsilon, items=None, factor=1.0):
+    hidden, weight, labels = projection_example()
+    value = projected_cross_entropy(hidden[None], weight, labels[None], epsilon, items)
+    (factor * value).backward()
+    items = labels.ne(-100).sum() if items is None else int(items)
+    expected, *gradients = projection_reference(hidden, weight, labels, epsilon, items, factor)
+    assert value.item() == pytest.approx(expected, rel=2e-6)
+    for tensor, gradient in zip((hidden, weight), gradients, strict=True):
+        torch.testing.assert_close(tensor.grad.double(), gradient, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.9])
 @pytest.mark.parametrize(("rows", "elements"), [(1, 1), (5, 1), (16, 3 * ENTRIES), (37, 1), (100, 2**19)])
 def test_projected_value_and_gradients_equal_those_of_torch(monkeypatch, epsilon, rows, elements):
     monkeypatch.setattr(loss_module, "PROJECTED_ELEMENTS", rows * ENTRIES)
     monkeypatch.setattr(loss_module, "PROJECTED_WIDTHS", 0)
     monkeypatch.setattr(loss_module, "BLOCK_ELEMENTS", elements)
-    hidden, weight, labels = projection_example()
-    value = projected_cross_entropy(hidden, weight, labels, epsilon)
-    value.backward()
-    expected, hidden_gradient, weight_gradient = projection_reference(
-        hidden, weight, labels, epsilon, labels.ne(-100).sum()
-    )
-    assert value.item() == pytest.approx(expected, rel=2e-6)
-    torch.testing.assert_close(hidden.grad.double(), hidden_gradient, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(weight.grad.double(), weight_gradient, rtol=1e-5, atol=1e-7)
+    check_projected(epsilon)
 
 
 @pytest.mark.parametrize("items", [50, torch.tensor(50), torch.tensor(50.0)])
 def test_projected_divides_by_the_items_of_the_whole_step_and_takes_upstream_gradients(items):
-    hidden, weight, labels = projection_example()
-    value = projected_cross_entropy(hidden[None], weight, labels[None], 0.1, items)
-    (3 * value).backward()
-    expected, hidden_gradient, weight_gradient = projection_reference(hidden, weight, labels, 0.1, 50, factor=3)
-    assert value.item() == pytest.approx(expected, rel=2e-6)
-    torch.testing.assert_close(hidden.grad.double(), hidden_gradient, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(weight.grad.double(), weight_gradient, rtol=1e-5, atol=1e-7)
+    check_projected(0.1, items, factor=3)
 
 
 def test_projected_under_autocast_gradients_are_as_good_as_torchs_own():

@@ -18,29 +18,12 @@ from vaswani_transformer.model.modeling_vaswani import shift_right
 
 class TestAgainstTorch:
     @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
-    @pytest.mark.parametrize("attention_bias", [False, True])
-    def test_logits_equal_torch_nn_transformer(self, attention_bias, attn_implementation):
-        model = tiny_model(
-            dtype=torch.float64,
-            attn_implementation=attn_implementation,
-            attention_bias=attention_bias,
-            encoder_layers=2,
-            decoder_layers=3,
-        )
-        input_ids, attention_mask, decoder_input_ids, _ = batch_of_three()
-        logits = model(input_ids, attention_mask, decoder_input_ids).logits
-        expected = torch_transformer_logits(model, input_ids, attention_mask, decoder_input_ids)
-        assert relative_difference(logits, expected) < 1e-6
-
-    def test_untied_logits_equal_torch_nn_transformer(self):
-        model = tiny_model(dtype=torch.float64, tie_word_embeddings=False)
-        input_ids, attention_mask, decoder_input_ids, _ = batch_of_three()
-        logits = model(input_ids, attention_mask, decoder_input_ids).logits
-        expected = torch_transformer_logits(model, input_ids, attention_mask, decoder_input_ids)
-        assert relative_difference(logits, expected) < 1e-6
-
-    def test_layer_norm_eps_is_used(self):
-        model = tiny_model(dtype=torch.float64, layer_norm_eps=0.1)
+    @pytest.mark.parametrize(
+        "changes", [{}, {"attention_bias": True}, {"tie_word_embeddings": False}, {"layer_norm_eps": 0.1}], ids=str
+    )
+    def test_logits_equal_torch_nn_transformer(self, changes, attn_implementation):
+        sizes = {"encoder_layers": 2, "decoder_layers": 3, **changes}
+        model = tiny_model(dtype=torch.float64, attn_implementation=attn_implementation, **sizes)
         input_ids, attention_mask, decoder_input_ids, _ = batch_of_three()
         logits = model(input_ids, attention_mask, decoder_input_ids).logits
         expected = torch_transformer_logits(model, input_ids, attention_mask, decoder_input_ids)

@@ -107,15 +107,9 @@ def narrowed_mask(mask: torch.Tensor, window: int) -> torch.Tensor:
 def restricted_mask(
     config, hidden_states: torch.Tensor, padding_mask: torch.Tensor | None, is_causal: bool, past_key_values
 ) -> NeighbourMask | torch.Tensor | None:
-    """The mask of a self-attention within `config.attention_window`.
+    """The mask of a self-attention within `config.attention_window`, where `past_key_values` is its cache.
 
-    Args:
-        config: the model's.
-        hidden_states: `(batch_size, length, d_model)`.
-        padding_mask: `(batch_size, cached + length)`, 0 for padding; or the caller's own mask of all queries and keys,
-            as `narrowed_mask` takes it.
-        is_causal: whether no position sees later ones.
-        past_key_values: the cache of this attention, if there is one.
+    `padding_mask` is `(batch_size, cached + length)`, 0 for padding, or the caller's own, as `narrowed_mask` takes it.
 
     Returns:
         a mask of blocks in sdpa for sequences without a past that are long enough, else one of all positions; None

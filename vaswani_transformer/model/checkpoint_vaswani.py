@@ -1,7 +1,4 @@
-"""Saving and loading: safetensors only, checked before memory is allocated, with code for users without this package.
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
-"""
+"""Saving and loading: safetensors only, checked before memory is allocated, with code for users without the package."""
 
 import math
 from collections.abc import Callable

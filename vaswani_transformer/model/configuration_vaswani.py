@@ -1,7 +1,4 @@
-"""Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al., 2017, arXiv 1706.03762v7).
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
-"""
+"""Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al., 2017, arXiv 1706.03762v7)."""
 
 import difflib
 

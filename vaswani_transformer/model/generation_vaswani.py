@@ -2,8 +2,6 @@
 
 Calls of `generate()` and threads do not affect each other: each sentence's limit is in the call's copy of the
 generation configuration, and the rule of a beam search's scores in a context variable.
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
 """
 
 from contextvars import ContextVar

@@ -9,8 +9,7 @@ costs as much as the arithmetic. `IncrementalDecoder` computes the steps, `Decod
   of the mask are moved and no keys or values;
 - without those that no beam looks at any more, which are dropped whenever the buffers are full.
 
-The search itself is transformers'. This file travels to the Hub beside the weights: it may import installed libraries
-and siblings in its own folder only.
+The search itself is transformers'.
 """
 
 from collections.abc import Sequence

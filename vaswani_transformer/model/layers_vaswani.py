@@ -2,8 +2,6 @@
 
 Axis names in shapes: `batch_size`, `source_length` and `target_length` in tokens, `query_length` and `key_length` for
 either, `num_heads` (the paper's h), `d_model`, `d_k`, `d_v`, `d_ff` and `vocab_size` as in the configuration.
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
 """
 
 import torch

@@ -4,8 +4,6 @@ On a CPU `torch.nn.Linear` computes float32 with MKL; oneDNN, which is part of t
 the shapes of decoding (`scripts/benchmarks/linear.py`). torch's public functions reach it only by converting inputs and
 outputs. The operator that torch.compile uses does not, but is private: it is tried out before it is used, and
 `torch.nn.Linear` computes where it fails.
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
 """
 
 from functools import cache

@@ -7,8 +7,6 @@ everywhere, only j up to i. A path between two positions n apart then takes \(n 
 
 Masked full attention computes this at the cost of full attention. `restricted_attention` computes blocks of neighbours
 and costs O(r n d), as in Table 1.
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
 """
 
 from collections.abc import Callable

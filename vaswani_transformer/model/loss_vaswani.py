@@ -5,8 +5,6 @@ With z the logits of a token, V the size of the vocabulary and epsilon the smoot
 \(\mathrm{softmax}(z) - (1 - \epsilon)\,\mathrm{onehot}(label) - \epsilon / V\). Both are computed together in the
 forward pass, from one visit to a block of tokens, in float32 whatever the logits are. torch's `cross_entropy` and
 transformers' `LabelSmoother` write the log-probabilities of the whole batch to memory and read them for each term.
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
 """
 
 import torch

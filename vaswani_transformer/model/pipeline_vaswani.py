@@ -2,8 +2,6 @@
 
 Calls and the keys of results are those of transformers 4. New are `split_sentences`, and that too long and blank input
 is reported and handled instead of ignored.
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
 """
 
 import logging

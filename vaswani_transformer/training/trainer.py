@@ -358,7 +358,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         reasons = gather_object([None if failure is None else str(getattr(failure, "strerror", None) or failure)])
         reason = next(reason for reason in reasons if reason is not None)
         last = last_complete_checkpoint(final.parent)
-        resumed = f"goes on from step {step_of(last):,}" if last is not None else "starts again"
+        resumed = f"continues from step {step_of(last):,}" if last is not None else "starts again"
         raise CheckpointError(
             f"the checkpoint of step {self.state.global_step:,} could not be written to {final.parent}"
             f" ({' '.join(reason.split())[:200]}): free some space, then the same command {resumed}"
@@ -410,7 +410,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         if not self._warned_of_new_draws and self.is_world_process_zero():
             logger.info(
                 "the checkpoint is of %d process%s, now there are %d: batches, rates and Adam's averages continue as"
-                " they were; dropout draws anew from seed, step and process",
+                " they were; dropout is seeded anew by seed, step and process",
                 *(earlier, "" if earlier == 1 else "es", self.args.world_size),
             )
         self._warned_of_new_draws = True

@@ -78,15 +78,6 @@ class TestGreedy:
         other = model.generate(input_ids, attention_mask=attention_mask, max_new_tokens=15, **options)
         assert torch.equal(plain, other)
 
-    @pytest.mark.parametrize("attn_implementation", ["eager", "sdpa"])
-    def test_a_padded_batch_equals_its_rows_alone(self, attn_implementation):
-        model = tiny_model(vocab_size=9, attn_implementation=attn_implementation)
-        input_ids, attention_mask = padded_batch((7, 4, 2, 5), vocab_size=9)
-        together = model.generate(input_ids, attention_mask=attention_mask, max_new_tokens=12)
-        for row, length in enumerate((7, 4, 2, 5)):
-            expected = greedy_by_hand(model, input_ids[row, :length], max_new_tokens=12)
-            assert without_padding(together[row]) == expected
-
     def test_from_encoder_outputs_or_embeddings(self):
         model = tiny_model()
         input_ids, attention_mask = padded_batch((6, 3))
@@ -101,7 +92,7 @@ class TestGreedy:
 
 
 ALPHAS = (-1.0, 0.0, 0.6, 1.0, 2.0)
-SEEDS = (0, 1, 3, 4, 6, 7)
+SEEDS = (0, 1, 3, 4)
 
 
 class TestBeamSearch:
@@ -155,41 +146,12 @@ class TestBeamSearch:
         assert outputs.sequences_scores.tolist() == sorted(outputs.sequences_scores.tolist(), reverse=True)
         assert len(set(found)) == num_beams
 
-    @pytest.mark.parametrize("early_stopping", [False, True, "never"])
-    @pytest.mark.parametrize("lengths", [(5, 5, 5), (7, 4, 2)])
-    def test_a_batch_equals_its_rows_alone(self, lengths, early_stopping):
-        model = tiny_model(vocab_size=9, scale=1.2)
-        input_ids, attention_mask = padded_batch(lengths, vocab_size=9)
-        options = {"num_beams": 4, "length_penalty": 0.6, "max_new_tokens": 10, "early_stopping": early_stopping}
-        options |= {"output_scores": True, "return_dict_in_generate": True}
-        together = model.generate(input_ids, attention_mask=attention_mask, **options)
-        for row, length in enumerate(lengths):
-            alone = model.generate(input_ids[row : row + 1, :length], **options)
-            assert without_padding(together.sequences[row]) == without_padding(alone.sequences[0])
-            torch.testing.assert_close(together.sequences_scores[row], alone.sequences_scores[0], rtol=1e-4, atol=1e-5)
-
     @pytest.mark.parametrize("options", [{"use_cache": False}, {"cache_implementation": "static"}])
     def test_kind_of_cache_does_not_matter(self, options):
         model = tiny_model(encoder_layers=1, decoder_layers=3, d_k=5, d_v=7)
         input_ids, attention_mask = padded_batch((7, 4, 2))
         common = {"attention_mask": attention_mask, "max_new_tokens": 12, "num_beams": 3, "length_penalty": 0.6}
         assert torch.equal(model.generate(input_ids, **common), model.generate(input_ids, **common, **options))
-
-    @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
-    def test_stopping_early_on_the_bound_loses_nothing(self, alpha, monkeypatch):
-        options = {"num_beams": 3, "length_penalty": alpha, "max_new_tokens": 15}
-        options |= {"output_scores": True, "return_dict_in_generate": True}
-        for seed in range(4):
-            model = tiny_model(seed=seed, vocab_size=9, scale=1.5)
-            input_ids, attention_mask = padded_batch((7, 4, 2), seed=seed, vocab_size=9)
-            stopped = model.generate(input_ids, attention_mask=attention_mask, **options)
-            monkeypatch.setattr(
-                model, "_check_early_stop_heuristic", lambda **known: known["is_early_stop_heuristic_unsatisfied"]
-            )
-            full = model.generate(input_ids, attention_mask=attention_mask, **options)
-            for one, other in zip(stopped.sequences, full.sequences, strict=True):
-                assert without_padding(one) == without_padding(other)
-            torch.testing.assert_close(stopped.sequences_scores, full.sequences_scores)
 
     @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0, -1.0])
     def test_waits_for_a_long_output_that_the_normalisation_prefers(self, alpha):
@@ -237,19 +199,6 @@ class TestLengthLimit:
     def test_is_fifty_more_than_the_source(self, source_length, num_beams):
         assert endless(tiny_model(), random_ids(1, source_length), num_beams=num_beams) == source_length + 50
 
-    def test_counts_the_source_of_encoder_outputs_and_of_embeddings(self):
-        model = tiny_model()
-        ids = random_ids(1, 6)
-        assert endless(model, encoder_outputs=model.get_encoder()(ids)) == 56
-        assert endless(model, inputs_embeds=model.get_input_embeddings()(ids)) == 56
-
-    def test_max_new_tokens_wins(self):
-        assert endless(tiny_model(), random_ids(1, 4), max_new_tokens=3) == 3
-        assert endless(tiny_model(), random_ids(1, 4), max_new_tokens=70) == 70
-
-    def test_max_length_wins_and_counts_the_start_token(self):
-        assert endless(tiny_model(), random_ids(1, 4), max_length=6) == 5
-
     def test_generation_config_of_the_model_wins(self):
         model = tiny_model()
         model.generation_config.max_new_tokens = 8
@@ -258,7 +207,7 @@ class TestLengthLimit:
         model.generation_config.max_length = 8
         assert endless(model, random_ids(1, 4)) == 7
 
-    @pytest.mark.parametrize("extra", [0, 3, 300])
+    @pytest.mark.parametrize("extra", [0, 60])
     def test_max_extra_tokens_of_the_generation_config(self, extra, tmp_path):
         model = tiny_model()
         model.generation_config.max_extra_tokens = extra
@@ -270,16 +219,6 @@ class TestLengthLimit:
         model = tiny_model()
         given = GenerationConfig(max_extra_tokens=5, decoder_start_token_id=START, eos_token_id=END, pad_token_id=PAD)
         assert endless(model, random_ids(1, 4), generation_config=given) == 9
-
-    def test_a_given_target_prefix_does_not_count(self):
-        prefix = torch.tensor([[START, 5, 6, 7]])
-        assert endless(tiny_model(), random_ids(1, 4), decoder_input_ids=prefix) == 3 + 54
-
-    @pytest.mark.parametrize("num_beams", [1, 2])
-    def test_learned_positions_bound_it(self, num_beams):
-        model = tiny_model(position_encoding="learned", max_position_embeddings=20)
-        # Twenty positions hold the start token and twenty more tokens, the last of which is never fed back.
-        assert 19 <= endless(model, random_ids(1, 4), num_beams=num_beams) <= 20
 
     @pytest.mark.parametrize("num_beams", [1, 4])
     def test_default_length_gives_no_warning(self, num_beams, caplog):
@@ -299,33 +238,14 @@ class TestLengthLimit:
         assert END not in output[0, :8].tolist()
 
 
-class TestSampling:
-    @pytest.mark.parametrize("num_beams", [1, 3])
-    def test_is_reproducible_by_seed(self, num_beams):
-        model = tiny_model()
-        results = []
-        for seed in (1, 1, 2):
-            torch.manual_seed(seed)
-            results.append(
-                model.generate(random_ids(3, 4), do_sample=True, num_beams=num_beams, max_new_tokens=12).tolist()
-            )
-        assert results[0] == results[1]
-        assert results[0] != results[2]
-
-    def test_follows_the_models_distribution(self):
-        model = tiny_model(vocab_size=VOCABULARY)
-        source = random_ids(1, 4, vocab_size=VOCABULARY)
-        n = 4000
-        torch.manual_seed(1)
-        drawn = model.generate(source, do_sample=True, top_k=0, max_new_tokens=1, num_return_sequences=n)[:, 1]
-        with torch.no_grad():
-            expected = model(source, decoder_input_ids=torch.tensor([[START]])).logits[0, -1].softmax(-1)
-        shares = drawn.bincount(minlength=VOCABULARY) / n
-        assert ((shares - expected).abs() < 5 * (expected * (1 - expected) / n).sqrt()).all()
-
-    def test_returns_several(self):
-        outputs = tiny_model().generate(random_ids(2, 4), do_sample=True, num_return_sequences=3, max_new_tokens=5)
-        assert outputs.shape == (6, 6)
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_sampling_is_reproducible_by_seed(num_beams):
+    model, results = tiny_model(), []
+    options = {"do_sample": True, "num_beams": num_beams, "max_new_tokens": 12}
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(model.generate(random_ids(3, 4), **options).tolist())
+    assert results[0] == results[1] != results[2]
 
 
 @pytest.mark.parametrize("own", [None, 20])

@@ -49,19 +49,23 @@ def assert_gradient(logits, expected):
     )
 
 
+def check(logits, labels, epsilon=0.1, items=None):
+    """Our loss and its gradient equal torch's; returns the loss."""
+    loss = label_smoothed_cross_entropy(logits, labels, epsilon, items)
+    loss.backward()
+    value, gradient = reference(logits, labels, epsilon, None if items is None else int(items))
+    assert loss.item() == pytest.approx(value, rel=2e-6)
+    assert_gradient(logits, gradient)
+    return loss
+
+
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("items", [None, 17, torch.tensor(17), torch.tensor(17.0)])
 @pytest.mark.parametrize("padded", [True, False])
 def test_value_and_gradient_equal_those_of_torch(epsilon, dtype, items, padded):
-    logits, labels = example(dtype, padded=padded)
-    loss = label_smoothed_cross_entropy(logits, labels, epsilon, items)
-    loss.backward()
-    value, gradient = reference(logits, labels, epsilon, None if items is None else int(items))
-    assert loss.dtype == torch.float32
-    assert loss.shape == ()
-    assert loss.item() == pytest.approx(value, rel=2e-6)
-    assert_gradient(logits, gradient)
+    loss = check(*example(dtype, padded=padded), epsilon, items)
+    assert loss.dtype == torch.float32 and loss.shape == ()
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
@@ -93,25 +97,7 @@ def test_by_hand():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_any_size_of_blocks_gives_the_same(monkeypatch, elements, dtype):
     monkeypatch.setattr(loss_module, "BLOCK_ELEMENTS", elements)
-    logits, labels = example(dtype, batch=(5, 9))
-    loss = label_smoothed_cross_entropy(logits, labels, 0.1)
-    loss.backward()
-    value, gradient = reference(logits, labels, 0.1)
-    assert loss.item() == pytest.approx(value, rel=2e-6)
-    assert_gradient(logits, gradient)
-
-
-def test_more_rows_than_a_block_as_it_is():
-    vocabulary = 5000
-    logits = torch.randn(250, vocabulary, requires_grad=True, generator=torch.Generator().manual_seed(3))
-    assert logits.numel() > 2 * loss_module.BLOCK_ELEMENTS
-    labels = torch.arange(250) * 20
-    labels[-30:] = -100
-    loss = label_smoothed_cross_entropy(logits, labels, 0.1)
-    loss.backward()
-    value, gradient = reference(logits, labels, 0.1)
-    assert loss.item() == pytest.approx(value, rel=2e-6)
-    assert_gradient(logits, gradient)
+    check(*example(dtype, batch=(5, 9)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -129,18 +115,6 @@ def test_gradient_scaler_saves_small_gradients_of_float16():
     (label_smoothed_cross_entropy(logits, labels, 0.1, items) * scale).backward()
     expected = reference(logits, labels, 0.1, 50_000, factor=scale)[1]
     torch.testing.assert_close(logits.grad.double(), expected, rtol=2**-8, atol=1e-6)
-
-
-def test_gradient_through_what_made_the_logits():
-    generator = torch.Generator().manual_seed(1)
-    hidden = torch.randn(2, 4, 8, generator=generator, requires_grad=True)
-    weight = torch.randn(VOCABULARY, 8, generator=generator, requires_grad=True)
-    labels = torch.randint(0, VOCABULARY, (2, 4), generator=generator)
-    ours = torch.autograd.grad(label_smoothed_cross_entropy(hidden @ weight.T, labels, 0.1) * 5, (hidden, weight))
-    logits = (hidden @ weight.T).flatten(0, 1)
-    theirs = torch.autograd.grad(cross_entropy(logits, labels.flatten(), label_smoothing=0.1) * 5, (hidden, weight))
-    for left, right in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
 
 
 def test_two_losses_of_the_same_logits():
@@ -198,11 +172,7 @@ def test_labels_that_are_no_token_ids(label):
 def test_rows_of_padding_alone_add_nothing(epsilon):
     logits, labels = example()
     labels[1] = -100
-    loss = label_smoothed_cross_entropy(logits, labels, epsilon)
-    loss.backward()
-    value, gradient = reference(logits, labels, epsilon)
-    assert loss.item() == pytest.approx(value, rel=2e-6)
-    assert_gradient(logits, gradient)
+    check(logits, labels, epsilon)
     assert not logits.grad[labels == -100].any()
 
 
@@ -249,16 +219,6 @@ def test_forbidden_entries_without_smoothing():
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=2e-6)
     torch.testing.assert_close(logits.grad, exact.grad)
-
-
-def test_sum_of_parts_over_all_items_is_the_whole():
-    logits, labels = example(batch=(4, 6))
-    whole = label_smoothed_cross_entropy(logits, labels, 0.1)
-    (gradient,) = torch.autograd.grad(whole, logits)
-    items = labels.ne(-100).sum()
-    for part in range(4):
-        label_smoothed_cross_entropy(logits[part], labels[part], 0.1, items).backward()
-    torch.testing.assert_close(logits.grad, gradient, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("epsilon", [-0.1, 1.0, 1.5, float("nan")])
@@ -336,32 +296,29 @@ def projection_reference(hidden, weight, labels, epsilon, items, factor=1.0):
     return value.item(), hidden.grad, weight.grad
 
 
+def check_projected(epsilon, items=None, factor=1.0):
+    hidden, weight, labels = projection_example()
+    value = projected_cross_entropy(hidden[None], weight, labels[None], epsilon, items)
+    (factor * value).backward()
+    items = labels.ne(-100).sum() if items is None else int(items)
+    expected, *gradients = projection_reference(hidden, weight, labels, epsilon, items, factor)
+    assert value.item() == pytest.approx(expected, rel=2e-6)
+    for tensor, gradient in zip((hidden, weight), gradients, strict=True):
+        torch.testing.assert_close(tensor.grad.double(), gradient, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.9])
 @pytest.mark.parametrize(("rows", "elements"), [(1, 1), (5, 1), (16, 3 * ENTRIES), (37, 1), (100, 2**19)])
 def test_projected_value_and_gradients_equal_those_of_torch(monkeypatch, epsilon, rows, elements):
     monkeypatch.setattr(loss_module, "PROJECTED_ELEMENTS", rows * ENTRIES)
     monkeypatch.setattr(loss_module, "PROJECTED_WIDTHS", 0)
     monkeypatch.setattr(loss_module, "BLOCK_ELEMENTS", elements)
-    hidden, weight, labels = projection_example()
-    value = projected_cross_entropy(hidden, weight, labels, epsilon)
-    value.backward()
-    expected, hidden_gradient, weight_gradient = projection_reference(
-        hidden, weight, labels, epsilon, labels.ne(-100).sum()
-    )
-    assert value.item() == pytest.approx(expected, rel=2e-6)
-    torch.testing.assert_close(hidden.grad.double(), hidden_gradient, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(weight.grad.double(), weight_gradient, rtol=1e-5, atol=1e-7)
+    check_projected(epsilon)
 
 
 @pytest.mark.parametrize("items", [50, torch.tensor(50), torch.tensor(50.0)])
 def test_projected_divides_by_the_items_of_the_whole_step_and_takes_upstream_gradients(items):
-    hidden, weight, labels = projection_example()
-    value = projected_cross_entropy(hidden[None], weight, labels[None], 0.1, items)
-    (3 * value).backward()
-    expected, hidden_gradient, weight_gradient = projection_reference(hidden, weight, labels, 0.1, 50, factor=3)
-    assert value.item() == pytest.approx(expected, rel=2e-6)
-    torch.testing.assert_close(hidden.grad.double(), hidden_gradient, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(weight.grad.double(), weight_gradient, rtol=1e-5, atol=1e-7)
+    check_projected(0.1, items, factor=3)
 
 
 def test_projected_under_autocast_gradients_are_as_good_as_torchs_own():
@@ -379,15 +336,6 @@ def test_projected_under_autocast_gradients_are_as_good_as_torchs_own():
     assert ours.item() == pytest.approx(exact[0], rel=2**-8)
     for gradient, torchs, right in zip(gradients, (hidden.grad, weight.grad), exact[1:], strict=True):
         assert (gradient - right).norm() <= 1.5 * (torchs - right).norm()
-
-
-def test_a_tied_matrix_gets_both_gradients():
-    _, weight, labels = projection_example()
-    ids = torch.arange(TOKENS) % ENTRIES
-    projected_cross_entropy(weight[ids], weight, labels, 0.1).backward()
-    exact = weight.detach().double().requires_grad_()
-    cross_entropy(linear(exact[ids], exact), labels, label_smoothing=0.1).backward()
-    torch.testing.assert_close(weight.grad.double(), exact.grad, rtol=1e-5, atol=1e-7)
 
 
 def test_float16_and_smoothing_out_of_range_are_refused():

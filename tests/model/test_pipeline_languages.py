@@ -53,8 +53,8 @@ class TestLanguages:
         [
             ({}, "give src_lang"),
             ({"src_lang": "en_XX"}, "give tgt_lang"),
-            ({"src_lang": "en_XX", "tgt_lang": "xx"}, "'xx' is none"),
-            ({"src_lang": "xx", "tgt_lang": "en_XX"}, "'xx' is none"),
+            ({"src_lang": "en_XX", "tgt_lang": "xx"}, "tokenizer has no language 'xx'"),
+            ({"src_lang": "xx", "tgt_lang": "en_XX"}, "tokenizer has no language 'xx'"),
         ],
     )
     def test_what_is_missing_or_unknown_is_named(self, parts, languages, message):

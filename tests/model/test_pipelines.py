@@ -204,8 +204,7 @@ class TestLength:
             assert limited(long_text(tokenizer, LIMIT), truncation=truncation)
         assert not warned()
 
-    @pytest.mark.parametrize("batch_size", [1, 3])
-    @pytest.mark.parametrize("kind", [list, iter, KeyDataset])
+    @pytest.mark.parametrize(("kind", "batch_size"), [(list, 1), (iter, 3), (KeyDataset, 3)])
     def test_beyond_it_is_one_line_that_names_the_row(self, limited, tokenizer, batch_size, kind):
         texts = ["red", "", "red", "red", long_text(tokenizer, LIMIT + 1)]
         inputs = KeyDataset([{"en": text} for text in texts], "en") if kind is KeyDataset else kind(texts)
@@ -221,9 +220,9 @@ class TestLength:
         with pytest.raises(ValueError, match="row 2 has 50 tokens"):
             list(translator(dataset, num_workers=2))
 
-    @pytest.mark.parametrize("kind", [list, iter, KeyDataset])
-    @pytest.mark.parametrize("batch_size", [1, 3])
-    @pytest.mark.parametrize("truncation", [True, "longest_first"])
+    @pytest.mark.parametrize(
+        ("kind", "batch_size", "truncation"), [(list, 1, True), (iter, 3, "longest_first"), (KeyDataset, 3, True)]
+    )
     def test_a_cut_is_a_warning_that_names_the_row(self, limited, tokenizer, warned, kind, batch_size, truncation):
         texts = ["red", long_text(tokenizer, 50), "red", long_text(tokenizer, 60)]
         inputs = KeyDataset([{"en": text} for text in texts], "en") if kind is KeyDataset else kind(texts)

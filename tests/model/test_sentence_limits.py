@@ -195,9 +195,9 @@ def test_a_source_without_a_mask_ends_where_its_padding_begins(num_beams):
     assert search(model, input_ids, None, options) == search(model, input_ids, attention_mask, options)
 
 
-@pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 2.0])
 @pytest.mark.parametrize("rule", ["gnmt", "power"])
-@pytest.mark.parametrize("seed", [0, 1, 3])
+@pytest.mark.parametrize("seed", [0, 3])
 def test_unpruned_equals_exhaustive_search_within_each_sentences_limit(seed, rule, alpha):
     model = peaked_model(seed)
     lengths = (3, 1, 2)  # limits of 4, 2 and 3 tokens
@@ -224,11 +224,18 @@ def test_unpruned_equals_exhaustive_search_within_each_sentences_limit(seed, rul
         assert scores == pytest.approx([score for score, _ in best], rel=1e-4)
 
 
-@pytest.mark.parametrize("returned", [1, 2, 3])
+@pytest.mark.parametrize("returned", [1, 3])
+@pytest.mark.parametrize("limit", [{}, {"max_new_tokens": 15}], ids=str)
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 2.0])
-def test_ending_early_changes_no_result(alpha, returned, monkeypatch):
-    options = {"num_beams": 3, "length_penalty": alpha, "num_return_sequences": returned, "max_extra_tokens": 6}
-    for seed in range(4):
+def test_ending_early_changes_no_result(alpha, limit, returned, monkeypatch):
+    options = {
+        "num_beams": 3,
+        "length_penalty": alpha,
+        "num_return_sequences": returned,
+        "max_extra_tokens": 6,
+        **limit,
+    }
+    for seed in range(2):
         model = tiny_model(seed=seed, vocab_size=9, scale=1.6, dtype=torch.float64)
         input_ids, attention_mask = padded_batch((7, 4, 2), seed=seed, vocab_size=9)
         stopped = search(model, input_ids, attention_mask, options)
@@ -242,17 +249,22 @@ def test_ending_early_changes_no_result(alpha, returned, monkeypatch):
 
 
 def decoder_steps(model, **options) -> int:
-    steps = []
-    hook = model.model.decoder.register_forward_hook(lambda *args: steps.append(1))
-    model.generate(**options)
-    hook.remove()
-    return len(steps)
+    class Counter(LogitsProcessor):
+        steps = 0
+
+        def __call__(self, input_ids, scores):
+            self.steps += 1
+            return scores
+
+    counter = Counter()
+    model.generate(**options, logits_processor=[counter])
+    return counter.steps
 
 
 def test_the_search_waits_for_what_is_returned_only():
     def total(returned):
         counts = []
-        for seed in range(6):
+        for seed in range(3):
             input_ids, attention_mask = padded_batch((6, 6), seed=seed, vocab_size=9)
             model = tiny_model(seed=seed, vocab_size=9, scale=2.0)
             options = {"num_beams": 4, "length_penalty": 0.6, "num_return_sequences": returned}

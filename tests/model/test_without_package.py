@@ -30,7 +30,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 torch.set_num_threads(1)
-folder, sentences, saved_again = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+sentences = json.loads(sys.argv[1])
 
 
 def results(folder):
@@ -47,20 +47,24 @@ def results(folder):
     }
 
 
-model, tokenizer, found = results(folder)
-assert "transformers_modules" in type(model).__module__
-found["base model"] = type(AutoModel.from_pretrained(folder, trust_remote_code=True)).__name__
-found["config"] = AutoConfig.from_pretrained(folder, trust_remote_code=True).to_diff_dict()["model_type"]
-translator = pipeline("translation", model=folder, trust_remote_code=True)
-found["pipeline"] = [row["translation_text"] for row in translator(sentences, batch_size=len(sentences))]
-try:
-    AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=False)
-except ValueError as error:
-    found["without trust"] = str(error)
-model.save_pretrained(saved_again)
-tokenizer.save_pretrained(saved_again)
-found["saved again"] = results(saved_again)[2]
-print("RESULT" + json.dumps(found))
+def everything(folder):
+    model, tokenizer, found = results(folder)
+    assert "transformers_modules" in type(model).__module__
+    found["base model"] = type(AutoModel.from_pretrained(folder, trust_remote_code=True)).__name__
+    found["config"] = AutoConfig.from_pretrained(folder, trust_remote_code=True).to_diff_dict()["model_type"]
+    translator = pipeline("translation", model=folder, trust_remote_code=True)
+    found["pipeline"] = [row["translation_text"] for row in translator(sentences, batch_size=len(sentences))]
+    try:
+        AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=False)
+    except ValueError as error:
+        found["without trust"] = str(error)
+    model.save_pretrained(folder + "_again")
+    tokenizer.save_pretrained(folder + "_again")
+    found["saved again"] = results(folder + "_again")[2]
+    return found
+
+
+print("RESULT" + json.dumps({folder: everything(folder) for folder in sys.argv[2:]}))
 """
 
 
@@ -89,13 +93,15 @@ def expected(folder: Path) -> dict:
     }
 
 
-def as_a_user(python: str, folder: Path, tmp_path: Path, block: bool) -> dict:
+def check_as_a_user(python: str, folders: list[Path], tmp_path: Path, block: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
     environment |= {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "BLOCK": str(int(block))}
-    command = [python, "-c", USER, str(folder), json.dumps(SENTENCES), str(tmp_path / "again")]
+    command = [python, "-c", USER, json.dumps(SENTENCES), *map(str, folders)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.rpartition("RESULT")[2])
+    results = json.loads(done.stdout.rpartition("RESULT")[2])
+    for folder in folders:
+        check(results[str(folder)], folder)
 
 
 def check(found: dict, folder: Path) -> None:
@@ -108,14 +114,10 @@ def check(found: dict, folder: Path) -> None:
     assert "trust_remote_code=True" in found["without trust"]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"position_encoding": "learned", "tie_word_embeddings": False, "d_k": 5, "d_v": 7, "attention_bias": True}],
-    ids=["paper", "every variant"],
-)
-def test_a_folder_works_without_the_package(tmp_path, changes):
-    folder = model_folder(tmp_path / "model", **changes)
-    check(as_a_user(sys.executable, folder, tmp_path, block=True), folder)
+def test_folders_work_without_the_package(tmp_path):
+    changes = {"position_encoding": "learned", "tie_word_embeddings": False, "d_k": 5, "d_v": 7, "attention_bias": True}
+    folders = [model_folder(tmp_path / "paper"), model_folder(tmp_path / "every_variant", **changes)]
+    check_as_a_user(sys.executable, folders, tmp_path, block=True)
 
 
 @pytest.mark.slow
@@ -128,7 +130,7 @@ def test_a_folder_works_in_an_environment_that_has_transformers_and_torch_alone(
     subprocess.run(install, check=True, timeout=1500)
     installed = subprocess.run([python, "-m", "pip", "list"], check=True, capture_output=True, text=True).stdout
     assert not {"vaswani_transformer", "accelerate", "datasets", "evaluate"} & set(installed.split())
-    check(as_a_user(python, folder, tmp_path, block=False), folder)
+    check_as_a_user(python, [folder], tmp_path, block=False)
 
 
 def test_all_files_that_travel_are_found_by_transformers(tmp_path):

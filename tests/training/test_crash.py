@@ -222,7 +222,7 @@ def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_later(recipe, undistur
         said = [line for line in (tmp_path / "err").read_text().splitlines() if line.startswith("error: ")]
         assert status == 1 and len(said) == 1, (name, (tmp_path / "err").read_text())
         assert "checkpoint of step 6 could not be written" in said[0] and "free some space" in said[0]
-        assert said[0].endswith("then the same command goes on from step 4")
+        assert said[0].endswith("then the same command continues from step 4")
         assert "Traceback" not in (tmp_path / "err").read_text()
         assert [one.step for one in read_checkpoints(tmp_path / "run" / "checkpoints")] == [2, 4]
         assert not list((tmp_path / "run").rglob(".writing*"))
@@ -269,7 +269,7 @@ def test_a_file_system_that_is_full(recipe, undisturbed, tmp_path):
         assert status == 1 and shown.startswith("error: ") and shown.count("\n") == 1 and "Traceback" not in shown, (
             shown
         )
-        assert "then the same command goes on from step" in shown
+        assert "then the same command continues from step" in shown
         assert not list(mounted.rglob(".writing*")) and read_checkpoints(mounted / "run" / "checkpoints")
         (mounted / "ballast").unlink()
         assert run_command(words, tmp_path / "err") == 0, (tmp_path / "err").read_text()

@@ -21,7 +21,6 @@ from transformers import (
     Seq2SeqTrainingArguments,
     TrainerCallback,
 )
-from transformers.trainer_pt_utils import LabelSmoother
 
 import vaswani_transformer as vt
 from vaswani_transformer.data.synthetic import generate_corpus
@@ -89,11 +88,9 @@ def test_stock_trainer_learns_validates_and_saves(folder, tmp_path):
     trainer = stock_trainer(
         folder, tmp_path, count=8, max_steps=120, predict_with_generate=True, compute_metrics=compute_metrics
     )
-    before = trainer.evaluate()
     trainer.train()
-    after = trainer.evaluate()
     assert logged(trainer)[-1] < 0.1 * logged(trainer)[0]
-    assert before["eval_bleu"] < 5 and after["eval_bleu"] > 95  # learned by heart
+    assert trainer.evaluate()["eval_bleu"] > 95  # learned by heart
     trainer.save_model(tmp_path / "new")
     model, loaded = vt.load_model(tmp_path / "new", device="cpu")
     source, target = generate_corpus(100, 10, 10).train[0]
@@ -147,17 +144,6 @@ def test_eight_accumulated_batches_give_the_gradient_of_one_large_batch(folder, 
     assert_same(expected, gradients(whole), 1e-5)
 
 
-def test_bf16(folder, tmp_path):
-    trainer = stock_trainer(folder, tmp_path, count=8, max_steps=15, bf16=True)
-    trainer.train()
-    losses = logged(trainer)
-    assert losses[-1] < 0.9 * losses[0]
-    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
-    exact = stock_trainer(folder, tmp_path, count=8, max_steps=1)
-    exact.train()
-    assert losses[0] != logged(exact)[0] and losses[0] == pytest.approx(logged(exact)[0], rel=0.02)
-
-
 @pytest.mark.slow
 def test_compiled_training_has_the_losses_of_the_plain_one(folder, tmp_path):
     # Eight pairs make one shape of batch: to compile takes longer than to train.
@@ -171,26 +157,6 @@ def test_compiled_training_has_the_losses_of_the_plain_one(folder, tmp_path):
 
 
 # Label smoothing: ours and the stock one, never both
-
-
-def test_smoothing_of_both_trainers_is_the_same_number(folder, tmp_path):
-    """(1 - eps) * nll + eps * mean over the whole vocabulary, averaged over the tokens that are not padding."""
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    collator = DataCollatorForSeq2Seq(AutoTokenizer.from_pretrained(folder), model=model)
-    batch = collator([dict(row) for row in tokenized(collator.tokenizer, 8)])
-    labels = batch["labels"]
-    logits = model(**batch).logits.detach()
-    assert (labels == -100).any()
-    for count in (None, torch.tensor(1000)):
-        ours = vt.label_smoothed_cross_entropy(logits, labels, 0.1, count)
-        stock = LabelSmoother(0.1)({"logits": logits}, labels.clone(), num_items_in_batch=count)
-        assert ours.item() == pytest.approx(stock.item(), rel=1e-6)
-    # Of half-precision logits the stock one rounds each token's log-probability to that type; ours computes in float32.
-    half = logits.bfloat16()
-    exact = cross_entropy(half.float().flatten(0, 1), labels.flatten(), label_smoothing=0.1).item()
-    ours = vt.label_smoothed_cross_entropy(half, labels, 0.1).item()
-    stock = LabelSmoother(0.1)({"logits": half}, labels.clone()).item()
-    assert ours == pytest.approx(exact, rel=1e-6) and 1e-5 < abs(stock / exact - 1) < 1e-2
 
 
 def our_trainer(folder, output, pairs, **settings):
@@ -249,18 +215,6 @@ def test_the_models_own_smoothing_under_the_stock_trainer(folder, tmp_path):
     )
     assert losses == pytest.approx([own, stocks, stocks], rel=1e-5)
     assert evaluations == pytest.approx([plain, stocks, stocks], rel=1e-5)
-
-
-def test_validation_loss_is_smoothed_by_the_stock_trainer_and_plain_in_ours(folder, tmp_path):
-    stock = stock_trainer(folder, tmp_path, count=8, label_smoothing_factor=0.1)
-    ours = our_trainer(folder, tmp_path, stock.train_dataset, label_smoothing_factor=0.1)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    batch = stock.data_collator([dict(row) for row in stock.train_dataset])
-    logits, labels = model(**batch).logits.flatten(0, 1), batch["labels"].flatten()
-    assert stock.evaluate()["eval_loss"] == pytest.approx(
-        cross_entropy(logits, labels, label_smoothing=0.1).item(), rel=1e-5
-    )
-    assert ours.evaluate()["eval_loss"] == pytest.approx(cross_entropy(logits, labels).item(), rel=1e-5)
 
 
 def test_a_second_loss_or_other_settings_are_refused(folder, tmp_path):

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 import torch
+from test_trainer import BATCH_TOKENS, logged, make_model, make_trainer, weights_of
 
-from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTrainer, VaswaniTrainingArguments
 from vaswani_transformer.data.tokenization import train_tokenizer
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.model import modeling_vaswani
@@ -14,47 +14,16 @@ from vaswani_transformer.recipes.recipe import load_recipe
 from vaswani_transformer.training.run import new_model, training_arguments
 
 
-def train(tmp_path, steps=6, wrap=None, **settings):
+def train(tmp_path, wrap=None, **settings):
     """Weights and losses after some steps of a tiny model."""
-    import datasets
-
-    generator = torch.Generator().manual_seed(3)
-    rows = [
-        torch.randint(4, 30, (int(n),), generator=generator).tolist()
-        for n in torch.randint(2, 9, (60,), generator=generator)
-    ]
-    pairs = datasets.Dataset.from_dict(
-        {
-            "input_ids": rows,
-            "labels": [row[::-1] for row in rows],
-            "source_length": [len(row) for row in rows],
-            "target_length": [len(row) for row in rows],
-        }
-    )
-    torch.manual_seed(0)
-    model = VaswaniForConditionalGeneration(
-        VaswaniConfig(vocab_size=30, d_model=16, d_ff=32, num_heads=2, encoder_layers=1, decoder_layers=1, dropout=0.0)
-    )
+    model = make_model()
     if wrap:
         wrap(model)
-    arguments = VaswaniTrainingArguments(
-        output_dir=str(tmp_path),
-        tokens_per_batch=64,
-        tokens_per_device=settings.pop("tokens_per_device", 64),
-        max_steps=steps,
-        warmup_steps=20,
-        adam_epsilon=1e-3,  # or Adam makes steps of rounding where gradients are near 0
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=True,
-        **settings,
-    )
-    trainer = VaswaniTrainer(model=model, args=arguments, train_dataset=pairs)
+    # With the paper's epsilon Adam makes steps of rounding where gradients are near 0.
+    options = {"max_steps": 6, "warmup_steps": 20, "adam_epsilon": 1e-3, **settings}
+    trainer = make_trainer(tmp_path, model=model, **options)
     trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return {name: value.clone() for name, value in model.state_dict().items()}, losses, trainer
+    return weights_of(trainer), logged(trainer, "loss"), trainer
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +37,13 @@ def assert_same(one, other):
         torch.testing.assert_close(value, other[0][name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("tokens_per_device", [64, 32])
-def test_trains_as_with_whole_logits(tmp_path, monkeypatch, unfused, tokens_per_device):
+@pytest.mark.parametrize("parts", [1, 2])
+def test_trains_as_with_whole_logits(tmp_path, monkeypatch, unfused, parts):
     calls = []
     counted = lambda *a: calls.append(a) or projected_cross_entropy(*a)  # noqa: E731
     monkeypatch.setattr(modeling_vaswani, "projected_cross_entropy", counted)
-    assert_same(train(tmp_path, tokens_per_device=tokens_per_device), unfused)
-    assert len(calls) == 6 * 64 // tokens_per_device
+    assert_same(train(tmp_path, tokens_per_device=BATCH_TOKENS // parts), unfused)
+    assert len(calls) == 6 * parts
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -92,7 +61,7 @@ def test_somebody_who_listens_hears_logits(tmp_path, unfused, whole):
 
 
 def test_evaluation_and_return_outputs_have_logits(tmp_path):
-    _, _, trainer = train(tmp_path, steps=1)
+    _, _, trainer = train(tmp_path, max_steps=1)
     batch = {"input_ids": torch.randint(4, 30, (2, 5)), "labels": torch.randint(4, 30, (2, 7))}
     batch["attention_mask"] = torch.ones_like(batch["input_ids"])
     for training in (True, False):

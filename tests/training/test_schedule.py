@@ -2,17 +2,17 @@
 
 import math
 
-import datasets
 import pytest
+import test_trainer
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
-from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from test_trainer import make_model, make_pairs
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani_transformer.training.schedule import NoamSchedulerCallback, noam_learning_rate, noam_scheduler
 
+tokenizer = test_trainer.tokenizer
 WARMUP = 5
 
 
@@ -134,29 +134,12 @@ class RecordingTrainer(Seq2SeqTrainer):
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    vocabulary = {token: index for index, token in enumerate(["<s>", "<pad>", "</s>", *"abcdefghijklmnopqrstuvwxyz+"])}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="+"))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="+"
-    )
-
-
-@pytest.fixture(scope="module")
 def pairs():
-    generator = torch.Generator().manual_seed(0)
-
-    def ids():
-        length = int(torch.randint(2, 7, (), generator=generator))
-        return [*torch.randint(3, 30, (length,), generator=generator).tolist(), 2]
-
-    return datasets.Dataset.from_list([{"input_ids": ids(), "labels": ids()} for _ in range(22)])
+    return make_pairs(22)
 
 
 def stock_trainer(folder, tokenizer, pairs, callback, **settings):
-    torch.manual_seed(0)
-    config = VaswaniConfig(vocab_size=30, d_model=16, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1)
-    model = VaswaniForConditionalGeneration(config)
+    model = make_model()  # d_model 16
     defaults = {
         "max_steps": 12, "per_device_train_batch_size": 2, "logging_steps": 1, "save_strategy": "no",
         "report_to": "none", "disable_tqdm": True, "use_cpu": True, "learning_rate": 0.123,

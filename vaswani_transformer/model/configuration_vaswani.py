@@ -1,7 +1,4 @@
-"""Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al., 2017, arXiv 1706.03762v7).
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
-"""
+"""Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al., 2017, arXiv 1706.03762v7)."""
 
 import difflib
 
@@ -47,12 +44,12 @@ _PRESETS: dict[str, dict] = {
     },
 }
 
-# Far beyond any model of this kind (400 GB in float32; a thousand layers took a paper of its own): whatever asks for
-# more is a damaged or a hostile file, and building it would only fill the memory.
+# Far beyond any model of this kind (400 GB in float32): a configuration that asks for more is damaged or hostile, and
+# building its model would only fill the memory.
 _MAX_PARAMETERS, _MAX_LAYERS, _MAX_LABELS = 10**11, 1_000, 10_000
 
-# How tensor parallelism (`DistributedConfig(tp_size=...)`) cuts a model: heads and inner units into groups, so that a
-# process adds its share to each sublayer's output; the vocabulary into slices. Names are those of `VaswaniModel`.
+# How tensor parallelism (`DistributedConfig(tp_size=...)`) splits a model: each process has some of the heads, of the
+# inner units and of the vocabulary, and adds its share to a sublayer's output. Names are those of `VaswaniModel`.
 _TENSOR_PARALLEL_PLAN = {
     f"{stack}.{name}": style
     for stack, attentions in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"]))
@@ -151,9 +148,7 @@ class VaswaniConfig(PreTrainedConfig):
         labels = kwargs.get("num_labels")
         if labels is not None and not (isinstance(labels, int) and 0 <= labels <= _MAX_LABELS):
             # transformers makes a table of this many rows before it checks anything
-            raise ValueError(
-                f"num_labels is {labels!r}: it must be at most {_MAX_LABELS:,}; this model classifies nothing"
-            )
+            raise ValueError(f"num_labels is {labels!r}: it must be at most {_MAX_LABELS:,} (and has no effect)")
         if self.num_heads > 0 and self.d_model > 0:
             for name in ("d_k", "d_v"):
                 if getattr(self, name) is None:
@@ -165,20 +160,21 @@ class VaswaniConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Check the rules that hold between fields; `@strict` calls it on construction and on saving.
+        """Check the values of fields; `@strict` calls it on construction and on saving.
 
         Raises:
             ValueError: naming the field, its value and the rule.
         """
+
+        def check(is_right, name, rule):
+            if not is_right:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: it must be {rule}")
+
         for name in ("vocab_size", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_position_embeddings"):
-            value = getattr(self, name)
-            if value is None or value <= 0:
-                raise ValueError(f"{name} is {value}: it must be 1 or more")
-        if self.attention_window is not None and self.attention_window < 1:
-            raise ValueError(f"attention_window is {self.attention_window}: it must be 1 or more, or not given")
+            check((getattr(self, name) or 0) > 0, name, "1 or more")
+        check(self.attention_window is None or self.attention_window > 0, "attention_window", "1 or more, or not given")
         for name in ("encoder_layers", "decoder_layers"):
-            if not 0 <= getattr(self, name) <= _MAX_LAYERS:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more and at most {_MAX_LAYERS:,}")
+            check(0 <= getattr(self, name) <= _MAX_LAYERS, name, f"0 or more and at most {_MAX_LAYERS:,}")
         if (parameters := self.num_parameters()) > _MAX_PARAMETERS:
             raise ValueError(
                 f"the sizes make a model of {parameters:,} parameters and at most {_MAX_PARAMETERS:,} are accepted:"
@@ -187,27 +183,24 @@ class VaswaniConfig(PreTrainedConfig):
                 f" {self.max_position_embeddings}"
             )
         for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 0 and below 1")
-        if not 0 < self.layer_norm_eps <= 1:
-            raise ValueError(f"layer_norm_eps is {self.layer_norm_eps}: it must be above 0 and at most 1")
-        if not self.is_encoder_decoder:
-            raise ValueError("is_encoder_decoder is False: this model is an encoder and a decoder")
-        if self.position_encoding not in ("sinusoidal", "learned"):
-            raise ValueError(f"position_encoding is {self.position_encoding!r}: it must be 'sinusoidal' or 'learned'")
-        if self.position_encoding == "sinusoidal" and self.d_model % 2:
-            raise ValueError(
-                f"d_model is {self.d_model}: sinusoids come in pairs of sine and cosine, so it must be even"
-                " (or use position_encoding='learned')"
-            )
+            check(0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
+        check(0 < self.layer_norm_eps <= 1, "layer_norm_eps", "above 0 and at most 1")
+        check(self.is_encoder_decoder, "is_encoder_decoder", "True: this model is an encoder and a decoder")
+        is_known = self.position_encoding in ("sinusoidal", "learned")
+        check(is_known, "position_encoding", "'sinusoidal' or 'learned'")
+        check(
+            self.position_encoding == "learned" or self.d_model % 2 == 0,
+            "d_model",
+            "even, since sinusoids come in pairs of sine and cosine (or use position_encoding='learned')",
+        )
         for name in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
-            value = getattr(self, name)
-            ids = value if isinstance(value, list) else [value]
-            if any(token is not None and not 0 <= token < self.vocab_size for token in ids):
-                raise ValueError(f"{name} is {value}: it must be at least 0 and below vocab_size {self.vocab_size}")
+            ids = getattr(self, name)
+            ids = ids if isinstance(ids, list) else [ids]
+            is_right = all(token is None or 0 <= token < self.vocab_size for token in ids)
+            check(is_right, name, f"at least 0 and below vocab_size {self.vocab_size}")
 
     def num_parameters(self) -> int:
-        """Trained numbers in a [`VaswaniForConditionalGeneration`] of these sizes, tied ones counted once (Table 3)."""
+        """Parameters of a [`VaswaniForConditionalGeneration`] of these sizes, tied ones counted once (Table 3)."""
         heads_k, heads_v = self.num_heads * self.d_k, self.num_heads * self.d_v
         attention = 2 * self.d_model * (heads_k + heads_v)
         if self.attention_bias:
@@ -229,16 +222,15 @@ class VaswaniConfig(PreTrainedConfig):
     def from_preset(cls, name: str, **overrides) -> "VaswaniConfig":
         """A model of the paper by name: `"base"`, `"big"`, a row of Table 3, or `"parsing"` (Section 6.3).
 
-        Parameter counts. Table 3 prints millions, rounded, and Section 5.1 says "about 37000" entries. With 37,000 and
-        exactly the parameters of the paper's equations (no attention biases, one shared embedding matrix, feed-forward
-        biases, layer-norm gains and biases) the base model has 63.05M and not 65M. Every base-size row of the table
-        that prints a count rounds to it with an embedding of 41,004 to 41,208 rows and with no other number, so the
-        authors' own table of embeddings was probably larger than the text says. The big model has 214.2M against the
-        printed 213M, which a larger vocabulary would not explain: no one vocabulary meets both figures.
+        Table 3 prints parameters in rounded millions. With the "about 37000" entries of Section 5.1 and exactly the
+        parameters of the paper's equations (no attention biases, one shared embedding matrix, feed-forward biases,
+        layer-norm gains and biases) the base model has 63.05M, not 65M. Every base-size row that prints a count rounds
+        to it with 41,004 to 41,208 embeddings and with no other number, so the authors' vocabulary was probably larger
+        than the text says. The big model has 214.2M, not 213M: no single vocabulary gives both figures.
 
         Args:
             name: one of `preset_names()`.
-            **overrides: fields of the configuration that differ from the preset, such as `vocab_size=8000`.
+            **overrides: fields that differ from the preset, such as `vocab_size=8000`.
 
         Raises:
             ValueError: for an unknown name, with the nearest ones.
@@ -248,6 +240,3 @@ class VaswaniConfig(PreTrainedConfig):
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(_PRESETS)}"
             raise ValueError(f"no preset named {name!r}: {hint}")
         return cls(**{**_PRESETS[name], **overrides})
-
-
-__all__ = ["VaswaniConfig"]

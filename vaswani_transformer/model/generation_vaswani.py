@@ -1,10 +1,7 @@
-"""The paper's decoding rules (Section 6.1) as hooks into transformers' own search; no loop of its own.
+"""The paper's decoding rules (Section 6.1) as hooks into transformers' own search.
 
-What a call of `generate()` needs beyond transformers' own settings stays its own, so that calls and threads do not see
-each other's: each sentence's limit is in that call's copy of the generation configuration, and a beam search keeps the
-rule of its scores in a context variable.
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
+Calls of `generate()` and threads do not affect each other: each sentence's limit is in the call's copy of the
+generation configuration, and the rule of a beam search's scores in a context variable.
 """
 
 from contextvars import ContextVar
@@ -17,22 +14,23 @@ from transformers.generation import ForcedEOSTokenLogitsProcessor, LogitsProcess
 #: How many tokens longer than its source an output may get (Section 6.1: "input length + 50").
 MAX_EXTRA_TOKENS = 50
 
-#: Rules of the score of a hypothesis by name: `length_normalization`, and transformers' own |Y|^alpha.
+#: Rules for the score of a hypothesis: the paper's `length_normalization`, and transformers' own |Y|^alpha.
 LENGTH_NORMALIZATIONS = ("gnmt", "power")
 
-_OWN_SETTINGS = ("length_normalization", "max_extra_tokens")  # entries of a generation configuration
-_BLOCK = 64  # neighbouring tokens that are looked at together for the best ones
-_NO_SCORE = -1.0e8  # transformers marks hypotheses that are none with -1e9 and less; no log-probability comes near
+# Our own entries of a generation configuration, with their defaults.
+_OWN_SETTINGS = {"length_normalization": LENGTH_NORMALIZATIONS[0], "max_extra_tokens": MAX_EXTRA_TOKENS}
+_BLOCK = 64  # neighbouring tokens of which only the best is looked at first
+_NO_SCORE = -1.0e8  # transformers gives -1e9 and less to places without a hypothesis; no log-probability comes near
 
 
 def length_normalization(length: int | torch.Tensor, length_penalty: float) -> float | torch.Tensor:
     r"""Section 6.1, the length penalty: a hypothesis' log-probability is divided by \(((5 + |Y|) / 6)^\alpha\).
 
     The paper takes the rule and alpha = 0.6 from Wu et al. (2016), "Google's Neural Machine Translation System",
-    Equation 14. transformers' own rule is \(|Y|^\alpha\), which weighs short outputs very differently.
+    Equation 14. transformers' own rule is \(|Y|^\alpha\), which treats short outputs very differently.
 
     Args:
-        length: generated tokens |Y|, the end token counted; a number, or a tensor of any shape.
+        length: generated tokens |Y|, including the end token; a number, or a tensor of any shape.
         length_penalty: alpha; 0 compares plain log-probabilities.
     """
     return ((5 + length) / 6) ** length_penalty
@@ -41,13 +39,13 @@ def length_normalization(length: int | torch.Tensor, length_penalty: float) -> f
 def take_back_defaults(generation_config, own: set[str]) -> set[str]:
     """Unset what transformers' `Seq2SeqTrainer` writes into a model's generation configuration.
 
-    With `predict_with_generate` it fills every unset field of `model.generation_config` with the library's default, for
-    good. The 20 of `max_length` would cut each later output of the model, and of the saved one. A person sets some
-    fields; this filling alone sets all.
+    With `predict_with_generate` it sets every unset field of `model.generation_config` to the library's default, for
+    good. The 20 of `max_length` would cut each later output of the model, and of the saved one. Users set some fields;
+    only this sets all.
 
     Args:
-        generation_config: a model's own.
-        own: the fields that were set when it was last seen unfilled, which stay.
+        generation_config: the model's.
+        own: the fields that were set before, which stay.
 
     Returns:
         the fields that are set now.
@@ -62,26 +60,24 @@ def take_back_defaults(generation_config, own: set[str]) -> set[str]:
 
 
 def of_each_row(values: torch.Tensor, hypotheses: torch.Tensor) -> torch.Tensor:
-    """`(batch_size,)` values of sentences, one for each of `(rows, ...)` hypotheses; a sentence's stand together."""
+    """`(batch_size,)` values of sentences as `(rows,)` values of their hypotheses, `(rows, ...)`."""
     return values.to(hypotheses.device).repeat_interleave(len(hypotheses) // len(values))
 
 
 class SentenceLengthCriteria(StoppingCriteria):
-    """Ends every hypothesis of a sentence at the sentence's own limit.
+    """Ends the hypotheses of each sentence at its own limit, `(batch_size,)` tokens with decoder start or prefix.
 
-    Args:
-        max_lengths: `(batch_size,)` tokens, the decoder's start or prefix counted.
-        pad_token_id: what stands behind an output that has ended, if there is such a token.
+    `pad_token_id` is what follows an output that has ended, if there is such a token.
     """
 
     def __init__(self, max_lengths: torch.Tensor, pad_token_id: torch.Tensor | None):
         self.max_lengths, self.shortest = max_lengths, int(max_lengths.min())
         if pad_token_id is not None:
-            # By this attribute of a criterion transformers decides whether to fill ended rows with padding.
+            # transformers fills ended rows with padding if some criterion has this attribute.
             self.eos_token_id = None
 
     def __call__(self, input_ids: torch.Tensor, scores: tuple[torch.Tensor] | None, **kwargs) -> torch.Tensor:
-        """Which of `(rows, length)` hypotheses are at their limit."""
+        """Whether each of `(rows, length)` hypotheses is at its limit, `(rows,)`."""
         length = input_ids.shape[1]
         if length < self.shortest:
             return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
@@ -89,13 +85,13 @@ class SentenceLengthCriteria(StoppingCriteria):
 
 
 class SentenceEndProcessor(LogitsProcessor):
-    """`forced_eos_token_id` at each sentence's own limit; transformers' own knows one for all."""
+    """`forced_eos_token_id` at each sentence's own limit; transformers' own has one limit for all."""
 
     def __init__(self, max_lengths: torch.Tensor, eos_token_id: torch.Tensor):
         self.max_lengths, self.eos_token_id = max_lengths, eos_token_id
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """`(rows, vocab_size)` scores that leave nothing but the end where one more token is allowed."""
+        """`(rows, vocab_size)` scores that allow only the end token where one more token is left."""
         forced = torch.full_like(scores, -torch.inf)
         forced[:, self.eos_token_id] = 0
         return torch.where((of_each_row(self.max_lengths, scores) - 1 == input_ids.shape[1])[:, None], forced, scores)
@@ -103,27 +99,20 @@ class SentenceEndProcessor(LogitsProcessor):
 
 @dataclass
 class BeamScoring:
-    """How one beam search scores its hypotheses.
+    """How one beam search scores its hypotheses."""
 
-    Args:
-        normalization: one of `LENGTH_NORMALIZATIONS`.
-        alpha: the exponent of its rule, transformers' `length_penalty`.
-        num_return_sequences: hypotheses that a sentence returns.
-        limits: the most tokens that each sentence may generate, `(batch_size, 1)`; None where they do not differ.
-    """
-
-    normalization: str
-    alpha: float
+    normalization: str  # one of `LENGTH_NORMALIZATIONS`
+    alpha: float  # the exponent of its rule, transformers' `length_penalty`
     num_return_sequences: int
-    limits: torch.Tensor | None
+    limits: torch.Tensor | None  # (batch_size, 1), the most tokens that each sentence may generate, if they differ
 
     def divisor(self, length: int) -> float:
-        """What the log-probability of `length` generated tokens is divided by."""
+        """The divisor of the log-probability of `length` generated tokens."""
         return length_normalization(length, self.alpha) if self.normalization == "gnmt" else length**self.alpha
 
     @cached_property
     def divisors_at_limits(self) -> torch.Tensor:
-        """The same for the longest outputs of sentences that differ in their limits, `(batch_size, 1)`."""
+        """The divisors at the sentences' limits, `(batch_size, 1)`."""
         rows = [[self.divisor(length)] for length in self.limits.flatten().tolist()]  # in double precision
         return torch.tensor(rows, device=self.limits.device)
 
@@ -132,33 +121,26 @@ _scoring: ContextVar[BeamScoring] = ContextVar("scoring of the beam search that 
 
 
 def candidates(scores: torch.Tensor, count: int) -> torch.LongTensor:
-    """Few tokens of each row, among them `count` of the best.
+    """Some tokens of each row, the best `count` among them: `(rows, vocab_size)` scores to `(rows, candidates)` ids.
 
-    The best tokens lie in the blocks of neighbours that have the best maxima. torch finds maxima several times faster
-    than it chooses among all tokens.
-
-    Args:
-        scores: `(rows, vocab_size)`.
-        count: how many are wanted.
-
-    Returns:
-        `(rows, candidates)` token ids.
+    The best tokens are in the blocks of neighbours with the highest maxima. torch finds maxima several times faster
+    than the best of all tokens.
     """
     rows, vocab_size = scores.shape
     blocks = vocab_size // _BLOCK
     maxima = scores[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK)).amax(dim=-1)
     best = maxima.topk(count, sorted=False).indices  # (rows, count)
     inside = torch.arange(_BLOCK, device=scores.device)
-    behind = torch.arange(blocks * _BLOCK, vocab_size, device=scores.device)  # too few for a block
-    return torch.cat(((best[..., None] * _BLOCK + inside).flatten(1), behind.expand(rows, -1)), dim=1)
+    rest = torch.arange(blocks * _BLOCK, vocab_size, device=scores.device)  # too few for a block
+    return torch.cat(((best[..., None] * _BLOCK + inside).flatten(1), rest.expand(rows, -1)), dim=1)
 
 
 class VaswaniGenerationMixin:
-    """Scores beams by `length_normalization` and bounds outputs by their source's length.
+    """Scores beams by `length_normalization` and limits outputs by the length of their source.
 
     Stands before `GenerationMixin` in the bases of a model. In `generate()`, `length_penalty` is the alpha of the
-    paper's rule. Unless `max_length` or `max_new_tokens` is given, an output ends after `max_extra_tokens` tokens more
-    than its own source has. What a sentence gets does not depend on the others of its batch.
+    paper's rule. Unless `max_length` or `max_new_tokens` is given, an output has at most `max_extra_tokens` more tokens
+    than its own source. A sentence's output does not depend on the rest of its batch.
 
     Two entries of the generation configuration, or arguments of `generate()`, are our own:
 
@@ -166,10 +148,10 @@ class VaswaniGenerationMixin:
       target prefix do not count.
     - `length_normalization`: `"gnmt"`, the paper's rule, by default; `"power"`: transformers' beam search as it is,
       with the score logP / |Y|^alpha and its own meaning of `early_stopping`. Under `"gnmt"` the search of a sentence
-      ends as soon as no running beam can reach the returned hypotheses any more, which changes no result, for
+      ends as soon as no running beam can become one of the returned hypotheses, which changes no result, for
       `early_stopping` `False` and `"never"` alike; with `True` it ends when as many hypotheses as beams are finished.
 
-    A source without an `attention_mask` is taken to end where its `pad_token_id` begins.
+    A source without an `attention_mask` ends where its `pad_token_id` starts.
     """
 
     def generate(self, *args, **kwargs):
@@ -183,17 +165,16 @@ class VaswaniGenerationMixin:
 
     def _take_back_defaults(self):
         known, own = getattr(self, "_own_generation_settings", (None, set()))
-        own = own if known is self.generation_config else set()  # another one has been put in its place
+        own = own if known is self.generation_config else set()  # it has been replaced by another one
         self._own_generation_settings = self.generation_config, take_back_defaults(self.generation_config, own)
 
     def _prepare_generation_config(self, generation_config, **kwargs):
-        # transformers takes a setting that it does not know only where the model's own configuration has it.
+        # transformers accepts an unknown setting only if the model's own configuration has it.
         own = {name: kwargs.pop(name) for name in _OWN_SETTINGS if name in kwargs}
         generation_config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
-        defaults = {"length_normalization": LENGTH_NORMALIZATIONS[0], "max_extra_tokens": MAX_EXTRA_TOKENS}
-        for name, default in defaults.items():
-            given = (own.get(name), getattr(generation_config, name, None), default)
-            setattr(generation_config, name, next(value for value in given if value is not None))
+        for name, default in _OWN_SETTINGS.items():
+            values = (own.get(name), getattr(generation_config, name, None), default)
+            setattr(generation_config, name, next(value for value in values if value is not None))
         rule, extra = generation_config.length_normalization, generation_config.max_extra_tokens
         if rule not in LENGTH_NORMALIZATIONS:
             raise ValueError(f"length_normalization is {rule!r}: it must be one of {', '.join(LENGTH_NORMALIZATIONS)}")
@@ -232,25 +213,24 @@ class VaswaniGenerationMixin:
                 limits = limits.clamp(max=max(positions - prompt, 1))
             generation_config.max_length = prompt + int(limits.max())
             limits = limits if bool((limits != limits[0]).any()) else None
-        if positions is not None:  # there are none beyond
+        if positions is not None:
             generation_config.max_length = min(generation_config.max_length, positions)
         generation_config._prompt_length, generation_config._sentence_limits = prompt, limits
         if generation_config.is_assistant:
-            # A draft starts from the whole target and a cache of most of it. transformers tells by the length of a mask
-            # that encoder-decoder models do not have, and would feed what is cached once more.
+            # A draft starts from the whole target and a cache of most of it. transformers reads from the length of a
+            # mask, which encoder-decoder models do not have, how much is new, and would repeat what is cached.
             generation_config._mask_length = prompt
         return generation_config
 
     def _validate_generated_length(self, generation_config, input_ids_length, has_default_max_length):
-        # The bound above is the model's own, so the warning about a model-agnostic default does not apply.
-        del has_default_max_length
+        # The limit above is the model's own, so the warning about a model-agnostic default does not apply.
         super()._validate_generated_length(generation_config, input_ids_length, has_default_max_length=False)
 
     def _get_stopping_criteria(self, generation_config, **kwargs):
         criteria = super()._get_stopping_criteria(generation_config=generation_config, **kwargs)
         for criterion in criteria:
             if hasattr(criterion, "max_position_embeddings") and self.config.position_encoding == "sinusoidal":
-                criterion.max_position_embeddings = None  # it would warn of an end that there is not
+                criterion.max_position_embeddings = None  # it would warn that positions run out
         limits = getattr(generation_config, "_sentence_limits", None)
         if limits is not None:
             pad = generation_config._pad_token_tensor
@@ -276,7 +256,7 @@ class VaswaniGenerationMixin:
         )
         pad = generation_config._pad_token_tensor
         if pad is not None and pad.eq(0).all():
-            # transformers takes a 0 for none and would fill with the end token, which was never generated.
+            # transformers takes 0 for no padding and would fill with the end token, which was never generated.
             generation_config._pad_token_tensor = pad - 1
         token = _scoring.set(scoring)
         try:
@@ -286,114 +266,59 @@ class VaswaniGenerationMixin:
         generation_config._pad_token_tensor = pad
         if pad is not None:
             sequences = outputs if isinstance(outputs, torch.Tensor) else outputs.sequences
-            # Without an end token, too, transformers fills with -1, which no tokenizer knows.
+            # Without an end token, too, transformers fills with -1, which is no token.
             sequences.masked_fill_(sequences == -1, pad)
         return outputs
 
-    def _get_top_k_continuations(
-        self, *, accumulated_log_probs, cur_len, decoder_prompt_len, do_sample, beams_to_keep, num_beams, **kwargs
-    ):
-        vocab_size = accumulated_log_probs.shape[1] // num_beams
-        options = {"cur_len": cur_len, "decoder_prompt_len": decoder_prompt_len, "do_sample": do_sample}
-        options.update(beams_to_keep=beams_to_keep, num_beams=num_beams, **kwargs)
-        if do_sample or not accumulated_log_probs.is_cpu or vocab_size < 4 * _BLOCK * beams_to_keep:
-            return super()._get_top_k_continuations(accumulated_log_probs=accumulated_log_probs, **options)
+    def _get_top_k_continuations(self, *, accumulated_log_probs, **state):
+        vocab_size, count = accumulated_log_probs.shape[1] // state["num_beams"], state["beams_to_keep"]
+        if state["do_sample"] or not accumulated_log_probs.is_cpu or vocab_size < 4 * _BLOCK * count:
+            return super()._get_top_k_continuations(accumulated_log_probs=accumulated_log_probs, **state)
         scores = accumulated_log_probs.view(-1, vocab_size)
-        tokens = candidates(scores, beams_to_keep)  # (rows, candidates)
+        tokens = candidates(scores, count)  # (rows, candidates)
         log_probs, sequences, beam_indices = super()._get_top_k_continuations(
-            accumulated_log_probs=scores.gather(1, tokens).view(len(accumulated_log_probs), -1), **options
+            accumulated_log_probs=scores.gather(1, tokens).view(len(accumulated_log_probs), -1), **state
         )
-        # What stands for the new token is its place among the candidates.
-        rows = beam_indices[:, :, cur_len - decoder_prompt_len].long()
-        sequences[:, :, cur_len] = tokens[rows, sequences[:, :, cur_len]]
+        # In place of the new token stands its index among the candidates.
+        new = state["cur_len"]
+        rows = beam_indices[:, :, new - state["decoder_prompt_len"]].long()
+        sequences[:, :, new] = tokens[rows, sequences[:, :, new]]
         return log_probs, sequences, beam_indices
 
-    def _update_finished_beams(
-        self,
-        *,
-        sequences,
-        beam_scores,
-        beam_indices,
-        is_sent_finished,
-        is_early_stop_heuristic_unsatisfied,
-        topk_log_probs,
-        cur_len,
-        decoder_prompt_len,
-        **kwargs,
-    ):
-        before = sequences, beam_scores, beam_indices, is_sent_finished
-        divisor = _scoring.get().divisor(cur_len + 1 - decoder_prompt_len)
-        after = super()._update_finished_beams(
-            sequences=sequences,
-            beam_scores=beam_scores,
-            beam_indices=beam_indices,
-            is_sent_finished=is_sent_finished,
-            is_early_stop_heuristic_unsatisfied=is_early_stop_heuristic_unsatisfied,
-            topk_log_probs=topk_log_probs / divisor,
-            cur_len=cur_len,
-            decoder_prompt_len=decoder_prompt_len,
-            **{**kwargs, "length_penalty": 0.0},  # the division is done
-        )
-        if len(beam_scores) == 1:
+    def _update_finished_beams(self, **state):
+        divisor = _scoring.get().divisor(state["cur_len"] + 1 - state["decoder_prompt_len"])
+        scored = {"topk_log_probs": state["topk_log_probs"] / divisor, "length_penalty": 0.0}  # no further division
+        after = super()._update_finished_beams(**{**state, **scored})
+        if len(state["beam_scores"]) == 1:
             return after
-        # Sentences that are done wait for the others, and nothing of theirs may change.
-        is_open = is_early_stop_heuristic_unsatisfied
+        # Sentences that are done wait for the others, and their hypotheses must not change.
+        before = (state[name] for name in ("sequences", "beam_scores", "beam_indices", "is_sent_finished"))
+        is_open = state["is_early_stop_heuristic_unsatisfied"]
         return tuple(
             torch.where(is_open[..., None] if new.dim() == 3 else is_open, new, old)
             for new, old in zip(after, before, strict=True)
         )
 
-    def _check_early_stop_heuristic(
-        self,
-        *,
-        is_early_stop_heuristic_unsatisfied,
-        running_beam_scores,
-        beam_scores,
-        is_sent_finished,
-        cur_len,
-        max_length,
-        decoder_prompt_len,
-        length_penalty,
-        early_stopping,
-    ):
+    def _check_early_stop_heuristic(self, **state):
         """Which sentences `(batch_size, 1)` may still get a better result."""
-        scoring, best_running = _scoring.get(), running_beam_scores[:, :1]
+        scoring, best_running, prompt = _scoring.get(), state["running_beam_scores"][:, :1], state["decoder_prompt_len"]
+        is_finished = state["is_sent_finished"]
         if scoring.normalization == "power":
-            is_open = super()._check_early_stop_heuristic(
-                is_early_stop_heuristic_unsatisfied=is_early_stop_heuristic_unsatisfied,
-                running_beam_scores=running_beam_scores,
-                beam_scores=beam_scores,
-                is_sent_finished=is_sent_finished,
-                cur_len=cur_len,
-                max_length=max_length if scoring.limits is None else decoder_prompt_len + scoring.limits,
-                decoder_prompt_len=decoder_prompt_len,
-                length_penalty=length_penalty,
-                early_stopping=early_stopping,
-            )
+            limit = state["max_length"] if scoring.limits is None else prompt + scoring.limits
+            is_open = super()._check_early_stop_heuristic(**{**state, "max_length": limit})
         else:
-            # A running beam's log-probability can only fall, so its best final score is today's log-probability under
-            # the most favourable length that it can still end with. It has to beat the last hypothesis that is
-            # returned; those behind are lost anyway. Stopping on this bound never changes the result.
+            # A running beam's log-probability can only fall, so its best final score is today's log-probability at the
+            # most favourable length that it can still reach. It has to beat the last hypothesis that is returned;
+            # lower ones are lost anyway. Stopping on this bound never changes the result.
             if scoring.alpha <= 0:
-                divisor = scoring.divisor(cur_len + 1 - decoder_prompt_len)
+                divisor = scoring.divisor(state["cur_len"] + 1 - prompt)
             elif scoring.limits is None:
-                divisor = scoring.divisor(max_length - decoder_prompt_len)
+                divisor = scoring.divisor(state["max_length"] - prompt)
             else:
                 divisor = scoring.divisors_at_limits
             last = scoring.num_return_sequences - 1
-            to_beat = torch.where(is_sent_finished[:, last, None], beam_scores[:, last, None], -1.0e9)
-            is_open = is_early_stop_heuristic_unsatisfied & (best_running / divisor > to_beat)
-        if early_stopping is True:
-            is_open = is_open & ~is_sent_finished.all(dim=-1, keepdim=True)
-        return is_open & (best_running > _NO_SCORE)  # at a limit, or without a token that is allowed, none runs on
-
-
-__all__ = [
-    "LENGTH_NORMALIZATIONS",
-    "MAX_EXTRA_TOKENS",
-    "BeamScoring",
-    "SentenceEndProcessor",
-    "SentenceLengthCriteria",
-    "VaswaniGenerationMixin",
-    "length_normalization",
-]
+            to_beat = torch.where(is_finished[:, last, None], state["beam_scores"][:, last, None], -1.0e9)
+            is_open = state["is_early_stop_heuristic_unsatisfied"] & (best_running / divisor > to_beat)
+        if state["early_stopping"] is True:
+            is_open = is_open & ~is_finished.all(dim=-1, keepdim=True)
+        return is_open & (best_running > _NO_SCORE)  # at a limit, or without an allowed token, none continues

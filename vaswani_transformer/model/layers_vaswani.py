@@ -2,8 +2,6 @@
 
 Axis names in shapes: `batch_size`, `source_length` and `target_length` in tokens, `query_length` and `key_length` for
 either, `num_heads` (the paper's h), `d_model`, `d_k`, `d_v`, `d_ff` and `vocab_size` as in the configuration.
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
 """
 
 import torch
@@ -26,11 +24,6 @@ def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     There torch draws one double a value, which costs a training step time (`scripts/benchmarks/training_step.py`); here
     one 64-bit number decides on four values, so p is met to within 1/65536, with the scale that belongs to it. Random
     numbers come from torch's default generator, so that seeds and checkpoints work as usual.
-
-    Args:
-        states: any shape.
-        p: the probability of zeroing a value.
-        training: whether to drop anything at all.
     """
     if p == 0 or not training or not states.is_cpu or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return nn.functional.dropout(states, p=p, training=training)
@@ -43,12 +36,7 @@ def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
 def sinusoidal_positions(positions: torch.Tensor, d_model: int) -> torch.Tensor:
     r"""Section 3.5: \(PE_{(pos,2i)} = \sin(pos/10000^{2i/d})\) and \(PE_{(pos,2i+1)} = \cos(pos/10000^{2i/d})\).
 
-    Args:
-        positions: integer positions from 0, of any shape `(...)`.
-        d_model: width, even.
-
-    Returns:
-        float64 tensor of shape `(..., d_model)`, sines on even and cosines on odd columns.
+    For integer positions from 0, of any shape `(...)`, and an even `d_model`: float64, `(..., d_model)`.
     """
     exponents = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device) / d_model
     angles = positions.to(torch.float64)[..., None] / 10_000.0**exponents  # (..., d_model / 2)
@@ -56,9 +44,9 @@ def sinusoidal_positions(positions: torch.Tensor, d_model: int) -> torch.Tensor:
 
 
 class VaswaniSinusoidalPositions(nn.Module):
-    """Adds nothing to a checkpoint: the table is computed, and positions past its end are computed on the spot."""
+    """A computed table, which no checkpoint holds; positions past its end are computed when needed."""
 
-    max_rows = 16_384  # no sentence is longer, and a configuration cannot ask for terabytes
+    max_rows = 16_384  # no sentence is longer, and no configuration may ask for terabytes
 
     def __init__(self, num_positions: int, d_model: int):
         super().__init__()
@@ -66,7 +54,7 @@ class VaswaniSinusoidalPositions(nn.Module):
         self.register_buffer("table", self.compute_table(), persistent=False)
 
     def compute_table(self) -> torch.Tensor:
-        """The first `num_positions` rows, `(num_positions, d_model)` in torch's default floating-point type."""
+        """`(num_positions, d_model)`, in torch's default floating-point type."""
         return sinusoidal_positions(torch.arange(self.num_positions), self.d_model).to(torch.get_default_dtype())
 
     def forward(self, position_ids: torch.Tensor, end: int) -> torch.Tensor:
@@ -107,14 +95,13 @@ def attention(
         query: `(batch_size, num_heads, query_length, d_k)`.
         key: `(batch_size, num_heads, key_length, d_k)`.
         value: `(batch_size, num_heads, key_length, d_v)`.
-        mask: 0 where attention is allowed and very negative where it is not, broadcast to
-            `(batch_size, num_heads, query_length, key_length)`; none where all is allowed.
-        scaling: the factor of Equation (1), \(1/\sqrt{d_k}\).
+        mask: added to the scores, broadcast to `(batch_size, num_heads, query_length, key_length)`: 0 where attention
+            is allowed, very negative elsewhere.
+        scaling: \(1/\sqrt{d_k}\).
         dropout: probability of dropping an attention weight.
 
     Returns:
-        the output, `(batch_size, num_heads, query_length, d_v)`, and the weights,
-        `(batch_size, num_heads, query_length, key_length)`.
+        the output, `(batch_size, num_heads, query_length, d_v)`, and the weights, of the shape of the scores.
     """
     scores = query * scaling @ key.transpose(-1, -2)
     if mask is not None:
@@ -125,50 +112,23 @@ def attention(
     return weights @ value, weights
 
 
-def eager_attention_forward(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`attention` in the form of transformers' attention interface, as the implementation "eager".
-
-    The output is `(batch_size, query_length, num_heads, d_v)`; `dropout` counts in the module's training mode only.
-    """
+def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """`attention` in the form of transformers' attention interface, where lengths stand before heads in the output."""
     output, weights = attention(query, key, value, attention_mask, scaling, dropout if module.training else 0.0)
     return output.transpose(1, 2).contiguous(), weights
 
 
-def match_head_widths(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Fill queries and keys with zeros up to the width of values (Table 3, rows B); their products stay the same.
-
-    Flash attention needs one width for all three. Where values are the narrower ones transformers fills them.
-    """
-    missing = value.shape[-1] - key.shape[-1]
-    if missing > 0:
-        query, key = nn.functional.pad(query, (0, missing)), nn.functional.pad(key, (0, missing))
-    return query, key, value
-
-
-def drop_padding(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, padding_mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor | int]]:
+def drop_padding(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, padding_mask: torch.Tensor) -> tuple:
     """Keys and values of a padded source without the padding, one sentence after the other, for flash attention.
 
-    Handed a mask, transformers' flash attention takes it for the queries' padding too, which it is in self-attention
-    only: an output at a position where its source has padding would be zero.
+    transformers' flash attention would take the mask for the queries' padding too, which it is in self-attention only:
+    an output at a position where its source has padding would be zero.
 
     Returns:
-        keys and values, `(1, num_heads, tokens, head_width)`, and where sentences begin and end, as transformers'
-        `FlashAttentionKwargs`; `padding_mask` is `(batch_size, key_length)`, 0 for padding.
+        keys and values, `(1, num_heads, tokens, head_width)`, and where sentences start and end, as transformers'
+        `FlashAttentionKwargs`.
     """
-    kept = padding_mask.bool()
+    kept = padding_mask.bool()  # (batch_size, key_length)
     key_lengths = kept.sum(dim=1)
     key, value = (states.transpose(1, 2)[kept].transpose(0, 1).unsqueeze(0) for states in (key, value))
     batch_size, query_length = query.shape[0], query.shape[2]
@@ -200,8 +160,7 @@ class VaswaniAttention(nn.Module):
         self.out_proj = nn.Linear(config.num_heads * config.d_v, config.d_model, bias=bias)
 
     def _split_heads(self, states: torch.Tensor, head_width: int) -> torch.Tensor:
-        # (batch_size, length, num_heads * head_width) -> (batch_size, num_heads, length, head_width)
-        # Not config.num_heads: under tensor parallelism a process holds some of the heads only.
+        # To (batch_size, num_heads, length, head_width). Under tensor parallelism a process has some of the heads only.
         return states.view(*states.shape[:-1], states.shape[-1] // head_width, head_width).transpose(1, 2)
 
     def _keys_and_values(self, states: torch.Tensor, cache: Cache | None, is_cross_attention: bool):
@@ -229,14 +188,9 @@ class VaswaniAttention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend from `hidden_states` to `key_value_states`, or to itself.
+        """Attend from `hidden_states` to itself, or to `key_value_states`, the encoder's output.
 
-        Args:
-            hidden_states: `(batch_size, query_length, d_model)`.
-            key_value_states: `(batch_size, key_length, d_model)`, the encoder's output in encoder-decoder attention.
-            attention_mask: mask in the form of the chosen attention implementation, or of blocks of neighbours.
-            past_key_values: the cache to read and extend.
-            **kwargs: handed to the attention implementation.
+        The mask has the form that the attention implementation takes; `past_key_values` is read and extended.
 
         Returns:
             the output, `(batch_size, query_length, d_model)`, and the weights,
@@ -251,7 +205,8 @@ class VaswaniAttention(nn.Module):
             output = restricted_attention(query, key, value, attention_mask, self.scaling, p)
             return project(self.out_proj, output.flatten(-2)), None
         if is_flash_attention_requested(self.config):
-            query, key, value = match_head_widths(query, key, value)
+            if (missing := self.d_v - self.d_k) > 0:  # one width for all: transformers pads narrower values only
+                query, key = nn.functional.pad(query, (0, missing)), nn.functional.pad(key, (0, missing))
             if is_cross_attention and attention_mask is not None:
                 key, value, lengths = drop_padding(query, key, value, attention_mask)
                 attention_mask, kwargs = None, {**kwargs, **lengths}

@@ -1,11 +1,9 @@
-"""Linear layers where nothing is learned, at their quickest.
+"""Linear layers outside of training, at their fastest.
 
 On a CPU `torch.nn.Linear` computes float32 with MKL; oneDNN, which is part of torch, was 1.1 to 2.1 times as fast for
-the shapes of decoding (`scripts/benchmarks/linear.py`). Public functions reach it only by converting inputs and
-outputs; the operator that torch.compile uses does without. It is private, so it is tried out before it is used, and
+the shapes of decoding (`scripts/benchmarks/linear.py`). torch's public functions reach it only by converting inputs and
+outputs. The operator that torch.compile uses does not, but is private: it is tried out before it is used, and
 `torch.nn.Linear` computes where it fails.
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
 """
 
 from functools import cache
@@ -30,7 +28,7 @@ def _plus(states, residual, weight, bias):
 
 @cache
 def has_onednn(dtype: torch.dtype) -> bool:
-    """Whether oneDNN's operator is in this torch and computes what it should in this type."""
+    """Whether this torch has oneDNN's operator and it computes correctly in this type."""
     if dtype not in _DTYPES or not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -39,7 +37,7 @@ def has_onednn(dtype: torch.dtype) -> bool:
     bias = torch.tensor([0.25, 0.5, -3.0]).to(dtype)
     expected = linear(states, weight, bias)
     try:
-        found = [
+        results = [
             (_pointwise(states, weight, bias), expected),
             (_pointwise(states, weight, None), linear(states, weight)),
             (_pointwise(states, weight, bias, "relu"), relu(expected)),
@@ -47,14 +45,14 @@ def has_onednn(dtype: torch.dtype) -> bool:
         ]
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return False
-    return all(torch.equal(one, other) for one, other in found)
+    return all(torch.equal(result, reference) for result, reference in results)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether something beside the forward of its class runs when a module is called.
+    """Whether calling a module runs more than the forward of its class.
 
-    transformers leaves hooks behind when it has been asked for attention weights or hidden states once; they do nothing
-    unless it is asked again.
+    Hooks that transformers leaves behind once it has been asked for attention weights or hidden states do not count:
+    they do nothing unless it is asked again.
     """
     if module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return True
@@ -69,14 +67,14 @@ def has_own_methods(module: nn.Module) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether torch compiles, traces or transforms what is computed now, and so must know every operation."""
+    """Whether torch is compiling, tracing or transforming, and so must know every operation."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return True
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def _is_quick(module: nn.Module, states: torch.Tensor) -> bool:
-    """Whether oneDNN may compute in a module's place: all that others do with a model must go on to work."""
+    """Whether oneDNN may compute in a module's place without breaking what others do with the model."""
     if torch.is_grad_enabled() or not states.is_cpu or type(module) is not nn.Linear:
         return False
     weight = module.weight
@@ -84,33 +82,23 @@ def _is_quick(module: nn.Module, states: torch.Tensor) -> bool:
         return False
     if type(weight.data) is not torch.Tensor or not weight.is_cpu or has_hooks(module):
         return False
-    # Transforms, and whoever counts or records operations, know nothing of a private operator.
+    # Transforms, and tools that count or record operations, do not know the private operator.
     if is_transformed() or _len_torch_dispatch_stack() or torch.is_autocast_enabled("cpu"):
         return False
     return has_onednn(states.dtype) and not nn.modules.module._has_any_global_hook()
 
 
 def project(module: nn.Module, states: torch.Tensor) -> torch.Tensor:
-    """`module(states)`.
-
-    Args:
-        module: a linear layer, of any class.
-        states: `(..., in_features)`.
-
-    Returns:
-        `(..., out_features)`.
-    """
+    """`module(states)` for a linear layer of any class: `(..., in_features)` to `(..., out_features)`."""
     if _is_quick(module, states):
         return _pointwise(states, module.weight, module.bias)
     return module(states)
 
 
 class Projection:
-    """A linear layer as a function of its input alone and together with what follows it; for one `generate()`.
+    """A linear layer, alone and together with the operation that follows it, for one `generate()`.
 
-    Args:
-        module: a linear layer, of any class; another class than `torch.nn.Linear` is called, as are its methods `relu`
-            and `plus` where it has them.
+    A layer of another class than `torch.nn.Linear` is called, as are its methods `relu` and `plus` where it has them.
     """
 
     def __init__(self, module: nn.Module):
@@ -125,13 +113,13 @@ class Projection:
         return _pointwise(states, self.weight, self.bias) if self.is_quick else self.module(states)
 
     def relu(self, states: torch.Tensor) -> torch.Tensor:
-        """The same, and max(0, x) of it; oneDNN's is 0 where x is not a number."""
+        """`max(0, self(states))`; oneDNN gives 0 for nan."""
         if self.is_quick:
             return _pointwise(states, self.weight, self.bias, "relu")
         return self._relu(states) if self._relu is not None else relu(self.module(states))
 
     def plus(self, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The same, and `residual`, `(rows, out_features)`, added to it."""
+        """`self(states) + residual`, both `(rows, out_features)`."""
         if self.is_quick:
             return _plus(states, residual, self.weight, self.bias)
         return self._plus(states, residual) if self._plus is not None else residual + self.module(states)

@@ -7,8 +7,6 @@ everywhere, only j up to i. A path between two positions n apart then takes \(n 
 
 Masked full attention computes this at the cost of full attention. `restricted_attention` computes blocks of neighbours
 and costs O(r n d), as in Table 1.
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
 """
 
 from collections.abc import Callable
@@ -19,27 +17,27 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.utils.generic import is_flash_attention_requested
 
 _SMALLEST_BLOCK = 32  # queries that are computed together at least: smaller products are slow on every device
-_EVERYTHING = 2**31 - 1  # positions: no sequence is longer, and what compares with it must be able to hold it
+_EVERYTHING = 2**31 - 1  # positions: no sequence is longer, and it fits the integers that it is compared with
 
 
 def reach(window: int) -> int:
-    """How far a position sees to each side, of a neighbourhood of `window` positions."""
+    """How many positions to each side one position sees."""
     return min(window // 2, _EVERYTHING)
 
 
 def _is_near(query: torch.Tensor, key: torch.Tensor, window: int, is_causal: bool = False) -> torch.Tensor:
-    """Which key positions lie within the window of which query positions."""
+    """Which key positions the query positions see, as booleans."""
     far = reach(window)
     return (query - key <= far) & (key - query <= (0 if is_causal else far))
 
 
 def in_window(window: int) -> Callable:
-    """The mask function, in transformers' sense, of a neighbourhood of `window` positions."""
+    """A mask function of transformers' kind."""
     return lambda batch_idx, head_idx, q_idx, kv_idx: _is_near(q_idx, kv_idx, window)
 
 
 def block_size(window: int) -> int:
-    """Queries that are computed together: at least as many as one of them sees to a side."""
+    """Queries that are computed together: at least as many as one of them sees to each side."""
     return max(reach(window), _SMALLEST_BLOCK)
 
 
@@ -49,24 +47,19 @@ def is_worthwhile(length: int, window: int) -> bool:
 
 
 class NeighbourMask(NamedTuple):
-    """What each query sees of its own block and the ones beside it, for `restricted_attention`.
+    """What each query sees of its own block and the ones beside it, for `restricted_attention`."""
 
-    `seen` holds `(batch_size * blocks, 1, block, span)` booleans: a span is the block before, the block itself and,
-    unless causal, the block behind.
-    """
-
+    # (batch_size * blocks, 1, block, span) booleans; a span is the block before, the block itself and, unless causal,
+    # the next block.
     seen: torch.Tensor
     window: int
     is_causal: bool
 
 
 def block_mask(padding_mask: torch.Tensor, window: int, is_causal: bool) -> NeighbourMask:
-    """The mask of blocks; every query sees itself, padding too, so that no row is empty.
+    """The mask of blocks for a `(batch_size, length)` mask, 0 for padding.
 
-    Args:
-        padding_mask: `(batch_size, length)`, 0 for padding.
-        window: size r of the neighbourhood.
-        is_causal: whether positions see none behind them.
+    Every query sees itself, even if it is padding, so that no row is empty.
     """
     block = block_size(window)
     spans = _spans(padding_mask.bool()[:, None, :, None], block, is_causal)[:, 0, :, :, 0]  # (batch, blocks, span)
@@ -86,17 +79,10 @@ def _query_and_key_positions(query_length: int, key_length: int, device: torch.d
 def window_mask(
     padding_mask: torch.Tensor, query_length: int, window: int, is_causal: bool, dtype: torch.dtype | None
 ) -> torch.Tensor:
-    """What each query sees of all keys.
+    """What each query sees of all keys, itself included, `(batch_size, 1, query_length, key_length)`.
 
-    Args:
-        padding_mask: `(batch_size, key_length)`, 0 for padding; the queries are the last of these positions.
-        query_length: how many they are.
-        window: size r of the neighbourhood.
-        is_causal: whether positions see none behind them.
-        dtype: of a mask that is added to scores; none for one of booleans.
-
-    Returns:
-        `(batch_size, 1, query_length, key_length)`. Every query sees itself, as in `block_mask`.
+    `padding_mask` is `(batch_size, key_length)`, 0 for padding; the queries are the last of these positions. The result
+    is added to scores in `dtype`, or holds booleans without one.
     """
     query, key = _query_and_key_positions(query_length, padding_mask.shape[1], padding_mask.device)
     seen = (_is_near(query, key, window, is_causal) & padding_mask.bool()[:, None, None]) | (query == key)
@@ -106,12 +92,10 @@ def window_mask(
 
 
 def narrowed_mask(mask: torch.Tensor, window: int) -> torch.Tensor:
-    """A mask of the caller's own, without what lies beyond the window.
+    """The caller's own mask, limited to the window.
 
-    Args:
-        mask: `(batch_size, 1 or num_heads, query_length, key_length)`, booleans or numbers added to scores; the queries
-            are the last of the keys' positions.
-        window: size r of the neighbourhood.
+    It is `(batch_size, 1 or num_heads, query_length, key_length)`, booleans or numbers added to scores, and the queries
+    are the last of the keys' positions.
     """
     query, key = _query_and_key_positions(*mask.shape[-2:], mask.device)
     is_far = ~_is_near(query, key, window)
@@ -121,20 +105,14 @@ def narrowed_mask(mask: torch.Tensor, window: int) -> torch.Tensor:
 def restricted_mask(
     config, hidden_states: torch.Tensor, padding_mask: torch.Tensor | None, is_causal: bool, past_key_values
 ) -> NeighbourMask | torch.Tensor | None:
-    """The mask of a self-attention within `config.attention_window`.
+    """The mask of a self-attention within `config.attention_window`, where `past_key_values` is its cache.
 
-    Args:
-        config: the model's.
-        hidden_states: `(batch_size, length, d_model)`.
-        padding_mask: `(batch_size, cached + length)`, 0 for padding; none without padding; or a mask of the caller's
-            own for all queries and keys, as `narrowed_mask` takes it.
-        is_causal: whether positions see none behind them.
-        past_key_values: the cache of this attention, if there is one.
+    `padding_mask` is `(batch_size, cached + length)`, 0 for padding, or the caller's own, as `narrowed_mask` takes it.
 
     Returns:
-        a mask of blocks, for sdpa and sequences that are long enough and begin here; else one of all positions; None
-        where that is for transformers to make, with `in_window`: in flex attention, for static caches and for masks of
-        other forms.
+        a mask of blocks in sdpa for sequences without a past that are long enough, else one of all positions; None
+        where transformers has to make it, with `in_window`: in flex attention, for static caches and masks of other
+        forms.
 
     Raises:
         ValueError: for flash attention, which is not supported.
@@ -147,13 +125,13 @@ def restricted_mask(
         )
     is_static = past_key_values is not None and past_key_values.is_compileable
     if isinstance(padding_mask, torch.Tensor) and padding_mask.dim() == 4 and not is_static:
-        return narrowed_mask(padding_mask, window)  # for static caches `generate()` has made it with the window
+        return narrowed_mask(padding_mask, window)  # with static caches `generate()` has limited it already
     if kind not in ("sdpa", "eager") or is_static or (padding_mask is not None and padding_mask.dim() != 2):
         return None
     past = 0 if past_key_values is None else past_key_values.get_seq_length()
     if padding_mask is None:
         padding_mask = torch.ones(hidden_states.shape[0], past + length, device=hidden_states.device)
-    # A program that is exported must work for every length, so it gets the mask that does.
+    # An exported program must work for every length, so it gets the mask that does.
     traced = torch.compiler.is_exporting() or torch.jit.is_tracing()
     if kind == "sdpa" and past == 0 and not traced and is_worthwhile(length, window):
         return block_mask(padding_mask, window, is_causal)
@@ -175,18 +153,10 @@ def restricted_attention(
     scaling: float,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    r"""Equation (1) over a neighbourhood of r positions, in time and memory O(length * (r + block)).
+    """Equation (1) over a neighbourhood of r positions, in time and memory O(length * (r + block)).
 
-    Args:
-        query: `(batch_size, num_heads, length, d_k)`.
-        key: the same shape.
-        value: `(batch_size, num_heads, length, d_v)`.
-        mask: of `block_mask`.
-        scaling: the factor of Equation (1), \(1/\sqrt{d_k}\).
-        dropout: probability of dropping an attention weight.
-
-    Returns:
-        `(batch_size, length, num_heads, d_v)`.
+    Arguments as in `layers_vaswani.attention`, with a mask of `block_mask`; output `(batch_size, length, num_heads,
+    d_v)`.
     """
     block, (batch_size, heads, length, _) = block_size(mask.window), query.shape
     query = pad(query, (0, 0, 0, -length % block)).unflatten(2, (-1, block))
@@ -195,17 +165,3 @@ def restricted_attention(
     query, key, value = (states.transpose(1, 2).flatten(0, 1) for states in parts)
     output = scaled_dot_product_attention(query, key, value, mask.seen, dropout_p=dropout, scale=scaling)
     return output.transpose(1, 2).reshape(batch_size, -1, heads, output.shape[-1])[:, :length]
-
-
-__all__ = [
-    "NeighbourMask",
-    "block_mask",
-    "block_size",
-    "in_window",
-    "is_worthwhile",
-    "narrowed_mask",
-    "reach",
-    "restricted_attention",
-    "restricted_mask",
-    "window_mask",
-]

@@ -5,8 +5,6 @@ With z the logits of a token, V the size of the vocabulary and epsilon the smoot
 \(\mathrm{softmax}(z) - (1 - \epsilon)\,\mathrm{onehot}(label) - \epsilon / V\). Both are computed together in the
 forward pass, from one visit to a block of tokens, in float32 whatever the logits are. torch's `cross_entropy` and
 transformers' `LabelSmoother` write the log-probabilities of the whole batch to memory and read them for each term.
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
 """
 
 import torch
@@ -18,7 +16,7 @@ from .linear_vaswani import has_hooks, is_transformed
 IGNORE_INDEX = -100  # the label that torch, transformers and the Trainer leave out of a loss
 BLOCK_ELEMENTS = 2**19  # logits visited at a time on a CPU: 2 MiB in float32, which fit the cache
 PROJECTED_ELEMENTS = 2**24  # logits made at a time by the projection that is fused with the loss: 32 MiB in bf16
-PROJECTED_WIDTHS = 4  # at least so many times d_model tokens, or adding up gradients of the matrix would cost as much
+PROJECTED_WIDTHS = 4  # at least so many times d_model tokens, or adding up gradients of the matrix would dominate
 
 
 def label_smoothed_cross_entropy(
@@ -27,7 +25,7 @@ def label_smoothed_cross_entropy(
     epsilon: float = 0.1,
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """The training loss of Section 5.4, in nats a token, in the form of torch and transformers.
+    """The training loss of Section 5.4, in nats a token.
 
     Equal to `torch.nn.functional.cross_entropy(..., label_smoothing=epsilon)`: the share epsilon is spread over the
     whole vocabulary, the right label included.
@@ -59,15 +57,11 @@ def projected_cross_entropy(
     25,000 tokens of a vocabulary of 37,000 are 1.9 GB of bf16 logits, and as much again for their gradient. Products
     are computed in autocast's type where it is on. `scripts/benchmarks/loss.py` measures time and memory.
 
-    Args:
-        hidden: `(..., d_model)`, float32 or bf16.
-        weight: `(vocab_size, d_model)`.
-        labels: `(...)` token ids; -100 is left out.
-        epsilon: as in `label_smoothed_cross_entropy`.
-        num_items_in_batch: as in `label_smoothed_cross_entropy`.
+    `hidden` is `(..., d_model)`, float32 or bf16, `weight` `(vocab_size, d_model)`; all else, errors too, as in
+    `label_smoothed_cross_entropy`.
 
     Raises:
-        ValueError: as `label_smoothed_cross_entropy`; for float16, whose gradients must be scaled before they are made.
+        ValueError: for float16, whose gradients must be scaled before they are computed.
     """
     dtype = _product_dtype(hidden)
     if dtype == torch.float16:
@@ -78,13 +72,9 @@ def projected_cross_entropy(
 
 
 def can_be_fused(projection: nn.Module, hidden: torch.Tensor) -> bool:
-    """Whether `projected_cross_entropy` may take the place of a projection and the loss of its logits.
+    """Whether `projected_cross_entropy` may replace a projection of `(..., d_model)` states and the loss of its logits.
 
-    Not where the matrix is spread over devices, or somebody has replaced the layer or listens to it.
-
-    Args:
-        projection: from `(..., d_model)` to `(..., vocab_size)`.
-        hidden: `(..., d_model)`.
+    Not if the matrix is spread over devices, or the layer has been replaced or has hooks.
     """
     if type(projection) is not nn.Linear or projection.bias is not None or has_hooks(projection):
         return False
@@ -102,7 +92,7 @@ def _checked(labels: torch.Tensor, epsilon: float, items: torch.Tensor | int | N
     """The labels as one row, and what to divide by, both on the device of the labels."""
     if not 0 <= epsilon < 1:
         raise ValueError(f"label smoothing is {epsilon}: it must be at least 0 and below 1")
-    if labels.is_cpu and not is_transformed():  # elsewhere the answer would have to be waited for
+    if labels.is_cpu and not is_transformed():  # other devices would have to be waited for
         wrong = labels[(labels != IGNORE_INDEX) & ((labels < 0) | (labels >= vocab_size))]
         if len(wrong):
             raise ValueError(
@@ -131,7 +121,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx, logits, labels, epsilon, items):
         kept = labels != IGNORE_INDEX
         label = labels.masked_fill(~kept, 0)[:, None]
-        # The gradient is divided where it is made, but for fp16, whose small numbers wait for the gradient scaler.
+        # Divided at once, except in fp16, whose small numbers would vanish before the gradient scaler has seen them.
         ctx.divisor = items if logits.dtype == torch.float16 else 1
         weight = kept.float() * (ctx.divisor / items)  # (tokens,)
         gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
@@ -165,9 +155,9 @@ class _CrossEntropy(torch.autograd.Function):
 class _ProjectedCrossEntropy(torch.autograd.Function):
     """The projection to the vocabulary and the loss above, without ever holding the logits of the whole batch.
 
-    Both gradients are products with the gradient of the logits, so they are taken block by block in the forward pass:
-    nothing is computed twice. The division by `items` is left to the products' smaller sides; the share of smoothing,
-    the same for the whole vocabulary, needs the matrix's mean row only.
+    Both gradients are products with the gradient of the logits, so they are taken block by block in the forward pass
+    and nothing is computed twice. The products' smaller sides are divided by `items`; smoothing, the same for the whole
+    vocabulary, needs the matrix's mean row only.
     """
 
     @staticmethod
@@ -219,23 +209,12 @@ def _blocks(logits: torch.Tensor) -> list[slice]:
 
 
 def _differentiate(z: torch.Tensor, label: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss and gradient of `(rows, vocab_size)` float32 logits, without what the mean logit adds to either.
+    """Losses `(rows,)` and gradient of float32 logits `(rows, vocab_size)`, without the terms of the mean logit.
 
-    torch's softmax takes half the time of its exp on a CPU; the largest probability gives the sum of exponentials back,
-    since it is never below 1 / V.
-
-    Args:
-        z: the logits.
-        label: `(rows, 1)` token ids.
-        epsilon: share of smoothing.
-
-    Returns:
-        losses `(rows,)` and their gradient, `(rows, vocab_size)`.
+    torch's softmax takes half the time of its exp on a CPU; the largest probability, never below 1 / V, gives the sum
+    of exponentials. `label` is `(rows, 1)`.
     """
     probabilities = torch.softmax(z, dim=-1)
     log_sum = z.amax(dim=-1, keepdim=True) - probabilities.amax(dim=-1, keepdim=True).log()
     losses = log_sum - (1 - epsilon) * z.gather(-1, label)
     return losses[:, 0], probabilities.scatter_add_(-1, label, z.new_full((1, 1), epsilon - 1).expand_as(label))
-
-
-__all__ = ["IGNORE_INDEX", "can_be_fused", "label_smoothed_cross_entropy", "projected_cross_entropy"]

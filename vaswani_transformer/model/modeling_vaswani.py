@@ -59,9 +59,8 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Xavier-uniform projections and embeddings of variance 1/d_model.
 
-        The paper prints no initialisation. With transformers' usual normal(0, 0.02) a post-norm stack trained from
-        scratch can stay blind to its input; with these scales, embeddings times sqrt(d_model) have unit variance, as
-        layer-normalised activations have.
+        The paper prints no initialisation. With transformers' usual normal(0, 0.02) a post-norm stack may never learn
+        to read its input; here embeddings times sqrt(d_model) have unit variance, as layer-normalised activations have.
         """
         embedding_std = self.config.d_model**-0.5
         if isinstance(module, nn.Linear):
@@ -116,19 +115,14 @@ class VaswaniStack(VaswaniPreTrainedModel):
         self.gradient_checkpointing = False
 
     def init_parallel_plans(self) -> None:
-        """Keep of the configuration's plan what names this stack's own layers: the plan speaks of the whole model."""
+        """Keep this stack's part of the configuration's plan, which is for the whole model."""
         super().init_parallel_plans()
         own, other = ("encoder.", "decoder.") if isinstance(self, VaswaniEncoder) else ("decoder.", "encoder.")
         plan = self._tp_plan.items()
         self._tp_plan = {name.removeprefix(own): style for name, style in plan if not name.startswith(other)}
 
     def look_up(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, name: str) -> torch.Tensor:
-        """Token embeddings `(batch_size, length, d_model)`, not yet scaled.
-
-        Raises:
-            ValueError: unless exactly one of the two is given, or for a token id beyond the vocabulary (on a CPU; on
-                other devices torch reports it when it next waits for the device).
-        """
+        """Token embeddings `(batch_size, length, d_model)`, not yet scaled; `name` is what errors call the input."""
         if (input_ids is None) == (inputs_embeds is None):
             given = "neither" if input_ids is None else "both"
             raise ValueError(f"give either {name}_ids or {name.replace('input', 'inputs')}_embeds; {given} given")
@@ -144,13 +138,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
             ) from error
 
     def embed(self, embeddings: torch.Tensor, position_ids: torch.Tensor, end: int) -> torch.Tensor:
-        """Embeddings times sqrt(d_model) (Section 3.4) plus positions (3.5), with dropout (5.4).
-
-        Args:
-            embeddings: `(batch_size, length, d_model)`.
-            position_ids: `(length,)`.
-            end: what all of them are below.
-        """
+        """Embeddings `(batch_size, length, d_model)`, scaled, plus those of positions below `end`, with dropout."""
         positions = self.embed_positions(position_ids, end).to(embeddings.dtype)
         summed = embeddings * self.embed_scale + positions
         return dropout(summed, p=self.dropout, training=self.training)
@@ -164,14 +152,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
     ):
         """What each position sees, in the form that the attention implementation takes.
 
-        Args:
-            hidden_states: `(batch_size, length, d_model)`.
-            attention_mask: `(batch_size, cached + length)`, 0 for padding.
-            is_causal: whether positions see none behind them.
-            past_key_values: what the target's own attention has cached.
-
-        Raises:
-            ValueError: for restricted self-attention (Section 4) in flash attention, which is not supported.
+        `attention_mask` is `(batch_size, cached + length)`, 0 for padding.
         """
         config, options = self.config, {"past_key_values": past_key_values}
         if config.attention_window is not None:
@@ -185,9 +166,9 @@ class VaswaniStack(VaswaniPreTrainedModel):
         return make(config=config, inputs_embeds=hidden_states, attention_mask=attention_mask, **options)
 
     def of_all_queries(self, padding_mask: torch.Tensor | None) -> torch.Tensor | None:
-        """In training on an accelerator, a mask `(batch_size, 1, 1, key_length)` in place of one a sentence.
+        """In training on an accelerator, `(batch_size, 1, 1, key_length)` in place of `(batch_size, key_length)`.
 
-        Of one a sentence transformers asks the device whether there is any padding, and waits for its answer.
+        Given the latter, transformers asks the device whether there is any padding, and waits for its answer.
         """
         if padding_mask is None or padding_mask.dim() != 2 or not self.training or not self._is_asynchronous():
             return padding_mask
@@ -216,17 +197,7 @@ class VaswaniEncoder(VaswaniStack):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Encode a source.
-
-        Args:
-            input_ids: `(batch_size, source_length)` token ids.
-            attention_mask: `(batch_size, source_length)`, 1 for a token and 0 for padding.
-            inputs_embeds: `(batch_size, source_length, d_model)` in place of ids: embeddings not yet scaled.
-            **kwargs: `output_attentions`, `output_hidden_states` and the like.
-
-        Raises:
-            ValueError: as [`VaswaniStack.look_up`] and the position encoding say.
-        """
+        """Encode a source; arguments and errors as in [`VaswaniForConditionalGeneration`]'s `forward`."""
         embeddings = self.look_up(input_ids, inputs_embeds, "input")
         length = embeddings.shape[1]
         hidden_states = self.embed(embeddings, torch.arange(length, device=embeddings.device), length)
@@ -271,19 +242,9 @@ class VaswaniDecoder(VaswaniStack):
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode a target prefix; position t sees positions up to t only.
 
-        Args:
-            input_ids: `(batch_size, target_length)` token ids; with a cache, those not yet in it.
-            attention_mask: `(batch_size, cached + target_length)`, 0 for padding; not needed for padding on the right.
-            encoder_hidden_states: `(batch_size, source_length, d_model)`.
-            encoder_attention_mask: `(batch_size, source_length)`, 0 for padding.
-            past_key_values: keys and values of earlier steps; a cache that is no `EncoderDecoderCache` holds the
-                target's, and the source's are computed anew.
-            inputs_embeds: `(batch_size, target_length, d_model)` in place of ids: embeddings not yet scaled.
-            use_cache: keep keys and values for the next step.
-            **kwargs: `output_attentions`, `output_hidden_states` and the like.
-
-        Raises:
-            ValueError: as [`VaswaniStack.look_up`] and the position encoding say.
+        `input_ids`, `attention_mask` and `inputs_embeds` are those that [`VaswaniForConditionalGeneration`]'s `forward`
+        calls `decoder_...`; `encoder_hidden_states` is `(batch_size, source_length, d_model)`. A cache that is no
+        `EncoderDecoderCache` holds the target's keys and values, and the source's are computed anew.
         """
         if isinstance(past_key_values, DecodingCache):
             raise ValueError(
@@ -294,7 +255,7 @@ class VaswaniDecoder(VaswaniStack):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
-            # A cache of one kind of layers is the target's; without one of its own the source would be added to it.
+            # Without a cache of its own the source would be added to the target's.
             past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
         self_attention_cache = None if past_key_values is None else past_key_values.self_attention_cache
         length = embeddings.shape[1]
@@ -305,7 +266,7 @@ class VaswaniDecoder(VaswaniStack):
         hidden_states = self.embed(embeddings, position_ids, end)
         is_static = self_attention_cache is not None and self_attention_cache.is_compileable
         if is_static and attention_mask is None and is_flash_attention_requested(self.config):
-            # A static cache hands over its whole capacity: flash attention learns from a mask how much of it is filled.
+            # A static cache returns its whole capacity: the mask tells flash attention how much of it is filled.
             attention_mask = embeddings.new_ones((embeddings.shape[0], int(past_length) + length), dtype=torch.long)
         causal_mask = self.self_attention_mask(
             hidden_states, attention_mask, is_causal=True, past_key_values=self_attention_cache
@@ -381,19 +342,16 @@ class VaswaniModel(VaswaniPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        """Encode the source, unless `encoder_outputs` holds it already, and decode the target prefix.
+        """The decoder's output, `(batch_size, target_length, d_model)`.
 
-        Arguments and errors are those of [`VaswaniForConditionalGeneration`]'s `forward`, without labels; the output is
-        the decoder's, `(batch_size, target_length, d_model)`.
+        Arguments and errors as in [`VaswaniForConditionalGeneration`]'s `forward`, without those about the loss.
         """
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
-            encoder_outputs = BaseModelOutput(
-                **dict(zip(("last_hidden_state", "hidden_states", "attentions"), encoder_outputs, strict=False))
-            )
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
@@ -419,13 +377,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
 def shift_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id: int) -> torch.Tensor:
     """Decoder inputs for `labels` (Section 3.1, "outputs shifted right"): the start token, then all but the last.
 
-    Args:
-        labels: `(batch_size, target_length)` token ids, -100 where there is padding.
-        pad_token_id: put where labels are -100.
-        decoder_start_token_id: put first.
-
-    Returns:
-        `(batch_size, target_length)` token ids.
+    Both are `(batch_size, target_length)` token ids; -100 among the labels becomes padding.
     """
     start = labels.new_full((labels.shape[0], 1), decoder_start_token_id)
     shifted = torch.cat((start, labels[:, :-1]), dim=1)
@@ -449,7 +401,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             }
         self.post_init()
         if self.generation_config is not None:
-            # Marked as made from the model's configuration, it would lose our own entry when it is loaded again.
+            # Marked as made from the model's configuration, it would lose our own entries when it is loaded again.
             self.generation_config._from_model_config = False
             self.generation_config.max_extra_tokens = MAX_EXTRA_TOKENS
             self.generation_config.length_normalization = LENGTH_NORMALIZATIONS[0]
@@ -478,7 +430,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             attention_mask: `(batch_size, source_length)`, 1 for a token and 0 for padding.
             decoder_input_ids: `(batch_size, target_length)`: `decoder_start_token_id`, then the target but its last;
                 made from `labels` when not given.
-            decoder_attention_mask: `(batch_size, target_length)`; not needed for padding on the right.
+            decoder_attention_mask: `(batch_size, cached + target_length)`; not needed for padding on the right.
             encoder_outputs: what the encoder returned for this source.
             past_key_values: keys and values of earlier decoding steps.
             inputs_embeds: `(batch_size, source_length, d_model)` in place of `input_ids`, not yet scaled.
@@ -487,8 +439,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             use_cache: keep keys and values for the next step; off when labels are given.
             num_items_in_batch: label tokens of the whole optimizer step, over accumulated batches and devices. The
                 loss is then the sum over this batch divided by it; otherwise the mean over this batch's labels.
-            skip_logits: return the loss alone, which then takes far less memory: where it can be, it is computed
-                together with the projection, in blocks of tokens, and the logits of a batch never exist as a whole.
+            skip_logits: return the loss alone, in far less memory: where possible it is computed together with the
+                projection, in blocks of tokens, and the logits of the whole batch never exist at once.
             **kwargs: `output_attentions`, `output_hidden_states` and the like.
 
         Returns:
@@ -496,12 +448,13 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             smoothed by `config.label_smoothing` (Section 5.4), in evaluation mode plain, so that perplexity is exact.
 
         Raises:
-            ValueError: for ids beyond the vocabulary, when neither or both of ids and embeddings are given, and for
-                `skip_logits` without labels.
+            ValueError: for ids beyond the vocabulary (on a CPU; elsewhere torch reports them later), unless exactly one
+                of ids and embeddings is given, for more tokens than learned positions, for `attention_window` under
+                flash attention, and for `skip_logits` without labels.
         """
         if isinstance(past_key_values, DecodingCache):
             decoder = past_key_values.decoder
-            if not past_key_values.has_source:
+            if not past_key_values.source:
                 decoder.read_source(encoder_outputs[0], attention_mask, past_key_values)
             return Seq2SeqLMOutput(
                 logits=decoder.logits(decoder_input_ids, past_key_values),
@@ -539,7 +492,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         return Seq2SeqLMOutput(loss=loss, logits=None if skip_logits else logits, **others)
 
     def prepare_inputs_for_generation(self, input_ids, next_sequence_length=None, past_key_values=None, **kwargs):
-        """As in `GenerationMixin`; for a step of ours without what other caches and models need."""
+        """As in `GenerationMixin`; for our own steps, only what they need."""
         if not isinstance(past_key_values, DecodingCache):
             return super().prepare_inputs_for_generation(
                 input_ids, next_sequence_length=next_sequence_length, past_key_values=past_key_values, **kwargs
@@ -563,7 +516,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
 
     @staticmethod
     def create_masks_for_generate(config, **options):
-        """As transformers', which `generate()` calls for static caches, within `attention_window`."""
+        """As transformers', which `generate()` calls for static caches, limited to `attention_window`."""
         if config.attention_window is not None:
             options["and_mask_function"] = in_window(config.attention_window)
         return create_masks_for_generate(config=config, **options)
@@ -571,11 +524,3 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """`shift_right` with this model's special tokens; transformers' collator for label smoothing calls it."""
         return shift_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
-
-
-__all__ = [
-    "VaswaniForConditionalGeneration",
-    "VaswaniModel",
-    "VaswaniPreTrainedModel",
-    "shift_right",
-]

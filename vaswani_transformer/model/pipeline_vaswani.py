@@ -1,9 +1,7 @@
 """Text in, text out for any encoder-decoder model: the translation pipelines that transformers 5 no longer has.
 
-Called as the classes of transformers 4 were and answering with the same keys. New: `split_sentences`, and input that is
-too long or blank is dealt with in the open.
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
+Calls and the keys of results are those of transformers 4. New are `split_sentences`, and that too long and blank input
+is reported and handled instead of ignored.
 """
 
 import logging
@@ -24,26 +22,25 @@ from .sentence_splitting_vaswani import split_into_sentences
 
 logger = logging.getLogger(__name__)
 
-#: What the configuration of a model on the Hub carries as `custom_pipelines`, so that
-#: `transformers.pipeline("translation", model, trust_remote_code=True)` finds this file beside the weights. One entry:
-#: with two, transformers would no longer infer the task where none is given. Write a copy of it, since transformers
-#: changes the entry that it reads.
+#: Entry `custom_pipelines` of a saved model's configuration, by which
+#: `transformers.pipeline("translation", model, trust_remote_code=True)` finds this file beside the weights. With more
+#: than one task transformers could not infer it where none is given. transformers changes what it reads: write a copy.
 CUSTOM_PIPELINES = {"translation": {"impl": "pipeline_vaswani.TranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}}
 
-#: The search of a model whose own generation configuration does not say, as in transformers 4.
+#: Settings of the search that a model's own generation configuration leaves open, as in transformers 4.
 DEFAULT_NUM_BEAMS = 4
 DEFAULT_MAX_NEW_TOKENS = 256
 
-#: Sentences translated at once with `split_sentences` when no batch size is given.
+#: Batch size with `split_sentences` when none is given.
 SENTENCES_PER_BATCH = 16
 
 _TRUNCATIONS = ("do_not_truncate", "longest_first", "only_first")  # besides True and False
-_UNLIMITED_LENGTH = 10**9  # tokenizers without a limit of their own say 10^30
+_UNLIMITED_LENGTH = 10**9  # tokenizers without a limit have 10^30
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A text and where it came from, so that messages can name it even from a worker process."""
+    """A text and its place, which messages can name even from a worker process."""
 
     index: int
     text: Any
@@ -54,7 +51,7 @@ class _Row:
 
 
 class _Rows(Dataset):
-    """A dataset's items with their indices, loaded as late as the dataset's own."""
+    """The items of a dataset as rows, loaded when they are needed."""
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
@@ -73,7 +70,7 @@ def _check_text(row: _Row) -> None:
 
 
 def _rows(inputs: Any) -> "list[_Row] | _Rows | Iterator[_Row]":
-    """The inputs of a call as rows: a list is checked at once, datasets and iterators are read as they are used."""
+    """The inputs of a call as rows: a list is checked at once, datasets and iterators when they are read."""
     if isinstance(inputs, Dataset) and not isinstance(inputs, IterableDataset):
         return _Rows(inputs)
     if isinstance(inputs, str | bytes | Mapping) or not isinstance(inputs, Iterable):
@@ -92,7 +89,7 @@ def _rows(inputs: Any) -> "list[_Row] | _Rows | Iterator[_Row]":
 
 @contextmanager
 def _evaluation_mode(model: nn.Module):
-    """No dropout inside, whatever mode a model that came straight from training is in; afterwards all is as before."""
+    """Dropout is off inside, even for a model that is being trained; afterwards each module has its mode again."""
     in_training = [module for module in model.modules() if module.training]
     for module in in_training:
         module.training = False
@@ -104,10 +101,9 @@ def _evaluation_mode(model: nn.Module):
 
 
 def _position_limit(stack: nn.Module | None) -> int | None:
-    """Rows of the position table of an encoder or decoder, `None` where any length goes (relative, computed).
+    """Positions of an encoder or decoder with a table of fixed size; `None` if any length is possible.
 
-    A learned table and Marian's sinusoids are embeddings of fixed size, BART's with two rows that are no positions.
-    FSMT's grows by itself.
+    BART's table has two rows that are no positions; FSMT's grows when needed.
     """
     table = getattr(stack, "embed_positions", None)
     if not isinstance(table, nn.Embedding) or hasattr(table, "make_weight"):
@@ -121,18 +117,18 @@ class Text2TextGenerationPipeline(Pipeline):
     Args:
         model: such a model.
         tokenizer: its tokenizer.
-        task: `"text2text-generation"`, or a name such as `"translation_en_to_fr"`. `config.task_specific_params` of
-            this name give the prefix (as T5 needs) and settings of the search; for plain `"translation"` it is the
-            first direction there.
+        task: `"text2text-generation"`, or a name such as `"translation_en_to_fr"`, of which
+            `config.task_specific_params` give the prefix (as T5 needs) and settings of the search; plain
+            `"translation"` stands for the first direction there.
         split_sentences: as in a call.
         **options: `device`, `batch_size`, `num_workers`, and whatever a call takes, as the default for all calls.
 
-    The search is the model's own generation configuration, over it `task_specific_params`, the constructor's options
-    and the call's. What none of them sets is 4 beams and at most 256 new tokens, as in transformers 4; models of this
-    package are left to their own rules. A `generation_config` in a call or in the constructor is used as it stands.
+    Settings of the search are those of the call, else of the constructor, `task_specific_params` and the model's
+    generation configuration, else 4 beams and at most 256 new tokens, as in transformers 4; models of this package have
+    their own rules. A `generation_config` in a call or in the constructor is used as it is.
 
     Raises:
-        ValueError: when the model is no encoder-decoder model that generates, or there is no tokenizer.
+        ValueError: unless the model is an encoder-decoder model that generates and there is a tokenizer.
     """
 
     _load_tokenizer = True
@@ -161,12 +157,12 @@ class Text2TextGenerationPipeline(Pipeline):
             )
         if tokenizer is None:
             raise ValueError(f"{name} got no tokenizer: give tokenizer=..., the one that was saved with the model")
-        every_task = getattr(model.config, "task_specific_params", None) or {}
-        directions = [name for name in every_task if name.startswith("translation_")]
+        tasks = getattr(model.config, "task_specific_params", None) or {}
+        directions = [name for name in tasks if name.startswith("translation_")]
         if task == "translation" and directions:
             task = directions[0]
             logger.warning(f"this model's translation directions are {', '.join(directions)}: the task is now {task!r}")
-        self._task_options = dict(every_task.get(task) or {})
+        self._task_options = dict(tasks.get(task) or {})
         self.prefix = self._task_options.pop("prefix", getattr(model.config, "prefix", None)) or ""
         self._split_sentences = split_sentences
         self._source_limit = _position_limit(model.get_encoder())
@@ -179,13 +175,13 @@ class Text2TextGenerationPipeline(Pipeline):
         Args:
             inputs: a string; a list of strings (or another sized collection, such as a column of a dataset); a torch
                 dataset of strings, such as `KeyDataset(dataset, "en")`; a generator or other iterator of strings.
-            split_sentences: `True` splits each text by `split_into_sentences`, a callable from a text to its sentences
-                splits by its own rule. The sentences are translated in batches across rows (of 16 when no `batch_size`
-                is given) and joined by a space, one result a row; k-th alternatives are joined with each other.
+            split_sentences: `True` splits each text by `split_into_sentences`, a function from a text to its sentences
+                by its own rule. Sentences are translated in batches across rows (of 16 when no `batch_size` is given)
+                and joined by a space, one result a row; k-th alternatives are joined with each other.
             batch_size, num_workers: as in every pipeline of transformers; with `split_sentences` there are no workers.
-            truncation (`bool`, `str`): cut texts that are longer than `tokenizer.model_max_length` or the model's table
-                of positions; each cut is logged as a warning that names the row. Without it nothing is cut.
-            return_tensors (`bool`): token ids in place of the text, `return_text=True` with it: both.
+            truncation (`bool`, `str`): cut texts that are longer than `tokenizer.model_max_length` or the model's
+                positions, each with a warning that names the row. Without it nothing is cut.
+            return_tensors (`bool`): token ids in place of the text, or beside it with `return_text=True`.
             return_text (`bool`): see above.
             clean_up_tokenization_spaces (`bool`): see the tokenizer's `decode`.
             stop_sequence (`str`): end at the first token of this string instead of the model's end token.
@@ -193,10 +189,10 @@ class Text2TextGenerationPipeline(Pipeline):
 
         Returns:
             for a string a list of dicts, one for each of `num_return_sequences`; for a list of strings a list of dicts,
-            or of such lists when `num_return_sequences` is above 1; for a dataset or an iterator an iterator, lazily
-            filled, over such lists. Keys, for `translation`: `translation_text` (`str`) and, when asked for,
-            `translation_token_ids` (tensor of shape `(length,)`, padded to the longest of its batch). A blank text
-            gives an empty one; the model is not asked.
+            or of such lists when `num_return_sequences` is above 1; for a dataset or an iterator a lazy iterator over
+            such lists. Keys, for `translation`: `translation_text` (`str`) and, if asked for, `translation_token_ids`
+            (tensor of shape `(length,)`, padded to the longest of its batch). A blank text gives an empty one, without
+            the model.
 
         Raises:
             TypeError: for input that is not text, naming the row (counted from 0).
@@ -225,8 +221,7 @@ class Text2TextGenerationPipeline(Pipeline):
         return results
 
     def _call_on_sentences(self, rows, splitter, *args, num_workers=None, batch_size=None, **options) -> Iterator[list]:
-        """Results of rows from results of their sentences, both streams read no further ahead than a batch."""
-        del num_workers  # sentences are counted in this process
+        """Results of rows from results of their sentences, reading no further ahead than a batch."""
         if not callable(splitter):
             raise TypeError(
                 f"split_sentences is {splitter!r}: give True, False or a function from a text to its sentences"
@@ -236,9 +231,7 @@ class Text2TextGenerationPipeline(Pipeline):
                 "split_sentences joins texts, and token ids cannot be joined: leave out one of"
                 " split_sentences and return_tensors"
             )
-        if batch_size is None:
-            batch_size = self._batch_size
-        if batch_size is None:
+        if batch_size is None and (batch_size := self._batch_size) is None:
             batch_size = SENTENCES_PER_BATCH if self.tokenizer.pad_token_id is not None else 1
         counts = deque()
 
@@ -249,27 +242,17 @@ class Text2TextGenerationPipeline(Pipeline):
                 counts.append(len(parts))
                 yield from parts
 
+        # No workers: the sentences are counted in this process.
         results = super().__call__(sentences(), *args, num_workers=0, batch_size=batch_size, **options)
         return _joined(iter(results), counts, f"{self.return_name}_text")
 
-    def _sanitize_parameters(
-        self,
-        return_tensors=None,
-        return_text=None,
-        clean_up_tokenization_spaces=None,
-        truncation=None,
-        stop_sequence=None,
-        **generate_options,
-    ):
-        """Sort what a call or the constructor got into parameters of preprocess, forward and postprocess."""
+    def _sanitize_parameters(self, truncation=None, stop_sequence=None, **generate_options):
+        """Distribute the options of a call or the constructor to preprocess, forward and postprocess."""
         if not (truncation is None or isinstance(truncation, bool) or truncation in _TRUNCATIONS):
             raise ValueError(f"truncation is {truncation!r}: give True, False or one of {', '.join(_TRUNCATIONS)}")
         preprocess = {} if truncation is None else {"truncation": truncation}
-        postprocess = {
-            "return_tensors": return_tensors,
-            "return_text": return_text,
-            "clean_up_tokenization_spaces": clean_up_tokenization_spaces,
-        }
+        names = ("return_tensors", "return_text", "clean_up_tokenization_spaces")
+        postprocess = {name: generate_options.pop(name, None) for name in names}
         if stop_sequence is not None:
             ids = self.tokenizer.encode(stop_sequence, add_special_tokens=False)
             if not ids:
@@ -290,7 +273,7 @@ class Text2TextGenerationPipeline(Pipeline):
         """One text (a `str`, or a row of a call) to the encoder's inputs, `(1, length)` each."""
         row = inputs if isinstance(inputs, _Row) else _Row(0, inputs)
         _check_text(row)
-        # What the tokenizer would say about length is said here, by row.
+        # Not verbose: messages about length are raised here, and name the row.
         encoding = self._tokenize(row.text, verbose=False, **tokenize_options)
         length = encoding["input_ids"].shape[1]
         if truncation in (None, False, "do_not_truncate"):
@@ -318,25 +301,28 @@ class Text2TextGenerationPipeline(Pipeline):
         filled = ~inputs.pop("is_blank")
         options = self._generate_options(generate_options)
         if not filled.any():
-            empty = self.tokenizer.pad_token_id
-            empty = self.model.config.eos_token_id if empty is None else empty
-            return {"output_ids": torch.full((len(filled), self._num_return_sequences(options), 1), empty)}
+            settings = options.get("generation_config") or self.model.generation_config
+            number = options.get("num_return_sequences") or settings.num_return_sequences or 1
+            pad = self.tokenizer.pad_token_id
+            empty = self.model.config.eos_token_id if pad is None else pad
+            return {"output_ids": torch.full((len(filled), number, 1), empty)}
         for name, value in inputs.items():
-            # Other than tensors there is only the language's first token, which is the same in all rows.
-            is_batched = isinstance(value, list)
-            inputs[name] = value[filled] if isinstance(value, torch.Tensor) else value[0] if is_batched else value
+            if isinstance(value, torch.Tensor):
+                inputs[name] = value[filled]
+            elif isinstance(value, list):  # the language's first token, which is the same in all rows
+                inputs[name] = value[0]
         with _evaluation_mode(self.model):
             outputs = self.model.generate(**inputs, **options)
         outputs = getattr(outputs, "sequences", outputs)
         outputs = outputs.reshape(int(filled.sum()), -1, outputs.shape[-1])
         if not filled.all():
-            everything = outputs.new_full((len(filled), *outputs.shape[1:]), self.tokenizer.pad_token_id)
-            everything[filled] = outputs
-            outputs = everything
+            padded = outputs.new_full((len(filled), *outputs.shape[1:]), self.tokenizer.pad_token_id)
+            padded[filled] = outputs
+            outputs = padded
         return {"output_ids": outputs}
 
     def _generate_options(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Options of `generate()`: what was given, over the task's, over what the model's configuration leaves open."""
+        """Options of `generate()`: those given, else the task's, else defaults for what the model leaves open."""
         if "generation_config" in given:
             return given
         task = dict(self._task_options)
@@ -348,8 +334,7 @@ class Text2TextGenerationPipeline(Pipeline):
         def is_open(*names: str) -> bool:
             return all(options.get(name) is None and getattr(own, name, None) is None for name in names)
 
-        # The paper's model bounds an output by its source, which a number of tokens would override; its pipeline gives
-        # what its `generate()` gives.
+        # This package's models limit an output by its source, which a number of tokens would override.
         if self.model.config.model_type != "vaswani":
             if is_open("num_beams", "assistant_model"):
                 options["num_beams"] = DEFAULT_NUM_BEAMS
@@ -359,12 +344,6 @@ class Text2TextGenerationPipeline(Pipeline):
         if is_open("pad_token_id") and self.tokenizer.pad_token_id is not None:
             options["pad_token_id"] = self.tokenizer.pad_token_id
         return options
-
-    def _num_return_sequences(self, options: dict[str, Any]) -> int:
-        for source in (options, vars(options.get("generation_config") or self.model.generation_config)):
-            if source.get("num_return_sequences") is not None:
-                return source["num_return_sequences"]
-        return 1
 
     def postprocess(
         self, model_outputs, return_tensors=False, return_text=None, clean_up_tokenization_spaces=False
@@ -399,24 +378,23 @@ def _split(row: _Row, splitter: Callable[[str], Iterable[str]]) -> list[_Row]:
 
 
 def _joined(results: Iterator[list[dict]], counts: deque, key: str) -> Iterator[list[dict]]:
-    """Join the results of as many sentences as each row has, first alternatives with first ones and so on."""
+    """Join the results of each row's sentences, first alternatives with first ones and so on."""
     for first in results:
         parts = [first, *(next(results) for _ in range(counts.popleft() - 1))]
         yield [{key: " ".join(record[key] for record in alternatives)} for alternatives in zip(*parts, strict=True)]
 
 
 class SummarizationPipeline(Text2TextGenerationPipeline):
-    """Text in, `summary_text` out; all else as in [`Text2TextGenerationPipeline`]."""
+    """Text in, `summary_text` out; otherwise as [`Text2TextGenerationPipeline`]."""
 
     return_name = "summary"
 
 
 class TranslationPipeline(Text2TextGenerationPipeline):
-    """Text in, `translation_text` out; all else as in [`Text2TextGenerationPipeline`].
+    """Text in, `translation_text` out; otherwise as [`Text2TextGenerationPipeline`].
 
-    `src_lang` and `tgt_lang`, in the constructor or a call, choose the languages of a multilingual model (mBART,
-    M2M100, NLLB) by the tokenizer's codes; models of one direction ignore them. A task `"translation_XX_to_YY"` gives
-    them too.
+    `src_lang` and `tgt_lang`, in the constructor or a call, or a task `"translation_XX_to_YY"`, choose the languages of
+    a multilingual model (mBART, M2M100, NLLB) by the tokenizer's codes; models of one direction ignore them.
     """
 
     return_name = "translation"
@@ -435,32 +413,23 @@ class TranslationPipeline(Text2TextGenerationPipeline):
             src_lang, tgt_lang = src_lang or named[1], tgt_lang or named[2]
         if src_lang is None or tgt_lang is None:
             missing = "src_lang" if src_lang is None else "tgt_lang"
-            raise ValueError(
-                f"this model translates between several languages: give {missing}, a code of its tokenizer"
-            )
+            raise ValueError(f"this model translates several languages: give {missing}, a code of its tokenizer")
         try:
             inputs = build(text, return_tensors="pt", src_lang=src_lang, tgt_lang=tgt_lang, **options)
         except KeyError as error:
-            raise ValueError(f"language {error} is none of this model's tokenizer: give one of its codes") from error
-        # Other tokenizers take <unk> for the mark of a language that they do not know.
+            raise ValueError(f"this model's tokenizer has no language {error}: give one of its codes") from error
+        # Other tokenizers use <unk> for languages that they do not know.
         source_mark = getattr(self.tokenizer, "cur_lang_code", None)
         for code, mark in ((src_lang, source_mark), (tgt_lang, inputs.get("forced_bos_token_id"))):
             if mark is not None and mark == self.tokenizer.unk_token_id:
-                raise ValueError(f"language {code!r} is none of this model's tokenizer: give one of its codes")
+                raise ValueError(f"this model's tokenizer has no language {code!r}: give one of its codes")
         return inputs
 
 
-# What `save_pretrained` of a pipeline reads: it then writes `custom_pipelines` and a copy of this file.
+# By this `save_pretrained` of a pipeline writes `custom_pipelines` and a copy of this file.
 for _task, _class in (
     ("text2text-generation", Text2TextGenerationPipeline),
     ("summarization", SummarizationPipeline),
     ("translation", TranslationPipeline),
 ):
     _class._registered_impl = {_task: {"impl": _class, "pt": (AutoModelForSeq2SeqLM,)}}
-
-__all__ = [
-    "CUSTOM_PIPELINES",
-    "SummarizationPipeline",
-    "Text2TextGenerationPipeline",
-    "TranslationPipeline",
-]

@@ -1,7 +1,4 @@
-"""A text divided into its sentences by a simple rule.
-
-This file travels to the Hub beside the weights: it may import installed libraries and siblings in its own folder only.
-"""
+"""A text divided into its sentences by a simple rule."""
 
 import re
 

@@ -1,7 +1,4 @@
-"""`Seq2SeqTrainer` with the paper's batches, optimizer, schedule and loss (Sections 5.1 to 5.4).
-
-In this order: settings, batches, loss, validation, the log, checkpoints.
-"""
+"""`Seq2SeqTrainer` with the paper's batches, optimizer, schedule and loss (Sections 5.1 to 5.4)."""
 
 import logging
 import math
@@ -10,7 +7,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -21,6 +18,7 @@ import torch
 from accelerate.utils import gather_object, send_to_device
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
+from transformers.hf_argparser import HfArg
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -70,32 +68,18 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
             `save_total_limit` counts the others.
     """
 
-    tokens_per_batch: int = field(
-        default=Recipe.tokens_per_batch, metadata={"help": "tokens a side of one optimizer step"}
-    )
-    tokens_per_device: int = field(
-        default=Recipe.tokens_per_device, metadata={"help": "tokens a side that one device takes at once"}
-    )
-    learning_rate_scale: float = field(
-        default=Recipe.learning_rate_scale, metadata={"help": "factor on the learning rate of Equation 3"}
-    )
-    fused_loss: bool = field(default=True, metadata={"help": "compute projection and loss together, in blocks"})
-    timed_save_total_limit: int | None = field(
-        default=None, metadata={"help": "as save_total_limit, of the checkpoints that a clock asks for"}
-    )
-    warmup_steps: float = field(
-        default=Recipe.warmup_steps, metadata={"help": "steps of linear growth of the learning rate"}
-    )
-    lr_scheduler_type: str = field(default="constant", metadata={"help": "not used: the rate is Equation 3"})
-    label_smoothing_factor: float = field(
-        default=Recipe.label_smoothing, metadata={"help": "label smoothing in training"}
-    )
-    adam_beta2: float = field(default=Recipe.adam_beta2, metadata={"help": "Adam's beta 2"})
-    adam_epsilon: float = field(default=Recipe.adam_epsilon, metadata={"help": "Adam's epsilon"})
-    max_grad_norm: float = field(
-        default=Recipe.max_gradient_norm, metadata={"help": "clip gradients to this norm; 0: do not"}
-    )
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "log nan as the mean of earlier losses"})
+    tokens_per_batch: int = HfArg(default=Recipe.tokens_per_batch, help="tokens a side of one optimizer step")
+    tokens_per_device: int = HfArg(default=Recipe.tokens_per_device, help="tokens a side that a device takes at once")
+    learning_rate_scale: float = HfArg(default=Recipe.learning_rate_scale, help="factor on Equation 3")
+    fused_loss: bool = HfArg(default=True, help="compute projection and loss together, in blocks")
+    timed_save_total_limit: int | None = HfArg(default=None, help="as save_total_limit, of timed checkpoints")
+    warmup_steps: float = HfArg(default=Recipe.warmup_steps, help="steps of linear growth of the learning rate")
+    lr_scheduler_type: str = HfArg(default="constant", help="not used: the rate is Equation 3")
+    label_smoothing_factor: float = HfArg(default=Recipe.label_smoothing, help="label smoothing in training")
+    adam_beta2: float = HfArg(default=Recipe.adam_beta2, help="Adam's beta 2")
+    adam_epsilon: float = HfArg(default=Recipe.adam_epsilon, help="Adam's epsilon")
+    max_grad_norm: float = HfArg(default=Recipe.max_gradient_norm, help="clip gradients to this norm; 0: do not")
+    logging_nan_inf_filter: bool = HfArg(default=False, help="log nan as the mean of earlier losses")
 
 
 class VaswaniTrainer(Seq2SeqTrainer):
@@ -106,12 +90,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     The loss is the model's own. `label_smoothing_factor` is written into `model.config.label_smoothing`, which smooths
     in training mode only, so that evaluation loss is the plain mean over all tokens of the evaluation set and
-    `eval_perplexity` is exact; a stock `Seq2SeqTrainer` that smooths by this setting smooths its evaluation loss too.
-
-    Args:
-        model: the model.
-        args: the settings.
-        **kwargs: as for `Seq2SeqTrainer`.
+    `eval_perplexity` is exact; a stock `Seq2SeqTrainer` smooths its evaluation loss too. All else is as in
+    `Seq2SeqTrainer`.
 
     Raises:
         ValueError: without a model, for one that cannot smooth its loss, for other settings than
@@ -160,21 +140,13 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     @cached_property
     def batch_sampler(self) -> TokenBatchSampler:
-        """The batches of `train_dataset` for these settings.
-
-        Raises:
-            UserError: as `TokenBatchSampler`.
-        """
+        """The batches of `train_dataset` for these settings."""
         if isinstance(self.train_dataset, datasets.Dataset):
             lengths = pair_lengths(self.train_dataset)
         else:
             lengths = self.train_dataset.lengths  # as `PreparedPairs` have them, memory-mapped
-        return TokenBatchSampler(
-            *lengths,
-            self.args.tokens_per_batch,
-            micro_batches=self.micro_batches,
-            seed=self.args.seed,
-        )
+        options = {"micro_batches": self.micro_batches, "seed": self.args.seed}
+        return TokenBatchSampler(*lengths, self.args.tokens_per_batch, **options)
 
     def get_train_dataloader(self) -> DataLoader:
         """Micro-batches in order, sharded over processes by accelerate."""
@@ -202,7 +174,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         return loader
 
     def _loader_generator(self) -> torch.Generator:
-        """What a loader seeds its workers from: were it dropout's generator, a resumed run would draw otherwise."""
+        """Seeds a loader's workers: by dropout's generator a resumed run would draw other numbers."""
         return torch.Generator().manual_seed(self.args.seed + self.args.process_index)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device):
@@ -211,7 +183,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         Raises:
             NonFiniteLossError: on all processes, if the loss of the step before was not finite on one of them.
         """
-        # Counted where they were made, and only then moved: a count that is read from a device waits for all its work.
+        # Counted before they are moved: reading a count from a device would wait for all its work.
         samples = list(islice(epoch_iterator, num_batches))
         moved = [send_to_device(sample, device, non_blocking=True) for sample in samples]
         _, num_items = super().get_batch_samples(iter(moved), len(moved), device)
@@ -231,7 +203,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
     # Loss (Section 5.4)
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
-        """As in `Trainer`; logits that nobody reads are left out, and in evaluation a batch's loss is its own mean."""
+        """As in `Trainer`, without logits that nothing reads; in evaluation a batch's loss is its own mean."""
         if not self.model.training:
             num_items_in_batch = None
         elif "labels" in inputs and not return_outputs and self._can_skip_logits():
@@ -240,9 +212,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def _can_skip_logits(self) -> bool:
         model = self.accelerator.unwrap_model(self.model)
-        if type(model).forward is not VaswaniForConditionalGeneration.forward:  # another may do something with them
-            return False
-        return self.args.fused_loss and not model._forward_hooks
+        is_ours = type(model).forward is VaswaniForConditionalGeneration.forward  # another may use them
+        return is_ours and self.args.fused_loss and not model._forward_hooks
 
     def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
         """As in `Trainer`; notes whether the loss is a number."""
@@ -266,7 +237,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         labels = inputs.get("labels")
         state = self.accelerator.gradient_state
         if labels is not None and self.args.world_size > 1 and state.end_of_dataloader and state.remainder > 0:
-            # accelerate fills the last batches up with pairs from the beginning: they do not count.
+            # accelerate fills up the last batches with repeated pairs, which must not count.
             labels = labels.clone()
             labels[max(0, state.remainder - self.args.process_index * len(labels)) :] = IGNORE_INDEX
             inputs = {**inputs, "labels": labels}
@@ -287,8 +258,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.gather_function = self.accelerator.gather_for_metrics  # Seq2SeqTrainer's choice keeps repeated pairs
         output = super().evaluation_loop(dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         totals = torch.tensor(self._evaluation_totals, dtype=torch.float64 if self.args.device.type == "cpu" else None)
-        if self.args.world_size > 1:
-            totals = self.accelerator.reduce(totals.to(self.args.device), "sum")
+        totals = self.accelerator.reduce(totals.to(self.args.device), "sum")
         if totals[1] > 0:
             loss = float(totals[0] / totals[1])
             output.metrics[f"{metric_key_prefix}_loss"] = loss
@@ -301,10 +271,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
     # The log
 
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
-        """As in `Trainer`; adds to training's lines tokens of the step, tokens a second, and the share of padding.
-
-        Everything that follows a run (`report_to`, our own log) gets them.
-        """
+        """As in `Trainer`; adds to training's lines tokens of the step, tokens a second, and the share of padding."""
         if "loss" in logs:
             logs["source_tokens"], logs["target_tokens"] = self.step_tokens
             logs["source_tokens_seen"], logs["target_tokens_seen"] = self.tokens_seen.tolist()
@@ -313,9 +280,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def _note_progress(self) -> None:
         """Put into the state what a resumed log continues from: tokens seen, and losses since the last line."""
-        loss = self._tr_loss.detach().clone()
-        if self.args.world_size > 1:
-            loss = self.accelerator.reduce(loss, "mean")
+        loss = self.accelerator.reduce(self._tr_loss.detach(), "mean")
         self.state.stateful_callbacks[type(self).__name__] = {
             "args": {},
             "attributes": {
@@ -329,7 +294,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         }
 
     def _restore_progress(self) -> None:
-        """Take up what `_note_progress` put into the state; transformers would begin its sums of losses anew."""
+        """Restore what `_note_progress` stored; transformers would restart its sums of losses."""
         stored = self.state.stateful_callbacks.get(type(self).__name__)
         if self.state.global_step == 0 or not isinstance(stored, dict):
             return
@@ -361,8 +326,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
             writing.mkdir(parents=True)
 
         self._write_together(make_folder, final, on_main_process=True)
-        # Sharded models are gathered in the first two parts. Only what follows may fail on one process alone, or the
-        # others would wait for it in the next sum.
+        # Sharded models are gathered in the next two parts: a process that failed alone would leave the others waiting,
+        # so each part ends with a sum over processes.
         self._write_together(lambda: self.save_model(str(writing), _internal_call=True), final)
         if not self.args.save_only_model:
             self._write_together(lambda: self._save_optimizer_and_scheduler(str(writing)), final)
@@ -376,7 +341,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.remove_surplus(folder)
 
     def _write_together(self, write: Callable, final: Path, on_main_process: bool = False) -> None:
-        """One part of writing a checkpoint; all processes wait for it, and fail if one does."""
+        """One part of writing a checkpoint; all processes wait for it, and all fail if one does."""
         failure, writing = None, unfinished(final)
         try:
             if self.args.should_save or not on_main_process:
@@ -390,12 +355,10 @@ class VaswaniTrainer(Seq2SeqTrainer):
             return
         if self.args.should_save:
             shutil.rmtree(writing, ignore_errors=True)
-        reasons = [None if failure is None else str(getattr(failure, "strerror", None) or failure)]
-        if self.args.world_size > 1:
-            reasons = gather_object(reasons)  # any of them may be the one that failed
+        reasons = gather_object([None if failure is None else str(getattr(failure, "strerror", None) or failure)])
         reason = next(reason for reason in reasons if reason is not None)
         last = last_complete_checkpoint(final.parent)
-        resumed = f"goes on from step {step_of(last):,}" if last is not None else "starts again"
+        resumed = f"continues from step {step_of(last):,}" if last is not None else "starts again"
         raise CheckpointError(
             f"the checkpoint of step {self.state.global_step:,} could not be written to {final.parent}"
             f" ({' '.join(reason.split())[:200]}): free some space, then the same command {resumed}"
@@ -435,7 +398,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
                 remove(checkpoint.path)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """As in `Trainer`; for a checkpoint of another number of processes dropout draws anew, and that is logged."""
+        """As in `Trainer`; from a checkpoint of another number of processes dropout restarts, which is logged."""
         if checkpoint is None:
             return
         earlier = max(1, len(list(Path(checkpoint).glob("rng_state*.pth"))))
@@ -447,14 +410,14 @@ class VaswaniTrainer(Seq2SeqTrainer):
         if not self._warned_of_new_draws and self.is_world_process_zero():
             logger.info(
                 "the checkpoint is of %d process%s, now there are %d: batches, rates and Adam's averages continue as"
-                " they were; dropout draws anew from seed, step and process",
+                " they were; dropout is seeded anew by seed, step and process",
                 *(earlier, "" if earlier == 1 else "es", self.args.world_size),
             )
         self._warned_of_new_draws = True
 
 
 class _StartCallback(TrainerCallback):
-    """Starts the clock, and gives the sampler its epoch where the Trainer cannot: behind a shard, skipped batches."""
+    """Starts the clock, and sets the sampler's epoch, which shards and skipped batches hide from the Trainer."""
 
     def __init__(self, trainer: VaswaniTrainer):
         self.trainer = trainer
@@ -472,7 +435,7 @@ class _StartCallback(TrainerCallback):
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:
-    """In a process that makes batches: Ctrl-C reaches all of a terminal, and clusters send SIGTERM to all of a job."""
+    """Let a worker end with the trainer: a terminal sends Ctrl-C, and a cluster SIGTERM, to all processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # on Linux
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

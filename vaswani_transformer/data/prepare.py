@@ -254,11 +254,7 @@ def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[Pairs]:
 def _train_chunks(
     train: PairSource, held_out: set[int], validation_pairs: Pairs, number: int | None
 ) -> Iterator[Pairs]:
-    """Chunks of the training text without what is held out, which is added to `validation_pairs`.
-
-    Raises:
-        UserError: if there are other than `number` pairs.
-    """
+    """Chunks of the training text, of `number` pairs, without what is held out: that is added to `validation_pairs`."""
     start = 0
     for chunk in _chunks(train.stream()):
         validation_pairs += [pair for row, pair in enumerate(chunk, start) if row in held_out]
@@ -318,11 +314,7 @@ def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) 
 
 
 def _finished_manifest(folder: Path, settings: dict) -> dict:
-    """The manifest of a finished preparation with these settings.
-
-    Raises:
-        UserError: for other settings or files, another tokenizer, or a shard that is missing or damaged.
-    """
+    """The manifest of a finished preparation, which must have these settings and all its shards."""
     manifest = read_manifest(folder)
     files = {path: size for path, (size, _) in settings["files"].items()}
     tokenizer = manifest["tokenizer"]["sha256"] if settings["tokenizer"] else None
@@ -333,11 +325,7 @@ def _finished_manifest(folder: Path, settings: dict) -> dict:
 
 
 def _start_or_resume(folder: Path, settings: dict) -> None:
-    """Note the settings in a new folder, or compare them with those of the preparation that is resumed.
-
-    Raises:
-        UserError: for other settings or files.
-    """
+    """Note the settings in a new folder, or compare them with those of the preparation that is resumed."""
     path, earlier = folder / UNFINISHED, {}
     if path.exists():
         try:
@@ -362,17 +350,19 @@ def _check_same(folder: Path, settings: dict, earlier: dict) -> None:
     earlier = {"recipe": {}, "files": {}, "tokenizer": None} | earlier
     if [earlier.get(name) for name in ("format", "version")] != [FORMAT, VERSION]:
         raise UserError(f"{folder} was prepared by another version: {_OTHER}")
-    fields = settings["recipe"] | earlier["recipe"]
-    changed = sorted(name for name in fields if settings["recipe"].get(name) != earlier["recipe"].get(name))
+    changed = _differing(settings["recipe"], earlier["recipe"])
     changed += ["tokenizer"] if settings["tokenizer"] != earlier["tokenizer"] else []
     if changed:
         raise UserError(
             f"{folder} was prepared with other settings ({', '.join(changed)}): give the same ones, {_OTHER}"
         )
-    files = settings["files"] | earlier["files"]
-    changed = sorted(path for path in files if settings["files"].get(path) != earlier["files"].get(path))
+    changed = _differing(settings["files"], earlier["files"])
     if changed:
         raise UserError(f"{changed[0]} is not as it was when the preparation of {folder} started: {_OTHER}")
+
+
+def _differing(one: dict, other: dict) -> list[str]:
+    return sorted(name for name in one | other if one.get(name) != other.get(name))
 
 
 def _check_ours(folder: Path) -> None:

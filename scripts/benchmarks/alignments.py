@@ -11,8 +11,7 @@ import argparse
 import re
 
 from vaswani_transformer import align, load_model
-from vaswani_transformer.data.synthetic import generate_corpus, number_words
-from vaswani_transformer.data.synthetic_lexicon import ADJECTIVES, NOUNS
+from vaswani_transformer.data.synthetic import ADJECTIVES, NOUNS, generate_corpus, number_words
 
 
 def known_words() -> dict[str, set[str]]:

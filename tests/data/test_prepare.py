@@ -1,7 +1,6 @@
 """`vaswani prepare`: it writes what training makes of the text itself, however it is made or interrupted."""
 
 import dataclasses
-import json
 import os
 import random
 import resource
@@ -10,9 +9,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from pathlib import Path
 
-import numpy as np
 import preparing
 import pyarrow as pa
 import pytest
@@ -22,9 +19,10 @@ from preparing import CHUNK, digests, make, with_validation
 from vaswani_transformer import train_tokenizer
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data import prepare as preparation
-from vaswani_transformer.data.prepare import ShardWriter, prepare
+from vaswani_transformer.data.prepare import ShardWriter
 from vaswani_transformer.data.prepared import PreparedPairs, open_prepared
 from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs
+from vaswani_transformer.data.tokenization import load_tokenizer
 from vaswani_transformer.data.tokenized_pairs import tokenize_pairs
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.recipes.recipe import Recipe
@@ -74,11 +72,14 @@ def test_a_vocabulary_and_lengths_beyond_16_bits_have_room(recipe, text, tmp_pat
     manifest = make(dataclasses.replace(recipe, data_dir=str(long), validation_size=1), tmp_path / "p")
     prepared = open_prepared(tmp_path / "p")
     assert manifest["length_type"] == "int32" and prepared.train.lengths.max() > 2**16
-    state = json.loads((Path(recipe.tokenizer) / "tokenizer.json").read_text(encoding="utf-8"))
-    writer = ShardWriter(tmp_path, json.dumps(state), False, 2, 60, 3.0, "int32", "uint16")
-    ids = pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), pa.array([70_000, 2], pa.int32()))
-    writer._store("train", 0, [ids, ids], np.array([[2], [2]], np.uint16))
-    assert pa.ipc.open_file(str(tmp_path / "train-00000.arrow")).get_batch(0)["labels"].to_pylist() == [[70_000, 2]]
+    tokenizer = load_tokenizer(recipe.tokenizer)
+    tokenizer.add_tokens([f"<{number}>" for number in range(2**16)])
+    tokenizer.split_special_tokens = False
+    writer = ShardWriter(tmp_path, tokenizer, 60, 3.0)
+    assert writer.write_part("train", [[("<7>", "<65535>")]])["pairs"] == 1
+    batch = pa.ipc.open_file(str(tmp_path / "train-00000.arrow")).get_batch(0)
+    for side, text in (("input_ids", "<7>"), ("labels", "<65535>")):
+        assert batch[side].to_pylist() == [[len(tokenizer) - 2**16 + int(text[1:-1]), tokenizer.eos_token_id]]
 
 
 def test_any_number_of_workers_gives_the_same_files(recipe, tmp_path):
@@ -86,12 +87,6 @@ def test_any_number_of_workers_gives_the_same_files(recipe, tmp_path):
         make(recipe, tmp_path / str(workers), workers=workers)
     assert digests(tmp_path / "1") == digests(tmp_path / "3")
     assert len(list((tmp_path / "1").glob("train-*.arrow"))) == 6 == -(-210 // CHUNK)
-
-
-def test_a_script_gets_no_other_process_unless_it_asks(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "ProcessPoolExecutor", lambda *_: pytest.fail("other processes"))
-    prepare(recipe, tmp_path / "p", progress=False)
-    assert "workers is 0" in error_of(make, recipe, tmp_path / "q", workers=0)
 
 
 def test_memory_of_preparation_does_not_grow_with_the_text(recipe, tmp_path):
@@ -147,23 +142,22 @@ def test_a_preparation_killed_at_random_moments_ends_with_the_same_files(recipe,
 
 
 def test_whole_shards_are_not_made_again(recipe, tmp_path, monkeypatch):
-    written, store = [], ShardWriter._store
+    written, store = [], preparation.store_shard
 
-    def stop_after_three(self, part, number, *rest):
+    def stop_after_three(path, *rest):
         if len(written) == 3:
             raise KeyboardInterrupt
-        written.append((part, number))
-        return store(self, part, number, *rest)
+        written.append(path.name)
+        store(path, *rest)
 
-    monkeypatch.setattr(ShardWriter, "_store", stop_after_three)
+    monkeypatch.setattr(preparation, "store_shard", stop_after_three)
     with pytest.raises(KeyboardInterrupt):
         make(recipe, tmp_path / "p")
     assert "not finished: run the same `vaswani prepare` command again" in error_of(open_prepared, tmp_path / "p")
     (tmp_path / "p" / "train-00001.arrow").write_bytes(b"cut off")
-    monkeypatch.setattr(ShardWriter, "_store", lambda self, *rest: written.append(rest[:2]) or store(self, *rest))
+    monkeypatch.setattr(preparation, "store_shard", lambda path, *rest: written.append(path.name) or store(path, *rest))
     make(recipe, tmp_path / "p")
-    numbers = [number for part, number in written if part == "train"]
-    assert numbers == [0, 1, 2, 1, 3, 4, 5]
+    assert [name for name in written if "train" in name] == [f"train-{n:05d}.arrow" for n in (0, 1, 2, 1, 3, 4, 5)]
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "p").rglob("*.arrow")}
     make(recipe, tmp_path / "p")
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "p").rglob("*.arrow")}
@@ -171,19 +165,10 @@ def test_whole_shards_are_not_made_again(recipe, tmp_path, monkeypatch):
     assert before != {path: path.stat().st_mtime_ns for path in (tmp_path / "p").rglob("*.arrow")}
 
 
-def test_a_worker_that_is_killed_is_reported():
-    def start_two():
-        with preparation._worker_processes(2) as submit:
-            submit(os.kill, os.getpid(), 0).result()
-            submit(os._exit, 9).result()
-
-    assert "was killed (out of memory?): run the same command again" in error_of(start_two)
-
-
 def test_a_disk_that_fills_leaves_whole_shards_and_nothing_else(recipe, tmp_path, monkeypatch):
     """Files above a size cannot be written in the child, as on a full disk."""
     make(recipe, tmp_path / "whole")
-    folder, write = tmp_path / "p", ShardWriter.write
+    folder, write = tmp_path / "p", ShardWriter._write
     limit = max(path.stat().st_size for path in (tmp_path / "whole").glob("train-*.arrow")) - 1
 
     def write_on_a_small_disk(*arguments):
@@ -194,7 +179,7 @@ def test_a_disk_that_fills_leaves_whole_shards_and_nothing_else(recipe, tmp_path
     if child == 0:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        ShardWriter.write, status = write_on_a_small_disk, 1
+        ShardWriter._write, status = write_on_a_small_disk, 1
         try:
             make(recipe, folder)
         except OSError:
@@ -208,8 +193,8 @@ def test_a_disk_that_fills_leaves_whole_shards_and_nothing_else(recipe, tmp_path
 
 
 @pytest.mark.slow
-def test_the_command_killed_with_its_workers_at_random_moments_ends_with_the_same_files(text, tmp_path):
-    """The real command and chunks, 200,000 pairs, Ctrl-C and `kill -9` of the reading process; takes minutes."""
+def test_the_command_killed_at_random_moments_ends_with_the_same_files(text, tmp_path):
+    """The real command and chunks, 200,000 pairs, Ctrl-C and `kill -9`; takes minutes."""
     for side in ("en", "de"):
         lines = (text / f"part.0.{side}").read_text(encoding="utf-8")
         (tmp_path / f"a.{side}").write_text(lines * 2900, encoding="utf-8")
@@ -318,6 +303,7 @@ def test_nothing_left_and_nonsense_are_refused(recipe, tmp_path):
         make, dataclasses.replace(recipe, validation_size=210), tmp_path / "r"
     )
     assert "no training data" in error_of(make, Recipe(), tmp_path / "s")
+    assert "workers is 0" in error_of(make, recipe, tmp_path / "t", workers=0)
 
 
 # The command
@@ -352,7 +338,7 @@ def test_ctrl_c_says_how_to_resume(recipe, text, tmp_path, monkeypatch, capsys):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ShardWriter, "_store", interrupt)
+    monkeypatch.setattr(preparation, "store_shard", interrupt)
     (tmp_path / "r.yaml").write_text(
         f"data_dir: {text}\ntrain_source: part.*.en\ntrain_target: part.*.de\nvalidation_size: 15\nvocab_size: 400\n",
         encoding="utf-8",

@@ -10,12 +10,11 @@ import pytest
 from vaswani_transformer.data import synthetic
 from vaswani_transformer.data.synthetic import (
     ADJECTIVES,
-    COMPOUND_FIRST,
-    COMPOUND_HEADS,
     LENGTHS,
     NOUNS,
     TEST_SHARE,
     VERBS,
+    WORDS,
     Clause,
     Phrase,
     SyntheticCorpus,
@@ -248,7 +247,7 @@ def combinations_in(en, de):
     words = [plurals.get(word, word) for word in tokens(en.lower())]
     found = {("number", *NUMBER_PAIRS[word]) for word in words if word in NUMBER_PAIRS}
     for left, right in pairwise(words):
-        if left in COMPOUND_FIRST and right in COMPOUND_HEADS:
+        if left in WORDS.compound_first and right in WORDS.compound_heads:
             found.add(("compound", left, right))
     for index, word in enumerate(words):
         verb = VERB_FORMS.get(word)

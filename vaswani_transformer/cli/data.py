@@ -59,7 +59,7 @@ def add_prepare(commands) -> None:
     parser.usage = "vaswani prepare RECIPE --output FOLDER [--workers N] [--FIELD VALUE ...]"
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe, or path of a YAML file")
     parser.add_argument("--output", metavar="FOLDER", help="the folder to make, or to resume in")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes that tokenise (default: one per processor)")
+    parser.add_argument("--workers", type=int, metavar="N", help="threads that tokenise (default: one per processor)")
     parser.add_argument("--overwrite", action="store_true", help="remove an earlier preparation in the folder first")
     parser.add_argument("--check", action="store_true", help="read all of a prepared folder and compare its checksums")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -1,31 +1,25 @@
 """`vaswani prepare`: tokenise and filter all pairs once, in parallel, into shards that training maps into memory.
 
-One process reads chunks of pairs, worker processes make one shard of each. A shard is written under a temporary name,
-fsynced and renamed, so that the same command resumes an interrupted one; what it holds depends on the text, the
-tokenizer and the limits, not on the number of workers.
+The main thread reads chunks of pairs, others make one shard of each. A shard is written under a temporary name, fsynced
+and renamed, so that the same command resumes an interrupted one; what it holds depends on the text, the tokenizer and
+the limits, not on the number of workers.
 """
 
-import contextlib
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
-import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
-from functools import cache
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from itertools import chain, islice
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 from tokenizers import Tokenizer
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
@@ -48,7 +42,6 @@ from .prepared import (
     VERSION,
     open_prepared,
     read_manifest,
-    shard_schema,
 )
 from .recipe_data import data_sources, new_tokenizer
 from .tokenization import load_tokenizer, tokenizer_sha256
@@ -70,8 +63,7 @@ def prepare(
     Args:
         recipe: data, tokenizer, limits and, for what is held out, seed.
         folder: the folder to make, or to resume in.
-        workers: processes that tokenise; 1: this one does; None: one for each processor. Each of several imports the
-            main script, so that a script has to call this below ``if __name__ == "__main__":``.
+        workers: threads that tokenise, each a chunk of its own; None: one for each processor.
         progress: show a bar on standard error, on a terminal.
         overwrite: remove an earlier preparation first.
 
@@ -81,7 +73,8 @@ def prepare(
     Raises:
         UserError: for mistakes in the recipe or its data, and a folder that holds something else.
     """
-    if workers is not None and workers < 1:
+    workers = _processors() if workers is None else workers
+    if workers < 1:
         raise UserError(f"workers is {workers}: it must be 1 or more")
     check_limits(recipe.max_length, recipe.max_length_ratio)
     folder = Path(folder)
@@ -94,147 +87,16 @@ def prepare(
         if (folder / MANIFEST).exists():
             return _finished_manifest(folder, settings)
         _start_or_resume(folder, settings)
-        return Preparation(recipe, folder, train, validation, workers or _processors(), progress).run(settings)
-
-
-@dataclass(frozen=True)
-class ShardWriter:
-    """Turns chunks of text into shards; the part of a preparation that worker processes do.
-
-    Args:
-        folder: the prepared folder.
-        tokenizer: `tokenizers.Tokenizer` as JSON.
-        is_text_special: whether special tokens written out in a text are special.
-        end_id: id of `</s>`, which the tokenizer appends.
-        max_length: as for `tokenize_pairs`.
-        max_length_ratio: as for `tokenize_pairs`.
-        token_type: of ids, as in `shard_schema`.
-        length_type: of lengths.
-    """
-
-    folder: Path
-    tokenizer: str
-    is_text_special: bool
-    end_id: int
-    max_length: int
-    max_length_ratio: float | None
-    token_type: str
-    length_type: str
-
-    def write(self, part: str, number: int, pairs: Pairs) -> None:
-        """Write the shard of one chunk, and what `finished` finds when all of it is on disk.
-
-        Raises:
-            UserError: for a tokenizer that does not append `</s>`.
-            OSError: from the disk; nothing of the shard is left.
-        """
-        backend = _load_backend(self.tokenizer, self.is_text_special)
-        ids, marks = ([], []), []
-        for start in range(0, len(pairs), _ENCODED_TOGETHER):
-            some = list(zip(*pairs[start : start + _ENCODED_TOGETHER], strict=True))
-            encoded = [[encoding.ids for encoding in backend.encode_batch_fast(side)] for side in some]
-            if any(side[0][-1:] != [self.end_id] for side in encoded):
-                raise UserError("the tokenizer does not append its end token to a text; use one with a </s> template")
-            lengths = np.array([[len(row) for row in side] for side in encoded])
-            status = pair_status(some, lengths, self.max_length, self.max_length_ratio)
-            kept = np.flatnonzero(status == KEPT)
-            for side, rows in zip(ids, encoded, strict=True):
-                flat = chain.from_iterable(rows[row] for row in kept)
-                side.append(np.fromiter(flat, self.token_type))
-            # Of a dropped pair: 0 instead of the source's length, and why instead of the target's.
-            marks.append(np.where(status == KEPT, lengths, [np.zeros_like(status), status]).astype(self.length_type))
-        lengths = np.concatenate(marks, axis=1) if marks else np.zeros((2, 0), self.length_type)
-        columns = []
-        for side, rows in zip(lengths[:, lengths[0] > 0], ids, strict=True):
-            offsets = np.concatenate([[0], np.cumsum(side, dtype=np.int64)]).astype(np.int32)
-            values = np.concatenate(rows) if rows else np.zeros(0, self.token_type)
-            columns.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(values)))
-        self._store(part, number, columns, lengths)
-
-    def _store(self, part: str, number: int, columns: list[pa.ListArray], lengths: np.ndarray) -> None:
-        schema, sink = shard_schema(self.token_type), pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, schema) as writer:
-            writer.write_batch(pa.record_batch(columns, schema=schema))
-        content = sink.getvalue()
-        path = shard_path(self.folder, part, number)
-        digest = hashlib.sha256(content).hexdigest()
-        facts = {"file": path.name, "rows": len(columns[0]), "bytes": content.size, "sha256": digest}
-        with written_whole(path) as new, new.open("wb") as file:
-            file.write(content)
-        with written_whole(path.with_suffix(".part")) as new:
-            new.write_bytes(json.dumps(facts).encode() + b"\n" + lengths.tobytes())
-
-    def finished(self, part: str, number: int) -> dict | None:
-        """Facts of a shard that was written to its end; None if it is still to be made."""
-        path = shard_path(self.folder, part, number)
-        try:
-            facts = json.loads(path.with_suffix(".part").open("rb").readline())
-            return facts if path.stat().st_size == facts["bytes"] else None
-        except (OSError, ValueError, KeyError):
-            return None
-
-    def lengths(self, part: str, number: int) -> np.ndarray:
-        """Lengths `(2, pairs read)` of a shard's chunk; of a dropped pair 0 and why."""
-        content = shard_path(self.folder, part, number).with_suffix(".part").read_bytes()
-        return np.frombuffer(content, self.length_type, offset=content.index(b"\n") + 1).reshape(2, -1)
-
-
-def shard_path(folder: Path, part: str, number: int) -> Path:
-    """Where the shard of a chunk lies."""
-    return folder / f"{part}-{number:05d}.arrow"
-
-
-@cache
-def _load_backend(state: str, is_text_special: bool) -> Tokenizer:
-    """A tokenizer from its JSON, without padding and truncation."""
-    backend = Tokenizer.from_str(state)
-    backend.no_padding()
-    backend.no_truncation()
-    backend.encode_special_tokens = not is_text_special
-    return backend
-
-
-@dataclass
-class Preparation:
-    """Makes what a prepared folder still lacks; `prepare` does the rest.
-
-    Args:
-        recipe: data, tokenizer, limits and seed.
-        folder: the folder, which holds an unfinished preparation with the same settings, or a new one.
-        train: training text.
-        validation: validation text; None to hold training pairs out.
-        workers: processes that tokenise; 1: this one does.
-        progress: show a bar on a terminal.
-    """
-
-    recipe: Recipe
-    folder: Path
-    train: PairSource
-    validation: PairSource | None
-    workers: int
-    progress: bool
-
-    def run(self, settings: dict) -> dict:
-        """Write tokenizer, shards and indices, and last the manifest, which is returned."""
         number, held_out, validation_pairs = None, set(), []
-        if self.validation is None:
-            number = self._count()
-            held_out.update(held_out_rows(number, self.recipe.validation_size, self.recipe.seed).tolist())
-        tokenizer = self._tokenizer(held_out)
-        writer = ShardWriter(
-            self.folder,
-            tokenizer.backend_tokenizer.to_str(),
-            not tokenizer.split_special_tokens,
-            tokenizer.eos_token_id,
-            self.recipe.max_length,
-            self.recipe.max_length_ratio,
-            token_type="uint16" if len(tokenizer) <= 2**16 else "int32",
-            length_type="uint16" if self.recipe.max_length < 2**16 else "int32",
-        )
-        train_chunks = self._train_chunks(held_out, validation_pairs, number)
-        parts = {TRAIN: self._write_part(writer, TRAIN, train_chunks, number and number - len(held_out))}
-        pairs = iter(validation_pairs) if self.validation is None else self.validation.stream()
-        parts[VALIDATION] = self._write_part(writer, VALIDATION, _chunks(pairs))
+        if validation is None:
+            number = _count(folder, train)
+            held_out.update(held_out_rows(number, recipe.validation_size, recipe.seed).tolist())
+        tokenizer = _saved_tokenizer(recipe, folder, train, held_out)
+        writer = ShardWriter(folder, tokenizer, recipe.max_length, recipe.max_length_ratio, workers, progress)
+        chunks = _train_chunks(train, held_out, validation_pairs, number)
+        parts = {TRAIN: writer.write_part(TRAIN, chunks, number and number - len(held_out))}
+        pairs = iter(validation_pairs) if validation is None else validation.stream()
+        parts[VALIDATION] = writer.write_part(VALIDATION, _chunks(pairs))
         manifest = {
             **settings,
             "files": {path: size for path, (size, _) in settings["files"].items()},
@@ -243,98 +105,145 @@ class Preparation:
             "length_type": writer.length_type,
             "parts": parts,
         }
-        _write_json(self.folder / MANIFEST, manifest)
-        _remove_intermediate(self.folder)
+        _write_json(folder / MANIFEST, manifest)
+        _remove_intermediate(folder)
         return manifest
 
-    def _count(self) -> int:
-        """Number of training pairs: the first pass over the text, whose result is kept for a resumption."""
-        path = self.folder / UNFINISHED
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        if "pairs" not in settings:
-            settings["pairs"] = self.train.count()
-            _write_json(path, settings)
-        return settings["pairs"]
 
-    def _tokenizer(self, held_out: set[int]) -> PreTrainedTokenizerFast:
-        """The tokenizer in the folder; copied there before, or trained on the first pairs that are not held out."""
-        folder = self.folder / TOKENIZER
-        if not folder.exists():
-            if self.recipe.tokenizer is not None:
-                tokenizer = load_tokenizer(self.recipe.tokenizer)
-            else:
-                pairs = (pair for number, pair in enumerate(self.train.stream()) if number not in held_out)
-                tokenizer = new_tokenizer(self.recipe, pairs)
-            tokenizer.save_pretrained(unfinished(folder))
-            publish(unfinished(folder), folder)
-        return load_tokenizer(folder)
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    def _train_chunks(self, held_out: set[int], validation_pairs: Pairs, number: int | None) -> Iterator[Pairs]:
-        """Chunks of the training text without what is held out, which is added to `validation_pairs`.
+
+class ShardWriter:
+    """Makes the shards and the index of a part that a prepared folder still lacks."""
+
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: PreTrainedTokenizerFast,
+        max_length: int,
+        max_length_ratio: float | None,
+        workers: int = 1,
+        progress: bool = False,
+    ):
+        self.folder, self.workers, self.progress = folder, workers, progress
+        self.max_length, self.max_length_ratio = max_length, max_length_ratio
+        self.token_type = "uint16" if len(tokenizer) <= 2**16 else "int32"
+        self.length_type = "uint16" if max_length < 2**16 else "int32"
+        self._end_id, self._stopped = tokenizer.eos_token_id, threading.Event()
+        self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy: these options change it
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self._backend.encode_special_tokens = tokenizer.split_special_tokens
+
+    def write_part(self, part: str, chunks: Iterable[Pairs], total: int | None = None) -> dict:
+        """Write the shards of all chunks that have none yet, and the index; returns the manifest's entry.
 
         Raises:
-            UserError: if there are other than `number` pairs.
+            UserError: for a tokenizer that does not append `</s>`, and if no pair is left.
+            OSError: from the disk; of each shard all is there or nothing.
         """
-        start = 0
-        for chunk in _chunks(self.train.stream()):
-            validation_pairs += [pair for row, pair in enumerate(chunk, start) if row in held_out]
-            yield [pair for row, pair in enumerate(chunk, start) if row not in held_out]
-            start += len(chunk)
-        if number not in (None, start):
-            raise UserError(f"{start:,} training pairs were read, not the {number:,} counted before: {_OTHER}")
-
-    def _write_part(self, writer: ShardWriter, part: str, chunks: Iterable[Pairs], total: int | None = None) -> dict:
-        """Write the shards of all chunks that have none yet, and the index; returns the manifest's entry."""
         disable = None if self.progress else True  # None: shown on a terminal only
         bar = tqdm(desc=f"preparing {part} pairs", total=total, unit=" pairs", unit_scale=True, disable=disable)
-        number, pending = 0, {}
+        paths, pending = [], deque()
 
         def collect() -> None:
-            for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                future.result()
-                bar.update(pending.pop(future))
+            future, pairs = pending.popleft()
+            future.result()
+            bar.update(pairs)
 
-        with bar, _worker_processes(self.workers) as submit:
-            for number, chunk in enumerate(chunks, 1):
-                if writer.finished(part, number - 1) is None:
-                    pending[submit(writer.write, part, number - 1, chunk)] = len(chunk)
-                else:
-                    bar.update(len(chunk))
-                if len(pending) > self.workers:
+        with bar, ThreadPoolExecutor(self.workers) as executor:
+            try:
+                for number, chunk in enumerate(chunks):
+                    paths.append(self.folder / f"{part}-{number:05d}.arrow")
+                    if _finished(paths[-1]) is None:
+                        pending.append((executor.submit(self._write, paths[-1], chunk), len(chunk)))
+                    else:
+                        bar.update(len(chunk))
+                    if len(pending) > self.workers:
+                        collect()
+                while pending:
                     collect()
-            while pending:
-                collect()
-        return _write_index(writer, part, [writer.finished(part, place) for place in range(number)])
+            except BaseException:  # Ctrl-C too
+                self._stopped.set()
+                raise
+        return self._write_index(part, [_finished(path) for path in paths])
+
+    def _write(self, path: Path, pairs: Pairs) -> None:
+        """Tokenise and filter a chunk into its shard."""
+        counts, values, lengths = np.zeros(4, np.int64), [[], []], [[0], [0]]
+        for start in range(0, len(pairs), _ENCODED_TOGETHER):
+            if self._stopped.is_set():
+                return
+            texts = list(zip(*pairs[start : start + _ENCODED_TOGETHER], strict=True))
+            encoded = [[encoding.ids for encoding in self._backend.encode_batch_fast(side)] for side in texts]
+            if any(side[0][-1:] != [self._end_id] for side in encoded):
+                raise UserError("the tokenizer does not append its end token to a text; use one with a </s> template")
+            tokens = np.array([[len(row) for row in side] for side in encoded])
+            status = pair_status(texts, tokens, self.max_length, self.max_length_ratio)
+            counts += count_status(status)
+            kept = np.flatnonzero(status == KEPT)
+            for side in range(2):
+                flat = chain.from_iterable(encoded[side][row] for row in kept)
+                values[side].append(np.fromiter(flat, self.token_type))
+                lengths[side].extend(tokens[side, kept].tolist())
+        columns = []
+        for side in range(2):
+            offsets = np.cumsum(lengths[side], dtype=np.int32)
+            ids = np.concatenate([np.zeros(0, self.token_type), *values[side]])
+            columns.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids)))
+        store_shard(path, columns, counts.tolist())
+
+    def _write_index(self, part: str, shards: list[dict]) -> dict:
+        """Write the lengths of all pairs that were kept into one file; returns the part's entry in the manifest."""
+        status = np.zeros(4, np.int64)
+        for facts in shards:
+            status += facts.pop("counts")
+        counts = FilterCounts(int(status.sum()), *status.tolist(), self.max_length, self.max_length_ratio)
+        if not counts.kept:
+            raise UserError(f"no {part} pair is left after filtering ({counts}); check the files or raise the limits")
+        path = self.folder / f"{part}.lengths.npy"
+        with written_whole(path) as new:
+            index = np.lib.format.open_memmap(new, "w+", self.length_type, (2, counts.kept))
+            start = 0
+            for facts in shards:
+                batch = pa.ipc.open_file(pa.memory_map(str(self.folder / facts["file"]))).get_batch(0)
+                for side, column in zip(index, batch.columns, strict=True):
+                    side[start : start + facts["rows"]] = column.value_lengths()
+                start += facts["rows"]
+            tokens = [int(side.sum(dtype=np.int64)) for side in index]
+            index.flush()
+            del index
+        return {
+            "pairs": counts.kept,
+            "source_tokens": tokens[0],
+            "target_tokens": tokens[1],
+            "counts": asdict(counts),
+            "index": {"file": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)},
+            "shards": shards,
+        }
 
 
-def _write_index(writer: ShardWriter, part: str, shards: list[dict]) -> dict:
-    """Write the lengths of all pairs that were kept into one file; returns the part's entry in the manifest."""
-    status, pairs = np.zeros(4, np.int64), sum(facts["rows"] for facts in shards)
-    for number in range(len(shards)):
-        lengths = writer.lengths(part, number)
-        status += count_status(np.where(lengths[0] > 0, KEPT, lengths[1]))
-    counts = FilterCounts(int(status.sum()), *status.tolist(), writer.max_length, writer.max_length_ratio)
-    if not pairs:
-        raise UserError(f"no {part} pair is left after filtering ({counts}); check the files or raise the limits")
-    path = writer.folder / f"{part}.lengths.npy"
-    with written_whole(path) as new:
-        index = np.lib.format.open_memmap(new, "w+", writer.length_type, (2, pairs))
-        start = 0
-        for number, facts in enumerate(shards):
-            lengths = writer.lengths(part, number)
-            index[:, start : start + facts["rows"]] = lengths[:, lengths[0] > 0]
-            start += facts["rows"]
-        tokens = [int(side.sum(dtype=np.int64)) for side in index]
-        index.flush()
-        del index
-    return {
-        "pairs": pairs,
-        "source_tokens": tokens[0],
-        "target_tokens": tokens[1],
-        "counts": asdict(counts),
-        "index": {"file": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)},
-        "shards": shards,
-    }
+def store_shard(path: Path, columns: list[pa.ListArray], counts: list[int]) -> None:
+    """Write a shard, then beside it its facts, which `_finished` reads; `counts` are those of `count_status`."""
+    batch, sink = pa.record_batch(columns, ["input_ids", "labels"]), pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    content = sink.getvalue()
+    digest = hashlib.sha256(content).hexdigest()
+    facts = {"file": path.name, "rows": len(batch), "bytes": content.size, "sha256": digest, "counts": counts}
+    with written_whole(path) as new, new.open("wb") as file:
+        file.write(content)
+    _write_json(path.with_suffix(".part"), facts)
+
+
+def _finished(path: Path) -> dict | None:
+    """Facts of a shard that was written to its end; None if it is still to be made."""
+    try:
+        facts = json.loads(path.with_suffix(".part").read_bytes())
+        return facts if path.stat().st_size == facts["bytes"] and facts["counts"] else None
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[Pairs]:
@@ -342,78 +251,39 @@ def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[Pairs]:
         yield chunk
 
 
-# Worker processes
+def _train_chunks(
+    train: PairSource, held_out: set[int], validation_pairs: Pairs, number: int | None
+) -> Iterator[Pairs]:
+    """Chunks of the training text, of `number` pairs, without what is held out: that is added to `validation_pairs`."""
+    start = 0
+    for chunk in _chunks(train.stream()):
+        validation_pairs += [pair for row, pair in enumerate(chunk, start) if row in held_out]
+        yield [pair for row, pair in enumerate(chunk, start) if row not in held_out]
+        start += len(chunk)
+    if number not in (None, start):
+        raise UserError(f"{start:,} training pairs were read, not the {number:,} counted before: {_OTHER}")
 
 
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _count(folder: Path, train: PairSource) -> int:
+    """Number of training pairs: the first pass over the text, whose result is kept for a resumption."""
+    settings = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
+    if "pairs" not in settings:
+        settings["pairs"] = train.count()
+        _write_json(folder / UNFINISHED, settings)
+    return settings["pairs"]
 
 
-@contextlib.contextmanager
-def _worker_processes(number: int) -> Iterator[Callable[..., Future]]:
-    """A function that runs another one in one of so many processes; for 1 at once in this one.
-
-    When the body ends, or this process, the processes end without finishing what they do.
-
-    Raises:
-        UserError: if one of them dies.
-    """
-    if number == 1:
-        yield _run_here
-        return
-    # Not fork: the tokenizer's and other libraries' threads do not survive it.
-    has_server = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
-    context = multiprocessing.get_context("forkserver" if has_server else "spawn")
-    theirs, ours = context.Pipe(duplex=False)
-    executor = ProcessPoolExecutor(number, context, _start_worker, (theirs,))
-    try:
-        if has_server:
-            _start_server(context)
-        first = context.Process(target=os.getpid)
-        first.start()
-        first.join()
-        if first.exitcode:
-            raise UserError(
-                "worker processes import the main script: call prepare() there below `if __name__ == '__main__':`"
-            )
-        yield executor.submit
-    except BrokenProcessPool as error:
-        raise UserError(
-            "a worker process was killed (out of memory?): run the same command again, with fewer --workers"
-        ) from error
-    finally:
-        ours.close()
-        executor.shutdown(cancel_futures=True)
-
-
-def _start_server(context: multiprocessing.context.ForkServerContext) -> None:
-    """Start the process from which workers are forked: PyTorch and others are imported once, and lie in memory once."""
-    from multiprocessing import forkserver
-
-    context.set_forkserver_preload([__name__])
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: a terminal sends Ctrl-C to all processes
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-def _run_here(function: Callable, *arguments: Any) -> Future:
-    future = Future()
-    future.set_result(function(*arguments))
-    return future
-
-
-def _start_worker(connection: Connection) -> None:
-    """Make a new worker process ignore Ctrl-C and end as soon as nobody holds the other end of the connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-    def end() -> None:
-        connection.poll(None)
-        os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()
+def _saved_tokenizer(recipe: Recipe, output: Path, train: PairSource, held_out: set[int]) -> PreTrainedTokenizerFast:
+    """The tokenizer in the folder; copied there before, or trained on the first pairs that are not held out."""
+    folder = output / TOKENIZER
+    if not folder.exists():
+        if recipe.tokenizer is not None:
+            tokenizer = load_tokenizer(recipe.tokenizer)
+        else:
+            tokenizer = new_tokenizer(recipe, (pair for row, pair in enumerate(train.stream()) if row not in held_out))
+        tokenizer.save_pretrained(unfinished(folder))
+        publish(unfinished(folder), folder)
+    return load_tokenizer(folder)
 
 
 # What a folder holds already
@@ -444,27 +314,18 @@ def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) 
 
 
 def _finished_manifest(folder: Path, settings: dict) -> dict:
-    """The manifest of a finished preparation with these settings.
-
-    Raises:
-        UserError: for other settings or files, another tokenizer, or a shard that is missing or damaged.
-    """
-    manifest, tokenizer = read_manifest(folder), settings["tokenizer"]
+    """The manifest of a finished preparation, which must have these settings and all its shards."""
+    manifest = read_manifest(folder)
     files = {path: size for path, (size, _) in settings["files"].items()}
-    _check_same(folder, {**settings, "files": files}, {**manifest, "tokenizer": tokenizer})
-    if tokenizer not in (None, manifest["tokenizer"]["sha256"]):
-        raise UserError(f"{folder} was prepared with another tokenizer: {_OTHER}")
+    tokenizer = manifest["tokenizer"]["sha256"] if settings["tokenizer"] else None
+    _check_same(folder, settings | {"files": files}, manifest | {"tokenizer": tokenizer})
     open_prepared(folder)
     _remove_intermediate(folder)
     return manifest
 
 
 def _start_or_resume(folder: Path, settings: dict) -> None:
-    """Note the settings in a new folder, or compare them with those of the preparation that is resumed.
-
-    Raises:
-        UserError: for other settings or files.
-    """
+    """Note the settings in a new folder, or compare them with those of the preparation that is resumed."""
     path, earlier = folder / UNFINISHED, {}
     if path.exists():
         try:
@@ -489,17 +350,19 @@ def _check_same(folder: Path, settings: dict, earlier: dict) -> None:
     earlier = {"recipe": {}, "files": {}, "tokenizer": None} | earlier
     if [earlier.get(name) for name in ("format", "version")] != [FORMAT, VERSION]:
         raise UserError(f"{folder} was prepared by another version: {_OTHER}")
-    fields = settings["recipe"] | earlier["recipe"]
-    changed = sorted(name for name in fields if settings["recipe"].get(name) != earlier["recipe"].get(name))
+    changed = _differing(settings["recipe"], earlier["recipe"])
     changed += ["tokenizer"] if settings["tokenizer"] != earlier["tokenizer"] else []
     if changed:
         raise UserError(
             f"{folder} was prepared with other settings ({', '.join(changed)}): give the same ones, {_OTHER}"
         )
-    files = settings["files"] | earlier["files"]
-    changed = sorted(path for path in files if settings["files"].get(path) != earlier["files"].get(path))
+    changed = _differing(settings["files"], earlier["files"])
     if changed:
         raise UserError(f"{changed[0]} is not as it was when the preparation of {folder} started: {_OTHER}")
+
+
+def _differing(one: dict, other: dict) -> list[str]:
+    return sorted(name for name in one | other if one.get(name) != other.get(name))
 
 
 def _check_ours(folder: Path) -> None:
@@ -524,18 +387,12 @@ def _remove_prepared(folder: Path) -> None:
     (folder / UNFINISHED).unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> AcquireReturnProxy:
     """Let no second process prepare the same folder; the system frees the lock of a process that is killed."""
-    lock = FileLock(folder / ".lock", timeout=0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        return FileLock(folder / ".lock", timeout=0).acquire()
     except Timeout as error:
         raise UserError(f"another process is preparing {folder}: wait for it, or give another --output") from error
     except OSError as error:
         raise UserError(f"cannot write to output folder {folder}: {error.strerror}") from error
-    try:
-        yield
-    finally:
-        lock.release()

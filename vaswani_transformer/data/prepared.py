@@ -10,6 +10,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..files import file_sha256
 from ..recipes.recipe import Recipe
 from .filtering import FilterCounts
 from .tokenization import load_tokenizer, tokenizer_sha256
+from .tokenized_pairs import TOKEN_FEATURES
 
 FORMAT, VERSION = "vaswani prepared pairs", 1
 MANIFEST, UNFINISHED, TOKENIZER = "manifest.json", "preparation.json", "tokenizer"
@@ -47,24 +49,15 @@ class PreparedPairs:
     """Pairs of one part of a prepared folder, read from memory-mapped shards when they are asked for.
 
     A row is a dict of arrays `input_ids` and `labels`, views into the file. `lengths` holds the source and the target
-    tokens of all pairs, `(2, pairs)`, memory-mapped.
-
-    Args:
-        folder: the prepared folder.
-        part: `train` or `validation`.
-        manifest: its manifest.
-
-    Raises:
-        UserError: for an index that is missing, cut off or of another type; for a shard, when a pair of it is read.
+    tokens of all pairs, `(2, pairs)`, memory-mapped. An index that is missing, cut off or of another type is refused
+    at once, a shard when a pair of it is read.
     """
 
     def __init__(self, folder: Path, part: str, manifest: dict):
         self._arguments = folder, part, manifest
         self.folder, self.facts = Path(folder), manifest["parts"][part]
         self._schema = shard_schema(manifest["token_type"])
-        self._starts = [0]
-        for shard in self.facts["shards"]:
-            self._starts.append(self._starts[-1] + shard["rows"])
+        self._starts = list(accumulate((shard["rows"] for shard in self.facts["shards"]), initial=0))
         self._columns: dict[int, tuple[np.ndarray, ...]] = {}
         index = self._checked_path(self.facts["index"])
         try:
@@ -99,11 +92,7 @@ class PreparedPairs:
         return hashlib.sha256("".join(checksums).encode()).hexdigest()
 
     def check_shards(self) -> None:
-        """Check size, schema and number of rows of each shard; of its contents only the footer is read.
-
-        Raises:
-            UserError: names the first shard that is missing, cut off or has another schema.
-        """
+        """Check size, schema and number of rows of each shard; of its contents only the footer is read."""
         for number in range(len(self.facts["shards"])):
             self._open(number)
 
@@ -160,13 +149,10 @@ class PreparedPairs:
 
     def as_dataset(self) -> datasets.Dataset:
         """All pairs in memory, with the columns of `tokenize_pairs`; for a part that is small."""
-        ids = datasets.List(datasets.Value("int32"))
-        length = datasets.Value("int32")
-        features = {"input_ids": ids, "labels": ids, "source_length": length, "target_length": length}
         rows = self.__getitems__(range(len(self)))
         columns = {name: [row[name].astype(np.int32) for row in rows] for name in ("input_ids", "labels")}
-        columns |= {f"{side}_length": self.lengths[i].astype(np.int32) for i, side in enumerate(("source", "target"))}
-        return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+        columns |= zip(("source_length", "target_length"), self.lengths.astype(np.int32), strict=True)
+        return datasets.Dataset.from_dict(columns, features=TOKEN_FEATURES)
 
     def verify(self, vocab_size: int) -> None:
         """Read everything: checksums, ids within the vocabulary, lengths as in the index.
@@ -174,23 +160,19 @@ class PreparedPairs:
         Raises:
             UserError: names the file, and the row where there is one.
         """
-        for facts in (self.facts["index"], *self.facts["shards"]):
+        rows = [None, *(self._first_wrong_row(number, vocab_size) for number in range(len(self.facts["shards"])))]
+        for facts, row in zip((self.facts["index"], *self.facts["shards"]), rows, strict=True):
             path = self._checked_path(facts)
-            row = self._first_wrong_row(facts, vocab_size)
             if row is not None or file_sha256(path) != facts["sha256"]:
                 where = str(path) if row is None else f"{path}, row {row}"
                 raise UserError(f"{where}: the content has changed since it was prepared: {_AGAIN}")
 
-    def _first_wrong_row(self, facts: dict, vocab_size: int) -> int | None:
-        """First row of a shard whose ids or lengths cannot be right; None also for the index."""
-        if facts not in self.facts["shards"]:
-            return None
-        number = self.facts["shards"].index(facts)
-        columns, start = self._open(number), self._starts[number]
-        for side in range(2):
-            offsets, values = columns[2 * side : 2 * side + 2]
-            lengths = self.lengths[side, start : start + facts["rows"]]
-            expected = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    def _first_wrong_row(self, number: int, vocab_size: int) -> int | None:
+        """First row of a shard whose ids or lengths cannot be right."""
+        columns = self._open(number)
+        lengths = self.lengths[:, self._starts[number] : self._starts[number + 1]]
+        for offsets, values, side in zip(columns[::2], columns[1::2], lengths, strict=True):
+            expected = np.concatenate([[0], np.cumsum(side, dtype=np.int64)])
             wrong = np.flatnonzero(offsets != expected)
             if len(wrong):
                 return max(0, int(wrong[0]) - 1)
@@ -285,11 +267,7 @@ def open_prepared(folder: str | Path) -> PreparedData:
 
 
 def check_recipe_matches(prepared: PreparedData, recipe: Recipe) -> None:
-    """Refuse a recipe that would make other pairs; where the data lies may differ, and data that it does not name.
-
-    Raises:
-        UserError: names the fields that differ, with both values.
-    """
+    """Refuse a recipe that would make other pairs; where the data lies may differ, and data that it does not name."""
     made_with = prepared.manifest["recipe"]
     fields = list(LIMIT_FIELDS)
     if any(getattr(recipe, name) for name in _TRAIN_FIELDS):
@@ -315,11 +293,7 @@ def check_recipe_matches(prepared: PreparedData, recipe: Recipe) -> None:
 
 
 def verify_prepared(folder: str | Path) -> PreparedData:
-    """Open a prepared folder and read all of it, checksums included.
-
-    Raises:
-        UserError: as `open_prepared`, and for changed content, with file and row.
-    """
+    """Open a prepared folder and read all of it, checksums included."""
     prepared = open_prepared(folder)
     for part in (prepared.train, prepared.validation):
         part.verify(len(prepared.tokenizer))

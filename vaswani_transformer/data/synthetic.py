@@ -7,44 +7,57 @@ each single word of it is a word of the training set; only a held-out compound o
 made of parts that training shows in other compounds and numbers.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import resources
 from pathlib import Path
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import yaml
 
 from ..errors import UserError
-from .synthetic_lexicon import (
-    ADJECTIVES,
-    AGREEMENT,
-    AUXILIARIES,
-    COMPOUND_FIRST,
-    COMPOUND_HEADS,
-    DEFINITE,
-    ENGLISH_NUMBERS,
-    GERMAN_NUMBERS,
-    GOALS,
-    INDEFINITE,
-    MATRIX_VERBS,
-    MIXED,
-    MODALS,
-    NOUNS,
-    PLACES,
-    PRONOUNS,
-    STRONG_PLURAL,
-    TIMES,
-    VERBS,
-    WEAK,
-    Adjective,
-    Noun,
-    Verb,
-)
 
-T = TypeVar("T")
+WORDS = SimpleNamespace(**yaml.safe_load((resources.files(__package__) / "lexicon.yaml").read_text("utf-8")))
+
+
+class Noun(NamedTuple):
+    """A noun; verbs and adjectives select its `kind` or its English word."""
+
+    en: str
+    en_plural: str
+    de: str
+    gender: str  # "m", "f" or "n"
+    de_plural: str
+    kind: str
+
+
+class Adjective(NamedTuple):
+    """An adjective with its German predicate form, the stem that takes endings, and the nouns that it goes with."""
+
+    en: str
+    de: str
+    stem: str
+    takes: str
+
+
+class Verb(NamedTuple):
+    """A row of the verbs in `lexicon.yaml`, where the fields are described."""
+
+    en: str
+    infinitive: str
+    forms: str
+    participle: str
+    takes: str = ""
+    options: str = ""
+
+
+NOUNS = {row.split()[0]: Noun(*row.split(), kind) for kind, rows in WORDS.nouns.items() for row in rows}
+ADJECTIVES = {row.split()[0]: Adjective(*row.split(), to) for to, rows in WORDS.adjectives.items() for row in rows}
+VERBS = {row[0].split()[0]: Verb(*row) for row in WORDS.verbs}
 Combination = tuple[str, str, str]  # kind ("adjective", "verb", "compound" or "number"), first part, second part
 
 
@@ -83,7 +96,7 @@ class Clause:
 
 HELD_OUT_SHARE = {"adjective": 0.12, "verb": 0.12, "compound": 0.15, "number": 0.15}
 TEST_SHARE = {"adjective": 0.4, "verb": 0.35, "compound": 0.125, "number": 0.125}
-TENSES = ("present", "present", "past", "perfect", *MODALS)  # as often as they stand here
+TENSES = ("present", "present", "past", "perfect", *WORDS.modals)  # as often as they stand here
 LENGTHS = range(3, 17)  # words of the English sentence
 MOST_PAIRS = 400_000  # all splits together: the grammar supplies these without repeats
 PATIENCE = 10_000  # draws in a row without a usable sentence after which a split counts as impossible
@@ -91,7 +104,7 @@ PATIENCE = 10_000  # draws in a row without a usable sentence after which a spli
 
 def number_words(number: int) -> tuple[str, str]:
     """The English and German words for a number from 2 to 99."""
-    en, de = ENGLISH_NUMBERS.split(), GERMAN_NUMBERS.split()
+    en, de = WORDS.english_numbers.split(), WORDS.german_numbers.split()
     tens, unit = divmod(number, 10)
     if number < 20 or unit == 0:
         index = number if number < 20 else 18 + tens
@@ -101,9 +114,9 @@ def number_words(number: int) -> tuple[str, str]:
 
 def compound(first: str, head: str) -> Noun:
     """The compound noun of an English first part and an English head, which gives it gender, plural and kind."""
-    noun, link = NOUNS[head], COMPOUND_FIRST[first]
+    noun, link = NOUNS[head], WORDS.compound_first[first]
     de, de_plural = link + noun.de.lower(), link + noun.de_plural.lower()
-    return replace(noun, en=f"{first} {noun.en}", en_plural=f"{first} {noun.en_plural}", de=de, de_plural=de_plural)
+    return noun._replace(en=f"{first} {noun.en}", en_plural=f"{first} {noun.en_plural}", de=de, de_plural=de_plural)
 
 
 def noun_phrase(
@@ -115,20 +128,20 @@ def noun_phrase(
     en_words = [adjective.en] if adjective else []
     en_words.append(noun.en_plural if plural else noun.en)
     *first, head = noun.en.split()
-    combinations: set[Combination] = {("compound", first[0], head)} if first else set()
+    combinations = {("compound", first[0], head)} if first else set()
     if determiner.isdigit():
         number = int(determiner)
         en_determiner, de_determiner = number_words(number)
-        ending = STRONG_PLURAL[case]
+        ending = WORDS.strong_plural[case]
         if number > 20 and number % 10:
             combinations.add(("number", str(number // 10), str(number % 10)))
     elif determiner == "the":
-        en_determiner, de_determiner = "the", DEFINITE[case].split()[column]
-        ending = WEAK[case].split()[column]
+        en_determiner, de_determiner = "the", WORDS.definite[case].split()[column]
+        ending = WORDS.weak[case].split()[column]
     else:
         en_determiner = "an" if determiner == "a" and en_words[0][0] in "aeiou" else determiner
-        de_determiner = {"a": "ein", "my": "mein"}[determiner] + INDEFINITE[case].split()[column].strip("-")
-        ending = MIXED[case].split()[column]
+        de_determiner = {"a": "ein", "my": "mein"}[determiner] + WORDS.indefinite[case].split()[column].strip("-")
+        ending = WORDS.mixed[case].split()[column]
     de_words = [de_determiner]
     if adjective:
         combinations.add(("adjective", adjective.en, head))
@@ -142,7 +155,7 @@ def noun_phrase(
 
 def pronoun(subject: str, case: str = "nom") -> Phrase:
     """A personal pronoun, named by its English subject form, in `case`."""
-    en_object, agreement, *forms = PRONOUNS[subject].split()
+    en_object, agreement, *forms = WORDS.pronouns[subject].split()
     en, de = subject if case == "nom" else en_object, forms[("nom", "acc", "dat").index(case)]
     return Phrase(en, de, agreement, pronoun=True)
 
@@ -177,7 +190,7 @@ def english_verb(verb: Verb, tense: str, agreement: str) -> tuple[str, str, str]
 
 def german_verb(verb: Verb, tense: str, agreement: str) -> tuple[str, str]:
     """The finite verb and what stands at the end of a main clause: prefix, participle, infinitive or nothing."""
-    index = AGREEMENT.index(agreement)
+    index = WORDS.agreement.index(agreement)
     *prefixes, stem = verb.infinitive.split("|")
     prefix = "".join(prefixes)
     if tense == "present":
@@ -185,8 +198,8 @@ def german_verb(verb: Verb, tense: str, agreement: str) -> tuple[str, str]:
         return [*verb.forms.split(), plural, plural][index], prefix
     # Spoken German tells a single past event in the perfect, so both English past tenses become it.
     if tense in ("past", "perfect"):
-        return AUXILIARIES["sein" if "sein" in verb.options else "haben"].split()[index], verb.participle
-    return AUXILIARIES[tense].split()[index], prefix + stem
+        return WORDS.auxiliaries["sein" if "sein" in verb.options else "haben"].split()[index], verb.participle
+    return WORDS.auxiliaries[tense].split()[index], prefix + stem
 
 
 def clause(kind: str, parts: Clause, front: str = "") -> Phrase:
@@ -236,7 +249,7 @@ def allowed(takes: str) -> tuple[Noun, ...]:
     return tuple(noun for noun in NOUNS.values() if {noun.kind, noun.en} & set(takes.split()))
 
 
-def pick(rng: random.Random, items: Sequence[T]) -> T:
+def pick(rng: random.Random, items: Sequence) -> Any:
     """One of the items; only `random()` is used, which Python promises to keep the same in every version."""
     return items[int(rng.random() * len(items))]
 
@@ -247,8 +260,8 @@ def draw_noun_phrase(rng: random.Random, takes: str, case: str, singular: bool =
     adjective = None
     if rng.random() < 0.35:
         adjective = pick(rng, [entry for entry in ADJECTIVES.values() if noun in allowed(entry.takes)])
-    if noun.en in COMPOUND_HEADS and rng.random() < 0.45:
-        noun = compound(pick(rng, list(COMPOUND_FIRST)), noun.en)
+    if noun.en in WORDS.compound_heads and rng.random() < 0.45:
+        noun = compound(pick(rng, list(WORDS.compound_first)), noun.en)
     if singular or chance < 0.7:
         return noun_phrase(pick(rng, ("the", "the", "the", "a", "a", "my")), noun, case, adjective)
     if chance < 0.84 or noun.kind == "place":
@@ -261,7 +274,7 @@ def draw_person(rng: random.Random, case: str, takes: str = "person", avoid: Phr
     if rng.random() < 0.7:
         return draw_noun_phrase(rng, takes, case)
     taken = avoid.agreement[0] if avoid and avoid.agreement[0] != "3" else None
-    return pronoun(pick(rng, [en for en, row in PRONOUNS.items() if row.split()[1][0] != taken]), case)
+    return pronoun(pick(rng, [en for en, row in WORDS.pronouns.items() if row.split()[1][0] != taken]), case)
 
 
 def draw_place(rng: random.Random, table: dict[str, tuple[str, str]], en: str, case: str) -> Phrase:
@@ -278,7 +291,7 @@ def draw_clause(rng: random.Random, tenses: Sequence[str] = TENSES) -> Clause:
         described = frozenset({("adjective", adjective.en, subject.nouns[0])})
         predicate = Phrase(adjective.en, adjective.de, combinations=described)
         return Clause(subject, VERBS["be"], (predicate,))
-    verb = pick(rng, [verb for name, verb in VERBS.items() if name != "be" and name not in MATRIX_VERBS])
+    verb = pick(rng, [verb for name, verb in VERBS.items() if name != "be" and name not in WORDS.matrix_verbs])
     options = verb.options.split()
     subject = draw_person(rng, "nom", "person animal" if "animal" in options else "person")
     objects, place = [], None
@@ -291,15 +304,15 @@ def draw_clause(rng: random.Random, tenses: Sequence[str] = TENSES) -> Clause:
         objects.append(patient)
     elif "with" in options and rng.random() < 0.5:
         objects.append(prepositional_phrase("with", "mit", draw_person(rng, "dat", avoid=subject)))
-    goal = [option for option in options if option in GOALS]
+    goal = [option for option in options if option in WORDS.goals]
     if goal:
-        objects.append(draw_place(rng, GOALS, goal[0], "acc"))
+        objects.append(draw_place(rng, WORDS.goals, goal[0], "acc"))
     elif "for" in options and rng.random() < 0.4:
         objects.append(prepositional_phrase("for", "für", draw_person(rng, "acc", avoid=subject)))
     elif "place" in options or rng.random() < 0.3:
-        place = draw_place(rng, PLACES, pick(rng, ("in", "in", *PLACES)), "dat")
-    wanted = "modal" if tense in MODALS else tense
-    rows = [row for tenses, table in TIMES.items() if wanted in tenses.split() for row in table.split(",")]
+        place = draw_place(rng, WORDS.places, pick(rng, ("in", "in", *WORDS.places)), "dat")
+    wanted = "modal" if tense in WORDS.modals else tense
+    rows = [row for tenses, table in WORDS.times.items() if wanted in tenses.split() for row in table]
     time = Phrase(*pick(rng, rows).split("/")) if rng.random() < 0.35 else None
     return Clause(subject, verb, tuple(objects), tense, place, time)
 
@@ -317,7 +330,7 @@ def draw_sentence(rng: random.Random) -> Phrase:
         main, sub = clause("main", draw_clause(rng)), clause("subordinate", draw_clause(rng))
         return sentence("{0} because {1}", "{0}, weil {1}", main, sub)
     if kind < 0.9:
-        main = clause("main", Clause(draw_person(rng, "nom"), VERBS[pick(rng, MATRIX_VERBS)]))
+        main = clause("main", Clause(draw_person(rng, "nom"), VERBS[pick(rng, WORDS.matrix_verbs)]))
         return sentence("{0} that {1}", "{0}, dass {1}", main, clause("subordinate", draw_clause(rng)))
     sub, parts = clause("subordinate", draw_clause(rng, ("present",))), draw_clause(rng, ("present", "will", "can"))
     if kind < 0.95:
@@ -331,10 +344,10 @@ def held_out_combinations(seed: int = 0) -> frozenset[Combination]:
     pairs = {
         "adjective": [(a.en, noun.en) for a in ADJECTIVES.values() for noun in allowed(a.takes)],
         "verb": [(name, noun.en) for name, verb in VERBS.items() for noun in allowed(verb.takes)],
-        "compound": [(first, head) for first in COMPOUND_FIRST for head in COMPOUND_HEADS],
+        "compound": [(first, head) for first in WORDS.compound_first for head in WORDS.compound_heads],
         "number": [(str(tens), str(unit)) for tens in range(2, 10) for unit in range(1, 10)],
     }
-    held: list[Combination] = []
+    held = []
     for kind, candidates in pairs.items():
         shuffled = sorted(candidates, key=lambda _: rng.random())
         held += [(kind, *pair) for pair in shuffled[: round(HELD_OUT_SHARE[kind] * len(shuffled))]]
@@ -346,7 +359,9 @@ def new_words(combination: Combination) -> set[str]:
     kind, a, b = combination
     if kind == "number":
         return set(number_words(10 * int(a) + int(b)))
-    phrases = [noun_phrase(d, compound(a, b), c) for d in ("the", "2") for c in DEFINITE] if kind == "compound" else []
+    if kind != "compound":
+        return set()
+    phrases = [noun_phrase(d, compound(a, b), case) for d in ("the", "2") for case in WORDS.definite]
     return {phrase.de.split()[-1].lower() for phrase in phrases}
 
 
@@ -365,35 +380,33 @@ def generate_corpus(
     if sum(sizes.values()) > MOST_PAIRS:
         raise UserError(f"sizes {sizes}: the grammar supplies at most {MOST_PAIRS} pairs in all; ask for fewer")
     rng, held = random.Random(seed), held_out_combinations(seed)
-    seen: set[str] = set()
-    known: set[str] = set()
+    seen, known = set(), set()
 
     def fill(name: str, size: int, kinds: set[str]) -> list[tuple[str, str]]:
-        pairs: list[tuple[str, str]] = []
-        misses = 0
+        pairs, misses = [], 0
         while len(pairs) < size:
             drawn = draw_sentence(rng)
-            new, words = drawn.combinations & held, set[str]()
+            new, words = drawn.combinations & held, set(re.findall(r"[^\s.,?]+", f"{drawn.en} {drawn.de}"))
             usable = {kind for kind, _, _ in new} == kinds and seen.isdisjoint((drawn.en, drawn.de))
             usable &= len(drawn.en.split()) in LENGTHS and len(set(drawn.nouns)) == len(drawn.nouns)
-            if usable:
-                words.update(re.findall(r"[^\s.,?]+", f"{drawn.en} {drawn.de}"))
+            if usable and name != "train_size":
                 built = set().union(*map(new_words, new))
-                usable = name == "train_size" or all(word.lower() in built for word in words - known)
-            misses = 0 if usable else misses + 1
-            if misses > PATIENCE:
-                rule = f"{train_size} training pairs do not supply the words for so many new sentences"
-                raise UserError(f"{name}={sizes[name]}: {rule}; raise train_size or lower {name}")
+                usable = all(word.lower() in built for word in words - known)
             if usable:
+                misses = 0
                 seen.update((drawn.en, drawn.de))
                 pairs.append((drawn.en, drawn.de))
                 known.update(words if name == "train_size" else ())
+                continue
+            misses += 1
+            if misses > PATIENCE:
+                rule = f"{train_size} training pairs do not supply the words for so many new sentences"
+                raise UserError(f"{name}={sizes[name]}: {rule}; raise train_size or lower {name}")
         return pairs
 
     train = fill("train_size", train_size, set())
     validation = fill("validation_size", validation_size, set())
-    test: list[tuple[str, str]] = []
-    reached = 0.0
+    test, reached = [], 0.0
     for kind, share in TEST_SHARE.items():
         reached += share
         test += fill("test_size", round(reached * test_size) - len(test), {kind})
@@ -409,7 +422,7 @@ def write_corpus(corpus: SyntheticCorpus, folder: str | Path) -> dict[str, Path]
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: a corpus is written into a folder and this is a file; give another name")
     folder.mkdir(parents=True, exist_ok=True)
-    paths: dict[str, Path] = {}
+    paths = {}
     for split, pairs in vars(corpus).items():
         for column, language in enumerate(("en", "de")):
             path = paths[f"{split}.{language}"] = folder / f"{split}.{language}"

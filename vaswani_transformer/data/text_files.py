@@ -6,8 +6,8 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..errors import UserError
 
@@ -29,16 +29,22 @@ def file_errors(path: Path, lines_read: Callable[[], int] | None = None) -> Iter
         raise UserError(f"{path} cannot be read ({error.strerror or error}); check name and access") from error
 
 
-def read_lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path, digest: Any = None) -> Iterator[str]:
     """Lines of a UTF-8 text file, plain or ``.gz``; only a line feed (with or without a carriage return) ends one.
+
+    Args:
+        path: the file.
+        digest: of `hashlib`, fed with all bytes, unpacked.
 
     Raises:
         UserError: a file that cannot be read, is not whole, or is not UTF-8, with the number of the line.
     """
     number = 0
     with file_errors(path, lambda: number), path.open("rb") as raw:
-        lines = decode_lines(gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw, str(path))
-        for number, line in enumerate(lines, 1):  # noqa: B007
+        lines = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
+        if digest is not None:
+            lines = (digest.update(line) or line for line in lines)
+        for number, line in enumerate(decode_lines(lines, str(path)), 1):  # noqa: B007
             yield line
 
 
@@ -62,34 +68,15 @@ def has_undecoded(text: str) -> bool:
     return not text.isprintable() and any("\ud800" <= character <= "\udfff" for character in text)
 
 
-@dataclass(frozen=True)
-class TextScan:
-    """What reading a whole text file has shown.
-
-    Args:
-        lines: number of its lines.
-        sha256: of its bytes, unpacked, in hexadecimal.
-    """
+class TextScan(NamedTuple):
+    """What reading a whole text file has shown: lines, and SHA-256 of its bytes, unpacked, in hexadecimal."""
 
     lines: int
     sha256: str
 
 
 def scan_text(path: Path) -> TextScan:
-    """Read a whole text file, plain or ``.gz``, in constant memory: before hours are spent, and to know it again.
-
-    Raises:
-        UserError: a file that cannot be read, is not whole, or is not UTF-8, with the number of the line.
-    """
-    digest, number = hashlib.sha256(), 0
-
-    def hashed(lines: Iterable[bytes]) -> Iterator[bytes]:
-        for line in lines:
-            digest.update(line)
-            yield line
-
-    with file_errors(path, lambda: number), path.open("rb") as raw:
-        lines = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
-        for number, _ in enumerate(decode_lines(hashed(lines), str(path)), 1):  # noqa: B007
-            pass
-    return TextScan(number, digest.hexdigest())
+    """Read a whole text file as `read_lines`, in constant memory: before hours are spent, and to know it again."""
+    digest = hashlib.sha256()
+    lines = sum(1 for _ in read_lines(path, digest))
+    return TextScan(lines, digest.hexdigest())

@@ -15,10 +15,9 @@ from .pair_readers import DEFAULT_COLUMNS
 from .parallel_text import CACHE_VERSION
 from .tokenization import tokenizer_state
 
-_TOKEN_FEATURES = datasets.Features(
+TOKEN_FEATURES = datasets.Features(
     dict.fromkeys(("input_ids", "labels"), datasets.List(datasets.Value("int32")))
     | dict.fromkeys(("source_length", "target_length"), datasets.Value("int32"))
-    | {"status": datasets.Value("int8")}
 )
 
 
@@ -60,8 +59,9 @@ def tokenize_pairs(
         status = pair_status(texts, lengths, max_length, max_length_ratio)
         # Only the status of a dropped pair is read: a line of a million tokens is not stored.
         stored = [[[] if code else ids for ids, code in zip(side, status, strict=True)] for side in sides]
-        return dict(zip(_TOKEN_FEATURES, (*stored, *lengths, status), strict=True))
+        return dict(zip(features, (*stored, *lengths, status), strict=True))
 
+    features = datasets.Features(TOKEN_FEATURES | {"status": datasets.Value("int8")})
     # Not the fingerprint of `datasets`, which changes with the padding that an earlier call has left in the tokenizer.
     state = tokenizer_state(tokenizer)
     key = json.dumps([CACHE_VERSION, pairs._fingerprint, state, max_length, max_length_ratio or 0.0], sort_keys=True)
@@ -71,7 +71,7 @@ def tokenize_pairs(
     folder.mkdir(parents=True, exist_ok=True)
     columns = {"input_columns": list(DEFAULT_COLUMNS), "remove_columns": pairs.column_names}
     cache = {"new_fingerprint": key, "cache_file_name": str(folder / f"{key}.arrow")}
-    tokenized = pairs.map(tokenize, batched=True, features=_TOKEN_FEATURES, desc=description, **columns, **cache)
+    tokenized = pairs.map(tokenize, batched=True, features=features, desc=description, **columns, **cache)
     status = tokenized.data.column("status").to_numpy()
     counts = FilterCounts(len(status), *count_status(status), max_length, max_length_ratio)
     if not counts.kept:

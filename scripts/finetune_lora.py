@@ -110,7 +110,7 @@ def finetune(options: argparse.Namespace) -> None:
         warmup_steps=min(100, options.steps // 10),
         per_device_train_batch_size=options.batch_size,
         bf16=options.bf16,
-        use_cpu=not torch.accelerator.is_available(),  # bf16 wants to be told
+        use_cpu=not torch.accelerator.is_available(),  # the Trainer refuses bf16 on a CPU otherwise
         save_strategy="no",
         logging_steps=50,
         report_to="none",

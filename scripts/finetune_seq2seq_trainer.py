@@ -4,7 +4,7 @@
         --train-source mine.en --train-target mine.de --validation-source valid.en --validation-target valid.de
 
 Instead of two text files, --train-data and --validation-data take a TSV, CSV, JSON lines or Parquet file. Checkpoints
-go into NEW_MODEL, and the same command with --resume goes on from the last one.
+go into NEW_MODEL, and the same command with --resume continues from the last one.
 
 --label-smoothing is the model's own, `config.label_smoothing`, which leaves validation loss as it is; the Trainer's
 `label_smoothing_factor`, which would smooth that too, stays 0.
@@ -59,7 +59,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--bf16", action="store_true", help="bfloat16 mixed precision")
     parser.add_argument("--torch-compile", action="store_true", help="compile the training step")
     parser.add_argument("--seed", type=whole, default=0, help="of the order of batches and of dropout")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
+    parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint in --output")
     return parser.parse_args()
 
 
@@ -70,7 +70,7 @@ def find_checkpoint(options: argparse.Namespace) -> str | None:
     if options.resume and checkpoint is None:
         raise UserError(f"there is no checkpoint in {output} to resume from: leave out --resume")
     if not options.resume and output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"{output} is not empty: give another --output, or --resume to go on with it")
+        raise UserError(f"{output} is not empty: give another --output, or --resume to continue it")
     return checkpoint if options.resume else None
 
 

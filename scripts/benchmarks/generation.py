@@ -4,7 +4,7 @@
     python scripts/benchmarks/generation.py --device cuda --batches 1 16 64 256 --vocab-size 37000
     python scripts/benchmarks/generation.py --profile int8 --batches 1 --beams 1
 
-All have random weights of one shape (base unless told otherwise); ours and CTranslate2's are the same ones. A batch of
+All have random weights of one shape (base by default); ours and CTranslate2's are the same ones. A batch of
 sources of equal length is given, and every output is forced to the same number of tokens, so that all do the same
 work. Each contestant has a process of its own, so that none profits from what another changes in its process; they run
 in turn and in random order, so that only the ratios of one run mean something; each figure is the median of the rounds,

@@ -353,11 +353,11 @@ def test_the_command(run, tmp_path, capsys):
     ("words", "said"),
     [
         (["RUN", "--output", "OUT"], "holds 3 checkpoints (steps 20, 30, 40), fewer than 5"),
-        (["RUN", "--last", "0", "--output", "OUT"], "1 or more"),
+        (["RUN", "--last", "0", "--output", "OUT"], "give a whole number, 1 or more"),
         (["RUN", "--last", "2", "--best", "2", "--output", "OUT"], "not allowed with"),
         (["RUN", "--last", "2", "--by", "bleu", "--output", "OUT"], "--by is for --best"),
         (["RUN/checkpoints/checkpoint-20", "--output", "OUT"], "two or more"),
-        (["RUN", "RUN", "--last", "2", "--output", "OUT"], "of one training"),
+        (["RUN", "RUN", "--last", "2", "--output", "OUT"], "checkpoints of one training"),
         (["RUN/checkpoints/checkpoint-20", "RUN/./checkpoints/checkpoint-20", "--output", "OUT"], "given twice"),
         (["RUN/nowhere", "--output", "OUT"], "there is no folder"),
         (["RUN/checkpoints/checkpoint-20", "RUN/checkpoints/checkpoint-30", "--output", "RUN"], "--overwrite"),

@@ -7,7 +7,6 @@ import glob
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -322,12 +321,14 @@ def _paired_shards(source: str | Path, target: str | Path) -> tuple[tuple[Path, 
     if len(sides[0]) != len(sides[1]):
         counts = [f"{name} matches {len(side)} files" for name, side in zip((source, target), sides, strict=True)]
         raise UserError(f"{' and '.join(counts)}; every file of sources needs one of targets")
-    texts = [[_wildcard_text(name, path) for path in side] for name, side in zip((source, target), sides, strict=True)]
-    if len(sides[0]) > 1 and None not in chain(*texts) and set(texts[0]) & set(texts[1]):
-        for own, other, side, pattern in ((*texts, sides[0], target), (*texts[::-1], sides[1], source)):
-            alone = [path for path, text in zip(side, own, strict=True) if text not in other]
-            if alone:
-                raise UserError(f"{alone[0]} has no partner among the files of {pattern}; bring it, or leave both out")
+    sources, targets = (
+        {_wildcard_text(name, path): path for path in side} for name, side in zip((source, target), sides, strict=True)
+    )
+    if len(sides[0]) > 1 and None not in sources | targets and sources.keys() & targets.keys():
+        for side, partners, pattern in ((sources, targets, target), (targets, sources, source)):
+            for text, path in side.items():
+                if text not in partners:
+                    raise UserError(f"{path} has no partner among the files of {pattern}; bring it, or leave both out")
     return tuple(zip(*sides, strict=True))
 
 

@@ -102,12 +102,6 @@ def damage_schema(folder):
     return "train-00001.arrow has the columns input_ids: list<item: int64>"
 
 
-def damage_column(folder):
-    ids = pa.array([[1, 2]], pa.list_(pa.uint16()))
-    replace_shard(folder, pa.table({"input_ids": ids, "targets": ids}))
-    return "train-00001.arrow has the columns"
-
-
 def damage_rows(folder):
     ids = pa.array([[1, 2]], pa.list_(pa.uint16()))
     replace_shard(folder, pa.table({"input_ids": ids, "labels": ids}))
@@ -118,12 +112,6 @@ def damage_content(folder):
     path = folder / "train-00000.arrow"
     path.write_bytes(bytes(path.stat().st_size))
     return "train-00000.arrow is not an Arrow file"
-
-
-def damage_index(folder):
-    lengths = np.load(folder / "train.lengths.npy")
-    np.save(folder / "train.lengths.npy", lengths[:, 1:])
-    return "train.lengths.npy has "
 
 
 def damage_index_content(folder):

@@ -94,8 +94,8 @@ def _prepare(arguments: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt:
         return report_stop(signal.SIGINT, None)
-    for label, part in (("training", manifest["parts"]["train"]), ("validation", manifest["parts"]["validation"])):
-        print(f"{label}: {FilterCounts(**part['counts'])}")
+    for label, part in (("training", "train"), ("validation", "validation")):
+        print(f"{label}: {FilterCounts(**manifest['parts'][part]['counts'])}")
     print(f"prepared: {arguments.output}")
     return 0
 

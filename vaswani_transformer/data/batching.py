@@ -20,15 +20,8 @@ def _blocks(number: int) -> Iterator[slice]:
         yield slice(start, min(start + _BLOCK, number))
 
 
-def _as_lengths(lengths: Sequence[int]) -> np.ndarray:
-    """Lengths as an array of integers; an array of integers, memory-mapped or not, is not copied."""
-    if isinstance(lengths, np.ndarray) and lengths.dtype.kind in "iu":
-        return lengths
-    return np.asarray(lengths, np.int64)
-
-
 def _check_lengths(sides: Sequence[np.ndarray], limits: np.ndarray) -> np.ndarray:
-    """Sums of source and of target tokens, `(2,)`; raises `UserError` as `TokenBatchSampler`."""
+    """Sums of source and of target tokens, `(2,)`."""
     if len(sides[0]) != len(sides[1]):
         raise UserError(f"{len(sides[0])} source lengths for {len(sides[1])} target lengths")
     if len(sides[0]) == 0:
@@ -99,7 +92,8 @@ class TokenBatchSampler:
     ):
         max_target_tokens = max_source_tokens if max_target_tokens is None else max_target_tokens
         limits = np.array([max_source_tokens, max_target_tokens], np.int64)
-        self._lengths = _as_lengths(source_lengths), _as_lengths(target_lengths)
+        sides = [np.asarray(side) for side in (source_lengths, target_lengths)]
+        self._lengths = [side if side.dtype.kind in "iu" else side.astype(np.int64) for side in sides]
         self._tokens = _check_lengths(self._lengths, limits)
         if micro_batches < 1:
             raise UserError(f"micro_batches is {micro_batches}: it must be 1 or more")
@@ -268,30 +262,21 @@ class BatchStatistics:
 
 @dataclass
 class PairCollator:
-    """Pads pairs to the longest of their batch: `input_ids`, `attention_mask`, `labels`, all `(batch_size, length)`.
+    """Pads pairs to the longest of their batch: `input_ids`, `attention_mask`, `labels`, all `(batch_size, length)`."""
 
-    Args:
-        pad_token_id: fills `input_ids`; labels are filled with -100.
-    """
-
-    pad_token_id: int
+    pad_token_id: int  # fills `input_ids`; labels are filled with -100
 
     def __call__(self, pairs: Sequence[dict]) -> dict[str, torch.Tensor]:
         """Pairs with `input_ids` and `labels`, lists or arrays, to int64 tensors."""
-        input_ids, is_token = self._pad([pair["input_ids"] for pair in pairs], self.pad_token_id)
-        labels, _ = self._pad([pair["labels"] for pair in pairs], IGNORE_INDEX)
-        return {
-            "input_ids": torch.from_numpy(input_ids),
-            "attention_mask": torch.from_numpy(is_token.astype(np.int64)),
-            "labels": torch.from_numpy(labels),
-        }
+        input_ids, attention_mask = _padded([pair["input_ids"] for pair in pairs], self.pad_token_id)
+        labels, _ = _padded([pair["labels"] for pair in pairs], IGNORE_INDEX)
+        return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
-    @staticmethod
-    def _pad(rows: list[Sequence[int]], fill: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows `(batch_size, length)`, and where they are not filled up."""
-        arrays = [np.asarray(row) for row in rows]
-        lengths = np.array([len(array) for array in arrays])
-        is_token = np.arange(lengths.max()) < lengths[:, None]
-        padded = np.full(is_token.shape, fill, np.int64)
-        padded[is_token] = np.concatenate(arrays)
-        return padded, is_token
+
+def _padded(rows: list[Sequence[int]], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows and which of their positions are not filled up, int64 `(batch_size, length)`."""
+    lengths = np.array([len(row) for row in rows])
+    is_token = np.arange(lengths.max()) < lengths[:, None]
+    padded = np.full(is_token.shape, fill, np.int64)
+    padded[is_token] = np.concatenate(rows)
+    return torch.from_numpy(padded), torch.from_numpy(is_token.astype(np.int64))

@@ -30,11 +30,7 @@ class FilterCounts:
 
 
 def check_limits(max_length: int, max_length_ratio: float | None) -> None:
-    """Refuse limits that no pair can keep.
-
-    Raises:
-        UserError: for a length below 2 or a ratio below 1.
-    """
+    """Refuse limits that no pair can keep."""
     if max_length < 2 or (max_length_ratio and not max_length_ratio >= 1):  # "not >=" catches NaN as well
         raise UserError(f"{max_length=}, {max_length_ratio=}: lengths start at 2 (with </s>), ratios at 1; raise it")
 
@@ -42,16 +38,9 @@ def check_limits(max_length: int, max_length_ratio: float | None) -> None:
 def pair_status(
     texts: Iterable[Iterable[str]], lengths: np.ndarray, max_length: int, max_length_ratio: float | None
 ) -> np.ndarray:
-    """Status of pairs: `KEPT`, or the first reason to drop one that fits of `EMPTY`, `TOO_LONG` and `RATIO`.
+    """Status of pairs, int8 `(pairs,)`: `KEPT`, or the first reason to drop one that fits of the other three.
 
-    Args:
-        texts: sources and targets.
-        lengths: `(2, pairs)`, tokens of each with `</s>`.
-        max_length: see `tokenize_pairs`.
-        max_length_ratio: see `tokenize_pairs`.
-
-    Returns:
-        int8 `(pairs,)`.
+    `texts` are sources and targets, `lengths` their tokens with `</s>`, `(2, pairs)`.
     """
     blank = np.array([not (source.strip() and target.strip()) for source, target in zip(*texts, strict=True)], bool)
     shorter, longer = np.sort(lengths - 1, axis=0)
@@ -62,4 +51,4 @@ def pair_status(
 
 def count_status(status: np.ndarray) -> list[int]:
     """How many pairs have each status, `KEPT` first."""
-    return [int(np.count_nonzero(status == code)) for code in range(4)]
+    return np.bincount(status, minlength=4).tolist()

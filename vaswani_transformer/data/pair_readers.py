@@ -6,7 +6,7 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +98,7 @@ READERS = {
 def read_pairs(
     kind: str, shards: Iterable[tuple[str | Path, ...]], columns: tuple[str, str] = DEFAULT_COLUMNS
 ) -> Iterator[tuple[str, str]]:
-    """Pairs of shards, one after the other.
-
-    Args:
-        kind: a key of `READERS`.
-        shards: the file, or source and target file, of each.
-        columns: names of source and target column.
+    """Pairs of shards, each one file, or a source and a target file, of a kind that `READERS` has.
 
     Raises:
         UserError: naming file and line; also for a file without any pair.
@@ -117,11 +112,7 @@ def read_pairs(
 
 
 def pairs_of_rows(rows: Rows, columns: tuple[str, str]) -> Iterator[tuple[str, str]]:
-    """The two columns of each row, looked up within its column `translation` where they are not its own.
-
-    Raises:
-        UserError: for a column that is missing or not a string, naming the row.
-    """
+    """The two columns of each row, looked up within its column `translation` where they are not its own."""
     for where, row in rows:
         values = row
         if not set(columns) <= row.keys() and isinstance(row.get("translation"), dict):
@@ -136,17 +127,10 @@ def pairs_of_rows(rows: Rows, columns: tuple[str, str]) -> Iterator[tuple[str, s
 
 
 def rows_of_tables(tables: Iterable[pa.Table | pa.RecordBatch], where: str) -> Rows:
-    """The rows of Arrow tables that follow each other, with their numbers from 1.
-
-    Raises:
-        UserError: if a table cannot be read.
-    """
-    number = 0
+    """The rows of Arrow tables that follow each other, with their numbers from 1."""
     with load_errors(where):
-        for table in tables:
-            for row in table.to_pylist():
-                number += 1
-                yield f"{where}, row {number}", row
+        for number, row in enumerate(chain.from_iterable(table.to_pylist() for table in tables), 1):
+            yield f"{where}, row {number}", row
 
 
 @contextmanager
@@ -165,11 +149,7 @@ def load_errors(what: str) -> Iterator[None]:
 
 
 def column_position(column: str, available: list[str], where: str) -> int:
-    """Index of a column among those of `where`.
-
-    Raises:
-        UserError: if it is not there, with the columns that are and the nearest.
-    """
+    """Index of a column among those of `where`; one that is not there is refused."""
     if column in available:
         return available.index(column)
     near = difflib.get_close_matches(column, available, 1)
@@ -179,11 +159,7 @@ def column_position(column: str, available: list[str], where: str) -> int:
 
 
 def check_schema(schema: pa.Schema, columns: tuple[str, str], where: str) -> None:
-    """Refuse a table whose columns are missing, also within `translation`, or not text.
-
-    Raises:
-        UserError: naming the column.
-    """
+    """Refuse a table whose columns are missing, also within `translation`, or not text."""
     fields = {field.name: field.type for field in schema}
     nested = fields.get("translation")
     if not set(columns) <= fields.keys() and nested is not None and pa.types.is_struct(nested):

@@ -7,8 +7,6 @@ import glob
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -36,57 +34,41 @@ _FORMATS = READERS.keys() - {"text"}
 
 @dataclass(frozen=True)
 class PairFiles:
-    """Files of pairs, read one by one, so that mistakes are reported with the file and its line or row.
+    """Files of pairs, read one by one, so that mistakes are reported with the file and its line or row."""
 
-    Args:
-        where: the files or their folder, as messages name them.
-        kind: their format, a key of `READERS`.
-        splits: name of each split that is needed, and its shards: the file, or source and target file, of each.
-        split: what is read, one of the splits or an expression such as ``"train[:90%]+test"``.
-        columns: names of source and target column.
-        files: all files that may have a part in it.
-    """
-
-    where: str
-    kind: str
-    splits: dict[str, tuple[tuple[Path, ...], ...]]
-    split: str
+    where: str  # the files or their folder, as messages name them
+    kind: str  # their format, a key of `READERS`
+    splits: dict[str, tuple[tuple[Path, ...], ...]]  # needed splits; of each shard the file, or source and target file
+    split: str  # one of the splits or an expression such as "train[:90%]+test"
     columns: tuple[str, str]
-    files: list[Path]
+    files: list[Path]  # all that may have a part in it
 
     def load(self) -> datasets.Dataset:
         """All pairs as a memory-mapped dataset; see `load_pairs`."""
         loaded = {name: self._load_shards(shards) for name, shards in self.splits.items()}
         if self.split in loaded:
             return loaded[self.split]
-        ranges = self._ranges({name: len(part) for name, part in loaded.items()})
-        return datasets.concatenate_datasets([loaded[name].select(rows) for name, rows in ranges])
+        with load_errors(self.where):
+            counts = {name: len(part) for name, part in loaded.items()}
+            parts = datasets.ReadInstruction.from_spec(self.split).to_absolute(counts)
+        slices = [loaded[part.splitname].select(range(part.from_, part.to)) for part in parts if part.from_ < part.to]
+        if not slices:
+            raise _no_rows(self.where)
+        return datasets.concatenate_datasets(slices)
 
     def stream(self) -> Iterator[tuple[str, str]]:
-        """Pairs one after the other, in order; nothing is cached and little is in memory.
+        """Pairs one after the other, in order; of a whole split nothing is cached and little is in memory.
 
         Raises:
             UserError: as `load_pairs`, where the place of the mistake is reached.
         """
-        readers = {name: partial(read_pairs, self.kind, shards, self.columns) for name, shards in self.splits.items()}
-        if self.split in readers:
-            yield from readers[self.split]()
-            return
-        for name, rows in self._ranges({name: sum(1 for _ in read()) for name, read in readers.items()}):
-            yield from islice(readers[name](), rows.start, rows.stop)
+        if self.split in self.splits:
+            return read_pairs(self.kind, self.splits[self.split], self.columns)
+        return pairs_of(self.load())
 
     def count(self) -> int:
         """Number of pairs, all of which are read."""
         return sum(1 for _ in self.stream())
-
-    def _ranges(self, counts: dict[str, int]) -> list[tuple[str, range]]:
-        """Splits and rows of them that `split` stands for, given the number of pairs of each split."""
-        with load_errors(self.where):
-            parts = datasets.ReadInstruction.from_spec(self.split).to_absolute(counts)
-        ranges = [(part.splitname, range(part.from_, part.to)) for part in parts if part.from_ < part.to]
-        if not ranges:
-            raise _no_rows(self.where)
-        return ranges
 
     def _load_shards(self, shards: tuple[tuple[Path, ...], ...]) -> datasets.Dataset:
         # Hashed for the name of the cache; tuples, because `datasets` takes a list for shards.
@@ -105,21 +87,13 @@ def _generate(kind: str, files: tuple, columns: tuple[str, str], **_key: Any) ->
 
 @dataclass(frozen=True)
 class DatasetPairs:
-    """Pairs that `datasets` reads: a folder from ``save_to_disk``, a dataset on the Hub, a folder with a card.
+    """Pairs that `datasets` reads: a folder from ``save_to_disk``, a dataset on the Hub, a folder with a card."""
 
-    Args:
-        where: the folder or the dataset, as messages name it.
-        open_dataset: opens it; called with whether it is to be streamed.
-        split: what is read, a split or a slice such as ``"train[:1000]"``.
-        columns: names of source and target column.
-        files: all files of a folder; none of the Hub.
-    """
-
-    where: str
-    open_dataset: Callable[[bool], datasets.Dataset | datasets.IterableDataset]
-    split: str
+    where: str  # the folder or the dataset, as messages name it
+    open_dataset: Callable[[bool], datasets.Dataset | datasets.IterableDataset]  # called with whether it is streamed
+    split: str  # a split or a slice such as "train[:1000]"
     columns: tuple[str, str]
-    files: list[Path]
+    files: list[Path]  # all of a folder; none of the Hub
 
     def load(self) -> datasets.Dataset:
         """The pairs as a memory-mapped dataset; nothing is copied unless the type of string differs."""
@@ -141,11 +115,7 @@ class DatasetPairs:
         return dataset if dataset.features == _PAIR_FEATURES else dataset.cast(_PAIR_FEATURES)
 
     def stream(self) -> Iterator[tuple[str, str]]:
-        """Pairs one after the other, in order; nothing is cached and little is in memory.
-
-        Raises:
-            UserError: as `load_pairs`, where the place of the mistake is reached.
-        """
+        """Pairs one after the other, in order; nothing is cached and little is in memory."""
         tables = self.open_dataset(True).with_format("arrow").iter(TABLE_ROWS)  # Arrow: audio and such is not decoded
         pair = None
         for pair in pairs_of_rows(rows_of_tables(tables, self.where), self.columns):
@@ -165,8 +135,13 @@ class DatasetPairs:
 PairSource = PairFiles | DatasetPairs
 
 
+def pairs_of(dataset: datasets.Dataset) -> Iterator[tuple[str, str]]:
+    """The pairs of a loaded dataset, in order."""
+    for batch in dataset.iter(batch_size=TABLE_ROWS):
+        yield from zip(batch["source"], batch["target"], strict=True)
+
+
 def pair_source(
-    *,
     source: str | Path | None = None,
     target: str | Path | None = None,
     data: str | Path | None = None,
@@ -339,20 +314,21 @@ def find_shards(name: str | Path) -> list[Path]:
 def _paired_shards(source: str | Path, target: str | Path) -> tuple[tuple[Path, Path], ...]:
     """Source and target file of each shard, in the order of their names.
 
-    Raises:
-        UserError: for unlike numbers of files, and for a file without a partner: what follows would be paired wrongly.
-            Where the wildcards stand for other text on each side throughout, only the order counts.
+    A file without a partner is refused, since what follows would be paired wrongly. Where the wildcards stand for other
+    text on each side throughout, only the order counts.
     """
     sides = [find_shards(name) for name in (source, target)]
     if len(sides[0]) != len(sides[1]):
         counts = [f"{name} matches {len(side)} files" for name, side in zip((source, target), sides, strict=True)]
         raise UserError(f"{' and '.join(counts)}; every file of sources needs one of targets")
-    texts = [[_wildcard_text(name, path) for path in side] for name, side in zip((source, target), sides, strict=True)]
-    if len(sides[0]) > 1 and None not in chain(*texts) and set(texts[0]) & set(texts[1]):
-        for own, other, side, pattern in ((*texts, sides[0], target), (*texts[::-1], sides[1], source)):
-            alone = [path for path, text in zip(side, own, strict=True) if text not in other]
-            if alone:
-                raise UserError(f"{alone[0]} has no partner among the files of {pattern}; bring it, or leave both out")
+    sources, targets = (
+        {_wildcard_text(name, path): path for path in side} for name, side in zip((source, target), sides, strict=True)
+    )
+    if len(sides[0]) > 1 and None not in sources | targets and sources.keys() & targets.keys():
+        for side, partners, pattern in ((sources, targets, target), (targets, sources, source)):
+            for text, path in side.items():
+                if text not in partners:
+                    raise UserError(f"{path} has no partner among the files of {pattern}; bring it, or leave both out")
     return tuple(zip(*sides, strict=True))
 
 
@@ -404,23 +380,11 @@ def load_pairs(
     Raises:
         UserError: wrong arguments, or a file, column, value or Hub dataset that is missing or not as it should be.
     """
-    return pair_source(
-        source=source,
-        target=target,
-        data=data,
-        config=config,
-        split=split,
-        source_column=source_column,
-        target_column=target_column,
-    ).load()
+    return pair_source(source, target, data, config, split, source_column, target_column).load()
 
 
 def held_out_rows(number: int, size: int, seed: int) -> np.ndarray:
-    """Which of `number` pairs are held out for validation: `size` rows at random, sorted, in memory of that size.
-
-    Raises:
-        UserError: where there are not more pairs than that, or none is to be held out.
-    """
+    """Which of `number` pairs are held out for validation: `size` rows at random, sorted, in memory of that size."""
     if not 0 < size < number:
         raise UserError(
             f"cannot hold validation_size {size} pairs out of {number} training pairs: give validation data, or another"

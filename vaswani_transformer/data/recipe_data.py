@@ -2,7 +2,7 @@
 
 import glob
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
@@ -34,15 +34,9 @@ def data_path(recipe: Recipe, name: str) -> Path:
 def _source(recipe: Recipe, source: str | None, target: str | None, data: str | None, split: str) -> PairSource:
     """One part of the recipe's data; `data` that is neither a file nor a pattern below `data_dir` is left as it is."""
     is_here = data is not None and (data_path(recipe, data).exists() or glob.has_magic(data))
-    return pair_source(
-        source=data_path(recipe, source) if source is not None else None,
-        target=data_path(recipe, target) if target is not None else None,
-        data=data_path(recipe, data) if is_here else data,
-        config=recipe.data_config,
-        split=split,
-        source_column=recipe.source_column,
-        target_column=recipe.target_column,
-    )
+    source, target = (None if name is None else data_path(recipe, name) for name in (source, target))
+    data = data_path(recipe, data) if is_here else data
+    return pair_source(source, target, data, recipe.data_config, split, recipe.source_column, recipe.target_column)
 
 
 def data_sources(recipe: Recipe) -> tuple[PairSource, PairSource | None]:
@@ -65,23 +59,13 @@ def data_sources(recipe: Recipe) -> tuple[PairSource, PairSource | None]:
 
 
 def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Dataset]:
-    """Training and validation text; without validation data some training pairs are held out.
-
-    Raises:
-        UserError: as `data_sources` and `load_pairs`, and when there is not enough to hold out.
-    """
+    """Training and validation text; without validation data some training pairs are held out."""
     train_source, validation_source = data_sources(recipe)
     train = train_source.load()
     if validation_source is not None:
         return train, validation_source.load()
     held_out = held_out_rows(len(train), recipe.validation_size, recipe.seed)
     return train.select(np.delete(np.arange(len(train)), held_out)), train.select(held_out)
-
-
-def pairs_of(dataset: datasets.Dataset) -> Iterator[tuple[str, str]]:
-    """The pairs of a loaded dataset, in order."""
-    for batch in dataset.iter(batch_size=1000):
-        yield from zip(batch["source"], batch["target"], strict=True)
 
 
 def new_tokenizer(recipe: Recipe, pairs: Iterable[tuple[str, str]]):

@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 
 # The position is the id. `<pad>` is not 0 because beam search in transformers takes a pad id of 0 for "none given" and
 # fills finished hypotheses with `</s>` instead.
@@ -95,11 +95,9 @@ def train_tokenizer(
 
 
 def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFast:
-    """A tokenizer with our special tokens, which ends what it reads with `</s>`.
+    """A tokenizer with our special tokens, with which the vocabulary of `backend` begins; it ends a text with `</s>`.
 
-    Args:
-        backend: model, normalisation and decoding; its vocabulary begins with `SPECIAL_TOKENS`.
-        **settings: further entries of the tokenizer's configuration.
+    `settings` are further entries of the tokenizer's configuration.
     """
     backend.add_special_tokens(list(SPECIAL_TOKENS))
     end = ("</s>", SPECIAL_TOKENS.index("</s>"))
@@ -123,9 +121,6 @@ def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFas
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     """Load a tokenizer from a local folder through `AutoTokenizer`; nothing is downloaded.
 
-    Args:
-        folder: Folder with ``tokenizer.json`` and ``tokenizer_config.json``.
-
     Raises:
         UserError: The folder does not exist, holds no tokenizer, or its files cannot be read as one.
     """
@@ -140,8 +135,9 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
         # Without trust_remote_code=False, transformers would ask on standard input whether to run code in the folder.
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # `tokenizers` raises bare Exception for a file that it cannot read
-        reason = " ".join(str(error).split())
-        raise UserError(f"the tokenizer in {str(folder)!r} is broken ({reason}): save or train it again") from error
+        raise UserError(
+            f"the tokenizer in {str(folder)!r} is broken ({one_line(error)}): save or train it again"
+        ) from error
 
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerFast) -> dict:
@@ -161,13 +157,6 @@ def check_tokenizer_matches(tokenizer: PreTrainedTokenizerFast, config: Any) -> 
     """Check that a model can take every id of a tokenizer and gives the special ids the same meaning.
 
     A model may have more ids than the tokenizer has tokens (an embedding rounded up), not fewer.
-
-    Args:
-        tokenizer: The tokenizer.
-        config: The model's configuration, with `vocab_size`, `bos_token_id`, `pad_token_id` and `eos_token_id`.
-
-    Raises:
-        UserError: The tokenizer has more tokens than ``config.vocab_size``, or a special id differs.
     """
     faults = []
     if len(tokenizer) > config.vocab_size:

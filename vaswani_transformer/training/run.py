@@ -17,8 +17,9 @@ from transformers.integrations import TensorBoardCallback, get_reporting_integra
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
+from ..data.parallel_text import pairs_of
 from ..data.prepared import TRAIN, VALIDATION, check_recipe_matches, open_prepared
-from ..data.recipe_data import load_training_pairs, new_tokenizer, pairs_of
+from ..data.recipe_data import load_training_pairs, new_tokenizer
 from ..data.tokenization import check_tokenizer_matches, load_tokenizer
 from ..data.tokenized_pairs import tokenize_pairs
 from ..distributed import Processes, joined_processes

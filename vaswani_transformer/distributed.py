@@ -98,14 +98,15 @@ def joined_processes(resume: str = RESUME) -> Iterator[Processes]:
         threading.Thread(target=_end_with_launcher, args=[store.clone()], daemon=True).start()
     try:
         yield _processes
-        _on_sigterm(earlier_handler)
     except Exception as error:
         if not _is_connection_error(error):
             raise
-        _on_sigterm(signal.SIG_IGN)  # the launcher is about to send it
+        earlier_handler = signal.SIG_IGN  # the launcher is about to send it
         raise ProcessLostError(
             f"one of the {distributed.get_world_size()} processes was lost: the connection to it is closed; {resume}"
         ) from error
+    finally:
+        _on_sigterm(earlier_handler)
 
 
 def _end_with_launcher(store: distributed.Store) -> None:

@@ -163,7 +163,7 @@ def test_json_lines_and_parquet_have_flat_columns_or_a_translation_column(tmp_pa
         ("a.csv", 'en,de\na,b\n"c,d\ne,f\n', "not valid CSV (unexpected end"),
         ("a.csv", "en,goal\na,b\n", "no column 'de'; the columns are: en, goal"),
         ("a.jsonl", '\n{"en": "a", "de": 5}', "line 2: 'de' holds 5, which is not a string"),
-        ("a.jsonl", '\n{"en": null, "de": "b"}', "line 2: 'en' holds None, which is not a string"),
+        ("a.jsonl", '\n{"en": null, "de": "b"}', "line 2: 'en' is null"),
         ("a.jsonl", '\n{"en": "a", "de"', "line 2: not JSON lines"),
         ("a.jsonl", '\n["a", "b"]', "line 2: not JSON lines (list, not an object)"),
         ("a.jsonl", '\n{"en": "a", "translation": "b"}', "line 2: there is no column 'de'; the columns are: en, trans"),
@@ -186,7 +186,7 @@ def test_parquet_may_hold_large_strings_and_no_nulls(tmp_path):
     pq.write_table(pa.table([pa.array(side, pa.large_string()) for side in zip(*PAIRS, strict=True)], ["a", "b"]), path)
     assert read(data=path, source_column="a", target_column="b") == PAIRS
     pq.write_table(pa.table({"source": ["a", "b", None], "target": ["a", "b", "c"], "id": [1, 2, 3]}), path)
-    assert f"{path}, row 3: 'source' holds None, which is not a string" in read(data=path)
+    assert f"{path}, row 3: 'source' is null; fill or remove the row" in read(data=path)
     assert "'id' is int64, not text" in read(data=path, source_column="id")
 
 

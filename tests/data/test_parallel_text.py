@@ -106,7 +106,7 @@ def test_a_damaged_shard_is_named_with_its_line_or_row(tmp_path):
     assert f"{tmp_path / 'part.2.en.gz'} has 2 lines and {tmp_path / 'part.2.de.gz'} has 1" in read(**arguments)
     arguments = write_shards(tmp_path, "parquet", PARTS)
     pq.write_table(pa.table({"en": ["a", "b", None], "de": ["a", "b", "c"]}), tmp_path / "part.1.parquet")
-    assert f"{tmp_path / 'part.1.parquet'}, row 3: 'en' holds None" in read(**arguments)
+    assert f"{tmp_path / 'part.1.parquet'}, row 3: 'en' is null" in read(**arguments)
     arguments = write_shards(tmp_path, "tsv", PARTS)
     write(tmp_path / "part.2.tsv", "four\tvier\nfive\n")
     assert f"{tmp_path / 'part.2.tsv'}, line 2: 1 field" in read(**arguments)

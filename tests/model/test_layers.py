@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from conftest import random_ids, tiny_config, tiny_model
+from conftest import padded_batch, random_ids, tiny_config, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from passes import IMPLEMENTATIONS, batch_of_three, embedding_matrices, relative_difference, step_by_step
@@ -313,3 +313,12 @@ class TestDropout:
         model = tiny_model(attn_implementation=attn_implementation, **{field: 0.5})
         expected = model(*inputs).logits
         assert not torch.allclose(model.train()(*inputs).logits, expected, atol=1e-3)
+
+
+def test_a_source_of_padding_alone_is_no_nan_under_autocast():
+    model = tiny_model(attn_implementation="eager").train()
+    input_ids, attention_mask = padded_batch((5, 3))
+    attention_mask[1] = 0
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(input_ids=input_ids, attention_mask=attention_mask, labels=random_ids(2, 4)).loss
+    assert loss.isfinite()

@@ -461,7 +461,7 @@ def test_masks_that_an_accelerator_need_not_be_asked_for_are_the_same_attention(
             lambda module, args, kwargs: shapes.append(kwargs["attention_mask"].shape[-2]), with_kwargs=True
         )
     expected, gradients = losses_and_gradients(model, some_labels())
-    monkeypatch.setattr(VaswaniStack, "_is_asynchronous", lambda self: True)
+    monkeypatch.setattr(VaswaniStack, "_is_asynchronous", lambda self, states: True)
     outputs, others = losses_and_gradients(model, some_labels())
     assert shapes == [7, 6, 1 if attention_window is None else 7, 1]  # queries that have a mask of their own
     torch.testing.assert_close(outputs.loss, expected.loss)

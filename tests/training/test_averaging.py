@@ -216,6 +216,14 @@ def test_a_model_folder_is_written(models, tmp_path):
     assert not list(output.parent.glob(".*"))
 
 
+def test_smoothing_of_the_training_is_no_difference(models, tmp_path):
+    config = json.loads((models[0] / "config.json").read_text())
+    (models[0] / "config.json").write_text(json.dumps({**config, "label_smoothing": 0.1}))
+    del config["label_smoothing"]  # as earlier versions wrote it
+    (models[1] / "config.json").write_text(json.dumps(config))
+    average_models(models, tmp_path / "average")
+
+
 def test_sharded_checkpoints(models, tmp_path):
     shards = [
         save(VaswaniForConditionalGeneration.from_pretrained(model), tmp_path / f"shards-{index}", max_shard_size="4KB")

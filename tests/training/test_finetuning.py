@@ -159,8 +159,8 @@ def test_compiled_training_has_the_losses_of_the_plain_one(folder, tmp_path):
 # Label smoothing: ours and the stock one, never both
 
 
-def our_trainer(folder, output, pairs, **settings):
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+def our_trainer(folder, output, pairs, model=None, **settings):
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder) if model is None else model
     options = {
         "max_steps": 1, "tokens_per_batch": 100_000, "tokens_per_device": 100_000, "logging_steps": 1,
         "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
@@ -221,11 +221,27 @@ def test_a_second_loss_or_other_settings_are_refused(folder, tmp_path):
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     with pytest.raises(ValueError, match=r"compute_loss_func was given .* label_smoothing_factor"):
         vt.VaswaniTrainer(model=model, compute_loss_func=lambda *_, **__: None)
-    marian = MarianMTModel(MarianConfig(vocab_size=60_000, d_model=16, encoder_layers=0, decoder_layers=0))
-    with pytest.raises(ValueError, match="MarianMTModel does not smooth its loss"):
-        vt.VaswaniTrainer(model=marian, args=vt.VaswaniTrainingArguments(output_dir=str(tmp_path), use_cpu=True))
     with pytest.raises(ValueError, match="args are Seq2SeqTrainingArguments: give VaswaniTrainer a Vaswani"):
         vt.VaswaniTrainer(model=model, args=Seq2SeqTrainingArguments(output_dir=str(tmp_path), use_cpu=True))
+
+
+def test_our_trainer_smooths_the_loss_of_other_models(folder, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "eos")}
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "dropout": 0.0}
+    start = {"decoder_start_token_id": tokenizer.pad_token_id, "forced_eos_token_id": None}
+    marian = MarianMTModel(MarianConfig(vocab_size=len(tokenizer), **ids, **sizes, **heads, **start))
+    trainer = our_trainer(folder, tmp_path, tokenized(tokenizer, 8), model=marian)
+    batch = trainer.data_collator([dict(row) for row in trainer.eval_dataset])
+    logits = marian(**batch).logits.flatten(0, 1)
+    plain, smoothed = (
+        cross_entropy(logits, batch["labels"].flatten(), label_smoothing=epsilon).item() for epsilon in (0, 0.1)
+    )
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(plain, rel=1e-5)
+    trainer.train()
+    assert logged(trainer)[0] == pytest.approx(smoothed, rel=1e-5)
+    assert not hasattr(marian.config, "label_smoothing")
 
 
 # PEFT

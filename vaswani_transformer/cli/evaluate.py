@@ -79,16 +79,16 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if arguments.paper_bleu:
         scores["paper_bleu"] = paper_bleu(translations, references, arguments.paper_bleu)
     scores |= {"sentences": len(sources), "seconds": round(seconds, 1)} | how
+    if arguments.output:
+        write_result(Path(arguments.output), "".join(line + "\n" for line in translations))
+    if arguments.json:
+        write_result(Path(arguments.json), json.dumps(scores, indent=2) + "\n")
     print(f"BLEU {scores['bleu']:.2f}  ({scores['bleu_signature']})")
     if arguments.paper_bleu:
         print(f"BLEU {scores['paper_bleu']:.2f}  (tokenised, as in the paper)")
     print(f"chrF {scores['chrf']:.2f}  ({scores['chrf_signature']})")
     print(f"perplexity {scores['perplexity']:.3f} a target token, {scores['exact_match']:.1f}% of sentences exact")
     print(f"{len(sources):,} sentences translated in {seconds:.1f} s")
-    if arguments.output:
-        write_result(Path(arguments.output), "".join(line + "\n" for line in translations))
-    if arguments.json:
-        write_result(Path(arguments.json), json.dumps(scores, indent=2) + "\n")
     return 0
 
 

@@ -77,8 +77,8 @@ def _are_same_file(path: Path, other: Path) -> bool:
 
 def write_result(path: Path, text: str) -> None:
     """Write a text file, through links and with the permissions of an earlier one, or to a device or a pipe."""
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
+    if path.exists() and not (path.is_file() and os.access(path.resolve().parent, os.W_OK)):
+        path.write_text(text, encoding="utf-8")  # a file in a folder that takes no others cannot be replaced
         return
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
     write_text(path.resolve(), text)

@@ -117,13 +117,25 @@ def pairs_of_rows(rows: Rows, columns: tuple[str, str]) -> Iterator[tuple[str, s
         values = row
         if not set(columns) <= row.keys() and isinstance(row.get("translation"), dict):
             values = row["translation"]
+        if "translation" in row and row["translation"] is None:
+            raise UserError(f"{where}: 'translation' is null; fill or remove the row")
         pair = tuple(
             values[column] if column in values else column_position(column, list(values), where) for column in columns
         )
         for column, text in zip(columns, pair, strict=True):
+            if text is None:
+                raise UserError(f"{where}: {column!r} is null; fill or remove the row")
             if not isinstance(text, str):
                 raise UserError(f"{where}: {column!r} holds {text!r:.40}, which is not a string; write it as text")
         yield pair
+
+
+def with_pairs_only(table: pa.Table | pa.RecordBatch, columns: tuple[str, str]) -> pa.Table | pa.RecordBatch:
+    """A table without columns that hold neither side; with all of them where a side is missing."""
+    names = table.schema.names
+    if set(columns) <= set(names):
+        return table.select(list(columns))
+    return table.select(["translation"]) if "translation" in names else table
 
 
 def rows_of_tables(tables: Iterable[pa.Table | pa.RecordBatch], where: str) -> Rows:

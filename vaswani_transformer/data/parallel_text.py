@@ -24,6 +24,7 @@ from .pair_readers import (
     pairs_of_rows,
     read_pairs,
     rows_of_tables,
+    with_pairs_only,
 )
 from .text_files import file_errors, home_path
 
@@ -67,7 +68,9 @@ class PairFiles:
         return pairs_of(self.load())
 
     def count(self) -> int:
-        """Number of pairs, all of which are read."""
+        """Number of pairs: Parquet states it, of other files all pairs are read."""
+        if self.kind == ".parquet" and self.split in self.splits:
+            return sum(pq.read_metadata(file).num_rows for files in self.splits[self.split] for file in files)
         return sum(1 for _ in self.stream())
 
     def _load_shards(self, shards: tuple[tuple[Path, ...], ...]) -> datasets.Dataset:
@@ -116,7 +119,8 @@ class DatasetPairs:
 
     def stream(self) -> Iterator[tuple[str, str]]:
         """Pairs one after the other, in order; nothing is cached and little is in memory."""
-        tables = self.open_dataset(True).with_format("arrow").iter(TABLE_ROWS)  # Arrow: audio and such is not decoded
+        tables = self.open_dataset(True).with_format("arrow").iter(TABLE_ROWS)
+        tables = (with_pairs_only(table, self.columns) for table in tables)  # pictures and such stay as they are
         pair = None
         for pair in pairs_of_rows(rows_of_tables(tables, self.where), self.columns):
             yield pair

@@ -53,7 +53,7 @@ Pairs = list[tuple[str, str]]
 
 
 def prepare(
-    recipe: Recipe, folder: str | Path, workers: int | None = 1, progress: bool = True, overwrite: bool = False
+    recipe: Recipe, folder: str | Path, workers: int | None = None, progress: bool = True, overwrite: bool = False
 ) -> dict:
     """Tokenise and filter a recipe's data into a folder that training maps into memory; resumes after an interruption.
 

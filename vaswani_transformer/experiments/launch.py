@@ -176,8 +176,10 @@ def record_session(folder: Path, processes: int) -> None:
 
 def read_sessions(folder: Path) -> list[tuple[float, int]]:
     """`(seconds of training so far, processes from then on)` of each session; none where it was always one process."""
-    path = folder / SESSIONS
-    return list(map(tuple, json.loads(path.read_text(encoding="utf-8")))) if path.is_file() else []
+    try:
+        return [(float(start), int(count)) for start, count in json.loads((folder / SESSIONS).read_text("utf-8"))]
+    except (OSError, ValueError, TypeError):  # there is none, or it is damaged
+        return []
 
 
 def device_seconds(seconds: float, sessions: Sequence[tuple[float, int]]) -> float:

@@ -62,6 +62,10 @@ def read_card(text: str) -> dict:
     data = ModelCard(text).data
     facts = {"languages": data.language, "datasets": data.datasets}
     facts = {name: [value] if isinstance(value, str) else value for name, value in facts.items()}
+    facts = {  # YAML reads the code of Norwegian as False
+        name: [text for text in value if isinstance(text, str)] if isinstance(value, list) else None
+        for name, value in facts.items()
+    }
     states = _STATE.findall(text)
     return {**facts, "license": data.license, **(json.loads(states[-1]) if states else {})}
 

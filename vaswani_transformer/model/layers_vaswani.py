@@ -105,7 +105,7 @@ def attention(
     """
     scores = query * scaling @ key.transpose(-1, -2)
     if mask is not None:
-        scores += mask
+        scores = scores + mask  # in float32 where the mask is: in place, autocast's bf16 would turn it into -inf
     weights = scores.softmax(dim=-1)
     if dropout:
         weights = nn.functional.dropout(weights, p=dropout)

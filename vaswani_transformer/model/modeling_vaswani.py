@@ -170,12 +170,14 @@ class VaswaniStack(VaswaniPreTrainedModel):
 
         Given the latter, transformers asks the device whether there is any padding, and waits for its answer.
         """
-        if padding_mask is None or padding_mask.dim() != 2 or not self.training or not self._is_asynchronous():
-            return padding_mask
-        return padding_mask.bool()[:, None, None, :] if self.config._attn_implementation == "sdpa" else padding_mask
+        asks = self.training and self.config._attn_implementation == "sdpa"
+        if asks and padding_mask is not None and padding_mask.dim() == 2 and self._is_asynchronous(padding_mask):
+            return padding_mask.bool()[:, None, None, :]
+        return padding_mask
 
-    def _is_asynchronous(self) -> bool:
-        return self.device.type != "cpu"
+    @staticmethod
+    def _is_asynchronous(states: torch.Tensor) -> bool:
+        return states.device.type != "cpu"
 
 
 class VaswaniEncoder(VaswaniStack):
@@ -351,7 +353,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
+            encoder_outputs = BaseModelOutput(*encoder_outputs[:3])
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,

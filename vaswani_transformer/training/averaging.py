@@ -31,6 +31,8 @@ def _open_weights(folder: Path) -> dict[str, safe_open]:
             raise UserError(f"{folder} is not a complete checkpoint: it has no {name}") from error
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} is damaged ({one_line(error, 200)}): leave {folder} out") from error
+        if twice := sorted(weights.keys() & set(file.keys())):
+            raise UserError(f"{twice[0]} is in two files of {folder}: its index and files do not fit")
         weights |= dict.fromkeys(file.keys(), file)
     return weights
 
@@ -45,7 +47,11 @@ def _file_names(folder: Path) -> list[str]:
     return sorted(Path(name).name for name in files)  # in the folder itself and nowhere else
 
 
-def _check_same_weights(folders: Sequence[Path], checkpoints: Sequence[dict[str, safe_open]]) -> None:
+def _open_checkpoints(folders: Sequence[Path]) -> list[dict[str, safe_open]]:
+    """The open files of checkpoints, whose weights have the same names and shapes."""
+    if not folders:
+        raise UserError("no checkpoints to average")
+    checkpoints = [_open_weights(folder) for folder in folders]
     first_folder, first = folders[0], checkpoints[0]
     for folder, weights in zip(folders[1:], checkpoints[1:], strict=True):
         if different := sorted(first.keys() ^ weights.keys()):
@@ -55,6 +61,7 @@ def _check_same_weights(folders: Sequence[Path], checkpoints: Sequence[dict[str,
             if shapes[0] != shapes[1]:
                 where = f"{shapes[0]} in {folder} and {shapes[1]} in {first_folder}"
                 raise UserError(f"{name} has shape {where}: only checkpoints of one model can be averaged")
+    return checkpoints
 
 
 def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor]:
@@ -67,11 +74,7 @@ def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor
     Raises:
         UserError: for no folders, a missing file, or weights of other names or shapes than the first one's.
     """
-    if not folders:
-        raise UserError("no checkpoints to average")
-    folders = [Path(folder) for folder in folders]
-    checkpoints = [_open_weights(folder) for folder in folders]
-    _check_same_weights(folders, checkpoints)
+    checkpoints = _open_checkpoints([Path(folder) for folder in folders])
     average = {}
     for name in sorted(checkpoints[0]):
         first = checkpoints[0][name].get_tensor(name)
@@ -90,6 +93,7 @@ _COPIED = (
 )  # fmt: skip
 # Of a configuration, what does not decide what a model computes from its weights.
 _NO_DIFFERENCE = {"_name_or_path", "transformers_version", "use_cache", "architectures", "auto_map", "custom_pipelines"}
+_NO_DIFFERENCE |= {"label_smoothing"}  # of training alone, and older checkpoints do not have it
 
 
 def _read_config(folder: Path) -> dict:
@@ -161,7 +165,7 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
     replaced = output.is_dir() and any(output.iterdir())
     if replaced and not overwrite:
         raise UserError(f"output {output} is not empty: give another one, or --overwrite to replace the model in it")
-    average = average_checkpoints(folders)
+    _open_checkpoints(folders)  # mistakes are found before the work
     _check_same_model(folders)
     output = output.absolute()
     staging = unfinished(output)
@@ -173,7 +177,7 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
         raise UserError(f"cannot write to {output.parent}: {error.strerror}") from error
     try:
         _copy_rest(folders, staging)
-        save_file(average, staging / WEIGHTS, metadata={"format": "pt"})
+        save_file(average_checkpoints(folders), staging / WEIGHTS, metadata={"format": "pt"})
         if replaced:
             for stale in (WEIGHTS, INDEX, *(path.name for path in output.glob("model-*-of-*.safetensors"))):
                 (output / stale).unlink(missing_ok=True)

@@ -27,7 +27,7 @@ from ..data.batching import PairCollator, TokenBatchSampler
 from ..data.tokenized_pairs import pair_lengths
 from ..distributed import on_any_process, over_processes
 from ..files import publish, remove, unfinished
-from ..model.loss_vaswani import IGNORE_INDEX
+from ..model.loss_vaswani import IGNORE_INDEX, label_smoothed_cross_entropy
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import Recipe
 from .checkpoints import (
@@ -47,6 +47,7 @@ from .monitoring import FiniteLossGuard, ThroughputMeter
 from .schedule import NoamSchedulerCallback
 
 logger = logging.getLogger(__name__)
+_FORWARD = VaswaniForConditionalGeneration.forward
 
 
 @dataclass
@@ -90,12 +91,11 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     The loss is the model's own. `label_smoothing_factor` is written into `model.config.label_smoothing`, which smooths
     in training mode only, so that evaluation loss is the plain mean over all tokens of the evaluation set and
-    `eval_perplexity` is exact; a stock `Seq2SeqTrainer` smooths its evaluation loss too. All else is as in
-    `Seq2SeqTrainer`.
+    `eval_perplexity` is exact; a stock `Seq2SeqTrainer` smooths its evaluation loss too. The loss of a model of another
+    architecture is computed here, of its logits. All else is as in `Seq2SeqTrainer`.
 
     Raises:
-        ValueError: without a model, for one that cannot smooth its loss, for other settings than
-            `VaswaniTrainingArguments`, or for a loss given as well.
+        ValueError: without a model, for other settings than `VaswaniTrainingArguments`, or for a loss given as well.
     """
 
     def __init__(self, model=None, args: VaswaniTrainingArguments | None = None, **kwargs):
@@ -109,11 +109,6 @@ class VaswaniTrainer(Seq2SeqTrainer):
         args = VaswaniTrainingArguments() if args is None else args
         if not isinstance(args, VaswaniTrainingArguments):
             raise ValueError(f"args are {type(args).__name__}: give VaswaniTrainer a VaswaniTrainingArguments")
-        if args.label_smoothing_factor and not hasattr(model.config, "label_smoothing"):
-            raise ValueError(
-                f"{type(model).__name__} does not smooth its loss, as VaswaniTrainer needs it: use Seq2SeqTrainer, or"
-                " label_smoothing_factor=0"
-            )
         if args.n_gpu > 1:
             logger.warning("training on one of %d GPUs: start with `accelerate launch` to use all", args.n_gpu)
             args._n_gpu = 1  # torch's DataParallel would split a batch by sentences and weigh its parts wrongly
@@ -122,8 +117,12 @@ class VaswaniTrainer(Seq2SeqTrainer):
         args.gradient_accumulation_steps = math.ceil(self.micro_batches / args.world_size)
         self.micro_batches = args.gradient_accumulation_steps * args.world_size
         kwargs.setdefault("data_collator", PairCollator(model.config.pad_token_id))
+        changed = isinstance(model, VaswaniForConditionalGeneration) and type(model).forward is not _FORWARD
+        if changed or not hasattr(model.config, "label_smoothing"):  # other logits, or a loss that is not smoothed
+            kwargs["compute_loss_func"] = self._loss_of_logits
+        else:
+            model.config.label_smoothing = args.label_smoothing_factor
         super().__init__(model=model, args=args, **kwargs)
-        model.config.label_smoothing = args.label_smoothing_factor
         self.label_smoother = None  # the model smooths, and in training alone
         self.add_callback(NoamSchedulerCallback(model.config.d_model, int(args.warmup_steps), args.learning_rate_scale))
         self.add_callback(_StartCallback(self))
@@ -204,11 +203,18 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
         """As in `Trainer`, without logits that nothing reads; in evaluation a batch's loss is its own mean."""
+        if self.compute_loss_func is not None and "labels" in inputs and "decoder_input_ids" not in inputs:
+            unwrapped = self.accelerator.unwrap_model(model)  # the Trainer takes the labels away from such a model
+            inputs = {**inputs, "decoder_input_ids": unwrapped.prepare_decoder_input_ids_from_labels(inputs["labels"])}
         if not self.model.training:
             num_items_in_batch = None
         elif "labels" in inputs and not return_outputs and self._can_skip_logits():
             inputs = {**inputs, "skip_logits": True}
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def _loss_of_logits(self, outputs, labels, num_items_in_batch=None) -> torch.Tensor:
+        epsilon = self.args.label_smoothing_factor if self.model.training else 0.0
+        return label_smoothed_cross_entropy(outputs["logits"], labels, epsilon, num_items_in_batch)
 
     def _can_skip_logits(self) -> bool:
         model = self.accelerator.unwrap_model(self.model)
@@ -263,7 +269,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             loss = float(totals[0] / totals[1])
             output.metrics[f"{metric_key_prefix}_loss"] = loss
             output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss, 700.0))
-        if metric_key_prefix == "eval":
+        if metric_key_prefix.startswith("eval"):  # with several sets of evaluation pairs, "eval_NAME"
             self._validated_step = self.state.global_step
         self._meter.resume(pause)
         return output

@@ -131,9 +131,10 @@ def _start(job: Job, environment: dict[str, str]) -> subprocess.Popen:
         )
 
 
-def last_error(path: Path) -> str:
-    """The last error of a log, or else its last line that is not blank; its name where there is none."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+def last_error(path: Path, start: int = 0) -> str:
+    """The last error of a log from byte `start` on, or else its last line that is not blank, or its name."""
+    content = path.read_bytes()[start:] if path.is_file() else b""
+    lines = content.decode("utf-8", errors="replace").splitlines()
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return next(reversed(errors or [line for line in lines if line.strip()]), f"see {path}")
 
@@ -148,6 +149,7 @@ def train_in_processes(recipe: Recipe, processes: int) -> None:
         KeyboardInterrupt: after a signal, which is passed on; a checkpoint is written then.
     """
     folder = Path(recipe.output)
+    written = (folder / LOG).stat().st_size if (folder / LOG).is_file() else 0  # by earlier sessions
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "recipe.yaml"
         path.write_text(yaml.safe_dump(dataclasses.asdict(recipe), allow_unicode=True), encoding="utf-8")
@@ -155,11 +157,11 @@ def train_in_processes(recipe: Recipe, processes: int) -> None:
         command += [f"--nproc-per-node={processes}", "-m", "vaswani_transformer", "train", str(path), "--quiet"]
         environment = {
             "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // processes)),
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120",  # seconds for a last checkpoint, in place of 30
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3600",  # seconds for a last checkpoint, in place of 30
         }
         failed = run_side_by_side([Job(f"{processes} processes", command, folder)], [environment])
     if failed:
-        raise UserError(last_error(folder / LOG))
+        raise UserError(last_error(folder / LOG, written))
 
 
 def record_session(folder: Path, processes: int) -> None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pair_files import GERMAN, PAIRS, REVERSED, SWAPPED, read, rows, write, write_two
 
-from vaswani_transformer.data.pair_readers import read_pairs
+from vaswani_transformer.data.pair_readers import read_pairs, with_pairs_only
 from vaswani_transformer.data.parallel_text import load_pairs
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -199,3 +199,12 @@ def test_a_parquet_file_is_streamed_with_little_of_it_in_memory(tmp_path):
     for _ in read_pairs(".parquet", [(tmp_path / "a.parquet",)]):
         most = max(most, pa.total_allocated_bytes())
     assert most - before < 20_000_000, "of 80 MB"
+
+
+def test_columns_beside_the_pairs_are_not_converted():
+    times = pa.array([2**62, 1], pa.timestamp("s"))  # beyond the years of Python's datetime
+    table = pa.table({"en": ["a", "b"], "de": ["c", "d"], "when": times})
+    assert with_pairs_only(table, ("en", "de")).to_pylist() == [{"en": "a", "de": "c"}, {"en": "b", "de": "d"}]
+    nested = pa.table({"translation": [{"en": "a", "de": "c"}], "when": times[:1]})
+    assert with_pairs_only(nested, ("en", "de")).schema.names == ["translation"]
+    assert with_pairs_only(table, ("en", "fr")).schema.names == ["en", "de", "when"]  # for the message that lists them

@@ -466,3 +466,13 @@ def test_masks_that_an_accelerator_need_not_be_asked_for_are_the_same_attention(
     assert shapes == [7, 6, 1 if attention_window is None else 7, 1]  # queries that have a mask of their own
     torch.testing.assert_close(outputs.loss, expected.loss)
     torch.testing.assert_close(others, gradients)
+
+
+def test_the_mask_of_an_accelerator_needs_no_parameters_of_the_stack():
+    """Replicas of `torch.nn.DataParallel` have none, and so no `device`."""
+    stack = tiny_model(attn_implementation="sdpa").model.encoder.train()
+    stack._modules.clear()
+    stack._parameters.clear()
+    mask = torch.ones(2, 3, dtype=torch.long)
+    assert stack.of_all_queries(mask) is mask
+    assert stack.of_all_queries(mask.to("meta")).shape == (2, 1, 1, 3)

@@ -11,7 +11,7 @@ PACKAGE = ROOT / "vaswani_transformer"
 # A module may import its own room and rooms of earlier shelves; each module at the top of the package is a room.
 SHELVES = [
     "errors durations",
-    "files plots hardware distributed",
+    "files json_and_yaml plots hardware distributed",
     "model",
     "recipes evaluation",
     "data",

@@ -1,0 +1,245 @@
+"""Strict readers of JSON and YAML: of files that people edit and strangers send, nothing is guessed.
+
+Both formats let a key occur twice (the last one wins), nest without end, and name numbers that no program can use. YAML
+moreover has aliases, by which a kilobyte grows to gigabytes, octal numbers (`010`) and sexagesimal ones (`1:30`).
+"""
+
+import json
+import math
+from json.decoder import JSONDecodeError, JSONDecoder
+from json.scanner import py_make_scanner
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .errors import UserError, one_line
+
+MOST_BYTES = 1 << 24  # of a file: the largest that we write, the manifest of a billion pairs, has a quarter of it
+DEEPEST = 50  # levels of nesting
+
+
+def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
+    """The text of a regular file.
+
+    Raises:
+        ValueError: for anything but a file, more than `most_bytes`, or bytes that are not UTF-8.
+        OSError: for a file that is not there or may not be read.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise ValueError("it is not a regular file")  # a pipe could keep us waiting for ever
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes:,} bytes")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 text, byte {error.start}") from None
+
+
+def read_json(path: str | Path, advice: str, most_bytes: int = MOST_BYTES, finite: bool = True) -> dict:
+    """The object in a JSON file; the arguments are those of `parse_json` and `read_text`.
+
+    Raises:
+        UserError: naming file, line and mistake, followed by `advice`: what to do about a damaged file.
+        FileNotFoundError: if there is none.
+    """
+    try:
+        value = parse_json(read_text(path, most_bytes), finite)
+        if not isinstance(value, dict):
+            raise ValueError("it must hold one JSON object")
+        return value
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({one_line(error)}): {advice}") from error
+
+
+def parse_json(text: str, finite: bool = True) -> Any:
+    """The value of a JSON text.
+
+    Args:
+        text: one JSON value.
+        finite: refuse `NaN`, `Infinity` and numbers beyond floats, which are no JSON; transformers writes them
+            into the state of its trainer.
+
+    Raises:
+        ValueError: for what is no JSON, a key that occurs twice in an object, nesting deeper than `DEEPEST`, and
+            halves of surrogate pairs, which no file in UTF-8 can hold.
+    """
+    hooks = {"parse_constant": _no_constant, "parse_float": _finite_float} if finite else {}
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, **hooks)
+    except _DuplicateKeyError as error:
+        line = 1 + text.count("\n", 0, _start_of_object_with_duplicates(text))
+        raise ValueError(f"line {line}: the object that begins here has the key {error} twice") from None
+    except JSONDecodeError as error:
+        raise ValueError(f"line {error.lineno}: {error.msg}") from None
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {DEEPEST} levels") from None
+    _check_nesting(value)
+    _check_surrogates(text, value)
+    return value
+
+
+def _check_surrogates(text: str, value: Any) -> None:
+    if "\\ud" in text.lower():  # the only way that they come into UTF-8 text
+        try:
+            json.dumps(value, ensure_ascii=False, default=str, skipkeys=True).encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError("it holds half of a surrogate pair") from None
+
+
+class _DuplicateKeyError(ValueError):
+    pass
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _DuplicateKeyError(repr(next(name for name in names if names.count(name) > 1)))
+    return values
+
+
+def _start_of_object_with_duplicates(text: str) -> int:
+    """Where, in characters, the first object begins that has a key twice; the parser in C does not say."""
+    decoder = JSONDecoder(object_pairs_hook=_unique)
+    parse_object, starts = decoder.parse_object, []
+
+    def note_start(text_and_end, *arguments):
+        starts.append(text_and_end[1] - 1)
+        result = parse_object(text_and_end, *arguments)
+        starts.pop()
+        return result
+
+    decoder.parse_object = note_start
+    decoder.scan_once = py_make_scanner(decoder)
+    try:
+        decoder.decode(text)
+    except _DuplicateKeyError:
+        return starts[-1]
+    return 0
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is too large for a number")
+    return value
+
+
+def _check_nesting(value: Any) -> None:
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            item
+            for container in level
+            if isinstance(container, dict | list)
+            for item in (container.values() if isinstance(container, dict) else container)
+        ]
+        if not level:
+            return
+    raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text of plain types; dates and other tags of YAML that need no code are understood.
+
+    Raises:
+        ValueError: naming the line, for what is no YAML, a key that occurs twice, an alias (`*name`), a number in
+            octal or sexagesimal notation, and nesting deeper than `DEEPEST`, and halves of
+            surrogate pairs.
+    """
+    try:
+        value = yaml.load(text, _StrictLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        raise ValueError(f"{where}{one_line(getattr(error, 'problem', None) or error)}") from None
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # PyYAML's own, of `!!int []` and the like
+        raise ValueError(f"a value does not fit its tag ({one_line(error)})") from None
+    _check_surrogates(text, value)
+    return value
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """PyYAML's safe loader without what silently turns into something else."""
+
+    depth = 0
+
+    def compose_node(self, parent, index):
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            raise _mistake(f"*{event.anchor} is an alias, which is not allowed here: write the value out", event)
+        if self.depth > DEEPEST:
+            raise _mistake(f"it is nested deeper than {DEEPEST} levels", event)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node, deep=False):
+        first_lines = {}
+        for key_node, _ in node.value:
+            key = (key_node.tag, key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
+            if key in first_lines:
+                first = first_lines[key]
+                raise _mistake(f"{key_node.value!r} was given before, on line {first}: give it once", key_node)
+            if key is not None:
+                first_lines[key] = key_node.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
+    def construct_number(self, node):
+        """An int or float in decimal notation."""
+        digits = node.value.lstrip("+-").replace("_", "")
+        if ":" in digits or (node.tag.endswith(":int") and digits[:1] == "0" and digits[1:2].isdigit()):
+            kind = "a sexagesimal number" if ":" in digits else "an octal number"
+            raise _mistake(f"{node.value} is {kind} in YAML: write it as a decimal one, or as text in quotes", node)
+        construct = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
+        return _constructed(construct, node)
+
+    def construct_time(self, node):
+        """A date or a time."""
+        return _constructed(self.construct_yaml_timestamp, node)
+
+
+def _constructed(construct, node) -> Any:
+    try:
+        return construct(node)
+    except ValueError as error:  # a number of 5,000 digits, the 45th of a month
+        raise _mistake(f"{node.value[:20]} is not a value that can be used: {error}", node) from error
+
+
+def _mistake(problem: str, node: yaml.Node | yaml.Event) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+for _tag in ("int", "float"):
+    _StrictLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _StrictLoader.construct_number)
+_StrictLoader.add_constructor("tag:yaml.org,2002:timestamp", _StrictLoader.construct_time)
+
+
+def read_yaml(path: str | Path, advice: str) -> Any:
+    """The value in a YAML file of at most 256 kB, which PyYAML reads in two seconds.
+
+    Raises:
+        UserError: naming file, line and mistake, followed by `advice`: what to do about it.
+        FileNotFoundError: if there is none.
+    """
+    try:
+        return parse_yaml(read_text(path, 1 << 18))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not valid YAML ({one_line(error)}): {advice}") from error

@@ -57,6 +57,7 @@ def render(folder: str, source: str, values: dict) -> str:
             line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == _NAME else line
             trace = trace.tb_next
         message = " ".join(str(error).split())[:300] or type(error).__name__
+        message = "it takes too much memory" if isinstance(error, MemoryError) else message
         raise TemplateFault(f"line {line}: {message}" if line else message) from error
     return "".join(parts)
 

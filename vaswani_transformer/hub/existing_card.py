@@ -18,7 +18,7 @@ from .card_facts import METRICS, CardFacts, is_dataset, is_language, is_license,
 logger = logging.getLogger(__name__)
 
 MOST_BYTES = 4 << 20  # of a card that is read; ours are far smaller, evaluations of many test sets included
-_MOST_METADATA = 200_000  # characters
+_MOST_METADATA = 100_000  # characters
 _SEAL = re.compile(r"<!-- Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64}) -->\s*\Z")
 _STATE = re.compile(r"^<!-- For the next push: (\{.*\}) -->$", re.MULTILINE)
 # The one sentence of transformers' default card that is not from huggingface_hub's template.

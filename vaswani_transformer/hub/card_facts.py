@@ -34,6 +34,7 @@ METRICS = {
 # Settings of a search: transformers', the model's own, and those of `vaswani evaluate` and `vaswani parse evaluate`.
 _SETTINGS = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
 _SETTINGS |= {"length_normalization", "max_extra_tokens", "exact", "constrained"}
+_MOST_CHARACTERS = 5000  # of a text in a record; a path has 4,096 at most
 _WORDS = {"length_normalization": LENGTH_NORMALIZATIONS, "early_stopping": ("never",)}  # those that may be words
 
 
@@ -84,16 +85,21 @@ def is_dataset(value: Any) -> bool:
     return False
 
 
-def is_search_setting(name: str, value: Any) -> bool:
+def is_search_setting(name: str, value: Any, depth: int = 3) -> bool:
     """Whether this is a setting of a search that strangers may see: numbers, lists of numbers, and known words.
 
     Other texts and tables may hold anything, such as the paths of someone's machine.
     """
     if name not in _SETTINGS:
         return False
-    if isinstance(value, list):
-        return all(is_search_setting(name, item) for item in value)
+    if isinstance(value, list):  # in lists of lists, of `sequence_bias`
+        return depth > 0 and all(is_search_setting(name, item, depth - 1) for item in value)
     return value is None or isinstance(value, bool) or is_number(value) or value in _WORDS.get(name, ())
+
+
+def one_line_of_text(text: str) -> str:
+    """A text on one line, without characters that control a terminal or the direction of writing."""
+    return "".join(filter(str.isprintable, " ".join(text.split())))
 
 
 def file_name(path: str) -> str:
@@ -105,8 +111,8 @@ def file_name(path: str) -> str:
     return re.split(r"[/\\]", re.sub(r"\A[A-Za-z]:", "", path).rstrip("/\\"))[-1]
 
 
-def _is_line(value: Any, most: int = 300) -> bool:
-    return isinstance(value, str) and len(value) <= most and value.isprintable()
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _MOST_CHARACTERS
 
 
 def _matches(pattern: str) -> Callable[[Any], bool]:
@@ -118,18 +124,17 @@ def _are_versions(value: Any) -> bool:
     return isinstance(value, dict) and all(map(is_name, value)) and all(map(is_version, value.values()))
 
 
+_TEXTS = ("test_set", "source_file", "reference_file", "command")
 _NUMBERS = (*METRICS, "paper_bleu", "pos_accuracy", "well_formed", "bracket_f1_40", "seconds", "sentences")
 # Field of a record -> what its value must be, in words, and whether it is.
 _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(_NUMBERS, ("a finite number", is_number)),
     **dict.fromkeys(("bleu_signature", "chrf_signature"), ("sacrebleu's", _matches(r"[\w.:|+#-]{1,300}"))),
-    "test_set": ("one line of text", _is_line),
-    **dict.fromkeys(("source_file", "reference_file"), ("the name of a file", _is_line)),
+    **dict.fromkeys(_TEXTS, (f"text of at most {_MOST_CHARACTERS:,} characters", _is_text)),
     **dict.fromkeys(("source_sha256", "reference_sha256", "weights_sha256"), ("a SHA-256", _matches("[0-9a-f]{64}"))),
     "generation": ("a table of settings", lambda value: isinstance(value, dict)),
     "versions": ("a table of versions", _are_versions),
     "date": ("a date such as 2026-05-04", _matches(r"\d{4}-\d\d-\d\d")),
-    "command": ("one line of words", lambda value: _is_line(value, 5000)),
 }
 
 
@@ -144,6 +149,7 @@ def published_record(record: Mapping) -> dict:
         kind, is_right = _FIELDS[name]
         if not is_right(value):
             raise UserError(f"{name} of an evaluation is {str(value)[:60]!r}: it must be {kind}; evaluate again")
+    known |= {name: one_line_of_text(known[name]) for name in known.keys() & set(_TEXTS)}
     for name in known.keys() & {"source_file", "reference_file"}:
         known[name] = file_name(known[name])
     if re.match(r"[/~\\]|[A-Za-z]:[/\\]", known.get("test_set", "")):

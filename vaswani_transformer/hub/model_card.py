@@ -29,6 +29,7 @@ from .card_facts import (
     is_language,
     is_license,
     is_number,
+    one_line_of_text,
 )
 from .card_template import MOST_CHARACTERS, TemplateFault, render, render_in_process
 from .existing_card import carry_over, describes, may_be_replaced, seal
@@ -74,7 +75,7 @@ def escaped(value: Any) -> Any:
         return type(value)(map(escaped, value))
     if not isinstance(value, str) or isinstance(value, Markdown):
         return value
-    text = html.escape("".join(filter(str.isprintable, " ".join(value.split()))), quote=False)
+    text = html.escape(one_line_of_text(value), quote=False)
     text = re.sub(r"[\\`*\[\]|~#!$@]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", text)
     return Markdown(re.sub(r"(?i)\b(https?|ftp|mailto|www)([:.])", r"\1\\\2", text))  # GitHub's links without brackets
 
@@ -254,7 +255,7 @@ def evaluation_results(facts: CardFacts, kind: str) -> list[EvalResult]:
 
 def _test_set(evaluation: Mapping) -> tuple[str, str | None, str | None]:
     """What distinguishes two test sets: the name and the files' content."""
-    name = " ".join(evaluation["test_set"].split())
+    name = one_line_of_text(evaluation["test_set"])
     return name, evaluation.get("source_sha256"), evaluation.get("reference_sha256")
 
 
@@ -276,7 +277,7 @@ def _fence(text: str, least: int) -> str:
 
 def _code(text: str) -> Markdown:
     """Text as a Markdown code span, on one line."""
-    text = " ".join(text.split())
+    text = one_line_of_text(text)
     fence, space = _fence(text, 1), " " if "`" in text else ""
     return Markdown(f"{fence}{space}{text}{space}{fence}")
 
@@ -299,7 +300,7 @@ def _evaluation(evaluation: Mapping) -> dict:
             how.append((f"{label} signature", _code(str(evaluation[f"{key}_signature"]))))
     how.append(("versions", _list((evaluation.get("versions") or {}).items())))
     how.append(("date", evaluation.get("date")))
-    command = Markdown(" ".join((evaluation.get("command") or "").split()))
+    command = Markdown(one_line_of_text(evaluation.get("command") or ""))
     return {
         "test_set": _test_set(evaluation)[0],
         "scores": [(METRICS[key][1], f"{value:.{METRICS[key][2]}f}") for key, value in _scores(evaluation).items()],

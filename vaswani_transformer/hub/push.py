@@ -22,7 +22,7 @@ from huggingface_hub.errors import (
 )
 
 from ..errors import UserError, one_line
-from ..evaluation.records import is_weights_file, model_sha256, read_evaluation, tensors_sha256, weights_sha256
+from ..evaluation.records import is_weights_file, read_evaluation, tensors_sha256, weights_sha256
 from ..loading import load_model
 from ..model.configuration_vaswani import VaswaniConfig
 from .card_facts import facts_of, is_search_setting, published_record
@@ -125,7 +125,7 @@ def publish(
     with tempfile.TemporaryDirectory(prefix="vaswani-push-") as folder:
         _staging.add(folder)
         staging = Path(folder)
-        before = model_sha256(model_folder)
+        before = _stamps(model_folder)
         model, tokenizer = load_model(model_folder, device="cpu")
         model.save_pretrained(staging, max_shard_size=max_shard_size)
         tokenizer.save_pretrained(staging)
@@ -134,7 +134,7 @@ def publish(
         given = {name: value for name, value in given.items() if value}
         records, more = _read_evaluations(model_folder, evaluations)
         facts = replace(facts_of(model, repo_id, model_folder, tensors_sha256(staging)), evaluations=records, **given)
-        if model_sha256(model_folder) != before:
+        if _stamps(model_folder) != before:
             raise UserError(f"{model_folder} changed while it was read: push again when nothing writes to it")
         if left_out | more:
             logger.warning("not published, since only known entries are: %s", _in_words(left_out | more))
@@ -207,13 +207,21 @@ def _usable_token(token: str | None) -> str:
     return token
 
 
+def _stamps(folder: str | Path) -> dict[str, tuple[int, ...]]:
+    """What changes when someone writes to a file of a model or run, by its name."""
+    read = (".json", ".jsonl", ".yaml", ".safetensors")
+    facts = {path.name: path.stat() for path in Path(folder).glob("*") if path.suffix in read and path.is_file()}
+    return {name: (fact.st_ino, fact.st_size, fact.st_mtime_ns) for name, fact in facts.items()}
+
+
 def _keep_what_may_be_published(staging: Path, vocabulary: Mapping[str, int]) -> dict[str, list[str]]:
     """Remove all files and entries that are not listed; returns their names by file, without those that are no news."""
 
     def is_token(value: Any) -> bool:
         if isinstance(value, list):
             return all(map(is_token, value))
-        return (value.get("content") if isinstance(value, dict) else value) in vocabulary
+        value = value.get("content") if isinstance(value, dict) else value
+        return isinstance(value, str) and value in vocabulary
 
     def is_known_of_tokenizer(name: str, value: Any) -> bool:
         if name in _TOKENS:

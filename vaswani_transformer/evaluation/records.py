@@ -142,7 +142,7 @@ def read_evaluation(path: str | Path) -> dict:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read evaluation file {path}: {error.strerror}") from error
-    except ValueError as error:  # JSON and UTF-8 errors
+    except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors
         raise UserError(f"{path} is not a file of `vaswani evaluate --json`: it is not JSON ({error})") from error
     required = {"test_set": str, "weights_sha256": str, "command": str, "generation": dict, "versions": dict}
     values = {"versions": {}} | record if isinstance(record, dict) else {}

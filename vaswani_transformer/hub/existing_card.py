@@ -7,15 +7,19 @@ import json
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
-from .card_facts import CardFacts
+from ..errors import UserError
+from .card_facts import METRICS, CardFacts, is_dataset, is_language, is_license, published_record
 
 logger = logging.getLogger(__name__)
 
-_SEAL = re.compile(r"\n*<!-- Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64}) -->\s*\Z")
+MOST_BYTES = 4 << 20  # of a card that is read; ours are far smaller, evaluations of many test sets included
+_MOST_METADATA = 100_000  # characters
+_SEAL = re.compile(r"<!-- Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64}) -->\s*\Z")
 _STATE = re.compile(r"^<!-- For the next push: (\{.*\}) -->$", re.MULTILINE)
 # The one sentence of transformers' default card that is not from huggingface_hub's template.
 _DESCRIPTION = re.compile(r"^.*This model card has been automatically generated\.$", re.MULTILINE)
@@ -41,33 +45,57 @@ def is_sealed(text: str) -> bool:
     return match is not None and match.group(1) == _digest(text[: match.start()])
 
 
+def _split(text: str) -> tuple[str, str]:
+    """The metadata of a card, empty if it is no card or too much, and the text below it."""
+    match = re.match(r"\s*---\n(.*?)\n---[ \t]*(?:\n|\Z)", text.replace("\r\n", "\n"), re.DOTALL)
+    if match is None:
+        return "", text
+    return match[1] if len(match[1]) <= _MOST_METADATA else "", text[match.end() :]
+
+
 def may_be_replaced(text: str) -> bool:
     """Whether nobody wrote or edited this card: it is sealed, or it is transformers' default one."""
     if is_sealed(text):
         return True
-    sentence = _DESCRIPTION.search(text.replace("\r\n", "\n"))
+    text = text.replace("\r\n", "\n")
+    sentence = _DESCRIPTION.search(text)
     if sentence is None:
         return False
     default = ModelCard.from_template(ModelCardData(), model_description=sentence.group())
-    with contextlib.suppress(ValueError, TypeError, KeyError, yaml.YAMLError):
-        return ModelCard(text).text.split() == default.text.split()
-    return False
+    return _split(text)[1].split() == default.text.split()
 
 
 def read_card(text: str) -> dict:
-    """The facts of a sealed card that may be kept, by their names in `CardFacts`; empty for any other card."""
+    """The facts of a sealed card that may be kept, by their names in `CardFacts`; empty for any other card.
+
+    Anyone can seal a card, so nothing is taken over but what has the form that it must have.
+    """
     if not is_sealed(text):
         return {}
     text = text.replace("\r\n", "\n")
-    data = ModelCard(text).data
-    facts = {"languages": data.language, "datasets": data.datasets}
-    facts = {name: [value] if isinstance(value, str) else value for name, value in facts.items()}
-    facts = {  # YAML reads the code of Norwegian as False
-        name: [text for text in value if isinstance(text, str)] if isinstance(value, list) else None
-        for name, value in facts.items()
+    data, state = {}, {}
+    with contextlib.suppress(ValueError, yaml.YAMLError, RecursionError):
+        data = yaml.safe_load(_split(text)[0])
+    with contextlib.suppress(ValueError, RecursionError, IndexError):
+        state = json.loads(_STATE.findall(text)[-1])
+    data, state = (value if isinstance(value, dict) else {} for value in (data, state))
+    evaluations = []
+    for record in _list(state.get("evaluations")):
+        with contextlib.suppress(UserError, AttributeError):
+            known = published_record(record)
+            evaluations += [known] if "test_set" in known and METRICS.keys() & known.keys() else []
+    license = data.get("license")
+    facts = {
+        # YAML reads the code of Norwegian as False.
+        "languages": list(filter(is_language, _list(data.get("language")))) or None,
+        "datasets": list(filter(is_dataset, _list(data.get("datasets")))) or None,
+        "license": license if is_license(license) else None,
     }
-    states = _STATE.findall(text)
-    return {**facts, "license": data.license, **(json.loads(states[-1]) if states else {})}
+    return facts | ({"weights": state.get("weights"), "evaluations": evaluations} if state else {})
+
+
+def _list(value: Any) -> list:
+    return value if isinstance(value, list) else [value] if isinstance(value, str) else []
 
 
 def describes(text: str, weights: str | None) -> bool:

@@ -4,36 +4,37 @@ Nothing here needs a network, and every figure comes from the model, its run fol
 """
 
 import contextlib
-import math
+import html
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
-import jinja2
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from huggingface_hub.utils import validate_repo_id
 
 from ..durations import duration
 from ..errors import UserError, one_line
 from ..evaluation.records import tensors_sha256
 from ..model.configuration_vaswani import VaswaniConfig
-from .card_facts import CardFacts, datasets_of, facts_of
+from .card_facts import (
+    METRICS,
+    CardFacts,
+    datasets_of,
+    facts_of,
+    file_name,
+    is_dataset,
+    is_language,
+    is_license,
+    is_number,
+    one_line_of_text,
+)
+from .card_template import MOST_CHARACTERS, TemplateFault, render, render_in_process
 from .existing_card import carry_over, describes, may_be_replaced, seal
 
 KINDS = {"base": "base", "big": "big", "parser": "parsing"}  # template -> the paper's preset that it compares with
-# Score in an evaluation file -> metric on the Hub, its label, decimals shown (the front matter has all of them).
-METRICS = {
-    "bleu": ("sacrebleu", "BLEU", 2),
-    "chrf": ("chrf", "chrF", 2),
-    "perplexity": ("perplexity", "perplexity per target token", 3),
-    "exact_match": ("exact_match", "sentences equal to their reference, in percent", 1),
-    "bracket_f1": ("f1", "labelled bracket F1", 2),
-    "bracket_precision": ("precision", "labelled bracket precision", 2),
-    "bracket_recall": ("recall", "labelled bracket recall", 2),
-}
 _SIZES = ("d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers", "d_k", "d_v")
 # Label of a row -> its text, in which fields of the recipe and values that are computed from the log are put.
 _TRAINING = {
@@ -56,22 +57,41 @@ _DECODING = {
     "max_extra_tokens": "tokens more than the source, at most",
     "max_new_tokens": "tokens, at most",
 }
+_MOST_SHOWN = 200  # characters of a setting that a card shows whole
+
+
+class Markdown(str):
+    """Text that is Markdown already, such as a code span; `escaped` leaves it as it is."""
+
+
+def escaped(value: Any) -> Any:
+    """A value for a template, or a list, tuple or dictionary of them, whose texts mean themselves in Markdown and HTML.
+
+    All values of a card pass through here, since names of files, test sets and the like may hold anything.
+    """
+    if isinstance(value, dict):
+        return {name: escaped(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(escaped, value))
+    if not isinstance(value, str) or isinstance(value, Markdown):
+        return value
+    text = html.escape(one_line_of_text(value), quote=False)
+    text = re.sub(r"[\\`*\[\]|~#!$@]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", text)
+    return Markdown(re.sub(r"(?i)\b(https?|ftp|mailto|www)([:.])", r"\1\\\2", text))  # GitHub's links without brackets
 
 
 def check_metadata(languages: Sequence[str], license: str | None, datasets: Sequence[str]) -> None:
     """Check the form of what the front matter will hold; whether a licence or language exists, the Hub checks."""
     for language in languages:
-        if not re.fullmatch(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*|multilingual|code", language):
+        if not is_language(language):
             raise UserError(f"--language {language!r} is no language code: give one of ISO 639, such as en or de")
-    if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
+    if license is not None and not is_license(license):
         raise UserError(
             f"--license {license!r} is no licence identifier of the Hub: give one such as mit, apache-2.0 or cc-by-4.0"
         )
     for dataset in datasets:
-        try:
-            validate_repo_id(dataset)
-        except ValueError as error:
-            raise UserError(f"--dataset {dataset!r} is no dataset name of the Hub: give one such as wmt14") from error
+        if not is_dataset(dataset):
+            raise UserError(f"--dataset {dataset!r} is no dataset name of the Hub: give one such as wmt14")
 
 
 def choose_kind(config: VaswaniConfig, recipe: Mapping) -> str:
@@ -149,15 +169,15 @@ def _data(recipe: Mapping, part: str) -> str | None:
     """The data of `"train"` or `"validation"` in words; of paths only the last part, since folders are private."""
     source, target = recipe.get(f"{part}_source"), recipe.get(f"{part}_target")
     if source and target:
-        return f"{Path(source).name} and {Path(target).name}"
+        return f"{file_name(source)} and {file_name(target)}"
     if part == "validation" and not recipe.get("validation_data"):
         if recipe.get("validation_split") and recipe.get("train_data"):
-            return f"split {recipe['validation_split']} of the same dataset"
+            return f"split {file_name(recipe['validation_split'])} of the same dataset"
         return f"{recipe['validation_size']:,} pairs held out of them" if recipe.get("validation_size") else None
     if not recipe.get(f"{part}_data"):
         return None
-    name = recipe["train_data"] if datasets_of(recipe) and part == "train" else Path(recipe[f"{part}_data"]).name
-    return f"{name} {recipe['data_config']}" if recipe.get("data_config") else name
+    name = recipe["train_data"] if datasets_of(recipe) and part == "train" else file_name(recipe[f"{part}_data"])
+    return f"{name} {file_name(recipe['data_config'])}" if recipe.get("data_config") else name
 
 
 def _kept_weights(recipe: Mapping, log: Sequence[Mapping]) -> str | None:
@@ -181,14 +201,15 @@ def decoding_rows(generation: Mapping) -> list[tuple[str, str]]:
     """Rows (label, value) of the decoding table: the paper's settings in words, others by name, unset ones left out."""
     known = {name: number_in_words(value) for name, value in generation.items() if value is not None}
     names = [*(name for name in _DECODING if name in known), *sorted(known.keys() - _DECODING.keys())]
-    return [(_DECODING.get(name, f"`{name}`"), known[name]) for name in names]
+    return [(_DECODING.get(name, _code(name)), known[name]) for name in names]
 
 
 def number_in_words(value) -> str:
-    """A setting as cards show it: with a thousands separator and no more digits than needed."""
+    """A setting as cards show it: no more digits than needed, in groups of three; of a long list its length."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{len(value):,} entries" if isinstance(value, list) and len(text) > _MOST_SHOWN else text
 
 
 def _scores(evaluation: Mapping) -> dict[str, float]:
@@ -197,7 +218,7 @@ def _scores(evaluation: Mapping) -> dict[str, float]:
     if not scores:
         raise UserError(f"the evaluation of {evaluation['test_set']!r} holds no score: evaluate again with --json")
     for key, value in scores.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not is_number(value):
             raise UserError(f"{key} of {evaluation['test_set']!r} is {value!r}: it must be a finite number")
     return scores
 
@@ -211,6 +232,10 @@ def evaluation_results(facts: CardFacts, kind: str) -> list[EvalResult]:
         for key, value in _scores(evaluation).items():
             # Perplexity is that of the references: it depends on no search.
             arguments = dict(evaluation.get("generation") or {}) if key != "perplexity" else {}
+            # YAML would refer from each list to the first that is the same, and what is long nobody reads.
+            arguments = {
+                name: number_in_words(each) if isinstance(each, list) else each for name, each in arguments.items()
+            }
             if f"{key}_signature" in evaluation:
                 arguments["signature"] = evaluation[f"{key}_signature"]
             result = EvalResult(
@@ -230,7 +255,7 @@ def evaluation_results(facts: CardFacts, kind: str) -> list[EvalResult]:
 
 def _test_set(evaluation: Mapping) -> tuple[str, str | None, str | None]:
     """What distinguishes two test sets: the name and the files' content."""
-    name = " ".join(evaluation["test_set"].split())
+    name = one_line_of_text(evaluation["test_set"])
     return name, evaluation.get("source_sha256"), evaluation.get("reference_sha256")
 
 
@@ -250,10 +275,16 @@ def _fence(text: str, least: int) -> str:
     return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", text))])
 
 
-def _code(text: str) -> str:
-    """Text as a Markdown code span."""
+def _code(text: str) -> Markdown:
+    """Text as a Markdown code span, on one line."""
+    text = one_line_of_text(text)
     fence, space = _fence(text, 1), " " if "`" in text else ""
-    return f"{fence}{space}{text}{space}{fence}"
+    return Markdown(f"{fence}{space}{text}{space}{fence}")
+
+
+def _list(rows: Mapping | Sequence[tuple[str, str]]) -> Markdown:
+    """Rows as one line: name value, name value."""
+    return Markdown(", ".join(" ".join(map(escaped, row)) for row in rows))
 
 
 def _evaluation(evaluation: Mapping) -> dict:
@@ -262,20 +293,20 @@ def _evaluation(evaluation: Mapping) -> dict:
     for side in ("source", "reference"):
         if f"{side}_file" in evaluation:
             digest = f", SHA-256 `{evaluation[f'{side}_sha256']}`" if f"{side}_sha256" in evaluation else ""
-            how.append((side, f"{_code(str(evaluation[f'{side}_file']))}{digest}"))
-    how.append(("decoding", ", ".join(map(" ".join, decoding_rows(evaluation.get("generation") or {})))))
+            how.append((side, Markdown(f"{_code(str(evaluation[f'{side}_file']))}{digest}")))
+    how.append(("decoding", _list(decoding_rows(evaluation.get("generation") or {}))))
     for key, (_, label, _) in METRICS.items():
         if f"{key}_signature" in evaluation:
             how.append((f"{label} signature", _code(str(evaluation[f"{key}_signature"]))))
-    how.append(("versions", ", ".join(map(" ".join, (evaluation.get("versions") or {}).items()))))
+    how.append(("versions", _list((evaluation.get("versions") or {}).items())))
     how.append(("date", evaluation.get("date")))
-    command = evaluation.get("command")
+    command = Markdown(one_line_of_text(evaluation.get("command") or ""))
     return {
         "test_set": _test_set(evaluation)[0],
         "scores": [(METRICS[key][1], f"{value:.{METRICS[key][2]}f}") for key, value in _scores(evaluation).items()],
         "how": [(label, value) for label, value in how if value],
         "command": command,
-        "fence": _fence(command or "", 3),
+        "fence": Markdown(_fence(command, 3)),
     }
 
 
@@ -311,9 +342,9 @@ def render_card(facts: CardFacts, card: str | None = None) -> str:
     kind = card if card in KINDS else choose_kind(facts.config, facts.recipe)
     config = facts.config
     values = {  # model_cards/README.md lists them
-        "front_matter": front_matter(facts, kind).to_yaml(),
-        "repo_id": facts.repo_id,
-        "name": facts.name,
+        "front_matter": Markdown(front_matter(facts, kind).to_yaml()),
+        "repo_id": Markdown(facts.repo_id),  # of a form that the Hub prescribes; stands in code too
+        "name": Markdown(facts.name),
         "size": compare_with_paper(config, kind),
         "sizes": size_rows(facts),
         "training": training_rows(facts),
@@ -326,41 +357,34 @@ def render_card(facts: CardFacts, card: str | None = None) -> str:
         "remote_code": facts.remote_code,
         "pipeline": facts.pipeline,
     }
-    # `ModelCard.from_template` knows neither templates that extend others nor errors for unknown names.
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(template_folder()),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # Markdown
-    )
-    environment.filters["cell"] = lambda value: str(value).replace("|", "\\|")
+    ours = card is None or card in KINDS
+    # `ModelCard.from_template` would run the code in a template.
     try:
-        if card is None or card in KINDS:
-            template = environment.get_template(f"{kind}.md")
-        else:
-            template = environment.from_string(_read_template(card))
-        text = template.render(values)
-    except jinja2.TemplateError as error:
-        where = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
-        raise UserError(f"card template {card}{where} cannot be used: {error}") from error
+        folder = template_folder()
+        source = _read_template(folder / f"{kind}.md" if ours else card)
+        text = (render if ours else render_in_process)(str(folder), source, escaped(values))
+    except TemplateFault as fault:
+        raise UserError(f"card template {card or kind} cannot be used: {fault}") from fault
     if not text.lstrip().startswith("---"):
         text = f"---\n{values['front_matter']}\n---\n\n{text}"
     text = re.sub(r"\n{3,}", "\n\n", text.lstrip())
     try:
         ModelCard(text)
-    except (ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"the card's front matter is not valid: {one_line(error, 300)}") from error
     return seal(text, facts.weights, facts.evaluations)
 
 
-def _read_template(path: str) -> str:
+def _read_template(path: str | Path) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", "it is not UTF-8")
+        with Path(path).open(encoding="utf-8") as file:
+            source = file.read(MOST_CHARACTERS + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise UserError(f"cannot read card template {path} ({reason}): give {', '.join(KINDS)} or a file") from error
+    if len(source) > MOST_CHARACTERS:
+        raise UserError(f"card template {path} has more than {MOST_CHARACTERS:,} characters: shorten it")
+    return source
 
 
 def card_for_push(model, repo_id: str, card: str) -> str:

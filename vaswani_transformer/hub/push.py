@@ -1,14 +1,16 @@
 """The push of a trained model to the Hugging Face Hub: files, model card, one commit."""
 
 import contextlib
+import inspect
 import json
 import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, ModelInfo, get_token, utils
 from huggingface_hub.errors import (
@@ -22,13 +24,29 @@ from huggingface_hub.errors import (
 from ..errors import UserError, one_line
 from ..evaluation.records import is_weights_file, read_evaluation, tensors_sha256, weights_sha256
 from ..loading import load_model
-from .card_facts import facts_of
-from .existing_card import carry_over, may_be_replaced
+from ..model.configuration_vaswani import VaswaniConfig
+from .card_facts import facts_of, is_search_setting, published_record
+from .existing_card import MOST_BYTES, carry_over, may_be_replaced
 from .model_card import check_metadata, render_card
 
 logger = logging.getLogger(__name__)
 
 CARD, MAIN, INDEX = "README.md", "main", "model.safetensors.index.json"
+# What is published is listed, since the rest of a folder's files may hold anything: entries of a configuration that
+# transformers writes by itself, and entries of a tokenizer's with the values that each may have.
+_WRITTEN = {"model_type", "architectures", "dtype", "transformers_version", "auto_map", "custom_pipelines"}
+_SIDES = ("right", "left")
+_TOKENIZER = {
+    "backend": ("tokenizers",),
+    "tokenizer_class": ("TokenizersBackend", "PreTrainedTokenizerFast"),
+    "padding_side": _SIDES,
+    "truncation_side": _SIDES,
+}
+_SWITCHES = {"clean_up_tokenization_spaces", "split_special_tokens", "add_prefix_space", "model_max_length"}
+_TOKENS = {f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")}
+_TOKENS |= {"additional_special_tokens", "extra_special_tokens", "tree_tokens"}  # the last is the parser's
+_INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
+_NO_NEWS = {"is_local", "local_files_only", "name_or_path", "_name_or_path"}  # transformers' notes about this machine
 _SIZE = re.compile(r"\s*(\d*\.?\d+) ?[KMGT]B\s*", re.IGNORECASE)
 # What git refuses as a branch name (see `git check-ref-format`).
 _NO_BRANCH = re.compile(r"\A(?:-|@?\Z)|(?:\A|/)(?:\.|/|\Z)|[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|\.lock(?:/|\Z)|\.\Z")
@@ -107,16 +125,19 @@ def publish(
     with tempfile.TemporaryDirectory(prefix="vaswani-push-") as folder:
         _staging.add(folder)
         staging = Path(folder)
+        before = _stamps(model_folder)
         model, tokenizer = load_model(model_folder, device="cpu")
         model.save_pretrained(staging, max_shard_size=max_shard_size)
         tokenizer.save_pretrained(staging)
+        left_out = _keep_what_may_be_published(staging, tokenizer.get_vocab())
         given = {"languages": languages, "license": license, "datasets": datasets}
         given = {name: value for name, value in given.items() if value}
-        facts = replace(
-            facts_of(model, repo_id, model_folder, tensors_sha256(staging)),
-            evaluations=_read_evaluations(model_folder, evaluations),
-            **given,
-        )
+        records, more = _read_evaluations(model_folder, evaluations)
+        facts = replace(facts_of(model, repo_id, model_folder, tensors_sha256(staging)), evaluations=records, **given)
+        if _stamps(model_folder) != before:
+            raise UserError(f"{model_folder} changed while it was read: push again when nothing writes to it")
+        if left_out | more:
+            logger.warning("not published, since only known entries are: %s", _in_words(left_out | more))
         if dry_run:
             text = render_card(facts, card)
             done = Published(repo_id, revision, _add_card(staging, text), text)
@@ -186,20 +207,86 @@ def _usable_token(token: str | None) -> str:
     return token
 
 
-def _read_evaluations(model_folder: str | Path, paths: Sequence[str | Path]) -> list[dict]:
-    """Evaluation records, which must be of the folder's weights and differ in test set or search."""
-    weights, records, seen = weights_sha256(model_folder), [], {}
+def _stamps(folder: str | Path) -> dict[str, tuple[int, ...]]:
+    """What changes when someone writes to a file of a model or run, by its name."""
+    read = (".json", ".jsonl", ".yaml", ".safetensors")
+    facts = {path.name: path.stat() for path in Path(folder).glob("*") if path.suffix in read and path.is_file()}
+    return {name: (fact.st_ino, fact.st_size, fact.st_mtime_ns) for name, fact in facts.items()}
+
+
+def _keep_what_may_be_published(staging: Path, vocabulary: Mapping[str, int]) -> dict[str, list[str]]:
+    """Remove all files and entries that are not listed; returns their names by file, without those that are no news."""
+
+    def is_token(value: Any) -> bool:
+        if isinstance(value, list):
+            return all(map(is_token, value))
+        value = value.get("content") if isinstance(value, dict) else value
+        return isinstance(value, str) and value in vocabulary
+
+    def is_known_of_tokenizer(name: str, value: Any) -> bool:
+        if name in _TOKENS:
+            return value is None or is_token(value)
+        if name == "model_input_names":
+            return isinstance(value, list) and set(map(str, value)) <= _INPUTS
+        return value in _TOKENIZER.get(name, ()) or (name in _SWITCHES and isinstance(value, bool | int))
+
+    own = VaswaniConfig.__annotations__.keys() | _WRITTEN
+    checks: dict[str, Callable[[str, Any], bool]] = {
+        "config.json": lambda name, value: name in own,
+        "generation_config.json": lambda name, value: (
+            name in ("transformers_version", "_from_model_config") or is_search_setting(name, value)
+        ),
+        "tokenizer_config.json": is_known_of_tokenizer,
+    }
+    code = {path.name for path in Path(inspect.getfile(VaswaniConfig)).parent.glob("*_vaswani.py")}
+    left_out = {}
+    for path in sorted(staging.iterdir()):
+        if check := checks.get(path.name):
+            values = json.loads(path.read_text(encoding="utf-8"))
+            known = {name: value for name, value in values.items() if check(name, value)}
+            if unknown := sorted(values.keys() - known.keys() - _NO_NEWS):
+                left_out[path.name] = unknown
+            if known != values:
+                path.write_text(json.dumps(known, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        elif not (path.name in {"tokenizer.json", INDEX} | code or is_weights_file(path.name)):
+            left_out[path.name] = []
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+    return left_out
+
+
+def _in_words(names: Mapping[str, Sequence[str]], most: int = 10) -> str:
+    """Names of files, and of entries in them, on one line; of many entries the first."""
+    words = []
+    for file, entries in names.items():
+        shown = ", ".join(ascii(name)[1:-1][:50] for name in entries[:most])
+        more = f" and {len(entries) - most:,} more" if len(entries) > most else ""
+        words.append(f"{shown}{more} of {file}" if entries else file)
+    return "; ".join(words)
+
+
+def _read_evaluations(model_folder: str | Path, paths: Sequence[str | Path]) -> tuple[list[dict], dict[str, list[str]]]:
+    """Evaluation records, which must be of the folder's weights and differ in test set or search.
+
+    Also the names of what the files hold besides, by file.
+    """
+    weights, records, seen, left_out = weights_sha256(model_folder), [], {}, {}
     for path in paths:
         record = read_evaluation(path)
         if record["weights_sha256"] != weights:
             raise UserError(f"{path} is an evaluation of other weights than those in {model_folder}: evaluate these")
+        known = published_record(record)
+        unknown = record.keys() - known.keys()
+        unknown |= record["generation"].keys() - known["generation"].keys()
+        if unknown := sorted(unknown - _WRITTEN):
+            left_out[str(path)] = unknown
+        record = known
         names = ("test_set", "source_sha256", "reference_sha256", "generation")
         key = json.dumps([record.get(name) for name in names], sort_keys=True)
         if key in seen:
             raise UserError(f"{path} and {seen[key]} evaluate the same test set in the same way: give one of them")
         seen[key] = path
         records.append(record)
-    return records
+    return records, left_out
 
 
 def _add_card(staging: Path, text: str) -> dict[str, int]:
@@ -219,8 +306,11 @@ def _find_head(api: HfApi, repo_id: str, revision: str) -> ModelInfo | None:
 
 def _read_card(api: HfApi, head: ModelInfo | None) -> str:
     """Text of the card of a commit, empty if there is none."""
-    if head is None or CARD not in {sibling.rfilename for sibling in head.siblings or []}:
+    sizes = {sibling.rfilename: sibling.size for sibling in head.siblings or []} if head is not None else {}
+    if CARD not in sizes:
         return ""
+    if (sizes[CARD] or 0) > MOST_BYTES:
+        return "(someone else's: ours are never so large)"
     with tempfile.TemporaryDirectory() as folder:
         path = api.hf_hub_download(head.id, CARD, revision=head.sha, local_dir=folder)
         return Path(path).read_text(encoding="utf-8", errors="replace")

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import zipfile
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 
 WEIGHTS = "model.safetensors"
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_HARMLESS = 10**8  # parameters, 800 MB in float64: so many may come from a file that is smaller
 
 
 def convert_pickled_weights(folder: str | Path) -> Path:
@@ -42,7 +44,7 @@ def convert_pickled_weights(folder: str | Path) -> Path:
         raise
     except Exception as error:  # values of a wrong kind make transformers raise errors of many kinds
         raise UserError(f"{folder} has no usable config.json: {one_line(error)}") from error
-    weights = _fitted(_read_pickles(folder), model, folder)
+    weights = _fitted(_read_pickles(folder, model.config.num_parameters()), model, folder)
     try:
         # A new folder of its own, so that nothing that lies there already, such as a link, is written to or through.
         with tempfile.TemporaryDirectory(prefix=".converted-", dir=folder) as staging:
@@ -95,13 +97,26 @@ def _same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return tensor.dtype == other.dtype and torch.equal(tensor.view(torch.uint8), other.view(torch.uint8))
 
 
-def _read_pickles(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a folder's pickled weights by name."""
+def _read_pickles(folder: Path, parameters: int) -> dict[str, torch.Tensor]:
+    """All tensors of a folder's pickled weights by name, for a model of so many parameters."""
     single, index = (folder / name for name in PICKLED_WEIGHTS)
+    paths = [single] if single.is_file() else _files_of_index(index)
+    size = sum(path.stat().st_size for path in paths)
+    if parameters > max(_HARMLESS, size // 2):  # no dtype has less than 2 bytes; tensors may repeat one number for ever
+        raise UserError(
+            f"the pickled weights in {folder} do not fit its config.json: that describes {parameters:,} parameters, and"
+            f" files of {size:,} bytes cannot hold so many"
+        )
     weights = {}
-    for path in [single] if single.is_file() else _files_of_index(index):
+    for path in paths:
         try:
+            if zipfile.is_zipfile(path):
+                with zipfile.ZipFile(path) as archive:
+                    if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+                        raise UserError(f"{path} is compressed, which torch.save never does: save the weights again")
             part = torch.load(path, map_location="cpu", weights_only=True)
+        except UserError:
+            raise
         except OSError as error:
             raise UserError(f"cannot read {path}: {one_line(error)}") from error
         except Exception as error:  # bytes that are no pickle make torch raise errors of any kind

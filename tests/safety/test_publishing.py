@@ -1,0 +1,435 @@
+"""What goes to the Hub is a list of what may; templates, cards and evaluation files of strangers do no harm."""
+
+import http.server
+import json
+import re
+import shutil
+import threading
+import time
+import zipfile
+
+import hub_server
+import pushing
+import pytest
+import torch
+import yaml
+from conftest import error_of, tiny_config
+from huggingface_hub import ModelCard
+from pushing import REPO
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from vaswani_transformer import publish
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.evaluation.records import weights_sha256
+from vaswani_transformer.hub import card_template
+from vaswani_transformer.hub import push as push_module
+from vaswani_transformer.hub.card_facts import CardFacts, datasets_of, file_name, published_record, read_run
+from vaswani_transformer.hub.existing_card import MOST_BYTES, carry_over, may_be_replaced, read_card, seal
+from vaswani_transformer.hub.model_card import escaped, render_card
+from vaswani_transformer.importing.pickles import convert_pickled_weights
+
+services = pushing.services
+model = pushing.model
+hub = pushing.hub
+client = pushing.client
+push = pushing.push
+scores = pushing.scores
+
+# A name of a user, and a secret, in paths of both kinds.
+CANARY = re.compile(rb"canary", re.IGNORECASE)
+HOME, SHARE, SECRET = "/home/canary/work", "C:\\Users\\canary\\work", "hf_canaryCanaryCANARY"
+
+
+def edit(path, **changes):
+    values = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**values, **changes}))
+
+
+@pytest.fixture
+def planted(model, tmp_path):
+    """A copy of the model's folder with canaries wherever something can hold one, and the model can still be loaded."""
+    folder = shutil.copytree(model, tmp_path / "canary" / "run")
+    strings = {"_name_or_path": HOME, "name_or_path": SHARE, "api_key": SECRET, f"{HOME}/key": 1, "auto_map": {}}
+    nested = {"notes": {"by": ["canary", {"path": HOME}]}, "_from": HOME, "commit_hash": SECRET}
+    settings = {"transformers_version": SECRET, "problem_type": None, "task_specific_params": {"canary": HOME}}
+    labels = {"id2label": {"0": "canary", "1": HOME}, "label2id": {"canary": 0, HOME: 1}, "tokenizer_class": "canary"}
+    edit(folder / "config.json", **strings, **nested, **settings, **labels, architectures=["canary"])
+    edit(folder / "generation_config.json", **strings, **nested, transformers_version=SECRET, num_beams=3)
+    tokens = {"chat_template": f"{{# {HOME} #}}", "tokenizer_file": HOME, "special": SHARE, "cache_dir": HOME}
+    edit(
+        folder / "tokenizer_config.json",
+        **strings | {"auto_map": {"AutoTokenizer": [SECRET, HOME]}},
+        **nested,
+        **tokens,
+    )
+    edit(folder / "special_tokens_map.json", note=HOME)
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights, folder / "model.safetensors", {"format": "pt", "path": HOME, "user": "canary"})
+    recipe = {
+        "train_source": f"{SHARE}\\train.en",
+        "train_target": f"{HOME}/train.de",
+        "train_data": "\\\\canary\\share\\x.tsv",
+        "validation_data": f"{SHARE}\\pairs.tsv",
+        "data_config": HOME,
+        "data_dir": HOME,
+        "validation_split": HOME,
+        "train_split": "canary",
+        "tokenizer": HOME,
+        "output": HOME,
+        "report_to": "canary",
+        "my_note": SECRET,
+        "seed": "canary",
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    log = [{"step": 5, "seconds": 1.0, "note": HOME}, {"step": "canary", "epoch": "canary"}, ["canary"], HOME]
+    (folder / "training_log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
+    code = sorted(path.name for path in folder.glob("*.py"))
+    (folder / "checkpoints" / "checkpoint-5").mkdir(parents=True)
+    others = ["notes.txt", ".env", "mine.py", "optimizer.pt", "trainer_state.json", "vocab.json", "chat_template.jinja"]
+    others += ["README.md", "checkpoints/checkpoint-5/rng_state.pth", "checkpoints/checkpoint-5/trainer_state.json"]
+    for name in (*others, *code):  # the package's own code is what is published
+        (folder / name).write_text(f"{HOME} {SHARE} {SECRET}\n")
+    return folder
+
+
+def canaries(hub):
+    """Where something that must not be there has arrived: in a request's body or in a file."""
+    held = {name: data for each in hub.repositories for name, data in hub.files(each).items()}
+    held |= {f"object {digest}": data for digest, data in hub.objects.items()}
+    held |= {f"request {number}": data for number, data in enumerate(hub.bodies)}
+    return [name for name, data in held.items() if CANARY.search(data)]
+
+
+def test_nothing_goes_up_that_is_not_on_the_list(push, hub, planted, model, scores, tmp_path):
+    record = json.loads(scores.read_text())
+    words = f"vaswani evaluate {HOME}/run --source '{SHARE}\\test.en' --reference {HOME}/test.de --beams 2"
+    changes = {
+        "source_file": f"{SHARE}\\test.en",
+        "reference_file": f"{HOME}/test.de",
+        "command": words,
+        "by": "canary",
+    }
+    changes |= {"generation": record["generation"] | {"cache_dir": HOME, "stop_strings": ["canary"]}}
+    changes |= {"test_set": f"{HOME}/newstest"}
+    edit(tmp_path / "scores.json", **record | changes | {"weights_sha256": weights_sha256(planted)})
+    done = push("--evaluation", tmp_path / "scores.json", "--max-shard-size", "20KB", folder=planted)
+    assert canaries(hub) == []
+    files = hub.files(REPO)
+    expected = {path.name for path in model.glob("*.py")} | {"config.json", "generation_config.json", "README.md"}
+    expected |= {"tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json", ".gitattributes"}
+    assert {name for name in files if not name.startswith("model-")} == expected
+    assert all(files[name] == (model / name).read_bytes() for name in expected if name.endswith(".py"))
+    # What was left out is said once, and what is not news is not.
+    [line] = [line for line in done.err.splitlines() if "not published" in line]
+    for words in (
+        "api_key",
+        "of config.json",
+        "notes",
+        "chat_template.jinja",
+        "of tokenizer_config.json",
+        "stop_strings",
+    ):
+        assert words in line
+    assert "is_local" not in line
+    dry = push("--evaluation", tmp_path / "scores.json", "--dry-run", "--max-shard-size", "20KB", folder=planted)
+    assert line in dry.err and not CANARY.search(dry.out.encode())
+    # All that makes the model is there.
+    config, card = json.loads(files["config.json"]), files["README.md"].decode()
+    assert config["d_model"] == 24 and config["architectures"] == ["VaswaniForConditionalGeneration"]
+    assert json.loads(files["generation_config.json"])["num_beams"] == 3
+    for words in (
+        "train.en and train.de",
+        "pairs.tsv",
+        "--source test.en --reference test.de --beams 2",
+        "### newstest",
+    ):
+        assert words in card, words
+
+
+def test_weights_carry_no_metadata_of_the_folder(push, hub, planted, tmp_path):
+    push(folder=planted)
+    (tmp_path / "pushed.safetensors").write_bytes(hub.files(REPO)["model.safetensors"])
+    with safe_open(tmp_path / "pushed.safetensors", "pt") as weights:
+        assert weights.metadata() == {"format": "pt"}
+
+
+def test_a_folder_that_changes_while_it_is_read_is_not_pushed(model, tmp_path, monkeypatch):
+    folder = shutil.copytree(model, tmp_path / "run")
+
+    def load(*arguments, **options):
+        loaded = before(*arguments, **options)
+        edit(folder / "generation_config.json", num_beams=7)
+        return loaded
+
+    before = push_module.load_model
+    monkeypatch.setattr(push_module, "load_model", load)
+    assert "changed while it was read" in error_of(publish, folder, REPO, dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/home/canary/a.en", "a.en"),
+        ("C:\\Users\\canary\\a.en", "a.en"),
+        ("\\\\canary\\share\\a.en", "a.en"),
+        ("D:/canary/data/", "data"),
+        ("C:a.en", "a.en"),
+        ("a.en", "a.en"),
+    ],
+)
+def test_of_paths_of_any_system_the_last_part_is_left(path, name):
+    assert file_name(path) == name
+    facts = CardFacts("o/m", tiny_config(), 1, recipe={"train_data": path, "data_config": path})
+    assert datasets_of(facts.recipe) in ([], ["a.en"]) and not CANARY.search(render_card(facts).encode())
+
+
+# Templates
+
+
+@pytest.fixture
+def template(tmp_path):
+    """Renders a template of the user's own, or returns the error's line."""
+
+    def run(text):
+        (tmp_path / "card.md").write_text(text)
+        return render_card(CardFacts("owner/name", tiny_config(), 1), str(tmp_path / "card.md"))
+
+    return run
+
+
+def test_a_template_of_an_earlier_version_works(template):
+    rows = "{% for label, value in sizes %}\n| {{ label }} | {{ value | cell }} |\n{% endfor %}\n"
+    text = rows + "{{ 'a|b' | cell }} {{ '\\\\|' | cell }}"
+    card = template(text)
+    assert "| d_model | 24 |" in card and "a\\|b \\|" in card
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "line 1: access to attribute '__class__'"),
+        ("a\n{{ cycler.__init__.__globals__.os.popen('touch ran') }}", "line 2: access to attribute '__init__'"),
+        ("{{ sizes.append(1) }}", "line 1: access to attribute 'append'"),
+        ("{{ '%s'.__mod__ }}", "line 1"),
+        ("{% include '/etc/passwd' %}", "/etc/passwd"),
+        ("{% include '../README.md' %}", "README.md"),
+        ("a\n\n{{ nme }}", "line 3: 'nme' is undefined"),
+        ("a\n{% for %}", "line 2: "),
+        ("{{ 1 / 0 }}", "line 1: division by zero"),
+        ("{% macro a() %}{{ a() }}{% endmacro %}\n{{ a() }}", "recursion"),
+        ("{{ range(10**9) | list }}", "line 1: Range too big"),
+        ("{% for i in range(99999) %}{{ 'a' * 99 }}{% endfor %}", "more than 1,048,576 characters"),
+        ("{{ 'a' * 10**10 }}", "memory"),
+        ("x" * (1 << 20) + "y", "more than 1,048,576 characters"),
+    ],
+)
+def test_templates_run_no_code_read_no_files_and_stay_small(template, text, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert message in error_of(template, text) and not (tmp_path / "ran").exists()
+
+
+def test_a_template_that_never_ends_is_stopped(template, monkeypatch):
+    monkeypatch.setattr(card_template, "_SECONDS", 2)
+    text = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    assert "more than 2 seconds" in error_of(template, text)
+
+
+# Values
+
+
+HOSTILE = (
+    "</td><script>alert(1)</script>",
+    "[x](javascript:alert(1))",
+    "`|` a | b",
+    "one\n---\nlicense: gpl\n---\n# two",
+    "![](http://tracker.example/x.png) www.tracker.example",
+    "<!-- --> {{ 7 * 7 }} \\",
+    "*a* _b_ ~~c~~ $d$ &lt; #",
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_values_mean_themselves_in_markdown(text):
+    recipe = {"train_source": text.replace("/", ""), "train_target": "b"}
+    record = {"test_set": text, "bleu": 1.0, "source_file": text, "bleu_signature": text, "command": text, "date": text}
+    record |= {"generation": {text: text}, "versions": {text: text}}
+    card = render_card(CardFacts("o/m", tiny_config(), 1, recipe=recipe, evaluations=[record], license="mit"))
+    data = ModelCard(card).data
+    assert data.license == "mit" and {result.dataset_name for result in data.eval_results} == {" ".join(text.split())}
+    # Outside code nothing is left that Markdown or HTML would take for more than text.
+    body = card.split("\n---\n", 1)[1].partition("\n<!-- For")[0].partition("## Model\n")[2].partition("## Citation")[0]
+    body = re.sub(r"(?ms)^(```+)\n.*?\n\1$|(?<![`\\])(`+)(?!`).*?(?<!`)\2(?!`)", "CODE", body).partition("<!-- ")[0]
+    assert not re.search(r"<\w|</|(?<!\\)\]\(|(?<!\\)[`\[]|https?:/|www\.", body), body
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in body.splitlines() if line.startswith("|"))
+    assert "\n# two" not in card and "49" not in escaped("{{ 7 * 7 }}")
+
+
+def test_ordinary_values_look_as_before():
+    for text in ("newstest: 2014 – full", "test_2016_flickr", "4,096 tokens", "a.b-c+d (x)", "Größe 中文"):
+        assert escaped(text) == text
+
+
+RECORD = {"test_set": "t", "bleu": 1.0, "weights_sha256": "ab" * 32, "generation": {}, "versions": {}, "command": "v"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bleu": float("nan")},
+        {"bleu": 10**4000},
+        {"bleu": "1"},
+        {"chrf": True},
+        {"sentences": [1]},
+        {"test_set": "x" * 10_000},
+        {"test_set": None},
+        {"bleu_signature": "<b>"},
+        {"source_file": 5},
+        {"source_sha256": "zz"},
+        {"generation": []},
+        {"versions": {"torch": "<b>"}},
+        {"date": "today"},
+        {"date": 5},
+        {"command": "a 'b"},
+        {"command": ["a"]},
+    ],
+    ids=str,
+)
+def test_fields_of_wrong_kinds_are_refused(changes):
+    error_of(published_record, RECORD | changes)
+
+
+def test_of_a_record_known_settings_are_kept_in_known_forms():
+    settings = {"num_beams": 4, "early_stopping": "never", "bad_words_ids": [[1], [2, 3]], "length_penalty": 0.6}
+    others = {"early_stopping ": "never", "stop_strings": ["a"], "cache_config": {"a": 1}, "num_beam_groups": "a"}
+    assert published_record(RECORD | {"generation": settings | others, "x": 1}) == RECORD | {"generation": settings}
+    deep = [4]
+    for _ in range(900):
+        deep = [deep]
+    assert published_record(RECORD | {"generation": {"num_beams": deep}}) == RECORD
+    texts = {"test_set": "a\n---\n\x1b[2Jb\u202e", "command": "a\n\nb"}
+    assert published_record(RECORD | texts) == RECORD | {"test_set": "a --- [2Jb", "command": "a b"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[",
+        "5",
+        "[]",
+        "[" * 100_000,
+        '{"bleu": 1e999}',
+        '{"a": ' * 100_000,
+        "\x00",
+        json.dumps(RECORD | {"bleu": "x"}),
+    ],
+    ids=lambda text: text[:10],
+)
+def test_evaluation_files_that_are_none_are_one_line(model, tmp_path, capsys, text):
+    (tmp_path / "scores.json").write_text(text)
+    assert main(["push", str(model), REPO, "--dry-run", "--evaluation", str(tmp_path / "scores.json")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith("error: ") and "Traceback" not in error
+
+
+# A run's folder and a card on the Hub, of a stranger
+
+
+BOMB = "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30))])
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [f"{BOMB}\ntrain_data: *a29\nseed: 1\n", "seed: 1\ntrain_data: " + "[" * 400, "seed: " + "9" * 5000, "\udcff"],
+    ids=["aliases", "depth", "digits", "bytes"],
+)
+def test_a_hostile_recipe_or_log_is_not_read(tmp_path, recipe):
+    (tmp_path / "recipe.yaml").write_bytes(recipe.encode("utf-8", "surrogateescape"))
+    for log in (b"[" * 100_000, b"\xff\n", b'{"step": ' + b"9" * 5000 + b"}\n", b'{"step": NaN, "epoch": "x"}\n'):
+        (tmp_path / "training_log.jsonl").write_bytes(log)
+        recipe, log = read_run(tmp_path)
+        assert "train_data" not in recipe and not any(log)
+        render_card(CardFacts("o/m", tiny_config(), 1, recipe=recipe, log=log))
+
+
+CARDS = {
+    "aliases": f"---\n{BOMB}\nlanguage: *a29\nlicense: mit\n---\n",
+    "depth": "---\nlicense: mit\nx: " + "[" * 400 + "\n---\n",
+    "newlines": "---\n" + "\n" * 10**6,
+    "types": "---\nlicense: {a: 1}\nlanguage: {b: 2}\ndatasets: [[c], 5, '<b>', ../x]\n---\n",
+    "list": "---\n- a\n---\n",
+}
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+@pytest.mark.parametrize("end", ["", "\nThis model card has been automatically generated.\n"])
+def test_a_hostile_card_is_read_in_no_time_and_gives_nothing(card, end):
+    records = [5, None, {}, {"test_set": []}, {"test_set": "x"}, RECORD | {"bleu": "x"}, RECORD | {"evil": "<b>"}]
+    for text in (card + end, seal(card + end), seal(card + end, "ab" * 32, records)):
+        started = time.monotonic()
+        may_be_replaced(text)
+        facts = carry_over(CardFacts("o/m", tiny_config(), 1, weights="ab" * 32), text)
+        assert time.monotonic() - started < 5
+        assert not facts.languages and not facts.datasets and facts.license in (None, "mit")
+        assert all(record == RECORD for record in facts.evaluations)
+        render_card(facts)
+    assert read_card(seal("x\n\n<!-- For the next push: {" + '"a": {' * 9000 + "} -->")) == {
+        "languages": None,
+        "datasets": None,
+        "license": None,
+    }
+
+
+def test_a_huge_card_on_the_hub_is_not_fetched_and_stays(push, hub):
+    push()
+    hub.repositories[REPO].find("main").files["README.md"] = b"x" * (MOST_BYTES + 1)
+    hub.requests.clear()
+    assert "written or edited by someone else" in push("--language", "fr").err
+    assert not any("README.md" in path for _, path, _ in hub.requests)
+
+
+@pytest.mark.parametrize("redirected", ["whoami", "resolve"])
+def test_the_token_does_not_follow_a_redirect_to_another_host(push, client, hub, model, monkeypatch, redirected):
+    seen = []
+
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(str(self.headers))
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    push()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        answer = 307, b"", {"Location": f"http://localhost:{other.server_address[1]}/x"}
+        routes = [(*route[:2], lambda *_: answer) if redirected in route[1] else route for route in hub_server._ROUTES]
+        monkeypatch.setattr(hub_server, "_ROUTES", routes)
+        done = client.vaswani("push", model, REPO, "--language", "fr")
+        other.shutdown()
+    assert done.status and "Traceback" not in done.err
+    assert not any("hf_writer" in headers for headers in seen)
+    assert seen or redirected == "resolve"  # the client takes a file's address from the Hub only
+
+
+# Pickles
+
+
+def test_pickles_that_grow_are_refused(model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({name: torch.zeros_like(tensor) for name, tensor in weights.items()}, tmp_path / "stored.bin")
+    deflated = zipfile.ZipFile(folder / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(tmp_path / "stored.bin") as stored, deflated:
+        for entry in stored.infolist():
+            deflated.writestr(entry.filename, stored.read(entry))
+    assert "is compressed" in error_of(convert_pickled_weights, folder)
+    edit(folder / "config.json", vocab_size=300_000_000)
+    big = {name: torch.zeros(1).expand(300_000_000, 24) if len(t) == 300 else t for name, t in weights.items()}
+    torch.save(big, folder / "pytorch_model.bin")
+    assert "cannot hold so many" in error_of(convert_pickled_weights, folder)

@@ -10,7 +10,16 @@ import torch
 from conftest import tiny_model
 from model_folders import PAIRS
 
-from vaswani_transformer import Ensemble, Translator, align, attend, name_heads, pipeline, score_pairs, train_tokenizer
+from vaswani_transformer import (
+    Ensemble,
+    Translator,
+    align,
+    attend,
+    name_heads,
+    pipeline,
+    score_pairs,
+    train_tokenizer,
+)
 from vaswani_transformer.decoding.cpu_inference import prepare_for_inference
 
 SOURCES = [source for source, _ in PAIRS[:6]]
@@ -154,7 +163,13 @@ def test_threads_that_cut_texts_do_not_cut_those_of_others(tokenizer):
 
 def test_saving_leaves_the_model_as_it_was(tokenizer, tmp_path):
     model = new_model(tokenizer)
-    model.save_pretrained(tmp_path / "first")  # what it is made from is noted once
     before = state(model, tokenizer)
-    model.train().save_pretrained(tmp_path / "second")
-    assert state(model.eval(), tokenizer) == before
+    for name in ("first", "second"):
+        model.save_pretrained(tmp_path / name)
+        assert state(model, tokenizer) == before
+        model.config.auto_map = {"AutoModel": "owner/name--modeling_vaswani.VaswaniModel"}  # of another repository
+        before = state(model, tokenizer)
+    model.get_encoder().save_pretrained(tmp_path / "encoder")
+    assert state(model, tokenizer) == before
+    first, second = ((tmp_path / name / "config.json").read_text() for name in ("first", "second"))
+    assert first == second and "custom_pipelines" in second

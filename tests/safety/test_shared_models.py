@@ -3,18 +3,22 @@
 import copy
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from conftest import tiny_model
 from model_folders import PAIRS
+from transformers.utils import logging
 
 from vaswani_transformer import (
     Ensemble,
     Translator,
+    VaswaniForConditionalGeneration,
     align,
     attend,
+    load_model,
     name_heads,
     pipeline,
     score_pairs,
@@ -141,8 +145,19 @@ def test_a_pipeline_of_a_model_in_training_serves_several_threads(tokenizer):
     translate = pipeline("translation", model, tokenizer=tokenizer, device="cpu")
     alone = translate(SOURCES, **SHORT)
     with ThreadPoolExecutor(4) as threads:
-        calls = [threads.submit(translate, SOURCES[: 1 + number % 6], **SHORT) for number in range(24)]
+        calls = [threads.submit(translate, SOURCES[: 1 + number % 6], **SHORT) for number in range(12)]
         assert all(call.result() == alone[: 1 + number % 6] for number, call in enumerate(calls))
+
+
+def test_one_translator_serves_several_threads(tokenizer):
+    model = new_model(tokenizer)
+    translator = Translator(model, tokenizer, scores=True, **SHORT)
+    alone, scores = list(translator.hypotheses(SOURCES)), score_pairs(model, tokenizer, SOURCES, TARGETS)
+    with ThreadPoolExecutor(4) as threads:
+        translations = [threads.submit(lambda: list(translator.hypotheses(SOURCES))) for _ in range(4)]
+        others = [threads.submit(score_pairs, model, tokenizer, SOURCES, TARGETS) for _ in range(4)]
+        assert all(call.result() == alone for call in translations)
+        assert all(call.result() == scores for call in others)
 
 
 def test_threads_that_cut_texts_do_not_cut_those_of_others(tokenizer):
@@ -159,6 +174,31 @@ def test_threads_that_cut_texts_do_not_cut_those_of_others(tokenizer):
         for number, call in enumerate(calls):
             assert {row["input_ids"].shape[1] for row in call.result()} == {5 if number % 2 else whole}
     assert tokenizer.backend_tokenizer.truncation is None
+
+
+def test_loading_in_several_threads_leaves_the_settings_of_the_process(tokenizer, tmp_path, monkeypatch):
+    new_model(tokenizer, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loading, (first, second) = VaswaniForConditionalGeneration.from_pretrained, (threading.Event(), threading.Event())
+
+    def in_turns(*arguments, **options):  # the first thread ends after the second has begun, if that is possible
+        if first.is_set():
+            second.set()
+            time.sleep(0.3)
+        else:
+            first.set()
+            second.wait(0.3)
+        return loading(*arguments, **options)
+
+    def settings():
+        return logging.get_verbosity(), logging.is_progress_bar_enabled(), torch.get_default_dtype()
+
+    monkeypatch.setattr(VaswaniForConditionalGeneration, "from_pretrained", in_turns)
+    before = settings()
+    with ThreadPoolExecutor(2) as threads:
+        models = [load[0] for load in threads.map(load_model, [tmp_path] * 2, ["cpu"] * 2)]
+    assert settings() == before
+    assert all(torch.equal(*pair) for pair in zip(*(model.parameters() for model in models), strict=True))
 
 
 def test_saving_leaves_the_model_as_it_was(tokenizer, tmp_path):

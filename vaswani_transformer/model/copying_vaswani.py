@@ -2,6 +2,7 @@
 
 import copy
 
+import torch
 from torch import nn
 
 
@@ -16,9 +17,9 @@ def copy_sharing_weights(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if hasattr(module, "refuse_saving"):  # of `prepare_for_inference`: its weights never change
             shared[id(module)] = module
-        for table in vars(module).values():
-            if isinstance(table, dict):
-                shared |= {id(value): value for value in table.values() if not isinstance(value, nn.Module)}
+        for own in vars(module).values():
+            values = own.values() if isinstance(own, dict) else [own] if isinstance(own, torch.Tensor) else []
+            shared |= {id(value): value for value in values if not isinstance(value, nn.Module)}
     for module in reversed(list(model.modules())):  # inner ones first
         if "_orig_mod" in module._modules:  # made by torch.compile
             shared[id(module)] = copy.deepcopy(module._modules["_orig_mod"], shared)

@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -78,18 +79,24 @@ def _read_model(folder: Path) -> VaswaniForConditionalGeneration:
     return model
 
 
+# These settings, and torch's default type, which transformers changes while it loads, are of the whole process: two
+# threads at once would each put back what the other has changed.
+_one_at_a_time = RLock()
+
+
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """No progress bars and warnings of transformers while the body runs."""
-    progress, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if progress:
-            transformers_logging.enable_progress_bar()
+    """No progress bars and warnings of transformers while the body runs, in one thread at a time."""
+    with _one_at_a_time:
+        progress, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+        transformers_logging.disable_progress_bar()
+        transformers_logging.set_verbosity_error()
+        try:
+            yield
+        finally:
+            transformers_logging.set_verbosity(verbosity)
+            if progress:
+                transformers_logging.enable_progress_bar()
 
 
 def read_config(folder: Path) -> VaswaniConfig:

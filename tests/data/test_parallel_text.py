@@ -22,7 +22,8 @@ pytestmark = pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("names", [(), ("source",), ("target",), ("source", "data"), ("source", "target", "data")])
 def test_anything_but_one_training_set_is_refused(tmp_path, names):
     path = write(tmp_path / "a.tsv", "a\tb\n")
-    assert "either both text files" in error_of(load_pairs, **dict.fromkeys(names, path))
+    fix = "was given: give either both text files (source, target) or data"
+    assert error_of(load_pairs, **dict.fromkeys(names, path)) == f"{' and '.join(names) or 'nothing'} {fix}"
 
 
 def test_one_column_for_both_sides_a_config_or_a_slice_of_a_file_are_refused(tmp_path):

@@ -161,7 +161,13 @@ def test_a_batch_too_large_for_the_memory(model, monkeypatch, fails):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(Translator, "_generate", full)
-    assert "fewer --tokens-per-batch" in fails("translate", model, "A dog.", status=1)
+    assert fails("translate", model, "A dog.", status=1).endswith("out of memory: lower --tokens-per-batch")
+    large = ["--beams", "9000", "--max-new-tokens", "1000000"]
+    fix = "lower --beams or --max-new-tokens or --tokens-per-batch"
+    assert fails("translate", model, "A dog.", *large, status=1).endswith(fix)
+    words = ["--target", "A dog.", "--output", "unused.html"]
+    monkeypatch.setattr("vaswani_transformer.attention.weights.attend", full)
+    assert fails("attention", model, "A dog.", *words, status=1).endswith("use a machine with more of it")
 
 
 # Resumed.

@@ -14,7 +14,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 import vaswani_transformer
 from vaswani_transformer import Text2TextGenerationPipeline, TranslationPipeline, UserError, pipeline
-from vaswani_transformer.model import pipeline_vaswani
+from vaswani_transformer.model import copying_vaswani, pipeline_vaswani
 from vaswani_transformer.model import sentence_splitting_vaswani as sentences_vaswani
 from vaswani_transformer.model.pipeline_vaswani import CUSTOM_PIPELINES
 
@@ -246,7 +246,8 @@ class TestOnTheHub:
         shutil.copytree(marian_folder, folder)
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, "custom_pipelines": CUSTOM_PIPELINES}))
-        shutil.copy(sentences_vaswani.__file__, folder)
+        for needed in (sentences_vaswani, copying_vaswani):
+            shutil.copy(needed.__file__, folder)
         code = Path(pipeline_vaswani.__file__).read_text(encoding="utf-8")
         (folder / "pipeline_vaswani.py").write_text(
             code + f"\nimport pathlib\npathlib.Path({str(trace)!r}).touch()\n", encoding="utf-8"

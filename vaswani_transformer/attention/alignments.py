@@ -7,7 +7,7 @@ import torch
 from ..data.batching import PairCollator, batches_by_length
 from ..decoding.scoring import check_length
 from ..errors import UserError
-from .weights import pass_with_attention
+from .weights import forming_attention, pass_with_attention
 
 Links = list[tuple[int, int]]  # (source word, target word), both counted from 0
 
@@ -24,8 +24,7 @@ def align(
     alignments (docs/decoding.md).
 
     Args:
-        model: the model, or an [`Ensemble`], whose members' attention is averaged. Its attention implementation is
-            changed for the time of the call, so no other thread may use it meanwhile.
+        model: the model, or an [`Ensemble`], whose members' attention is averaged; other threads may use it meanwhile.
         tokenizer: its tokenizer.
         sources, targets: sentences, such as the model's own translations.
         layer: decoder layer, from 0, or from the end when negative.
@@ -48,11 +47,12 @@ def align(
     lengths = [max(len(ids) for ids, _ in pair) for pair in zip(*sides, strict=True)]
     for index, length in zip(filled, lengths, strict=True):
         check_length(model.config, index + 1, length)
+    members = [forming_attention(member) for member in getattr(model, "members", [model])]
     collator = PairCollator(model.config.pad_token_id)
     for rows in batches_by_length(lengths, tokens_per_batch):
         batch = collator([{"input_ids": sides[0][row][0], "labels": sides[1][row][0]} for row in rows])
         batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
-        passes = [pass_with_attention(member, batch) for member in getattr(model, "members", [model])]
+        passes = [pass_with_attention(member, batch) for member in members]
         attention = [one_pass.cross_attentions[layer].float().mean(dim=1) for one_pass in passes]  # mean of the heads
         for row, weights in zip(rows, torch.stack(attention).mean(dim=0).cpu(), strict=True):
             links[filled[row]] = strongest_links(weights, sides[0][row][1], sides[1][row][1])

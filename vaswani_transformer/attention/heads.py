@@ -16,7 +16,15 @@ from ..decoding.scoring import check_length
 from ..decoding.translator import Translator
 from ..errors import UserError
 from .alignments import Links, strongest_links, tokens_and_words
-from .weights import CONTINUES, KINDS, attention_of_batch, readable_tokens, require_one_model, visible
+from .weights import (
+    CONTINUES,
+    KINDS,
+    attention_of_batch,
+    forming_attention,
+    readable_tokens,
+    require_one_model,
+    visible,
+)
 
 NAMED_FROM = 0.5  # a head is named after a measure that reaches this,
 OVER_CHANCE = 1.5  # and this many times what even attention over the visible tokens would give
@@ -174,7 +182,7 @@ def name_heads(
     """What each head of a model does on average over sentence pairs.
 
     Args:
-        model: the model; its attention implementation is changed for the time of the call.
+        model: the model, in evaluation mode; other threads may use it meanwhile.
         tokenizer: its tokenizer.
         pairs: sources and targets; the model's own translation stands in for a target that is None.
         links: for each pair its word alignment; the model's own (`align`) if not given.
@@ -197,7 +205,7 @@ def name_heads(
         kind: HeadStatistics(kind, number, config.num_heads, config.attention_window) for kind, number in layers.items()
     }
     counts = {"pairs": 0, "source_tokens": 0, "target_tokens": 0, "blank": 0, "long": 0}
-    translator = Translator(model, tokenizer, tokens_per_batch, **generate_options)
+    translator, reader = Translator(model, tokenizer, tokens_per_batch, **generate_options), forming_attention(model)
     pairs, links_left = iter(pairs), repeat(None) if links is None else iter(links)
     first = 1
     while window := list(islice(pairs, _WINDOW)):
@@ -207,7 +215,7 @@ def name_heads(
             raise UserError(f"there are alignments of {aligned} pairs only: give one for each pair")
         tokenized = _tokenized_pairs(translator, window, window_links, first, counts)
         for rows in batches_by_length([pair.length for pair in tokenized], tokens_per_batch):
-            _add_batch(model, tokenizer, [tokenized[row] for row in rows], statistics)
+            _add_batch(reader, tokenizer, [tokenized[row] for row in rows], statistics)
         counts["pairs"] += len(tokenized)
         counts["source_tokens"] += sum(len(pair.source_ids) for pair in tokenized)
         counts["target_tokens"] += sum(len(pair.target_ids) for pair in tokenized)

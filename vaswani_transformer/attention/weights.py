@@ -9,29 +9,31 @@ import torch
 
 from ..decoding.scoring import TokenText
 from ..errors import UserError
+from ..model.copying_vaswani import copy_sharing_weights
 from ..model.local_attention_vaswani import reach
+
+
+def forming_attention(model):
+    """The same weights in a model for `pass_with_attention`; other threads may use `model` meanwhile."""
+    copied = copy_sharing_weights(model)
+    copied.set_attn_implementation("eager")
+    return copied
 
 
 @torch.no_grad()
 def pass_with_attention(model, batch: dict[str, torch.Tensor]):
-    """One pass over a batch of `PairCollator`, in evaluation mode, with the implementation that forms the weights.
+    """One pass of a model of `forming_attention` over a batch of `PairCollator`.
 
     The output's `encoder_attentions`, `decoder_attentions` and `cross_attentions` hold for each layer
-    `(batch_size, num_heads, queries, keys)`. The model is left as it was.
+    `(batch_size, num_heads, queries, keys)`.
     """
-    implementation, training = model.config._attn_implementation, model.training
-    model.eval().set_attn_implementation("eager")
-    try:
-        return model(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(batch["labels"]),
-            output_attentions=True,
-            use_cache=False,
-        )
-    finally:
-        model.set_attn_implementation(implementation)
-        model.train(training)
+    return model(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        decoder_input_ids=model.prepare_decoder_input_ids_from_labels(batch["labels"]),
+        output_attentions=True,
+        use_cache=False,
+    )
 
 
 #: The paper's three kinds of attention (Section 3.2.3), by the names that commands take.
@@ -110,8 +112,7 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
     """What every head of a model looks at in a sentence pair.
 
     Args:
-        model: the model, with any attention implementation; it is left as it was, but the implementation is changed for
-            the time of the call, so no other thread may use the model meanwhile.
+        model: the model, with any attention implementation, in any mode; other threads may use it meanwhile.
         tokenizer: its tokenizer.
         source: a sentence.
         target: its translation; if not given, the tokens that the model's own search finds.
@@ -128,18 +129,14 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
     if target is not None:
         target_ids = token_ids(model, tokenizer, "target", target)
     else:
-        training = model.training
-        try:
-            outputs = model.eval().generate(input_ids=inputs, attention_mask=mask, **generate_options)
-        finally:
-            model.train(training)
+        outputs = copy_sharing_weights(model).generate(input_ids=inputs, attention_mask=mask, **generate_options)
         generated = getattr(outputs, "sequences", outputs)[0, 1:].tolist()
         ends = np.atleast_1d(model.generation_config.eos_token_id or ())  # a number or a list of them
         length = next((place for place, token in enumerate(generated, 1) if token in ends), None)
         target_ids = generated[:length]  # without the padding behind the end
         target = tokenizer.decode(target_ids, skip_special_tokens=True)
     batch = {"input_ids": inputs, "attention_mask": mask, "labels": torch.tensor([target_ids], device=model.device)}
-    arrays = {kind: weights[:, 0] for kind, weights in attention_of_batch(model, batch).items()}
+    arrays = {kind: weights[:, 0] for kind, weights in attention_of_batch(forming_attention(model), batch).items()}
     return AttentionWeights(
         source=source,
         target=target,
@@ -182,7 +179,10 @@ def require_one_model(model) -> None:
 
 
 def attention_of_batch(model, batch: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """The weights by kind, float32 `(layers, batch_size, num_heads, queries, keys)`; those of padding mean nothing."""
+    """The weights by kind, float32 `(layers, batch_size, num_heads, queries, keys)`; those of padding mean nothing.
+
+    The model is one of `forming_attention`.
+    """
     output = pass_with_attention(model, batch)
     rows, source_length = batch["input_ids"].shape
     target_length = batch["labels"].shape[1]

@@ -13,6 +13,7 @@ from .command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, Parser, is_main
 from .data import add_lists, add_prepare, add_tokenizer
 from .evaluate import add_evaluate, add_score
 from .experiment import add_experiment
+from .files import option_flag
 from .models import add_average, add_convert, add_export, add_push
 from .parse import add_parse
 from .train import add_demo, add_train
@@ -55,7 +56,7 @@ def _quiet_libraries() -> None:
             stream.reconfigure(encoding="utf-8")  # translations are not limited to the terminal's own encoding
 
 
-def _explain(error: Exception, command: str) -> str | None:
+def _explain(error: Exception, arguments: argparse.Namespace) -> str | None:
     """An error of the user or of the machine in one line; None for one that may be a mistake in our code."""
     import torch
 
@@ -68,9 +69,12 @@ def _explain(error: Exception, command: str) -> str | None:
         fix = ": free some space and run the same command again" if error.errno in _DISK_FULL else ""
         return f"{error.strerror or error}{where}{fix}"
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator: " in str(error):
-        if command in ("evaluate", "predict", "score", "translate"):
-            return "out of memory: give fewer --tokens-per-batch"
-        return "out of memory: lower tokens_per_device; tokens_per_batch, and so the training, stays as it is"
+        if arguments.parser.prog.endswith(" train"):
+            return "out of memory: lower tokens_per_device; tokens_per_batch, and so the training, stays as it is"
+        # What was given of those whose product is the memory of a search.
+        names = ("beams", "nbest", "max_new_tokens", "tokens_per_batch")
+        given = [option_flag(name) for name in names if getattr(arguments, name, None) is not None]
+        return f"out of memory: lower {' or '.join(given)}" if given else "out of memory: use a machine with more of it"
     if is_failed_write(error):
         reason = str(error).splitlines()[0][:200]
         return f"a file could not be written ({reason}): is the disk full? Free some space and run the command again"
@@ -95,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     except Exception as error:
-        message = _explain(error, arguments.parser.prog.split()[-1])
+        message = _explain(error, arguments)
         status = EXIT_USAGE if isinstance(error, UserError) else EXIT_FAILURE
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             leave_failed(error, message, status)

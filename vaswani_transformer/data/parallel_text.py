@@ -166,7 +166,9 @@ def pair_source(
     if source_column == target_column:
         raise UserError(f"source and target column are both {source_column!r}; name two different columns")
     if (data is None) == (source is None) or (source is None) != (target is None):
-        raise UserError(f"{source=}, {target=}, {data=}: give either both text files (source, target) or data")
+        given = [name for name, value in (("source", source), ("target", target), ("data", data)) if value is not None]
+        what = " and ".join(given) or "nothing"
+        raise UserError(f"{what} was given: give either both text files (source, target) or data")
     paths = find_shards(source if data is None else data)
     if data is not None:
         with file_errors(paths[0]):

@@ -1,5 +1,6 @@
 """Text in, text out: a trained model that translates sentences, in batches of similar length."""
 
+import contextlib
 import copy
 import math
 from collections.abc import Iterable, Iterator
@@ -71,6 +72,9 @@ class ForcedPrefixes(LogitsProcessor):
 class Translator:
     """Text in, text out.
 
+    Several threads may use one translator, in which each gets what it would alone, but not while one of them samples:
+    the random numbers of a process are shared.
+
     Args:
         model: the model, or an ensemble, in evaluation mode.
         tokenizer: its tokenizer.
@@ -78,7 +82,8 @@ class Translator:
         max_source_tokens: longest source in tokens, `</s>` included; by default what learned positions allow.
         split_long: split a longer line into sentences, clauses or words and join their translations; else refuse it.
         scores: also compute scores, by one more pass through the decoder for each translation.
-        seed: for sampling: each window starts from a random state made of the seed and the window's number.
+        seed: for sampling: each window starts from a random state made of the seed and the window's number; torch's
+            own is left as it was.
         **generate_options: for `generate()`, over the model's own generation configuration.
     """
 
@@ -217,19 +222,29 @@ class Translator:
 
     def translate_prepared(self, prepared: PreparedWindow, progress: tqdm | None = None) -> list[list[Hypothesis]]:
         """The hypotheses of each line of a window, best first; of a blank line they are empty."""
-        if self.seed is not None:
-            torch.manual_seed((self.seed * 1_000_003 + prepared.window.index) % 2**63)
         pieces, lines = prepared.pieces, [[] for _ in prepared.window.lines]
         last_pieces = set({piece.place: index for index, piece in enumerate(pieces)}.values())  # of each line
         progress = progress if progress is not None else tqdm(disable=True)
         progress.update(len(lines) - len(last_pieces))
         translated: dict[int, list[Hypothesis]] = {}
-        for batch in batches_by_length([len(piece.ids) for piece in pieces], self.tokens_per_batch):
-            translated.update(zip(batch, self._hypotheses([pieces[index] for index in batch]), strict=True))
-            progress.update(len(last_pieces.intersection(batch)))
+        with self._seeded(prepared.window.index):
+            for batch in batches_by_length([len(piece.ids) for piece in pieces], self.tokens_per_batch):
+                translated.update(zip(batch, self._hypotheses([pieces[index] for index in batch]), strict=True))
+                progress.update(len(last_pieces.intersection(batch)))
         for index, piece in enumerate(pieces):
             lines[piece.place].append(translated[index])
         return [self._joined(parts) for parts in lines]
+
+    @contextlib.contextmanager
+    def _seeded(self, window: int) -> Iterator[None]:
+        """Start from the random state of the seed and a window's number; afterwards torch's is what it was."""
+        if self.seed is None:
+            yield
+            return
+        device = self.model.device
+        with torch.random.fork_rng([] if device.type == "cpu" else [device]):
+            torch.manual_seed((self.seed * 1_000_003 + window) % 2**63)
+            yield
 
     def _joined(self, parts: list[list[Hypothesis]]) -> list[Hypothesis]:
         """A line's hypotheses from those of its pieces: the first ones together, the second ones, and so on."""

@@ -1,5 +1,6 @@
 """Saving and loading: safetensors only, checked before memory is allocated, with code for users without the package."""
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -81,16 +82,18 @@ class VaswaniCheckpointMixin:
             # Imported here to save time; transformers copies the file because it finds this line.
             from .pipeline_vaswani import CUSTOM_PIPELINES
 
-            self.config.auto_map = dict(AUTO_MAP)  # a loaded model may name the code of another repository
-            self.config.custom_pipelines = {task: dict(entry) for task, entry in CUSTOM_PIPELINES.items()}
-            return super().save_pretrained(save_directory, *args, **kwargs)
-        # An encoder alone, or a class derived by a user: our files are not written, so no entry may name them.
-        names = {"auto_map", "custom_pipelines"} & vars(self.config).keys()
-        entries = {name: vars(self.config).pop(name) for name in names}
+            entries = {"auto_map": dict(AUTO_MAP), "custom_pipelines": copy.deepcopy(CUSTOM_PIPELINES)}
+        else:
+            entries = {}  # an encoder alone, or a user's own class: our files are not written, so none may be named
+        # transformers too writes entries for what it saves; the model's own configuration stays as it is.
+        own, self.config = self.config, copy.deepcopy(self.config)
+        for name in ("auto_map", "custom_pipelines"):  # a loaded model may name the code of another repository
+            vars(self.config).pop(name, None)
+        vars(self.config).update(entries)
         try:
             return super().save_pretrained(save_directory, *args, **kwargs)
         finally:
-            vars(self.config).update(entries)  # a whole model may share the configuration
+            self.config = own
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
         # The last step of `push_to_hub`, after the card has been written.

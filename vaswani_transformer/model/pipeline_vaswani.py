@@ -4,12 +4,13 @@ Calls and the keys of results are those of transformers 4. New are `split_senten
 is reported and handled instead of ignored.
 """
 
+import copy
 import logging
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils.data import Dataset, IterableDataset
 from transformers import AutoModelForSeq2SeqLM
 from transformers.pipelines.base import Pipeline
 
+from .copying_vaswani import copy_sharing_weights
 from .sentence_splitting_vaswani import split_into_sentences
 
 logger = logging.getLogger(__name__)
@@ -87,19 +89,6 @@ def _rows(inputs: Any) -> "list[_Row] | _Rows | Iterator[_Row]":
     return rows
 
 
-@contextmanager
-def _evaluation_mode(model: nn.Module):
-    """Dropout is off inside, even for a model that is being trained; afterwards each module has its mode again."""
-    in_training = [module for module in model.modules() if module.training]
-    for module in in_training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in in_training:
-            module.training = True
-
-
 def _position_limit(stack: nn.Module | None) -> int | None:
     """Positions of an encoder or decoder with a table of fixed size; `None` if any length is possible.
 
@@ -126,6 +115,9 @@ class Text2TextGenerationPipeline(Pipeline):
     Settings of the search are those of the call, else of the constructor, `task_specific_params` and the model's
     generation configuration, else 4 beams and at most 256 new tokens, as in transformers 4; models of this package have
     their own rules. A `generation_config` in a call or in the constructor is used as it is.
+
+    Several threads may use one pipeline, in which each call gives what it would alone, except for sampling and for
+    calls with different languages of one multilingual model: random numbers and the tokenizer's languages are shared.
 
     Raises:
         ValueError: unless the model is an encoder-decoder model that generates and there is a tokenizer.
@@ -265,16 +257,21 @@ class Text2TextGenerationPipeline(Pipeline):
             generate_options["eos_token_id"] = ids[0]
         return preprocess, generate_options, {name: value for name, value in postprocess.items() if value is not None}
 
-    def _tokenize(self, text: str, **options):
+    def _tokenize(self, tokenizer, text: str, **options):
         """The encoder's inputs of one text, `(1, length)` each."""
-        return self.tokenizer(self.prefix + text, return_tensors="pt", **options)
+        return tokenizer(self.prefix + text, return_tensors="pt", **options)
+
+    @cached_property
+    def _cutting_tokenizer(self):
+        # A tokenizer keeps the truncation of its last call, which another thread might be encoding a text with.
+        return copy.deepcopy(self.tokenizer)
 
     def preprocess(self, inputs, truncation=False, **tokenize_options) -> dict[str, Any]:
         """One text (a `str`, or a row of a call) to the encoder's inputs, `(1, length)` each."""
         row = inputs if isinstance(inputs, _Row) else _Row(0, inputs)
         _check_text(row)
         # Not verbose: messages about length are raised here, and name the row.
-        encoding = self._tokenize(row.text, verbose=False, **tokenize_options)
+        encoding = self._tokenize(self.tokenizer, row.text, verbose=False, **tokenize_options)
         length = encoding["input_ids"].shape[1]
         if truncation in (None, False, "do_not_truncate"):
             if self._source_limit is not None and length > self._source_limit:
@@ -286,7 +283,7 @@ class Text2TextGenerationPipeline(Pipeline):
             limits = [self._source_limit or _UNLIMITED_LENGTH, self.tokenizer.model_max_length]
             if length > min(limits):
                 options = {"truncation": truncation, "max_length": min(limits), **tokenize_options}
-                encoding = self._tokenize(row.text, verbose=False, **options)
+                encoding = self._tokenize(self._cutting_tokenizer, row.text, verbose=False, **options)
                 kept = encoding["input_ids"].shape[1]
                 logger.warning(f"{row} was cut: {kept} of its {length} tokens are kept (truncation={truncation})")
         inputs = {name: value for name, value in encoding.items() if name != "token_type_ids"}
@@ -311,8 +308,10 @@ class Text2TextGenerationPipeline(Pipeline):
                 inputs[name] = value[filled]
             elif isinstance(value, list):  # the language's first token, which is the same in all rows
                 inputs[name] = value[0]
-        with _evaluation_mode(self.model):
-            outputs = self.model.generate(**inputs, **options)
+        # Without dropout, also of a model that is being trained, whose modes are not this pipeline's to change.
+        in_training = any(module.training for module in self.model.modules())
+        model = copy_sharing_weights(self.model) if in_training else self.model
+        outputs = model.generate(**inputs, **options)
         outputs = getattr(outputs, "sequences", outputs)
         outputs = outputs.reshape(int(filled.sum()), -1, outputs.shape[-1])
         if not filled.all():
@@ -404,10 +403,10 @@ class TranslationPipeline(Text2TextGenerationPipeline):
         languages = {"src_lang": src_lang, "tgt_lang": tgt_lang}
         return {**preprocess, **{k: v for k, v in languages.items() if v is not None}}, forward, postprocess
 
-    def _tokenize(self, text: str, src_lang=None, tgt_lang=None, **options):
-        build = getattr(self.tokenizer, "_build_translation_inputs", None)
+    def _tokenize(self, tokenizer, text: str, src_lang=None, tgt_lang=None, **options):
+        build = getattr(tokenizer, "_build_translation_inputs", None)
         if build is None:
-            return super()._tokenize(text, **options)
+            return super()._tokenize(tokenizer, text, **options)
         named = re.fullmatch(r"translation_(.+)_to_(.+)", self.task or "")
         if named:
             src_lang, tgt_lang = src_lang or named[1], tgt_lang or named[2]
@@ -419,7 +418,7 @@ class TranslationPipeline(Text2TextGenerationPipeline):
         except KeyError as error:
             raise ValueError(f"this model's tokenizer has no language {error}: give one of its codes") from error
         # Other tokenizers use <unk> for languages that they do not know.
-        source_mark = getattr(self.tokenizer, "cur_lang_code", None)
+        source_mark = getattr(tokenizer, "cur_lang_code", None)
         for code, mark in ((src_lang, source_mark), (tgt_lang, inputs.get("forced_bos_token_id"))):
             if mark is not None and mark == self.tokenizer.unk_token_id:
                 raise ValueError(f"this model's tokenizer has no language {code!r}: give one of its codes")

@@ -1,0 +1,215 @@
+"""Looking at a model changes nothing of it, and threads that share it get what each would get alone."""
+
+import copy
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from conftest import tiny_model
+from model_folders import PAIRS
+from transformers.utils import logging
+
+from vaswani_transformer import (
+    Ensemble,
+    Translator,
+    VaswaniForConditionalGeneration,
+    align,
+    attend,
+    load_model,
+    name_heads,
+    pipeline,
+    score_pairs,
+    train_tokenizer,
+)
+from vaswani_transformer.decoding.cpu_inference import prepare_for_inference
+
+SOURCES = [source for source, _ in PAIRS[:6]]
+TARGETS = [target for _, target in PAIRS[:6]]
+SHORT = {"max_new_tokens": 6, "num_beams": 2}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer((side for pair in PAIRS for side in pair), vocab_size=400)
+
+
+def new_model(tokenizer, **changes):
+    return tiny_model(seed=2, scale=2.0, vocab_size=len(tokenizer), **changes)
+
+
+def state(model, tokenizer) -> dict:
+    """All that other users of a model, its tokenizer and torch in this process could notice."""
+    config, tensors = model.config.to_dict(), [*model.named_parameters(), *model.named_buffers()]
+    return {
+        "config": json.dumps(config, default=str, sort_keys=True),
+        "attention": {module.config._attn_implementation for module in model.modules() if hasattr(module, "config")},
+        "search": json.dumps(model.generation_config.to_dict(), default=str, sort_keys=True),
+        "modes": [module.training for module in model.modules()],
+        "modules": [(name, id(module)) for name, module in model.named_modules()],
+        "hooks": [list(module._forward_hooks) + list(module._forward_pre_hooks) for module in model.modules()],
+        "tensors": [(name, id(tensor), tensor.data_ptr(), tensor.requires_grad) for name, tensor in tensors],
+        "values": [tensor.detach().sum().item() for _, tensor in tensors],
+        "tokenizer": tokenizer.backend_tokenizer.to_str(),
+        "random": torch.get_rng_state().tolist(),
+        "torch": (torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()),
+    }
+
+
+def pipe(model, tokenizer, **options):
+    return pipeline("translation", model, tokenizer=tokenizer, device="cpu")(SOURCES, **SHORT, **options)
+
+
+READERS = {
+    "translate": lambda model, tokenizer: list(Translator(model, tokenizer, scores=True, **SHORT).hypotheses(SOURCES)),
+    "sample": lambda model, tokenizer: list(
+        Translator(model, tokenizer, seed=3, do_sample=True, max_new_tokens=6).translate(SOURCES)
+    ),
+    "score": lambda model, tokenizer: score_pairs(model, tokenizer, SOURCES, TARGETS),
+    "attend": lambda model, tokenizer: attend(model, tokenizer, SOURCES[0], **SHORT).encoder.tolist(),
+    "align": lambda model, tokenizer: align(model, tokenizer, SOURCES, TARGETS),
+    "heads": lambda model, tokenizer: name_heads(model, tokenizer, PAIRS[:6], **SHORT),
+    "ensemble": lambda model, tokenizer: list(Translator(Ensemble([model] * 2), tokenizer, **SHORT).translate(SOURCES)),
+    "pipeline": pipe,
+    "pipeline that cuts": lambda model, tokenizer: pipe(model, tokenizer, truncation=True),
+}
+
+
+IN_TRAINING = ["attend", "align", "pipeline", "pipeline that cuts"]  # the others take a model in evaluation mode
+
+
+@pytest.mark.parametrize(
+    ("reader", "training"), [*((reader, False) for reader in READERS), *((reader, True) for reader in IN_TRAINING)]
+)
+def test_reading_leaves_everything_as_it_was(tokenizer, reader, training):
+    model, tokenizer = new_model(tokenizer, dropout=0.1, attention_window=8).train(training), copy.deepcopy(tokenizer)
+    tokenizer.model_max_length = 10
+    before = state(model, tokenizer)
+    READERS[reader](model, tokenizer)
+    after = state(model, tokenizer)
+    if "pipeline" in reader:  # torch's DataLoader draws a number for its workers, even for none
+        del before["random"], after["random"]
+    assert after == before
+
+
+@pytest.mark.parametrize("reader", IN_TRAINING)
+def test_a_model_in_training_is_read_without_dropout(tokenizer, reader):
+    expected = READERS[reader](new_model(tokenizer), tokenizer)
+    assert READERS[reader](new_model(tokenizer, dropout=0.5).train(), tokenizer) == expected
+
+
+@pytest.mark.parametrize("kind", ["as built", "window", "int8", "compiled"])
+def test_translations_are_right_while_another_thread_looks(tokenizer, kind):
+    """The other thread is stopped inside of its pass, where it would have changed what it changes."""
+    model = new_model(tokenizer, attention_window=4 if kind == "window" else None)
+    if kind == "compiled":
+        model.model.encoder.layers[0] = torch.compile(model.model.encoder.layers[0], backend="eager")
+    elif kind == "int8":
+        prepare_for_inference(model, "int8")
+    main, inside, go_on = threading.current_thread(), threading.Event(), threading.Event()
+
+    def stop(module, given):
+        if threading.current_thread() is not main:
+            inside.set()
+            assert go_on.wait(60)
+
+    model.model.encoder.layers[1].register_forward_pre_hook(stop)
+    translator, own = Translator(model, tokenizer, **SHORT), copy.deepcopy(tokenizer)
+    alone, seen = list(translator.hypotheses(SOURCES)), attend_as_lists(new_model(tokenizer), own)
+    before = state(model, tokenizer)
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            looks = [threads.submit(attend_as_lists, model, own) for _ in range(2)]
+            assert inside.wait(60)
+            assert state(model, tokenizer) == before
+            assert list(translator.hypotheses(SOURCES)) == alone
+        finally:
+            go_on.set()
+        if kind != "window":
+            tolerance = 0.2 if kind == "int8" else 1e-6
+            for look in looks:
+                torch.testing.assert_close(look.result(), seen, atol=tolerance, rtol=0)
+    assert state(model, tokenizer) == before
+
+
+def attend_as_lists(model, tokenizer):
+    weights = attend(model, tokenizer, SOURCES[0], TARGETS[0])
+    return [torch.tensor(array) for array in (weights.encoder, weights.decoder, weights.encoder_decoder)]
+
+
+def test_a_pipeline_of_a_model_in_training_serves_several_threads(tokenizer):
+    """The first call to end does not switch the dropout of the others on."""
+    model = new_model(tokenizer, dropout=0.5).train()
+    translate = pipeline("translation", model, tokenizer=tokenizer, device="cpu")
+    alone = translate(SOURCES, **SHORT)
+    with ThreadPoolExecutor(4) as threads:
+        calls = [threads.submit(translate, SOURCES[: 1 + number % 6], **SHORT) for number in range(12)]
+        assert all(call.result() == alone[: 1 + number % 6] for number, call in enumerate(calls))
+
+
+def test_one_translator_serves_several_threads(tokenizer):
+    model = new_model(tokenizer)
+    translator = Translator(model, tokenizer, scores=True, **SHORT)
+    alone, scores = list(translator.hypotheses(SOURCES)), score_pairs(model, tokenizer, SOURCES, TARGETS)
+    with ThreadPoolExecutor(4) as threads:
+        translations = [threads.submit(lambda: list(translator.hypotheses(SOURCES))) for _ in range(4)]
+        others = [threads.submit(score_pairs, model, tokenizer, SOURCES, TARGETS) for _ in range(4)]
+        assert all(call.result() == alone for call in translations)
+        assert all(call.result() == scores for call in others)
+
+
+def test_threads_that_cut_texts_do_not_cut_those_of_others(tokenizer):
+    model, tokenizer = new_model(tokenizer), copy.deepcopy(tokenizer)
+    tokenizer.model_max_length = 5
+    translate = pipeline("translation", model, tokenizer=tokenizer, device="cpu")
+    long = [" ".join(SOURCES)] * 40
+    whole = translate.preprocess(long[0])["input_ids"].shape[1]
+    with ThreadPoolExecutor(4) as threads:
+        calls = [
+            threads.submit(lambda cut: [translate.preprocess(text, truncation=cut) for text in long], bool(number % 2))
+            for number in range(4)
+        ]
+        for number, call in enumerate(calls):
+            assert {row["input_ids"].shape[1] for row in call.result()} == {5 if number % 2 else whole}
+    assert tokenizer.backend_tokenizer.truncation is None
+
+
+def test_loading_in_several_threads_leaves_the_settings_of_the_process(tokenizer, tmp_path, monkeypatch):
+    new_model(tokenizer, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loading, (first, second) = VaswaniForConditionalGeneration.from_pretrained, (threading.Event(), threading.Event())
+
+    def in_turns(*arguments, **options):  # the first thread ends after the second has begun, if that is possible
+        if first.is_set():
+            second.set()
+            time.sleep(0.3)
+        else:
+            first.set()
+            second.wait(0.3)
+        return loading(*arguments, **options)
+
+    def settings():
+        return logging.get_verbosity(), logging.is_progress_bar_enabled(), torch.get_default_dtype()
+
+    monkeypatch.setattr(VaswaniForConditionalGeneration, "from_pretrained", in_turns)
+    before = settings()
+    with ThreadPoolExecutor(2) as threads:
+        models = [load[0] for load in threads.map(load_model, [tmp_path] * 2, ["cpu"] * 2)]
+    assert settings() == before
+    assert all(torch.equal(*pair) for pair in zip(*(model.parameters() for model in models), strict=True))
+
+
+def test_saving_leaves_the_model_as_it_was(tokenizer, tmp_path):
+    model = new_model(tokenizer)
+    before = state(model, tokenizer)
+    for name in ("first", "second"):
+        model.save_pretrained(tmp_path / name)
+        assert state(model, tokenizer) == before
+        model.config.auto_map = {"AutoModel": "owner/name--modeling_vaswani.VaswaniModel"}  # of another repository
+        before = state(model, tokenizer)
+    model.get_encoder().save_pretrained(tmp_path / "encoder")
+    assert state(model, tokenizer) == before
+    first, second = ((tmp_path / name / "config.json").read_text() for name in ("first", "second"))
+    assert first == second and "custom_pipelines" in second

@@ -166,7 +166,10 @@ def _is_decay(value: Any, _: int) -> bool:
 
 _TOKEN = (lambda value, vocab_size: _is_ids([value], vocab_size), "a token id, at least 0 and below {}")
 _TOKENS = (_is_id_or_ids, "a token id, or a list of them, at least 0 and below {}")
-_ID_LIST = (_is_ids, "a list of token ids, each at least 0 and below {}")
+_ID_LIST = (
+    lambda value, vocab_size: _is_ids(value, vocab_size) and len(set(value)) < vocab_size,
+    "a list of token ids, each at least 0 and below {}, and not of all tokens",
+)
 _FLAG = (lambda value, _: isinstance(value, bool), "true or false")
 # What the search takes from `generation_config.json` besides `SETTING_RANGES`: a test of value and vocabulary size, and
 # the rule in words.
@@ -180,7 +183,7 @@ _GENERATION_RULES = {
     **dict.fromkeys(
         (
             *("do_sample", "use_cache", "renormalize_logits", "remove_invalid_values", "return_dict_in_generate"),
-            *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),
+            *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "_from_model_config"),
         ),
         _FLAG,
     ),
@@ -204,7 +207,7 @@ _NO_EFFECT = {
     "is_assistant": False, "use_mtp": False, "disable_compile": True, "cache_implementation": "dynamic",
     "penalty_alpha": 0.0,
 }  # fmt: skip
-_ABOUT_THE_FILE = {"transformers_version", "_from_model_config", "_commit_hash"}
+_ABOUT_THE_FILE = {"transformers_version", "_commit_hash"}
 
 
 def check_generation_config(path: Path, vocab_size: int) -> None:
@@ -220,7 +223,8 @@ def check_generation_config(path: Path, vocab_size: int) -> None:
     except FileNotFoundError:
         return
     for name, value in settings.items():
-        if value is None or name in _ABOUT_THE_FILE or (name in _NO_EFFECT and value == _NO_EFFECT[name]):
+        is_unset = value is None and not hasattr(GenerationConfig, name)  # nor hides one of its methods
+        if is_unset or name in _ABOUT_THE_FILE or (name in _NO_EFFECT and value == _NO_EFFECT[name]):
             continue
         if name in SETTING_RANGES:
             rule = broken_range(name, value)

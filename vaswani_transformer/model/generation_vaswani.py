@@ -219,6 +219,9 @@ class VaswaniGenerationMixin:
             value = getattr(generation_config, name)
             if value is not None and (expected := broken_range(name, value)):
                 raise ValueError(f"{name} is {value!r}: it must be {expected}")
+        for name, (kind, _, _) in SETTING_RANGES.items():
+            if kind is float and type(value := getattr(generation_config, name, None)) is int:
+                setattr(generation_config, name, float(value))  # transformers refuses a temperature of 2
         return generation_config, model_kwargs
 
     def _maybe_prepare_encoder_kwargs_for_generation(

@@ -8,6 +8,7 @@ from typing import Any
 from ..decoding.ensemble import COMBINATIONS
 from ..errors import UserError
 from ..loading import is_exported
+from ..model.generation_vaswani import SETTING_RANGES
 from .files import option_flag
 
 
@@ -66,20 +67,23 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", metavar="N", type=int, help="the same seed gives the same translations")
 
 
-# Least and greatest value of each option.
-_RANGES = {
-    "beams": (1, 10_000),
-    "nbest": (1, 10_000),
-    "max_new_tokens": (1, 10**6),
-    "tokens_per_batch": (1, 10**9),
-    "max_source_tokens": (2, 10**6),
-    "window": (1, 10**7),
-    "length_penalty": (-100, 100),
-    "temperature": (1e-6, 10**6),
-    "top_k": (1, 10**9),
-    "top_p": (1e-6, 1),
-    "seed": (0, 2**62),
-}
+# Least and greatest value of each option; those of the search have the ranges of the settings that they stand for.
+_RANGES = (
+    {
+        "tokens_per_batch": (1, 10**9),
+        "max_source_tokens": (2, 10**6),
+        "window": (1, 10**7),
+        "top_k": (1, 10**9),  # 0, no limit, is said by leaving it out
+        "seed": (0, 2**62),
+    }
+    | {
+        option: SETTING_RANGES[setting][1:]
+        for option, setting in (
+            *(("beams", "num_beams"), ("nbest", "num_return_sequences")),
+            *((name, name) for name in ("max_new_tokens", "length_penalty", "temperature", "top_p")),
+        )
+    }
+)
 
 
 def check_options(arguments: argparse.Namespace) -> None:

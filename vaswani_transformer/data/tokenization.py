@@ -7,7 +7,8 @@ be encoded without an unknown token and decoded to exactly the same text.
 
 import hashlib
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ..errors import UserError, one_line
+from ..json_and_yaml import read_json
 
 # The position is the id. `<pad>` is not 0 because beam search in transformers takes a pad id of 0 for "none given" and
 # fills finished hypotheses with `</s>` instead.
@@ -118,11 +120,28 @@ def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFas
     )
 
 
+_JSON_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json")
+_MOST_BYTES = 1 << 28  # of tokenizer.json; a vocabulary of 256,000 tokens takes 34 MB
+# Entries by which a configuration would have other files read than those that are checked here.
+_OTHER_FILES = ("fast_tokenizer_files", "gguf_file", "init_inputs")
+_MOST_GROWTH = 1000  # letters that normalisation, or decoding, may make of one
+_PROBE = "a b"
+_MOST_PROBE_TOKENS = 100
+
+
+def refuse_special_files(folder: Path) -> None:
+    """Raise `UserError` for a pipe, socket or device among a folder's files, at which reading could wait for ever."""
+    for path in folder.iterdir():
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UserError(f"{path} is not a regular file: remove it from the folder")
+
+
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     """Load a tokenizer from a local folder through `AutoTokenizer`; nothing is downloaded.
 
     Raises:
-        UserError: The folder does not exist, holds no tokenizer, or its files cannot be read as one.
+        UserError: The folder does not exist, holds no tokenizer, its files cannot be read as one, its rules could take
+            time or memory without bounds, or it does not end a text with its end token.
     """
     folder = Path(folder)
     # Checked first, because AutoTokenizer takes the name of a missing folder for one on the Hub.
@@ -131,13 +150,127 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     missing = [name for name in ("tokenizer.json", "tokenizer_config.json") if not (folder / name).is_file()]
     if missing:
         raise UserError(f"folder {str(folder)!r} holds no tokenizer, {' and '.join(missing)} missing: train one first")
+    refuse_special_files(folder)
+    _check_files(folder)
     try:
         # Without trust_remote_code=False, transformers would ask on standard input whether to run code in the folder.
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except Exception as error:  # `tokenizers` raises bare Exception for a file that it cannot read
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
+            raise ValueError(f"{type(tokenizer).__name__} is no tokenizer of the library tokenizers")
+        ids = tokenizer([_PROBE])["input_ids"][0]  # many wrong values are found in use alone
+        tokenizer.batch_decode([ids], skip_special_tokens=True)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # `tokenizers` raises bare Exception, and a BaseException where its code panics
         raise UserError(
             f"the tokenizer in {str(folder)!r} is broken ({one_line(error)}): save or train it again"
         ) from error
+    if len(ids) > _MOST_PROBE_TOKENS:
+        raise UserError(f"the tokenizer in {str(folder)!r} makes {len(ids):,} tokens of {_PROBE!r}: train it again")
+    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ids:
+        raise UserError(
+            f"the tokenizer in {str(folder)!r} does not end texts with its end token {tokenizer.eos_token!r}, on which"
+            " models are trained: add it in the post_processor of tokenizer.json"
+        )
+    return tokenizer
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse what is no JSON, leads to other files, or would take time or memory without bounds."""
+    contents = {}
+    for name in _JSON_FILES:
+        if (folder / name).exists():
+            contents[name] = read_json(folder / name, "save or train the tokenizer again", _MOST_BYTES)
+    path = folder / "tokenizer_config.json"
+    for name in _OTHER_FILES:
+        if contents[path.name].get(name):
+            raise UserError(f"{name} in {path} names other files or arguments: remove it, tokenizer.json is read")
+    path = folder / "tokenizer.json"
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        growth = 1.0
+        for rule in _objects(contents[path.name].get(part)):
+            if isinstance(pattern := rule.get("Regex"), str) and (danger := _danger(pattern)):
+                raise UserError(
+                    f"the regular expression {pattern!r:.200} in {path} {danger}, which can take for ever: write it"
+                    " without that"
+                )
+            growth *= _growth(rule)
+            if growth > _MOST_GROWTH:
+                raise UserError(
+                    f"the replacements of the {part} in {path} can make a text more than {_MOST_GROWTH:,} times as"
+                    " long: use fewer of them"
+                )
+
+
+def _objects(value: Any) -> Iterator[dict]:
+    """All objects in a JSON value, itself included."""
+    if isinstance(value, dict):
+        yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _objects(item)
+
+
+def _growth(rule: dict) -> float:
+    """How many letters a part of a tokenizer makes of one, at most; 1 for all but replacements and prefixes."""
+    if rule.get("type") == "Prepend":
+        return max(1, len(str(rule.get("prepend"))))
+    if rule.get("type") != "Replace":
+        return 1
+    pattern, content = rule.get("pattern"), rule.get("content")
+    text = pattern.get("String") if isinstance(pattern, dict) else None
+    # A regular expression may match a single letter.
+    return max(1, len(str(content)) / max(1, len(text) if isinstance(text, str) else 1))
+
+
+# The parts of a regular expression of Oniguruma: escapes, sets (which nest), groups, repetitions, alternation.
+_REGEX_PARTS = re.compile(
+    r"\\.|(?P<set>\[\^?\]?)|\((?:\?(?:<?[=!]|[>~:]|[a-zA-Z-]*:))?|[)|]|(?P<times>[*+?]|\{[\d,]+\})[+?]?|.", re.S
+)
+_MOST_REPETITIONS = 4  # in a row; the patterns of GPT-2 to GPT-4o have up to three
+
+
+def _danger(pattern: str) -> str | None:
+    """What lets a backtracking search for a pattern try more ways than a small power of the text's length, if any.
+
+    A rule that refuses some harmless patterns too: a group is repeated that itself repeats or has alternatives.
+    """
+    groups, place, last = [[0, False]], 0, None  # of each open group: repetitions in the branch, and whether it varies
+    while place < len(pattern):
+        part = _REGEX_PARTS.match(pattern, place)
+        place, text = part.end(), part.group()
+        closed, last = last, None
+        if part.group("set"):
+            place = _end_of_set(pattern, place)
+        elif re.fullmatch(r"\\[1-9gk]", text):
+            return "refers back to a group"
+        elif text[0] == "(":
+            groups.append([0, False])
+        elif text == ")" and len(groups) > 1:
+            repetitions, varies = groups.pop()
+            groups[-1][0] += repetitions
+            groups[-1][1] = groups[-1][1] or varies
+            last = varies
+        elif text == "|":
+            groups[-1] = [0, True]
+        elif times := part.group("times"):
+            is_optional = times in ("?", "{0,1}", "{,1}")
+            if closed and not is_optional:
+                return "repeats a group that itself repeats something or has alternatives"
+            groups[-1][0] += not is_optional and not re.fullmatch(r"\{\d+\}", times)
+            groups[-1][1] = groups[-1][1] or not re.fullmatch(r"\{\d+\}", times)
+            if groups[-1][0] > _MOST_REPETITIONS:
+                return f"has more than {_MOST_REPETITIONS} repetitions in a row"
+    return None
+
+
+def _end_of_set(pattern: str, place: int) -> int:
+    depth = 1
+    while place < len(pattern) and depth:
+        if pattern[place] == "\\":
+            place += 1
+        depth += {"[": 1, "]": -1}.get(pattern[place : place + 1], 0)
+        place += 1
+    return place
 
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerFast) -> dict:
@@ -159,8 +292,9 @@ def check_tokenizer_matches(tokenizer: PreTrainedTokenizerFast, config: Any) -> 
     A model may have more ids than the tokenizer has tokens (an embedding rounded up), not fewer.
     """
     faults = []
-    if len(tokenizer) > config.vocab_size:
-        faults.append(f"vocabulary size {len(tokenizer)} in the tokenizer, {config.vocab_size} in the model")
+    size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0))  # ids may have gaps
+    if size > config.vocab_size:
+        faults.append(f"vocabulary size {size} in the tokenizer, {config.vocab_size} in the model")
     for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
         in_tokenizer, in_model = getattr(tokenizer, name), getattr(config, name)
         if in_tokenizer != in_model:

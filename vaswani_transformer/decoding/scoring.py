@@ -44,9 +44,24 @@ def score_ids(
 
     Returns:
         for each target as many natural-log probabilities as it has tokens.
+
+    Raises:
+        UserError: for a model whose log-probabilities are infinite or NaN, as happens beyond the range of float16.
     """
     if hasattr(model, "score_ids"):  # an exported model scores by its engine
-        return model.score_ids(sources, targets, tokens_per_batch)
+        scores = model.score_ids(sources, targets, tokens_per_batch)
+    else:
+        scores = _score_ids(model, sources, targets, tokens_per_batch)
+    for number, row in enumerate(scores, 1):
+        if not all(map(math.isfinite, row)):
+            raise UserError(
+                f"the model finds a log-probability of {next(one for one in row if not math.isfinite(one))} for output"
+                f" {number}: its numbers are out of range; give --precision float32 or bfloat16, or another model"
+            )
+    return scores
+
+
+def _score_ids(model, sources, targets, tokens_per_batch: int) -> list[list[float]]:
     scores: list[list[float]] = [[] for _ in targets]
     filled = [index for index, target in enumerate(targets) if len(target)]
     lengths = [max(len(sources[index]), len(targets[index])) for index in filled]

@@ -15,6 +15,7 @@ from ..data.tokenization import load_tokenizer
 from ..decoding.scoring import LengthRule
 from ..decoding.translator import Translator
 from ..errors import UserError, one_line
+from ..loading import check_generation_config
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, take_back_defaults
 from .folder import ExportFacts, read_vocabulary
@@ -68,15 +69,13 @@ def open_engine(folder: str | Path, device: str = "cpu", **options) -> ctranslat
         ctranslate2.set_log_level(level)
 
 
-def _read_generation_config(folder: str | Path) -> GenerationConfig:
+def _read_generation_config(folder: str | Path, vocab_size: int) -> GenerationConfig:
     """The exported `generation_config.json`, or the paper's for want of one."""
     path = Path(folder) / "generation_config.json"
     if not path.is_file():
         return GenerationConfig(num_beams=4, length_penalty=0.6)
-    try:
-        settings = GenerationConfig.from_pretrained(folder)
-    except Exception as error:  # a damaged file raises errors of many kinds
-        raise UserError(f"{path} is damaged ({one_line(error)}): export the model again") from error
+    check_generation_config(path, vocab_size)
+    settings = GenerationConfig.from_pretrained(folder)
     take_back_defaults(settings, set())
     for name in _NEUTRAL:
         value = getattr(settings, name, None)
@@ -117,7 +116,7 @@ class CTranslate2Model:
         self._ids = {token: number for number, token in enumerate(self.vocabulary)}
         if len(self.vocabulary) != self.facts.vocab_size:
             raise UserError(f"{folder} has a vocabulary and an export.json of different models: export the model again")
-        self.generation_config = _read_generation_config(folder)
+        self.generation_config = _read_generation_config(folder, self.facts.vocab_size)
         names = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
         self.config = VaswaniConfig(
             **{name: getattr(self.facts, name) for name in names},

@@ -1,5 +1,6 @@
 """A trained model written in another engine's format: `vaswani export`."""
 
+import math
 import random
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ from ..errors import UserError
 from ..files import publish, remove, unfinished
 from ..hardware import choose_device
 from ..loading import FACTS, load_model
+from ..model.checkpoint_vaswani import is_finite
 from .folder import (
     COPIED,
     EXTRAS,
@@ -120,6 +122,8 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
         for length in (12, 5, 20)
     ]
     logits = reference_logits(model, sentences)  # first: writing changes the model
+    if not is_finite(logits):
+        raise UserError(f"the model in {folder} computes numbers that are infinite or NaN: export another checkpoint")
     if format == "ctranslate2":
         from .to_ctranslate2 import largest_difference, write_ctranslate2
 
@@ -140,7 +144,12 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
         **{name: getattr(config, name) for name in (*names, "d_k", "d_v")},
     ).write(staging)
     difference = largest_difference(staging, sentences, logits)
-    if quantization == "float32" and not difference <= _TOLERANCE:
+    if quantization != "float32" and not math.isfinite(difference):
+        raise UserError(
+            f"quantization is {quantization!r}, in which this model's numbers are out of range (log-probabilities"
+            f" differ by {difference}): give another one, such as float32 or int8"
+        )
+    if quantization == "float32" and not difference <= _TOLERANCE:  # NaN is above it
         raise RuntimeError(
             f"the exported model differs from the model by {difference:.3g} and was discarded: please report this"
         )

@@ -130,8 +130,8 @@ def largest_difference(output: Path, sentences: list[list[int]], logits: torch.T
     vocabulary = read_vocabulary(output)
     tokens = [[vocabulary[number] for number in sentence] for sentence in sentences]
     scored = open_engine(output).score_batch(tokens, [sentence[:-1] for sentence in tokens], max_input_length=0)
-    worst = 0.0
+    differences = []
     for sentence, ours, theirs in zip(sentences, logits.log_softmax(dim=-1), scored, strict=True):
         log_probs = ours[: len(sentence)].gather(-1, torch.tensor(sentence)[:, None])[:, 0]
-        worst = max(worst, float((log_probs - torch.tensor(theirs.log_probs)).abs().max()))
-    return worst
+        differences.append((log_probs - torch.tensor(theirs.log_probs)).abs().max())
+    return float(torch.stack(differences).max())  # NaN if one of them is

@@ -2,9 +2,10 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
@@ -19,6 +20,8 @@ PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # projection, somewhat fewer. With less than this share they belong to another model.
 _LEAST_SHARE = 1 / 4
 _HARMLESS = 10**8  # parameters, 400 MB in float32: a model of this size may be loaded from an incomplete file
+#: Types of weights, as safetensors and torch name them; others would be cast to something else without a word.
+WEIGHT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class VaswaniCheckpointMixin:
@@ -33,14 +36,18 @@ class VaswaniCheckpointMixin:
         """As in `PreTrainedModel`, from safetensors only.
 
         Raises:
-            ValueError: for pickled weights (`pytorch_model.bin`, or `use_safetensors=False`), for damaged files, and
-                for a configuration that does not belong to the weights.
+            ValueError: for pickled weights (`pytorch_model.bin`, or `use_safetensors=False`), for damaged files, for
+                weights outside the model's folder, in other types than floating point or not finite, and for a
+                configuration that does not belong to the weights.
             OSError: if there are no weights.
         """
         if use_safetensors is False:
             raise ValueError("use_safetensors=False asks for pickled weights: this model is read from safetensors only")
         try:
-            return super().from_pretrained(pretrained_model_name_or_path, *model_args, use_safetensors=True, **kwargs)
+            loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, use_safetensors=True, **kwargs)
+            model = loaded[0] if isinstance(loaded, tuple) else loaded
+            check_finite(model.named_parameters(), str(pretrained_model_name_or_path))
+            return loaded
         except OSError as error:
             folder = Path(pretrained_model_name_or_path) / (kwargs.get("subfolder") or "")
             if not any((folder / name).is_file() for name in PICKLED_WEIGHTS):
@@ -52,14 +59,17 @@ class VaswaniCheckpointMixin:
             ) from error
 
     @staticmethod
-    def _load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs):
+    def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
         # Here the files are known and no memory is allocated yet, unless an adapter is being added to a loaded model.
         if state_dict is None and checkpoint_files and next(model.parameters()).is_meta:
-            check_weights(checkpoint_files, model.num_parameters(), type(model).__name__)
+            for file in set(((load_config.sharded_metadata or {}).get("weight_map") or {}).values()):
+                check_shard_name(file)
+            types = None if load_config.is_quantized else WEIGHT_TYPES
+            check_weights(checkpoint_files, model.num_parameters(), type(model).__name__, types)
             if not model.config.tie_word_embeddings:
                 state_dict = untied_weights(checkpoint_files)
         parent = super(VaswaniCheckpointMixin, type(model))
-        return parent._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
+        return parent._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """As in `PreTrainedModel`, with the code that users without this package need beside the weights.
@@ -120,20 +130,70 @@ def untied_weights(files: list[str]) -> dict | None:
     return weights
 
 
-def check_weights(files: list[str], parameters: int, name: str) -> None:
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no number of a tensor is infinite or NaN.
+
+    Of a sharded tensor only the part that lies here is looked at: asking all would wait for the other processes.
+    """
+    here = tensor.detach()
+    here = here.to_local() if hasattr(here, "to_local") else here
+    if here.is_meta or not here.is_floating_point():
+        return True
+    # No sum with an infinite number or NaN in it is finite, and a sum is ten times as fast as a look at each number. It
+    # may be too large itself, so that only then each is looked at.
+    wide = None if here.dtype == torch.float64 else torch.float32
+    return bool(here.sum(dtype=wide).isfinite()) or bool(here.isfinite().all())
+
+
+def check_finite(weights: Iterable[tuple[str, torch.Tensor]], where: str) -> None:
+    """Raise `ValueError` for the first of named weights that is not finite; `where` says whose they are."""
+    for name, tensor in weights:
+        if not is_finite(tensor):
+            raise ValueError(
+                f"{name} of {where} has numbers that are infinite or NaN, from which every output would be wrong: use"
+                " another checkpoint, or copy the weights again"
+            )
+
+
+def check_shard_name(name: str) -> None:
+    """Raise `ValueError` for an entry of a weight index that does not lie beside the index."""
+    if not isinstance(name, str) or Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
+        raise ValueError(
+            f"the weight index names the file {name!r:.200}: it must be a .safetensors file in the index's own folder"
+        )
+
+
+def check_weights(files: list[str], parameters: int, name: str, types: Iterable[str] | None = WEIGHT_TYPES) -> None:
     """Read the headers of weight files and compare their size with that of the configuration's model, a `name`.
 
+    Args:
+        files: the files of one model.
+        parameters: of the configuration's model.
+        name: what kind of model it is.
+        types: those of safetensors that weights may have; any if None.
+
     Raises:
-        ValueError: for a file that is not a complete safetensors file, or a model far larger than its weights.
+        ValueError: for a file that is not a complete safetensors file, a weight of another type or in two files, or a
+            model far larger than its weights.
     """
-    numbers = 0
+    numbers, known = 0, set()
     for file in files:
         if not str(file).endswith(".safetensors"):
             raise ValueError(f"{file} is not a safetensors file: convert it with `vaswani convert FOLDER`")
+        if Path(file).exists() and not Path(file).is_file():
+            raise ValueError(f"{file} is not a regular file: copy or download it again")
         try:
             with safe_open(file, framework="pt") as weights:
                 for key in weights.keys():  # noqa: SIM118 (no dictionary)
                     numbers += math.prod(weights.get_slice(key).get_shape())
+                    if types is not None and (found := weights.get_slice(key).get_dtype()) not in types:
+                        raise ValueError(
+                            f"{key:.200} in {file} has numbers of type {found}: weights must be in one of"
+                            f" {', '.join(types)}; convert them to one of these"
+                        )
+                    if key in known:
+                        raise ValueError(f"{key:.200} is in {file} and in another file of the same model: keep one")
+                    known.add(key)
         except SafetensorError as error:
             raise ValueError(
                 f"{file} is damaged or not complete ({error}): copy or download it again, or use another checkpoint"

@@ -48,6 +48,14 @@ _PRESETS: dict[str, dict] = {
 # building its model would only fill the memory.
 _MAX_PARAMETERS, _MAX_LAYERS, _MAX_LABELS = 10**11, 1_000, 10_000
 
+# Entries that decide how a model is run, not what it is. Some make transformers fetch and run code (a kernel named by
+# `attn_implementation`), so that a file may not set them; an argument of `from_pretrained` may.
+_NOT_FROM_FILES = {
+    "attn_implementation", "experts_implementation", "fusion_config", "kernel_config", "use_kernels",
+    "distributed_config", "per_layer_config", "name_or_path", "base_model_tp_plan", "base_model_pp_plan",
+    "base_model_ep_plan", "sub_configs", "sub_configs_defaults", "attribute_map", "keys_to_ignore_at_inference",
+}  # fmt: skip
+
 # How tensor parallelism (`DistributedConfig(tp_size=...)`) splits a model: each process has some of the heads, of the
 # inner units and of the vocabulary, and adds its share to a sublayer's output. Names are those of `VaswaniModel`.
 _TENSOR_PARALLEL_PLAN = {
@@ -158,6 +166,19 @@ class VaswaniConfig(PreTrainedConfig):
                         )
                     setattr(self, name, self.d_model // self.num_heads)
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        """As in `PreTrainedConfig`, without the entries of a file that choose how a model is run or hide a method.
+
+        Such as `attn_implementation`, which can name code on the Hub; given as arguments they count.
+        """
+        own = {
+            name: value
+            for name, value in config_dict.items()
+            if not (name in _NOT_FROM_FILES or name.startswith("_") or callable(getattr(cls, name, None)))
+        }
+        return super().from_dict(own, **kwargs)
 
     def validate_architecture(self):
         """Check the values of fields; `@strict` calls it on construction and on saving.

@@ -7,6 +7,7 @@ generation configuration, and the rule of a beam search's scores in a context va
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral, Real
 
 import torch
 from transformers.generation import ForcedEOSTokenLogitsProcessor, LogitsProcessor, StoppingCriteria
@@ -16,6 +17,32 @@ MAX_EXTRA_TOKENS = 50
 
 #: Rules for the score of a hypothesis: the paper's `length_normalization`, and transformers' own |Y|^alpha.
 LENGTH_NORMALIZATIONS = ("gnmt", "power")
+
+#: Type, least and greatest value of the settings of a search, for recipes, commands, `generate()` and model folders.
+#: Greater ones would only fill the memory or the time.
+SETTING_RANGES: dict[str, tuple[type, float, float]] = {
+    "num_beams": (int, 1, 10_000),
+    "num_return_sequences": (int, 1, 10_000),
+    "length_penalty": (float, -100, 100),
+    "max_extra_tokens": (int, 0, 10**6),
+    "max_new_tokens": (int, 1, 10**6),
+    "max_length": (int, 2, 10**6),  # the decoder's start token counts
+    "min_new_tokens": (int, 0, 10**6),
+    "min_length": (int, 0, 10**6),
+    "max_time": (float, 0, 10**9),
+    "no_repeat_ngram_size": (int, 0, 10**6),
+    "encoder_no_repeat_ngram_size": (int, 0, 10**6),
+    "repetition_penalty": (float, 1e-6, 10**6),
+    "encoder_repetition_penalty": (float, 1e-6, 10**6),
+    "temperature": (float, 1e-6, 10**6),
+    "top_k": (int, 0, 10**9),
+    "top_p": (float, 1e-6, 1),
+    "min_p": (float, 0, 1),
+    "top_h": (float, 1e-6, 1),
+    "typical_p": (float, 1e-6, 1),
+    "epsilon_cutoff": (float, 0, 0.99),
+    "eta_cutoff": (float, 0, 0.99),
+}
 
 # Our own entries of a generation configuration, with their defaults.
 _OWN_SETTINGS = {"length_normalization": LENGTH_NORMALIZATIONS[0], "max_extra_tokens": MAX_EXTRA_TOKENS}
@@ -34,6 +61,15 @@ def length_normalization(length: int | torch.Tensor, length_penalty: float) -> f
         length_penalty: alpha; 0 compares plain log-probabilities.
     """
     return ((5 + length) / 6) ** length_penalty
+
+
+def broken_range(name: str, value) -> str | None:
+    """What a setting of `SETTING_RANGES` must be, if `value` is not; a NaN is in no range."""
+    kind, least, most = SETTING_RANGES[name]
+    is_number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    if is_number and least <= value <= most:
+        return None
+    return f"{'a whole number' if kind is int else 'a number'} from {least:g} to {most:,}"
 
 
 def take_back_defaults(generation_config, own: set[str]) -> set[str]:
@@ -158,7 +194,8 @@ class VaswaniGenerationMixin:
         """As in `GenerationMixin`.
 
         Raises:
-            ValueError: for an unknown `length_normalization` or a negative `max_extra_tokens`.
+            ValueError: for an unknown `length_normalization`, and for our and transformers' own numbers of a search
+                beyond their range.
         """
         self._take_back_defaults()
         return super().generate(*args, **kwargs)
@@ -175,11 +212,16 @@ class VaswaniGenerationMixin:
         for name, default in _OWN_SETTINGS.items():
             values = (own.get(name), getattr(generation_config, name, None), default)
             setattr(generation_config, name, next(value for value in values if value is not None))
-        rule, extra = generation_config.length_normalization, generation_config.max_extra_tokens
+        rule = generation_config.length_normalization
         if rule not in LENGTH_NORMALIZATIONS:
             raise ValueError(f"length_normalization is {rule!r}: it must be one of {', '.join(LENGTH_NORMALIZATIONS)}")
-        if not isinstance(extra, int) or extra < 0:
-            raise ValueError(f"max_extra_tokens is {extra!r}: it must be a whole number, 0 or more")
+        for name in ("num_beams", "num_return_sequences", "length_penalty", "max_extra_tokens"):
+            value = getattr(generation_config, name)
+            if value is not None and (expected := broken_range(name, value)):
+                raise ValueError(f"{name} is {value!r}: it must be {expected}")
+        for name, (kind, _, _) in SETTING_RANGES.items():
+            if kind is float and type(value := getattr(generation_config, name, None)) is int:
+                setattr(generation_config, name, float(value))  # transformers refuses a temperature of 2
         return generation_config, model_kwargs
 
     def _maybe_prepare_encoder_kwargs_for_generation(

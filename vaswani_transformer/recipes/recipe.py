@@ -16,7 +16,7 @@ import yaml
 
 from ..errors import UserError, one_line
 from ..model.configuration_vaswani import VaswaniConfig
-from ..model.generation_vaswani import MAX_EXTRA_TOKENS
+from ..model.generation_vaswani import MAX_EXTRA_TOKENS, broken_range
 
 
 def _option(default, help_text: str, group: str):
@@ -244,10 +244,10 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
 
 
 _RANGES = (
-    ("tokens_per_batch tokens_per_device max_steps warmup_steps evaluate_every log_every num_beams keep_checkpoints"
+    ("tokens_per_batch tokens_per_device max_steps warmup_steps evaluate_every log_every keep_checkpoints"
      " expected_pairs expected_source_length expected_target_length", lambda value: value >= 1, "1 or more"),
     ("validation_size max_minutes max_gradient_norm validation_bleu early_stopping average_checkpoints"
-     " checkpoint_minutes max_extra_tokens seed data_workers", lambda value: value >= 0, "0 or more"),
+     " checkpoint_minutes seed data_workers", lambda value: value >= 0, "0 or more"),
     ("max_length", lambda length: length >= 2, "2 or more, since </s> counts"),
     ("max_length_ratio", lambda ratio: ratio == 0 or ratio >= 1, "1 or more, or 0 for no limit"),
     ("seed", lambda seed: seed < 2**32, "below 2**32"),
@@ -274,6 +274,9 @@ def check_recipe(recipe: Recipe) -> None:
             if value is not None and not is_in_range(value):
                 or_none = ", or none" if field_type(name)[1] else ""
                 raise UserError(f"{name} is {value}: it must be {rule}{or_none}")
+    for name in ("num_beams", "length_penalty", "max_extra_tokens"):
+        if rule := broken_range(name, getattr(recipe, name)):
+            raise UserError(f"{name} is {getattr(recipe, name)}: it must be {rule}")
     for name, choices in _CHOICES.items():
         if getattr(recipe, name) not in choices:
             raise UserError(f"{name} is {getattr(recipe, name)!r}: it must be one of {', '.join(choices)}")

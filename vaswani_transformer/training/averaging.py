@@ -14,6 +14,7 @@ from ..data.tokenization import load_tokenizer, tokenizer_sha256
 from ..errors import UserError, one_line
 from ..files import place_files, publish, remove, sync, unfinished
 from ..loading import refuse_exported
+from ..model.checkpoint_vaswani import check_finite
 from .checkpoints import INDEX, WEIGHTS, Checkpoint, read_checkpoints, to_average
 from .run_folder import CHECKPOINTS
 
@@ -150,8 +151,8 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
         The folder.
 
     Raises:
-        UserError: for what cannot be averaged, naming two folders and the difference, and for an output that is there
-            or is one of the folders.
+        UserError: for what cannot be averaged, naming two folders and the difference, for an average that is not
+            finite, naming the weight, and for an output that is there or is one of the folders.
     """
     folders, output = [Path(folder) for folder in folders], Path(output)
     for folder in folders:
@@ -177,7 +178,12 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
         raise UserError(f"cannot write to {output.parent}: {error.strerror}") from error
     try:
         _copy_rest(folders, staging)
-        save_file(average_checkpoints(folders), staging / WEIGHTS, metadata={"format": "pt"})
+        average = average_checkpoints(folders)
+        try:
+            check_finite(average.items(), f"the average of {folders[0]} and others")
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        save_file(average, staging / WEIGHTS, metadata={"format": "pt"})
         if replaced:
             for stale in (WEIGHTS, INDEX, *(path.name for path in output.glob("model-*-of-*.safetensors"))):
                 (output / stale).unlink(missing_ok=True)

@@ -9,6 +9,7 @@ import torch
 
 from ..data.batching import IGNORE_INDEX
 from ..errors import UserError
+from ..model.checkpoint_vaswani import is_finite
 from ..plots import new_figure
 from .callbacks import read_training_log
 
@@ -63,13 +64,6 @@ def is_read_at_once(loss: torch.Tensor) -> bool:
     return loss.is_cpu
 
 
-def _is_finite(weight: torch.Tensor) -> bool:
-    """Whether a weight is finite, of a sharded one the part that lies here: asking all would wait for the others."""
-    here = weight.detach()
-    here = here.to_local() if hasattr(here, "to_local") else here
-    return here.numel() == 0 or bool(torch.linalg.vector_norm(here, float("inf")).isfinite())
-
-
 class NonFiniteLossError(UserError):
     """The training loss, or a weight, is not finite; the batch of such a loss was saved."""
 
@@ -109,7 +103,7 @@ class FiniteLossGuard:
         A gradient may be infinite though the loss is finite; the next loss would be the first to show it.
         """
         parameters = self.trainer.model.named_parameters()
-        return [name for name, weight in parameters if weight.requires_grad and not _is_finite(weight)]
+        return [name for name, weight in parameters if weight.requires_grad and not is_finite(weight)]
 
     def _read(self, keep: int) -> None:
         while len(self._unread) > keep:

@@ -27,6 +27,7 @@ from ..errors import UserError, one_line
 from ..evaluation.metrics import score_translations
 from ..files import place_files, remove, unfinished
 from ..hardware import choose_precision, keep_freed_memory, on_cpu
+from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import Recipe, model_config
@@ -364,6 +365,10 @@ class TrainingRun:
         sharded = trainer.is_fsdp_enabled  # then all processes have to gather the weights
         weights = trainer.accelerator.get_state_dict(trainer.model) if sharded else None
         if trainer.is_world_process_zero():
+            try:
+                check_finite((weights or trainer.model.state_dict()).items(), "the trained model")
+            except ValueError as error:
+                raise UserError(f"{error}: no model was written, checkpoints are in {self.folder}") from error
             self._draw_learning_curve()
             staging = unfinished(self.folder / CHECKPOINTS / "final")
             remove(staging)

@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import UserError
+from ..output_folder import is_first_process as is_main_process
 
+_PATH = re.compile(r"\b(FILE|FOLDER|PATH|MODEL|RECIPE)\Z")  # what options for files and folders are shown as
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 REPORTING_SECONDS = 2.0  # for the process that reports an error: a launcher ends all processes when one ends
 
@@ -32,6 +35,11 @@ class Parser(argparse.ArgumentParser):
             further = [word for word in unknown[:end] if word not in options] + unknown[end + 1 :]
             setattr(namespace, self.words, [*getattr(namespace, self.words), *further])
             unknown = options
+        for action in self._actions:  # an unset variable in a path would be the current folder
+            value = getattr(namespace, action.dest, None)
+            if "" in (value if isinstance(value, list) else [value]) and _PATH.search(str(action.metavar)):
+                name = action.option_strings[0] if action.option_strings else action.metavar
+                self.error(f"{name} is empty (an unset variable?): give a path, . for the current folder")
         return namespace, unknown
 
     def error(self, message: str):
@@ -100,11 +108,6 @@ def leave_failed(error: Exception, message: str | None, status: int) -> NoReturn
     sys.stderr.flush()
     time.sleep(REPORTING_SECONDS)
     os._exit(status)
-
-
-def is_main_process() -> bool:
-    """Whether this is the only process or the first of several: the one that prints."""
-    return os.environ.get("RANK", "0") == "0"  # set by accelerate launch and torchrun
 
 
 def report_stop(signal_number: int, step: int | None) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import UserError
+from ..files import check_path
 from ..output_folder import is_first_process as is_main_process
 
 _PATH = re.compile(r"\b(FILE|FOLDER|PATH|MODEL|RECIPE)\Z")  # what options for files and folders are shown as
@@ -35,12 +36,15 @@ class Parser(argparse.ArgumentParser):
             further = [word for word in unknown[:end] if word not in options] + unknown[end + 1 :]
             setattr(namespace, self.words, [*getattr(namespace, self.words), *further])
             unknown = options
-        for action in self._actions:  # an unset variable in a path would be the current folder
-            value = getattr(namespace, action.dest, None)
-            if "" in (value if isinstance(value, list) else [value]) and _PATH.search(str(action.metavar)):
-                name = action.option_strings[0] if action.option_strings else action.metavar
-                self.error(f"{name} is empty (an unset variable?): give a path, . for the current folder")
         return namespace, unknown
+
+    def check_paths(self, arguments: argparse.Namespace) -> None:
+        """Raise `UserError` for an empty file or folder: some would be the current folder."""
+        for action in self._actions:
+            if _PATH.search(str(action.metavar)):
+                values = getattr(arguments, action.dest, None)
+                for value in values if isinstance(values, list) else [values]:
+                    check_path(value, action.option_strings[0] if action.option_strings else action.metavar)
 
     def error(self, message: str):
         """Exit with status 2, a message and where to read more; of several processes, one on each machine prints it."""

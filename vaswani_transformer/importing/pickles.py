@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from ..errors import UserError, one_line
-from ..files import check_path
+from ..files import check_path, finish
 from ..loading import read_config, refuse_exported
 from ..model.checkpoint_vaswani import PICKLED_WEIGHTS
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..output_folder import OutputFolder, locked
+from ..output_folder import locked
 
 WEIGHTS = "model.safetensors"
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -55,7 +55,8 @@ def _convert(folder: Path) -> Path:
         # A new folder of its own, so that nothing that lies there already, such as a link, is written to or through.
         with tempfile.TemporaryDirectory(prefix=".converted-", dir=folder) as staging:
             save_file(weights, Path(staging) / WEIGHTS, metadata={"format": "pt"})
-            OutputFolder(folder).move(Path(staging) / WEIGHTS, WEIGHTS)
+            finish(Path(staging) / WEIGHTS)
+            (Path(staging) / WEIGHTS).replace(folder / WEIGHTS)
     except Exception as error:  # safetensors has an error of its own for a full disk
         raise UserError(f"cannot write {folder / WEIGHTS}: {one_line(error)}") from error
     return folder / WEIGHTS

@@ -23,6 +23,7 @@ from .monitoring import is_saved_batch
 
 CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.jsonl", "learning_curve.png"
 TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"  # a folder, and the files in it that are TensorBoard's
+EVENT_WORDS = (b'"tokens_per_batch"', b"eval/perplexity", b"train/best_loss", b"train/last_loss")  # of our runs only
 TOKENIZER = "tokenizer"  # a folder beside the checkpoints, for a resumed run
 CONTENTS = "contents.json"  # beside it: hashes of tokenizer and data when the run began
 # What a finished run puts beside its recipe and its log.
@@ -210,7 +211,7 @@ def _remove_earlier_run(output: OutputFolder) -> None:
     output.remove(output.names(f"{CHECKPOINTS}/"))
     output.remove([WEIGHTS, "config.json", LOG, CURVE])
     for path in (output.path / TENSORBOARD).glob(EVENTS):  # shown together, two runs would look like one
-        if path.is_file() and not path.is_symlink() and b'"tokens_per_batch"' in path.read_bytes():  # of our arguments
+        if path.is_file() and not path.is_symlink() and any(word in path.read_bytes() for word in EVENT_WORDS):
             path.unlink()
 
 

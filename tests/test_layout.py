@@ -12,6 +12,7 @@ PACKAGE = ROOT / "vaswani_transformer"
 SHELVES = [
     "errors durations",
     "files json_and_yaml plots hardware distributed",
+    "output_folder",
     "model",
     "recipes evaluation",
     "data",

@@ -4,10 +4,20 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
 
+from .errors import UserError
+
+_umask_lock = threading.Lock()
 WRITING, REMOVING = ".writing-", ".removing-"  # before the names of what is not finished
+
+
+def check_path(path: str | Path | None, name: str) -> None:
+    """Raise `UserError` for an empty path, which would be the current folder; `name` is the option's or argument's."""
+    if path is not None and not os.fspath(path):
+        raise UserError(f"{name} is empty (an unset variable?): give a path, . for the current folder")
 
 
 def sync(path: Path) -> None:
@@ -17,6 +27,15 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def finish(path: Path) -> None:
+    """Wait until a new file is on the disk, with the permissions of any new file: some libraries write 0600."""
+    with _umask_lock:  # of the whole process, and only read by setting it
+        mask = os.umask(0o077)
+        os.umask(mask)
+    path.chmod(0o666 & ~mask)
+    sync(path)
 
 
 def unfinished(path: Path) -> Path:
@@ -30,7 +49,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     new = unfinished(path.with_name(f"{path.name}.{os.getpid()}"))
     try:
         yield new
-        sync(new)
+        finish(new)
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
@@ -44,17 +63,26 @@ def write_text(path: Path, text: str) -> None:
 
 
 def publish(folder: Path, final: Path) -> None:
-    """Give a finished folder its final name, in place of what may lie there; its files are on the disk before."""
+    """Give a finished folder its final name; its files are on the disk before. What lies there is set aside."""
     for path in folder.rglob("*"):
-        sync(path)
+        sync(path) if path.is_dir() else finish(path)
     sync(folder)
-    remove(final)
+    set_aside(final)
     folder.rename(final)
     sync(final.parent)
 
 
+def set_aside(path: Path) -> None:
+    """Rename what lies under a name that is needed, to `NAME.1` or the first such name that is free."""
+    if os.path.lexists(path):
+        number = 1
+        while os.path.lexists(path.with_name(f"{path.name}.{number}")):
+            number += 1
+        path.rename(path.with_name(f"{path.name}.{number}"))
+
+
 def remove(folder: Path) -> None:
-    """Remove a folder, if it is there; a removal that is cut off leaves nothing under its name."""
+    """Remove a folder of unfinished work, if it is there; a removal that is cut off leaves nothing under its name."""
     doomed = folder.with_name(REMOVING + folder.name)
     shutil.rmtree(doomed, ignore_errors=True)
     try:
@@ -64,6 +92,28 @@ def remove(folder: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
+def remove_files(folder: Path, names: Iterable[str]) -> None:
+    """Remove these files from a folder, in this order, and folders that are empty then, itself too.
+
+    Other files stay, and no link is followed. Names are relative, with slashes.
+    """
+    paths = [folder.joinpath(*PurePosixPath(name).parts) for name in names if is_inner(name)]
+    within = {path: [parent for parent in path.parents if parent.is_relative_to(folder)] for path in paths}
+    for path, parents in within.items():
+        if path.is_file() and not any(place.is_symlink() for place in (path, *parents)):
+            path.unlink()
+    for parent in sorted({folder, *(parent for parents in within.values() for parent in parents)}, reverse=True):
+        if not parent.is_symlink():
+            with contextlib.suppress(OSError):  # not empty
+                parent.rmdir()
+
+
+def is_inner(name: str) -> bool:
+    """Whether a name that was read from a file stays within its folder."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
 def place_files(folder: Path, final: Path, last: str) -> None:
     """Move the files of a folder into `final`, on the same disk, replacing those of the same names; `last` comes last.
 
@@ -71,7 +121,7 @@ def place_files(folder: Path, final: Path, last: str) -> None:
     """
     pending = unfinished(final / last)
     for path in folder.iterdir():
-        sync(path)
+        finish(path)
         path.replace(pending if path.name == last else final / path.name)
     folder.rmdir()
     sync(final)
@@ -79,9 +129,9 @@ def place_files(folder: Path, final: Path, last: str) -> None:
     sync(final)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what writing and removing left in a folder when they were cut off."""
-    for path in (*folder.glob(f"{WRITING}*"), *folder.glob(f"{REMOVING}*")):
+def remove_leftovers(folder: Path, name: str = "") -> None:
+    """Remove what writing and removing left in a folder when they were cut off, all of it or that of one name."""
+    for path in (*folder.glob(f"{WRITING}{name}*"), *folder.glob(f"{REMOVING}{name}*")):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -13,6 +13,7 @@ import torch
 import translating
 import yaml
 from conftest import TINY_RECIPE
+from filelock import FileLock
 from model_folders import write_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -218,7 +219,7 @@ def test_output_folder_that_holds_a_model(recipe, model, fails, cache):
 def test_output_that_cannot_be_written(recipe, tmp_path, fails, cache):
     (tmp_path / "file").touch()
     assert "file" in fails("train", recipe, "--output", tmp_path / "file")
-    assert "cannot write" in fails("train", recipe, "--output", tmp_path / "file" / "below")
+    assert "lies below" in fails("train", recipe, "--output", tmp_path / "file" / "below")
 
 
 def test_missing_incomplete_and_foreign_models(model, tmp_path, fails):
@@ -395,14 +396,14 @@ def test_evaluate_refuses_what_it_cannot_evaluate_before_it_translates(model, le
 
 def test_tokenizer_output_that_is_a_file(text, tmp_path, fails):
     (tmp_path / "file").touch()
-    assert "cannot write" in fails("tokenizer", text / "train.en", "--output", tmp_path / "file")
+    assert "is a file: give a folder" in fails("tokenizer", text / "train.en", "--output", tmp_path / "file")
 
 
 def test_no_permission_to_write(recipe, tmp_path, fails, cache, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(FileLock, "acquire", refuse)
     assert "Permission denied" in fails("train", recipe, "--output", tmp_path / "out")
 
 

@@ -55,7 +55,7 @@ def test_a_folder_is_no_file(tmp_path, fails, command, option):
     words = [command, "MODEL", *COMMANDS[command](*files_of(tmp_path))]
     line = fails(*words, option, tmp_path / "folder")
     assert line == f"error: {option} is {tmp_path}/folder, a folder: give a file"
-    assert fails(*words, option, "") == f"error: {option} is empty: give a file"
+    assert f"error: {option} is empty" in fails(*words, option, "")
 
 
 @pytest.mark.parametrize(("command", "option"), WRITTEN)

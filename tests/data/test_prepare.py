@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import preparing
 import pyarrow as pa
@@ -25,6 +26,7 @@ from vaswani_transformer.data.recipe_data import data_sources, load_training_pai
 from vaswani_transformer.data.tokenization import load_tokenizer
 from vaswani_transformer.data.tokenized_pairs import tokenize_pairs
 from vaswani_transformer.errors import UserError
+from vaswani_transformer.output_folder import locked
 from vaswani_transformer.recipes.recipe import Recipe
 
 small_chunks = preparing.small_chunks
@@ -269,7 +271,7 @@ def test_a_start_over_that_is_cut_off_can_be_done_again(recipe, tmp_path, monkey
     make(recipe, tmp_path / "p")
     whole = digests(tmp_path / "p")
     with monkeypatch.context() as patch:
-        patch.setattr(preparation.shutil, "rmtree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(preparation, "remove_files", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             make(recipe, tmp_path / "p", overwrite=True)
     assert "is not finished" in error_of(open_prepared, tmp_path / "p")
@@ -290,8 +292,8 @@ def test_a_finished_folder_with_a_lost_shard_is_not_called_finished(recipe, tmp_
 
 
 def test_two_processes_do_not_prepare_one_folder(recipe, tmp_path):
-    with preparation._locked(tmp_path / "p"):
-        assert "another process is preparing" in error_of(make, recipe, tmp_path / "p")
+    with locked(tmp_path / "p"), ThreadPoolExecutor(1) as another:
+        assert "another process is writing to" in another.submit(error_of, make, recipe, tmp_path / "p").result()
     make(recipe, tmp_path / "p")
 
 

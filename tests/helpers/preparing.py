@@ -14,6 +14,7 @@ from vaswani_transformer import train_tokenizer
 from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data.prepare import prepare
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
+from vaswani_transformer.output_folder import OWN
 from vaswani_transformer.recipes.recipe import Recipe
 
 CHUNK = 40  # pairs of a shard
@@ -61,7 +62,7 @@ def make(recipe: Recipe, folder: Path, **options) -> dict:
 
 def digests(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of a prepared folder."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in OWN]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 

@@ -8,6 +8,7 @@ from random_trees import TINY, tree_of
 
 from vaswani_transformer import UserError, load_model
 from vaswani_transformer.decoding.translator import Hypothesis
+from vaswani_transformer.output_folder import OutputFolder
 from vaswani_transformer.parsing.parser import Parser, load_trees
 
 pytest_plugins = ["parsers"]
@@ -50,9 +51,12 @@ def test_what_training_itself_refuses_changes_nothing_either(model, trees, run, 
 
 
 @pytest.mark.usefixtures("without_training")
-def test_a_damaged_text_is_made_again(trees, run, tmp_path):
+def test_a_text_of_the_users_is_refused_and_a_missing_one_is_made_again(trees, run, tmp_path):
     (tmp_path / "run" / "text").mkdir(parents=True)
     (tmp_path / "run" / "text" / "train.words").write_bytes(b"\xff\xfe")
+    err = run(*training(trees, tmp_path / "run"), status=2).err
+    assert "train.words was not written by this program" in err and err.count("\n") == 1
+    (tmp_path / "run" / "text" / "train.words").unlink()
     run(*training(trees, tmp_path / "run"))
     assert (tmp_path / "run" / "text" / "train.words").read_text().startswith("the dog sees a cat .\n")
 
@@ -67,7 +71,9 @@ def test_an_interrupted_training_goes_on_with_the_same_trees_only(model, trees, 
     recipe = (folder / "recipe.yaml").read_text()
     for path in folder.glob("model*.safetensors"):  # what is left is a training that has not ended
         path.unlink()
-    (folder / "recipe.yaml").write_text(recipe.replace(str(model), str(folder)))
+    for name in ("recipe.yaml", "checkpoints/recipe.yaml"):  # as if it had been trained here
+        (folder / name).unlink()
+        OutputFolder(folder).write_text(name, recipe.replace(str(model), str(folder)))
     before = contents(folder)
     for options in (["--trees", trees / "dev.trees"], ["--augment", "2"], ["--words"]):
         err = run(*training(trees, folder, *options), status=2).err

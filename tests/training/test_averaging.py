@@ -212,7 +212,7 @@ def test_a_model_folder_is_written(models, tmp_path):
     loaded = AutoModelForSeq2SeqLM.from_pretrained(output)
     assert is_tied(loaded) and same(load_file(output / "model.safetensors"), average_checkpoints(models))
     assert loaded.generation_config.num_beams == make_model(0).generation_config.num_beams
-    assert sorted(path.name for path in output.iterdir()) == sorted(path.name for path in models[0].iterdir())
+    assert sorted(path.name for path in output.glob("[!.]*")) == sorted(path.name for path in models[0].iterdir())
     assert not list(output.parent.glob(".*"))
 
 
@@ -270,14 +270,16 @@ def test_other_vocabularies_are_refused(models, tmp_path):
 
 
 def test_nothing_is_overwritten_unasked(models, tmp_path):
-    output = save(make_model(9), tmp_path / "out", max_shard_size="4KB")
+    theirs = save(make_model(9), tmp_path / "theirs", max_shard_size="4KB")
+    refused(models, theirs, str(theirs), "--overwrite")
+    refused(models, theirs, "config.json was not written by this program", overwrite=True)
+    refused(models, models[1], "is one of the checkpoints", overwrite=True)
+    output = average_models(models[:2], tmp_path / "out")
     (output / "notes.txt").write_text("mine")
     refused(models, output, str(output), "--overwrite")
-    refused(models, models[1], "is one of the checkpoints", overwrite=True)
     average_models(models, output, overwrite=True)
     assert same(weights_of(output), weights_of(average_models(models, tmp_path / "fresh")))
-    assert (output / "notes.txt").read_text() == "mine" and not list(output.glob("model*-of-*"))
-    average_models(models, output, overwrite=True)  # over a single file too
+    assert (output / "notes.txt").read_text() == "mine"
     (tmp_path / "file").write_text("")
     refused(models, tmp_path / "file", "is a file")
 

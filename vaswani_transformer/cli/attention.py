@@ -94,8 +94,6 @@ def _files(arguments: argparse.Namespace, names: dict[str, str], alone: dict[str
         raise UserError(f"--output {output} is not a kind of file that this command writes: give {known} or a folder")
     else:
         files = {key: output / name for key, name in names.items()}
-    if not arguments.output:
-        raise UserError("--output is empty: give a folder or a file")
     if output.suffix not in alone and output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file: give a folder or another name as --output")
     check_output_place(output)

@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import UserError
+from ..files import check_path
+from ..output_folder import is_first_process as is_main_process
 
+_PATH = re.compile(r"\b(FILE|FOLDER|PATH|MODEL|RECIPE)\Z")  # what options for files and folders are shown as
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 REPORTING_SECONDS = 2.0  # for the process that reports an error: a launcher ends all processes when one ends
 
@@ -33,6 +37,14 @@ class Parser(argparse.ArgumentParser):
             setattr(namespace, self.words, [*getattr(namespace, self.words), *further])
             unknown = options
         return namespace, unknown
+
+    def check_paths(self, arguments: argparse.Namespace) -> None:
+        """Raise `UserError` for an empty file or folder: some would be the current folder."""
+        for action in self._actions:
+            if _PATH.search(str(action.metavar)):
+                values = getattr(arguments, action.dest, None)
+                for value in values if isinstance(values, list) else [values]:
+                    check_path(value, action.option_strings[0] if action.option_strings else action.metavar)
 
     def error(self, message: str):
         """Exit with status 2, a message and where to read more; of several processes, one on each machine prints it."""
@@ -100,11 +112,6 @@ def leave_failed(error: Exception, message: str | None, status: int) -> NoReturn
     sys.stderr.flush()
     time.sleep(REPORTING_SECONDS)
     os._exit(status)
-
-
-def is_main_process() -> bool:
-    """Whether this is the only process or the first of several: the one that prints."""
-    return os.environ.get("RANK", "0") == "0"  # set by accelerate launch and torchrun
 
 
 def report_stop(signal_number: int, step: int | None) -> int:

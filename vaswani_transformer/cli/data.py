@@ -24,21 +24,21 @@ def add_tokenizer(commands) -> None:
 def _tokenizer(arguments: argparse.Namespace) -> int:
     from ..data.text_files import read_lines
     from ..data.tokenization import train_tokenizer
+    from ..output_folder import OutputFolder, locked
 
-    folder = Path(arguments.output)
-    try:  # before the text is read
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".writable").touch()
-        (folder / ".writable").unlink()
-    except OSError as error:
-        raise UserError(f"cannot write to output folder {folder}: {error.strerror}") from error
-    if (folder / "tokenizer.json").exists() and not arguments.overwrite:
-        raise UserError(f"{folder} already holds a tokenizer: give another --output, or --overwrite to replace it")
-    lines = chain.from_iterable(read_lines(Path(file)) for file in arguments.files)
-    tokenizer = train_tokenizer(
-        lines, kind=arguments.kind, vocab_size=arguments.vocab_size, show_progress=sys.stderr.isatty()
-    )
-    tokenizer.save_pretrained(folder)
+    with locked(arguments.output):
+        folder, names = Path(arguments.output), ("tokenizer_config.json", "tokenizer.json")
+        if (folder / names[-1]).exists() and not arguments.overwrite:
+            raise UserError(f"{folder} already holds a tokenizer: give another --output, or --overwrite to replace it")
+        output = OutputFolder(folder)
+        output.check(names)
+        lines = chain.from_iterable(read_lines(Path(file)) for file in arguments.files)
+        tokenizer = train_tokenizer(
+            lines, kind=arguments.kind, vocab_size=arguments.vocab_size, show_progress=sys.stderr.isatty()
+        )
+        with output.staging() as staging:
+            tokenizer.save_pretrained(staging)
+            output.place(staging, last=names[-1], stale=names)
     print(f"tokenizer of {len(tokenizer):,} entries: {folder}")
     return 0
 

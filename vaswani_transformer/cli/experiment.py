@@ -115,8 +115,6 @@ def _experiment(arguments: argparse.Namespace) -> int:
 
 def _check_options(experiment, arguments: argparse.Namespace) -> None:
     """Raise `UserError` for options that do not go together, or an output folder that cannot be written."""
-    if not arguments.output:
-        raise UserError("--output is empty: give a folder")
     output = Path(arguments.output).expanduser()
     if output.exists() and not output.is_dir():
         raise UserError(f"--output {output} is a file: give a folder")

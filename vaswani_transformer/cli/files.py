@@ -52,8 +52,6 @@ def check_files(arguments: argparse.Namespace, read: Sequence[str], written: Seq
         value = getattr(arguments, name)
         if value is None:
             continue
-        if not value:
-            raise UserError(f"{option_flag(name)} is empty: give a file")
         path = paths[name] = Path(value)
         if path.is_dir():
             raise UserError(f"{option_flag(name)} is {value}, a folder: give a file")

@@ -87,6 +87,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments, unknown = make_parser().parse_known_args(argv)
         if unknown:
             arguments.parser.refuse_unknown(unknown)
+        arguments.parser.check_paths(arguments)
         _quiet_libraries()
         status = arguments.run(arguments)
         sys.stdout.flush()  # here, so that a closed pipe is noticed below

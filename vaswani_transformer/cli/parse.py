@@ -13,6 +13,7 @@ from pathlib import Path
 from ..durations import duration
 from ..errors import UserError
 from ..files import write_text
+from ..output_folder import locked
 from .command import (
     Parser,
     add_command,
@@ -97,7 +98,8 @@ def _train(arguments: argparse.Namespace) -> int:
     words = arguments.recipe != _PAPER if arguments.words is None else arguments.words
     form = TextForm(arguments.tags, words, arguments.augment)
     try:
-        result = train(parsing_recipe(recipe, train_trees, dev_trees, form), progress=not arguments.quiet)
+        with locked(recipe.output):
+            result = train(parsing_recipe(recipe, train_trees, dev_trees, form), progress=not arguments.quiet)
     except TrainingStopped as stopped:
         leave_process_group()
         return report_stop(stopped.signal_number, stopped.step)
@@ -163,8 +165,6 @@ def _check_predict(arguments: argparse.Namespace) -> None:
         raise UserError("--resume continues files with a tree on each line: leave --text out, or --resume")
     check_files(arguments, read=("input",), written=("output",))
     if arguments.pictures is not None:
-        if not arguments.pictures:
-            raise UserError("--pictures is empty: give a folder")
         if Path(arguments.pictures).is_file():
             raise UserError(f"--pictures {arguments.pictures} is a file: give a folder")
         check_output_place(Path(arguments.pictures), "--pictures")

@@ -5,10 +5,9 @@ and renamed, so that the same command resumes an interrupted one; what it holds 
 the limits, not on the number of workers.
 """
 
-import hashlib
+import contextlib
 import json
 import os
-import shutil
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -19,14 +18,23 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from filelock import AcquireReturnProxy, FileLock, Timeout
 from tokenizers import Tokenizer
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from ..errors import UserError
-from ..files import file_sha256, publish, remove_leftovers, unfinished, write_text, written_whole
-from ..recipes.recipe import Recipe
+from ..files import (
+    file_sha256,
+    publish,
+    remove_files,
+    remove_leftovers,
+    set_aside,
+    unfinished,
+    write_text,
+    written_whole,
+)
+from ..output_folder import OutputFolder, locked
+from ..recipes.recipe import Recipe, check_paths
 from .filtering import KEPT, FilterCounts, check_limits, count_status, pair_status
 from .parallel_text import PairSource, held_out_rows
 from .prepared import (
@@ -77,13 +85,14 @@ def prepare(
     if workers < 1:
         raise UserError(f"workers is {workers}: it must be 1 or more")
     check_limits(recipe.max_length, recipe.max_length_ratio)
-    folder = Path(folder)
-    _check_ours(folder)
-    train, validation = data_sources(recipe)
-    settings = _settings(recipe, train, validation)
-    with _locked(folder):
+    check_paths(recipe)
+    with locked(folder):
+        folder = Path(folder)
+        output = _check_ours(folder)
+        train, validation = data_sources(recipe)
+        settings = _settings(recipe, train, validation)
         if overwrite:
-            _remove_prepared(folder)
+            _remove_prepared(output)
         if (folder / MANIFEST).exists():
             return _finished_manifest(folder, settings)
         _start_or_resume(folder, settings)
@@ -91,7 +100,7 @@ def prepare(
         if validation is None:
             number = _count(folder, train)
             held_out.update(held_out_rows(number, recipe.validation_size, recipe.seed).tolist())
-        tokenizer = _saved_tokenizer(recipe, folder, train, held_out)
+        tokenizer = _saved_tokenizer(recipe, output, train, held_out)
         writer = ShardWriter(folder, tokenizer, recipe.max_length, recipe.max_length_ratio, workers, progress)
         chunks = _train_chunks(train, held_out, validation_pairs, number)
         parts = {TRAIN: writer.write_part(TRAIN, chunks, number and number - len(held_out))}
@@ -105,7 +114,7 @@ def prepare(
             "length_type": writer.length_type,
             "parts": parts,
         }
-        _write_json(folder / MANIFEST, manifest)
+        output.write_text(MANIFEST, _as_json(manifest))
         _remove_intermediate(folder)
         return manifest
 
@@ -202,18 +211,18 @@ class ShardWriter:
         counts = FilterCounts(int(status.sum()), *status.tolist(), self.max_length, self.max_length_ratio)
         if not counts.kept:
             raise UserError(f"no {part} pair is left after filtering ({counts}); check the files or raise the limits")
-        path = self.folder / f"{part}.lengths.npy"
-        with written_whole(path) as new:
-            index = np.lib.format.open_memmap(new, "w+", self.length_type, (2, counts.kept))
-            start = 0
-            for facts in shards:
-                batch = pa.ipc.open_file(pa.memory_map(str(self.folder / facts["file"]))).get_batch(0)
-                for side, column in zip(index, batch.columns, strict=True):
-                    side[start : start + facts["rows"]] = column.value_lengths()
-                start += facts["rows"]
-            tokens = [int(side.sum(dtype=np.int64)) for side in index]
-            index.flush()
-            del index
+        path, tokens = self.folder / f"{part}.lengths.npy", []
+        with _stored(path) as new, new.open("wb") as file:
+            # As `numpy.save`, but piece by piece; a memory map would end the process where the disk is full.
+            header = {"descr": np.dtype(self.length_type).str, "fortran_order": False, "shape": (2, counts.kept)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for side in range(2):
+                tokens.append(0)
+                for facts in shards:
+                    batch = pa.ipc.open_file(pa.memory_map(str(self.folder / facts["file"]))).get_batch(0)
+                    lengths = batch.columns[side].value_lengths().to_numpy()
+                    file.write(lengths.astype(self.length_type).tobytes())
+                    tokens[side] += int(lengths.sum(dtype=np.int64))
         return {
             "pairs": counts.kept,
             "source_tokens": tokens[0],
@@ -225,16 +234,26 @@ class ShardWriter:
 
 
 def store_shard(path: Path, columns: list[pa.ListArray], counts: list[int]) -> None:
-    """Write a shard, then beside it its facts, which `_finished` reads; `counts` are those of `count_status`."""
+    """Write a shard and its facts, which `_finished` reads; `counts` are those of `count_status`."""
     batch, sink = pa.record_batch(columns, ["input_ids", "labels"]), pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    content = sink.getvalue()
-    digest = hashlib.sha256(content).hexdigest()
-    facts = {"file": path.name, "rows": len(batch), "bytes": content.size, "sha256": digest, "counts": counts}
-    with written_whole(path) as new, new.open("wb") as file:
-        file.write(content)
-    _write_json(path.with_suffix(".part"), facts)
+    with _stored(path, rows=len(batch), counts=counts) as new:
+        new.write_bytes(sink.getvalue())
+
+
+@contextlib.contextmanager
+def _stored(path: Path, **facts) -> Iterator[Path]:
+    """Name to write a file under, which gets its own in the end; before that its facts are written beside it.
+
+    So a file without facts is not ours.
+    """
+    note = path.with_suffix(".part")
+    if path.exists() and not note.exists():
+        raise UserError(f"{path} was not written by this preparation: move it, or give another --output")
+    with written_whole(path) as new:
+        yield new
+        _write_json(note, {"file": path.name, "bytes": new.stat().st_size, "sha256": file_sha256(new), **facts})
 
 
 def _finished(path: Path) -> dict | None:
@@ -242,7 +261,7 @@ def _finished(path: Path) -> dict | None:
     try:
         facts = json.loads(path.with_suffix(".part").read_bytes())
         return facts if path.stat().st_size == facts["bytes"] and facts["counts"] else None
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -273,24 +292,32 @@ def _count(folder: Path, train: PairSource) -> int:
     return settings["pairs"]
 
 
-def _saved_tokenizer(recipe: Recipe, output: Path, train: PairSource, held_out: set[int]) -> PreTrainedTokenizerFast:
+def _saved_tokenizer(
+    recipe: Recipe, output: OutputFolder, train: PairSource, held_out: set[int]
+) -> PreTrainedTokenizerFast:
     """The tokenizer in the folder; copied there before, or trained on the first pairs that are not held out."""
-    folder = output / TOKENIZER
+    folder = output.path / TOKENIZER
     if not folder.exists():
         if recipe.tokenizer is not None:
             tokenizer = load_tokenizer(recipe.tokenizer)
         else:
             tokenizer = new_tokenizer(recipe, (pair for row, pair in enumerate(train.stream()) if row not in held_out))
-        tokenizer.save_pretrained(unfinished(folder))
-        publish(unfinished(folder), folder)
+        new = unfinished(folder)
+        tokenizer.save_pretrained(new)
+        output.note({f"{TOKENIZER}/{path.name}": path for path in new.iterdir()})
+        publish(new, folder)
     return load_tokenizer(folder)
 
 
 # What a folder holds already
 
 
+def _as_json(value: dict) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
 def _write_json(path: Path, value: dict) -> None:
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    write_text(path, _as_json(value))
 
 
 def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) -> dict:
@@ -341,8 +368,12 @@ def _start_or_resume(folder: Path, settings: dict) -> None:
 
 def _remove_intermediate(folder: Path) -> None:
     """Remove what only an unfinished preparation needs."""
-    for path in (*folder.glob("*.part"), folder / UNFINISHED):
+    for path in (*_facts_files(folder), folder / UNFINISHED):
         path.unlink(missing_ok=True)
+
+
+def _facts_files(folder: Path) -> list[Path]:
+    return [*folder.glob("*-?????.part"), *folder.glob("*.lengths.part")]
 
 
 def _check_same(folder: Path, settings: dict, earlier: dict) -> None:
@@ -365,34 +396,50 @@ def _differing(one: dict, other: dict) -> list[str]:
     return sorted(name for name in one | other if one.get(name) != other.get(name))
 
 
-def _check_ours(folder: Path) -> None:
-    """Refuse a folder with something else in it: nothing there is touched, with `overwrite` neither."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"output {folder} is a file: give a folder")
-    names = {path.name for path in folder.glob("*")}  # none where there is no folder
-    is_ours = UNFINISHED in names or {MANIFEST, f"{TRAIN}.lengths.npy"} <= names
-    if not is_ours and any(not name.startswith(".") for name in names):
+def _check_ours(folder: Path) -> OutputFolder:
+    """Refuse a folder with something else in it, and no preparation: nothing there is touched."""
+    output = OutputFolder(folder)
+    notes = _read_json(folder / MANIFEST) or _read_json(folder / UNFINISHED)
+    if notes.get("format") != FORMAT and any(folder.glob("[!.]*")):
         raise UserError(f"{folder} is not empty and holds no preparation: give another --output")
+    if notes and not output.names():  # of an earlier version
+        output.adopt([MANIFEST, *(f"{TOKENIZER}/{path.name}" for path in (folder / TOKENIZER).glob("*.json"))])
+    return output
 
 
-def _remove_prepared(folder: Path) -> None:
-    """Remove what a preparation has made and nothing else; cut off, it leaves an unfinished preparation."""
+def _read_json(path: Path) -> dict:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        return value if isinstance(value, dict) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _remove_prepared(output: OutputFolder) -> None:
+    """Remove what a preparation has made and nothing else; cut off, it leaves an unfinished preparation.
+
+    Raises:
+        UserError: for a file that has been changed; nothing is removed then.
+    """
+    folder = output.path
+    parts = (_read_json(folder / MANIFEST) or _read_json(folder / UNFINISHED)).get("parts", {})
+    written = [facts for part in parts.values() for facts in (part["index"], *part["shards"])]
+    written += map(_read_json, _facts_files(folder))
+    made = {facts["file"]: facts for facts in written if {"file", "bytes", "sha256"} <= facts.keys()}
+    for name, facts in made.items():
+        path = folder / name
+        is_same = not path.exists() or (path.stat().st_size == facts["bytes"] and file_sha256(path) == facts["sha256"])
+        if path.is_symlink() or not is_same:
+            raise UserError(f"{path} was changed since it was prepared: move it, or give another --output")
+    tokenizer = output.names(f"{TOKENIZER}/")
+    output.check([MANIFEST, *tokenizer])
     if (folder / MANIFEST).exists():
         (folder / MANIFEST).replace(folder / UNFINISHED)
-    for pattern in ("*-?????.arrow", "*-?????.part", "*.lengths.npy"):
-        for path in folder.glob(pattern):
-            path.unlink()
-    shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
-    remove_leftovers(folder)
+    remove_files(folder, made)
+    output.remove(tokenizer)
+    set_aside(folder / TOKENIZER)  # with what others have put there
+    for path in _facts_files(folder):
+        path.unlink()
+    for name in (MANIFEST, UNFINISHED, TOKENIZER, *(f"{part}" for part in (TRAIN, VALIDATION))):
+        remove_leftovers(folder, name)
     (folder / UNFINISHED).unlink(missing_ok=True)
-
-
-def _locked(folder: Path) -> AcquireReturnProxy:
-    """Let no second process prepare the same folder; the system frees the lock of a process that is killed."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(folder / ".lock", timeout=0).acquire()
-    except Timeout as error:
-        raise UserError(f"another process is preparing {folder}: wait for it, or give another --output") from error
-    except OSError as error:
-        raise UserError(f"cannot write to output folder {folder}: {error.strerror}") from error

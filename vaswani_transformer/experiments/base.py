@@ -4,7 +4,6 @@ import abc
 import contextlib
 import datetime
 import difflib
-import fcntl
 import json
 import logging
 import os
@@ -21,16 +20,15 @@ import yaml
 from ..durations import duration
 from ..errors import UserError
 from ..evaluation.records import versions
-from ..files import write_text, written_whole
+from ..files import unfinished
+from ..output_folder import OutputFolder, locked
 from ..plots import new_figure
 
 logger = logging.getLogger(__name__)
 
 SCALES = ("laptop", "paper")
-RECIPE, LOG, RESULT, LOCK = "recipe.yaml", "log.txt", "result.json", ".lock"
-# Descriptors of the lock files that this process holds. Processes started for a cell inherit them, so that the cell
-# stays locked until all of them have ended, also where this process is killed first.
-lock_descriptors: set[int] = set()
+RECIPE, LOG, RESULT = "recipe.yaml", "log.txt", "result.json"
+LOCK = ".cell.lock"  # beside that of a training in the same folder, which other processes may take for the cell
 
 # Entries that every result has, and their types.
 _RESULT_ENTRIES = {"figures": dict, "settings": dict, "machine": dict, "seconds": int | float, "date": str}
@@ -204,22 +202,6 @@ def _processor_seconds() -> float:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, cell: Cell) -> Iterator[None]:
-    """Lock a cell's folder; the system unlocks it when this process and those that inherit the lock have ended."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{cell.name} is being run by another process in {folder}: wait for it to end") from None
-        lock_descriptors.add(file.fileno())
-        try:
-            yield
-        finally:
-            lock_descriptors.discard(file.fileno())
-
-
-@contextlib.contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
     """Append the package's log to a file, too."""
     handler = logging.FileHandler(path, encoding="utf-8")
@@ -247,9 +229,11 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell, logged: bool = Tr
     """
     folder = experiment_folder(experiment, setup) / cell.name
     check_settings(folder, cell)
-    with _locked(folder, cell), _logged_to(folder / LOG) if logged else contextlib.nullcontext():
+    with locked(folder, LOCK), _logged_to(folder / LOG) if logged else contextlib.nullcontext():
         if (earlier := read_result(folder, cell)) is not None:
             return earlier
+        with locked(folder):  # processes that train for the cell may have outlived the one that started them
+            pass
         started, processor_started = time.monotonic(), _processor_seconds()
         logger.info("%s %s: started", experiment.name, cell.name)
         figures = experiment.run(setup, cell, folder)
@@ -267,14 +251,15 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell, logged: bool = Tr
             "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             "settings": cell.settings,
         }
-        write_text(folder / RESULT, json.dumps(result, indent=1) + "\n")
+        OutputFolder(folder).write_text(RESULT, json.dumps(result, indent=1) + "\n")
         logger.info("%s %s: finished in %s", experiment.name, cell.name, duration(seconds))
         return _as_json(result)
 
 
 def write_recipe(folder: Path, cell: Cell) -> None:
     """Write a cell's settings for `check_settings`; a training writes its own recipe in this place."""
-    write_text(folder / RECIPE, yaml.safe_dump(_as_json(cell.settings), sort_keys=False, allow_unicode=True))
+    text = yaml.safe_dump(_as_json(cell.settings), sort_keys=False, allow_unicode=True)
+    OutputFolder(folder).write_text(RECIPE, text)
 
 
 def write_report(experiment: Experiment, setup: Setup) -> str:
@@ -282,19 +267,33 @@ def write_report(experiment: Experiment, setup: Setup) -> str:
     cells = experiment.cells(setup)
     results = read_results(experiment, setup, cells)
     folder = experiment_folder(experiment, setup)
-    folder.mkdir(parents=True, exist_ok=True)
     text = experiment.report(setup, cells, results)
     if setup.changes:
         changes = ", ".join(f"`{name}={value}`" for name, value in setup.changes.items())
         text = f"{text.rstrip()}\n\nOther settings than those of this scale: {changes}.\n"
-    write_text(folder / f"{experiment.name}.md", text)
-    write_text(folder / f"{experiment.name}.json", json.dumps(list(results.values()), indent=1) + "\n")
-    figure = new_figure() if results else None
-    if figure is not None:
-        experiment.draw(figure, cells, results)
-        with written_whole(folder / f"{experiment.name}.png") as new:
+    with locked(folder):
+        output, names = OutputFolder(folder), [f"{experiment.name}.{kind}" for kind in ("md", "json", "png")]
+        if not output.names() and _is_report(folder / names[1]):  # an earlier version's
+            output.adopt(names)
+        output.check(names)
+        output.write_text(names[0], text)
+        output.write_text(names[1], json.dumps(list(results.values()), indent=1) + "\n")
+        figure = new_figure() if results else None
+        if figure is not None:
+            experiment.draw(figure, cells, results)
+            new = unfinished(folder / names[2])
             figure.savefig(new, dpi=110, format="png")
+            output.move(new, names[2])
     return text
+
+
+def _is_report(path: Path) -> bool:
+    """Whether a file holds the results of cells."""
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+        return all(isinstance(result[name], kind) for result in results for name, kind in _RESULT_ENTRIES.items())
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return False
 
 
 def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

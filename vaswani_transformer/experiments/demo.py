@@ -1,5 +1,6 @@
 """`vaswani demo`: from text to translations on a generated corpus, with nothing to download."""
 
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,14 @@ from ..decoding.translator import Translator
 from ..durations import duration
 from ..errors import UserError
 from ..evaluation.metrics import PerplexityMetric, TranslationMetric
+from ..files import unfinished
 from ..loading import load_model
+from ..output_folder import OWN, OutputFolder, locked
 from ..plots import new_figure
 from ..recipes.recipe import load_recipe
 from ..training.run import train
 
+PICTURE = "attention.png"
 SHOWN = 6  # test sentences printed with their translations
 
 
@@ -30,14 +34,27 @@ def run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str =
         command: by which the reader calls this program, for the advice at the end.
 
     Raises:
-        UserError: if the folder holds something else than a demo.
+        UserError: if the folder holds something else than a demo, or a changed one, or another process writes there.
         TrainingStopped: when Ctrl-C ended training after a checkpoint.
     """
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "data").is_dir())):
-        raise UserError(f"{folder} exists and is not the folder of an earlier demo: give another --output")
+    with locked(folder):
+        if not (folder / "data").is_dir() and any(path.name not in OWN for path in folder.iterdir()):
+            raise UserError(f"{folder} exists and is not the folder of an earlier demo: give another --output")
+        _run_demo(folder, seed, say, command)
+
+
+def _run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str) -> None:
     started = time.monotonic()
-    corpus = generate_corpus(seed=seed)
-    files = write_corpus(corpus, folder / "data")
+    corpus, output = generate_corpus(seed=seed), OutputFolder(folder)
+    with tempfile.TemporaryDirectory() as name:
+        texts = {key: path.read_text(encoding="utf-8") for key, path in write_corpus(corpus, name).items()}
+    files = {key: folder / "data" / key for key in texts}
+    is_same = all(path.is_file() and path.read_text(encoding="utf-8") == texts[key] for key, path in files.items())
+    if is_same and not output.names():
+        output.adopt([*(f"data/{key}" for key in texts), PICTURE])  # an earlier version's
+    output.check([*(f"data/{key}" for key in texts), PICTURE])
+    for key, text in texts.items():
+        output.write_text(f"data/{key}", text)
     say(
         f"1. Corpus: {len(corpus.train):,} generated English-German sentence pairs. The {len(corpus.test)} test"
         " sentences hold combinations of words that training never shows, such as:"
@@ -70,7 +87,9 @@ def run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str =
     drawn = new_figure() is not None
     if drawn:
         last = model.config.decoder_layers
-        draw_attention(attend(model, tokenizer, sentence), "encoder-decoder", folder / "attention.png", [last])
+        new = unfinished(folder / PICTURE)
+        draw_attention(attend(model, tokenizer, sentence), "encoder-decoder", new, [last])
+        output.move(new, PICTURE)
     say(f"4. Done in {duration(time.monotonic() - started)}. What there is now:")
     say(f"     {folder / 'model'}   the model: AutoModelForSeq2SeqLM.from_pretrained loads it")
     if drawn:

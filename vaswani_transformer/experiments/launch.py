@@ -17,13 +17,13 @@ import torch
 import yaml
 
 from ..errors import UserError
-from ..files import write_text
+from ..output_folder import OutputFolder
 from ..recipes.recipe import Recipe
 from ..training.callbacks import read_training_log
 from ..training.checkpoints import last_complete_checkpoint, step_of
 from ..training.run_folder import CHECKPOINTS
 from ..training.run_folder import LOG as TRAINING_LOG
-from .base import LOG, lock_descriptors, number_of_cores
+from .base import LOG, number_of_cores
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +127,6 @@ def _start(job: Job, environment: dict[str, str]) -> subprocess.Popen:
             stdout=subprocess.DEVNULL,
             stderr=log,
             start_new_session=True,  # Ctrl-C reaches it through us, once
-            pass_fds=tuple(lock_descriptors),
         )
 
 
@@ -173,7 +172,9 @@ def record_session(folder: Path, processes: int) -> None:
     # What an earlier session trained after its last checkpoint is lost.
     sessions = [session for session in read_sessions(folder) if session[0] < seconds]
     if processes > 1 or sessions:
-        write_text(folder / SESSIONS, json.dumps([*sessions, (seconds, processes)]) + "\n")
+        output = OutputFolder(folder)
+        output.adopt([SESSIONS] if sessions else [])  # an earlier version's
+        output.write_text(SESSIONS, json.dumps([*sessions, (seconds, processes)]) + "\n")
 
 
 def read_sessions(folder: Path) -> list[tuple[float, int]]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import write_text
 from ..loading import load_model
+from ..output_folder import OutputFolder
 from ..parsing.evalb import BASELINES, Baselines, score_trees
 from ..parsing.parser import Parser, TextForm, load_trees, parsing_recipe
 from ..recipes.recipe import Recipe, load_recipe
@@ -124,7 +124,7 @@ class Table4(Experiment):
             figures |= {prefix + name: value for name, value in scores.items()}
             figures[prefix + "well_formed"] = 100 * sum(parse.well_formed for parse in parses) / len(parses)
             figures[prefix + "seconds"] = round(time.monotonic() - started, 1)
-        write_text(folder / PREDICTED, "".join(f"{parse.tree}\n" for parse in parses))
+        OutputFolder(folder).write_text(PREDICTED, "".join(f"{parse.tree}\n" for parse in parses))
         log = training_log(folder)
         return figures | {
             "parameters": model.num_parameters(),

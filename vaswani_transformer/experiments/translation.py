@@ -14,9 +14,9 @@ from ..decoding.scoring import score_pairs
 from ..decoding.translator import Translator
 from ..errors import UserError
 from ..evaluation.metrics import PerplexityMetric, moses_tokenizer, paper_bleu, score_translations
-from ..files import write_text
 from ..hardware import HERE, choose_precision, measure_device
 from ..loading import load_model
+from ..output_folder import OutputFolder
 from ..recipes.recipe import Recipe, load_recipe, model_config
 from ..training.callbacks import read_training_log
 from ..training.checkpoints import WEIGHTS
@@ -218,7 +218,7 @@ def score_translation_model(folder: Path, recipe: Recipe, training: Training) ->
     sources, references = data_pairs(recipe, training.test_source, training.test_target, training.test_split)
     model, tokenizer = load_model(folder)
     translations = list(Translator(model, tokenizer).translate(sources))
-    write_text(folder / TRANSLATIONS, "".join(line + "\n" for line in translations))
+    OutputFolder(folder).write_text(TRANSLATIONS, "".join(line + "\n" for line in translations))
     scores = score_translations(translations, references)
     filled = [pair for pair in zip(sources, references, strict=True) if all(side.strip() for side in pair)]
     losses, counts = score_pairs(model, tokenizer, *map(list, zip(*filled, strict=True)))

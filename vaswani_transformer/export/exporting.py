@@ -10,10 +10,11 @@ from transformers import PreTrainedTokenizerBase
 
 from ..data.tokenization import load_tokenizer
 from ..errors import UserError
-from ..files import publish, remove, unfinished
+from ..files import check_path
 from ..hardware import choose_device
 from ..loading import FACTS, load_model
 from ..model.checkpoint_vaswani import is_finite
+from ..output_folder import OWN, OutputFolder, locked
 from .folder import (
     COPIED,
     EXTRAS,
@@ -70,45 +71,51 @@ def export_model(
         raise UserError(f"quantization is {quantization!r}: it must be one of {', '.join(QUANTIZATIONS)}")
     if format == "onnx" and quantization != "float32":
         raise UserError(f"quantization is {quantization!r}: weights in ONNX are float32; for others use ctranslate2")
-    if not str(output):
-        raise UserError("output is empty: give a folder")
-    folder, output = Path(model), Path(output)
-    _check_output(output, folder, overwrite)
+    check_path(model, "model")
+    with locked(output):
+        return _export(Path(model), Path(output), format, quantization, positions, overwrite)
+
+
+def _export(
+    folder: Path, output: Path, format: str, quantization: str, positions: int | None, overwrite: bool
+) -> Export:
+    written = _check_output(output, folder, format, overwrite)
     loaded, tokenizer = load_model(folder, "cpu")
     loaded = loaded.float()
     check_expressible(loaded.config)
     rows = set_positions(loaded, positions)
-    output = output.absolute()
-    staging = unfinished(output)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        remove(staging)
-    except OSError as error:
-        raise UserError(f"cannot write to {output.parent}: {error.strerror}") from error
-    try:
+    with written.staging() as place:
+        staging = place / format
         difference = _write(format, folder, loaded, tokenizer, staging, rows, quantization)
         size = sum(path.stat().st_size for path in staging.iterdir())
-        publish(staging, output)
-    finally:
-        remove(staging)
-    return Export(output, rows, size, difference)
+        written.place(staging, last=FACTS, stale=[FACTS, *_names("ctranslate2"), *_names("onnx")])
+    return Export(output.absolute(), rows, size, difference)
 
 
-def _check_output(output: Path, model: Path, overwrite: bool) -> None:
+def _names(format: str) -> tuple[str, ...]:
+    """What an export may write."""
+    own = {
+        "ctranslate2": ("config.json", "model.bin", "shared_vocabulary.json"),
+        "onnx": ("encoder.onnx", "decoder.onnx"),
+    }
+    return (*own[format], *COPIED, FACTS)
+
+
+def _check_output(output: Path, model: Path, format: str, overwrite: bool) -> OutputFolder:
     """Refuse an output that would destroy anything but an earlier export."""
-    if output.exists() and not output.is_dir():
-        raise UserError(f"output {output} is a file: give a folder")
-    above = next(path for path in output.absolute().parents if path.exists())
-    if not above.is_dir():
-        raise UserError(f"output {output} lies below {above}, which is a file: give another folder")
-    if not output.is_dir() or not any(output.iterdir()):
-        return
+    written = OutputFolder(output)
+    if all(path.name in OWN for path in output.iterdir()):
+        return written
     if not overwrite:
         raise UserError(f"output {output} is not empty: give another one, or --overwrite to replace a model in it")
     if not (output / FACTS).is_file():
         raise UserError(f"output {output} holds no exported model that could be overwritten: give another folder")
     if model.resolve().is_relative_to(output.resolve()):
         raise UserError(f"output {output} holds the model itself: give another folder")
+    if not written.names():  # an earlier version's
+        written.adopt(_names(ExportFacts.read(output).format))
+    written.check(_names(format))
+    return written
 
 
 def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int, quantization: str) -> float:

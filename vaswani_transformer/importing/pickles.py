@@ -9,9 +9,11 @@ import torch
 from safetensors.torch import save_file
 
 from ..errors import UserError, one_line
+from ..files import check_path, finish
 from ..loading import read_config, refuse_exported
 from ..model.checkpoint_vaswani import PICKLED_WEIGHTS
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..output_folder import locked
 
 WEIGHTS = "model.safetensors"
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -29,9 +31,15 @@ def convert_pickled_weights(folder: str | Path) -> Path:
             damaged or holds more than dense floating-point tensors, for weights that do not fit `config.json` exactly,
             and for a folder that cannot be written to.
     """
+    check_path(folder, "the model folder")
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"there is no model folder {folder}")
+    with locked(folder):
+        return _convert(folder)
+
+
+def _convert(folder: Path) -> Path:
     refuse_exported(folder)
     if any(folder.glob("*.safetensors")):
         raise UserError(f"{folder} already holds safetensors: there is nothing to convert")
@@ -49,6 +57,7 @@ def convert_pickled_weights(folder: str | Path) -> Path:
         # A new folder of its own, so that nothing that lies there already, such as a link, is written to or through.
         with tempfile.TemporaryDirectory(prefix=".converted-", dir=folder) as staging:
             save_file(weights, Path(staging) / WEIGHTS, metadata={"format": "pt"})
+            finish(Path(staging) / WEIGHTS)
             (Path(staging) / WEIGHTS).replace(folder / WEIGHTS)
     except Exception as error:  # safetensors has an error of its own for a full disk
         raise UserError(f"cannot write {folder / WEIGHTS}: {one_line(error)}") from error

@@ -14,9 +14,10 @@ from ..decoding.streaming import WINDOW_LINES, Window
 from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
 from ..errors import UserError
 from ..files import write_text
-from ..recipes.recipe import Recipe
+from ..output_folder import is_first_process
+from ..recipes.recipe import Recipe, check_paths
 from ..training.run import check_trainable
-from ..training.run_folder import CHECKPOINTS, check_output
+from ..training.run_folder import CHECKPOINTS, check_output, run_output
 from .augmentation import Exchange
 from .grammar import BracketGrammar, BracketProcessor, least_tokens
 from .linearization import delinearize, is_tag_among_words, linearize, with_words, without_words
@@ -207,13 +208,15 @@ def parsing_recipe(
 ) -> Recipe:
     """A recipe for training on these trees; their text and a tokenizer are written to `text/` in its output folder.
 
-    An error leaves the folder unchanged. Files that hold their text already are not written again, since another
-    process of the same training may be reading them. Trees are cleaned; `vocab_size` includes brackets and tags.
+    An error leaves the folder unchanged. Of processes that were launched together the first writes; others, on a
+    machine that does not share the folder, what is missing. Trees are cleaned; `vocab_size` includes brackets and tags.
 
     Raises:
-        UserError: for a recipe that names other data, an `augment` below 0, an interrupted training on other trees, and
-            as `train_parser_tokenizer`, `check_output` and `check_trainable`.
+        UserError: for a recipe that names other data, an `augment` below 0, an interrupted training on other trees,
+            files of the user's in the places of ours, and as `train_parser_tokenizer`, `check_output` and
+            `check_trainable`.
     """
+    check_paths(recipe)
     for name in (*OWN_FIELDS, *OTHER_DATA):
         if getattr(recipe, name) is not None:
             raise UserError(f"{name} is {getattr(recipe, name)!r}: a parser is trained on --trees, leave it out")
@@ -231,22 +234,30 @@ def parsing_recipe(
     with tempfile.TemporaryDirectory() as name:
         tokenizer.save_pretrained(name)
         files |= {f"tokenizer/{file.name}": file.read_text(encoding="utf-8") for file in sorted(Path(name).iterdir())}
+    if not is_first_process():
+        for path, text in ((folder / name, text) for name, text in files.items()):
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_text(path, text)
+        return recipe
     resumed = check_output(recipe) is not None
-    changed = {
-        path: text
-        for path, text in ((folder / name, text) for name, text in files.items())
-        if not path.is_file() or path.read_bytes() != text.encode("utf-8")
-    }
-    if resumed and any(path.exists() for path in changed):
+    output = run_output(recipe.output)
+    files = {f"{TEXT}/{name}": text for name, text in files.items()}
+    changed = [name for name, text in files.items() if not _holds(output.path / name, text)]
+    if resumed and any((output.path / name).exists() for name in changed):
         raise UserError(
             f"{recipe.output} holds an interrupted training on other trees, or on another form of them: give the same"
             f" ones to resume it, give another --output, or remove {Path(recipe.output) / CHECKPOINTS} to start anew"
         )
+    output.check(changed)
     check_trainable(recipe, tokenizer)
-    for path, text in changed.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
+    for name, text in files.items():
+        output.write_text(name, text)
     return recipe
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode("utf-8")
 
 
 class FileParser(FileTranslator):

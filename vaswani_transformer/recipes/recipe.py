@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from ..errors import UserError, one_line
+from ..files import check_path
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import MAX_EXTRA_TOKENS, broken_range
 
@@ -132,6 +133,10 @@ class Recipe:
         return {name: value for name, value in values.items() if value is not None}
 
 
+PATHS = (
+    "train_source", "train_target", "train_data", "prepared", "validation_source", "validation_target",
+    "validation_data", "data_dir", "tokenizer", "output",
+)  # fmt: skip
 _FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 _TYPES = typing.get_type_hints(Recipe)
 
@@ -262,12 +267,19 @@ _CHOICES = {
 }
 
 
+def check_paths(recipe: Recipe) -> None:
+    """Raise `UserError` for an empty path: it would be the current folder."""
+    for name in PATHS:
+        check_path(getattr(recipe, name), name)
+
+
 def check_recipe(recipe: Recipe) -> None:
     """Check ranges and choices, and that the model can be built.
 
     Raises:
         UserError: naming the field, its value and the rule.
     """
+    check_paths(recipe)
     for names, is_in_range, rule in _RANGES:
         for name in names.split():
             value = getattr(recipe, name)

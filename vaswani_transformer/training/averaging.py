@@ -12,9 +12,10 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from ..data.tokenization import load_tokenizer, tokenizer_sha256
 from ..errors import UserError, one_line
-from ..files import place_files, publish, remove, sync, unfinished
+from ..files import check_path
 from ..loading import refuse_exported
 from ..model.checkpoint_vaswani import check_finite
+from ..output_folder import OWN, OutputFolder, locked
 from .checkpoints import INDEX, WEIGHTS, Checkpoint, read_checkpoints, to_average
 from .run_folder import CHECKPOINTS
 
@@ -145,7 +146,7 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
     Args:
         folders: checkpoints or model folders of one model.
         output: a new folder, or with `overwrite` one whose model is replaced.
-        overwrite: replace a model that is there; other files stay.
+        overwrite: replace a model that this program has written there; other files stay.
 
     Returns:
         The folder.
@@ -154,6 +155,11 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
         UserError: for what cannot be averaged, naming two folders and the difference, for an average that is not
             finite, naming the weight, and for an output that is there or is one of the folders.
     """
+    for folder in folders:
+        check_path(folder, "a checkpoint")
+    if not folders:
+        raise UserError("no checkpoints to average")
+    check_path(output, "output")
     folders, output = [Path(folder) for folder in folders], Path(output)
     for folder in folders:
         if not folder.is_dir():
@@ -161,22 +167,19 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
         refuse_exported(folder)
         if output.exists() and output.samefile(folder):
             raise UserError(f"output {output} is one of the checkpoints: give another one")
-    if output.exists() and not output.is_dir():
-        raise UserError(f"output {output} is a file: give a folder")
-    replaced = output.is_dir() and any(output.iterdir())
-    if replaced and not overwrite:
+    with locked(output):
+        return _average_models(folders, output, overwrite)
+
+
+def _average_models(folders: list[Path], output: Path, overwrite: bool) -> Path:
+    if not overwrite and any(path.name not in OWN for path in output.iterdir()):
         raise UserError(f"output {output} is not empty: give another one, or --overwrite to replace the model in it")
+    written = OutputFolder(output)
+    copied = [path.name for path in _files_to_copy(folders)]
+    written.check([WEIGHTS, *copied])
     _open_checkpoints(folders)  # mistakes are found before the work
     _check_same_model(folders)
-    output = output.absolute()
-    staging = unfinished(output)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        remove(staging)
-        staging.mkdir()
-    except OSError as error:
-        raise UserError(f"cannot write to {output.parent}: {error.strerror}") from error
-    try:
+    with written.staging() as staging:
         _copy_rest(folders, staging)
         average = average_checkpoints(folders)
         try:
@@ -184,25 +187,19 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
         except ValueError as error:
             raise UserError(str(error)) from error
         save_file(average, staging / WEIGHTS, metadata={"format": "pt"})
-        if replaced:
-            for stale in (WEIGHTS, INDEX, *(path.name for path in output.glob("model-*-of-*.safetensors"))):
-                (output / stale).unlink(missing_ok=True)
-            place_files(staging, output, last=WEIGHTS)
-        else:
-            publish(staging, output)
-    finally:
-        remove(staging)
-    sync(output.parent)
-    return output
+        written.place(staging, last=WEIGHTS, stale=[WEIGHTS, INDEX, *written.names("model-")])
+    return output.absolute()
+
+
+def _files_to_copy(folders: list[Path]) -> list[Path]:
+    """Configuration, code and tokenizer, the latter from the first folder that has one; a later file counts."""
+    named = next((folder for folder in folders if (folder / TOKENIZER).is_file()), folders[0])
+    return [path for pattern in _COPIED for folder in (named, folders[0]) for path in folder.glob(pattern)]
 
 
 def _copy_rest(folders: list[Path], staging: Path) -> None:
-    """Copy configuration, code and tokenizer, the latter from the first folder that has one."""
-    named = next((folder for folder in folders if (folder / TOKENIZER).is_file()), folders[0])
-    for pattern in _COPIED:
-        for folder in (named, folders[0]):  # the first folder's own files count
-            for path in folder.glob(pattern):
-                shutil.copyfile(path, staging / path.name)
+    for path in _files_to_copy(folders):
+        shutil.copyfile(path, staging / path.name)
     config = _read_config(staging)
     if (folders[0] / STATE).is_file():
         config.pop("use_cache", None)  # the Trainer had switched it off for training

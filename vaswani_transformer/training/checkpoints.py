@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..files import write_text
+from ..files import REMOVING, remove_files, set_aside, write_text
 
 MANIFEST = "checkpoint.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -46,6 +46,26 @@ def write_manifest(folder: Path, step: int, world_size: int, reasons: set[str]) 
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     record = {"step": step, "world_size": world_size, "written_for": sorted(reasons), "files": files}
     write_text(folder / MANIFEST, json.dumps(record, indent=1) + "\n")
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Remove the files of a checkpoint that its manifest lists; the folder stays if it holds others, or is a link."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    final = folder.with_name(folder.name.removeprefix(REMOVING))
+    doomed = folder.with_name(REMOVING + final.name)  # so that no half of it counts as a checkpoint
+    if doomed != folder:
+        remove_checkpoint(doomed)  # an earlier removal was cut off
+        set_aside(doomed)
+        folder.rename(doomed)
+    try:
+        names = list(json.loads((doomed / MANIFEST).read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        names = []
+    remove_files(doomed, [name for name in names if isinstance(name, str)] + [MANIFEST] * bool(names))
+    if doomed.exists():
+        set_aside(final)
+        doomed.rename(final)
 
 
 def step_of(checkpoint: Path) -> int:

@@ -64,6 +64,9 @@ def is_read_at_once(loss: torch.Tensor) -> bool:
     return loss.is_cpu
 
 
+_SAVED = ("loss", "steps_done", "learning_rate", "parameters_not_finite", "pairs")  # entries of a saved batch
+
+
 class NonFiniteLossError(UserError):
     """The training loss, or a weight, is not finite; the batch of such a loss was saved."""
 
@@ -127,13 +130,9 @@ class FiniteLossGuard:
             if tokenizer is not None:
                 pair |= {side: tokenizer.decode(pair[f"{side}_ids"]) for side in ("source", "target")}
             pairs.append(pair)
-        record = {
-            "loss": str(loss),
-            "steps_done": trainer.state.global_step,
-            "learning_rate": trainer.optimizer.param_groups[0]["lr"] if trainer.optimizer is not None else None,
-            "parameters_not_finite": self.broken_weights(),
-            "pairs": pairs,
-        }
+        rate = trainer.optimizer.param_groups[0]["lr"] if trainer.optimizer is not None else None
+        values = str(loss), trainer.state.global_step, rate, self.broken_weights(), pairs
+        record = dict(zip(_SAVED, values, strict=True))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return path
@@ -153,6 +152,14 @@ class FiniteLossGuard:
             f"{what}; earlier checkpoints are intact. Lower learning_rate_scale, raise warmup_steps or clip with"
             " max_gradient_norm, and start again"
         )
+
+
+def is_saved_batch(path: Path) -> bool:
+    """Whether a file holds the batch of a loss that was not finite, as it is written here."""
+    try:
+        return not path.is_symlink() and tuple(json.loads(path.read_text(encoding="utf-8"))) == _SAVED
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
 
 
 def plot_learning_curve(log: str | Path, picture: str | Path) -> bool:

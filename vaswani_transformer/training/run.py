@@ -25,12 +25,13 @@ from ..data.tokenized_pairs import tokenize_pairs
 from ..distributed import Processes, joined_processes
 from ..errors import UserError, one_line
 from ..evaluation.metrics import score_translations
-from ..files import place_files, remove, unfinished
+from ..files import unfinished
 from ..hardware import choose_precision, keep_freed_memory, on_cpu
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..recipes.recipe import Recipe, model_config
+from ..output_folder import locked
+from ..recipes.recipe import Recipe, check_paths, model_config
 from .callbacks import (
     LearningCurveCallback,
     ResumableEarlyStoppingCallback,
@@ -231,6 +232,7 @@ class TrainingRun:
 
     def __init__(self, recipe: Recipe, progress: bool = True, build_model: Callable | None = None):
         self.recipe, self.progress, self.build_model = recipe, progress, build_model or new_model
+        check_paths(recipe)
         self.folder = Path(recipe.output)
 
     def run(self) -> TrainingResult:
@@ -238,7 +240,7 @@ class TrainingRun:
         if on_cpu():
             keep_freed_memory()
         _join_process_group()
-        with joined_processes() as processes:
+        with joined_processes() as processes, locked(self.folder):
             return self._run(processes)
 
     def _run(self, processes: Processes) -> TrainingResult:
@@ -260,7 +262,7 @@ class TrainingRun:
             for folder in checkpoint_folders(self.folder / CHECKPOINTS):
                 if read_checkpoint(folder) is None:
                     logger.info("%s is incomplete and not used", folder)
-            claim_output(recipe, checkpoint, self.tokenizer, hashes)
+            self.output = claim_output(recipe, checkpoint, self.tokenizer, hashes)
         trainer.accelerator.wait_for_everyone()
         try:
             self._train(trainer, checkpoint)
@@ -355,10 +357,10 @@ class TrainingRun:
         new = unfinished(self.folder / CURVE)
         try:
             if plot_learning_curve(self.folder / LOG, new):
-                new.replace(self.folder / CURVE)  # whole, for those who look at it meanwhile
-        except OSError as error:  # a picture is not worth a training
+                self.output.move(new, CURVE)  # whole, for those who look at it meanwhile
+        except (OSError, UserError) as error:  # a picture is not worth a training
             new.unlink(missing_ok=True)
-            logger.warning("the learning curve could not be drawn (%s)", error.strerror or error)
+            logger.warning("the learning curve could not be drawn (%s)", getattr(error, "strerror", None) or error)
 
     def _finish(self, trainer: VaswaniTrainer) -> None:
         """Write the model folder, its weights last: their presence marks a finished run."""
@@ -370,12 +372,11 @@ class TrainingRun:
             except ValueError as error:
                 raise UserError(f"{error}: no model was written, checkpoints are in {self.folder}") from error
             self._draw_learning_curve()
-            staging = unfinished(self.folder / CHECKPOINTS / "final")
-            remove(staging)
             trainer.model.config.use_cache = True  # the Trainer has switched it off for training
-            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(staging, state_dict=weights)
-            self.tokenizer.save_pretrained(staging)
-            place_files(staging, self.folder, last=WEIGHTS)
+            with self.output.staging() as staging:
+                trainer.accelerator.unwrap_model(trainer.model).save_pretrained(staging, state_dict=weights)
+                self.tokenizer.save_pretrained(staging)
+                self.output.place(staging, last=WEIGHTS)
         trainer.accelerator.wait_for_everyone()
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -13,14 +14,23 @@ import yaml
 from ..data.tokenization import tokenizer_sha256
 from ..data.tokenized_pairs import pair_lengths
 from ..errors import UserError
-from ..files import publish, remove, remove_leftovers, unfinished, write_text
+from ..files import publish, remove_leftovers, set_aside, unfinished
+from ..model import configuration_vaswani
+from ..output_folder import RECORD, OutputFolder
 from ..recipes.recipe import Recipe
-from .checkpoints import WEIGHTS, last_complete_checkpoint
+from .checkpoints import WEIGHTS, checkpoint_folders, last_complete_checkpoint, read_checkpoint, remove_checkpoint
+from .monitoring import is_saved_batch
 
 CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.jsonl", "learning_curve.png"
 TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"  # a folder, and the files in it that are TensorBoard's
+EVENT_WORDS = (b'"tokens_per_batch"', b"eval/perplexity", b"train/best_loss", b"train/last_loss")  # of our runs only
 TOKENIZER = "tokenizer"  # a folder beside the checkpoints, for a resumed run
 CONTENTS = "contents.json"  # beside it: hashes of tokenizer and data when the run began
+# What a finished run puts beside its recipe and its log.
+MODEL_FILES = (
+    WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    *(path.name for path in Path(configuration_vaswani.__file__).parent.glob("*_vaswani.py")),
+)  # fmt: skip
 SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are compared for all
 BYTES_OF_A_CHECKPOINT, BYTES_OF_A_MODEL = 12, 4  # for each parameter: in float32 Adam's two averages and the weight
 # Fields that a resumed run may change: what has been computed so far does not depend on them.
@@ -32,47 +42,80 @@ FREE_ON_RESUME = {
 }  # fmt: skip
 
 
-def check_output(recipe: Recipe) -> Path | None:
-    """Make the output folder; returns the checkpoint to resume from, if an interrupted run of this recipe left one.
+def run_output(folder: str | Path) -> OutputFolder:
+    """The output folder of a run, with what is ours in it; an earlier version's is ours by what its files hold."""
+    output = OutputFolder(folder)
+    if RECIPE not in output and _is_earlier_run(output.path):
+        text = [f"text/{path.name}" for path in (output.path / "text").glob("*.*")]  # of a parser
+        text += [f"text/tokenizer/{path.name}" for path in (output.path / "text/tokenizer").glob("*")]
+        within = [
+            f"{CHECKPOINTS}/{TOKENIZER}/{path.name}" for path in (output.path / CHECKPOINTS / TOKENIZER).glob("*")
+        ]
+        output.adopt([RECIPE, LOG, CURVE, *MODEL_FILES, f"{CHECKPOINTS}/{CONTENTS}", *within, *text])
+    return output
 
-    An interrupted run of the same settings is resumed with `overwrite` too. Nothing that is there is changed.
+
+def _is_earlier_run(folder: Path) -> bool:
+    """Whether an earlier version trained here: its recipe with all values as it wrote them, and log or hashes of it."""
+    try:
+        recipe = (folder / RECIPE).read_text(encoding="utf-8")
+        values, names = yaml.safe_load(recipe), {field.name for field in fields(Recipe)}
+        if not (set(values) <= names and len(values) > len(names) // 2 and recipe == _as_yaml(values)):
+            return False
+        if (folder / LOG).is_file():
+            with (folder / LOG).open(encoding="utf-8") as file:
+                return {"step", "seconds"} <= json.loads(file.readline()).keys()
+        contents = json.loads((folder / CHECKPOINTS / CONTENTS).read_text(encoding="utf-8"))
+        return contents.keys() == {"tokenizer", "training data", "validation data"}
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError, RecursionError):
+        return False
+
+
+def _as_yaml(values: dict) -> str:
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def check_output(recipe: Recipe) -> Path | None:
+    """The checkpoint to resume from, if an interrupted run of this recipe left one in its output folder.
+
+    An interrupted run of the same settings is resumed with `overwrite` too. Nothing is written.
 
     Raises:
-        UserError: for a folder that cannot be written to, or holds another run, or a model without `overwrite`.
+        UserError: for a folder that cannot be written to, or holds another run, or a model without `overwrite`, or
+            files with the names of ours that we have not written.
     """
-    folder = Path(recipe.output)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"output {folder} is a file: give a folder")
-    ours = (folder / RECIPE).is_file()
+    output = run_output(recipe.output)
+    folder, ours = output.path, RECIPE in output
     finished = (folder / WEIGHTS).exists() or ((folder / "config.json").exists() and not ours)
     if finished and not recipe.overwrite:
         raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it")
+    output.check([RECIPE, LOG, CURVE, *MODEL_FILES])
     checkpoints = folder / CHECKPOINTS
     if checkpoints.exists() and not ours and (not checkpoints.is_dir() or any(checkpoints.glob("[!.]*"))):
         raise UserError(f"{checkpoints} was not made by a training of this program: give another --output")
-    try:
-        checkpoints.mkdir(parents=True, exist_ok=True)
-        probe = checkpoints / ".writable"
-        probe.touch()
-        probe.unlink(missing_ok=True)  # several processes may look
-    except OSError as error:
-        raise UserError(f"cannot write to output folder {folder}: {error.strerror}") from error
+    if checkpoints.exists() and not os.access(checkpoints, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write to {checkpoints}: give another --output")
     checkpoint = last_complete_checkpoint(checkpoints)
-    if checkpoint is None or finished:
-        return None
-    changes = _changed_settings(recipe, folder / RECIPE)
-    if changes and not recipe.overwrite:
-        raise UserError(
-            f"{folder} holds an interrupted training with other settings ({', '.join(changes)}): give the same ones to"
-            " resume it, another --output, or --overwrite to start anew"
-        )
-    return None if changes else checkpoint
+    if checkpoint is not None and not finished:
+        kept = checkpoints / RECIPE  # an earlier version wrote none there
+        changes = _changed_settings(recipe, kept if kept.exists() else folder / RECIPE)
+        if not changes:
+            return checkpoint
+        if not recipe.overwrite:
+            raise UserError(
+                f"{folder} holds an interrupted training with other settings ({', '.join(changes)}): give the same ones"
+                " to resume it, another --output, or --overwrite to start anew"
+            )
+    output.check([f"{CHECKPOINTS}/{RECIPE}", f"{CHECKPOINTS}/{CONTENTS}"])
+    return None
 
 
 def _changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
     """Settings that may not change on a resume and did, as `"seed: 1, was 0"`."""
     try:
         earlier = yaml.safe_load(earlier_recipe.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ["its recipe.yaml is missing"]
     except (yaml.YAMLError, UnicodeDecodeError):
         earlier = None
     if not isinstance(earlier, dict):
@@ -125,29 +168,51 @@ def check_contents(folder: Path, hashes: dict[str, str]) -> None:
         )
 
 
-def claim_output(recipe: Recipe, checkpoint: Path | None, tokenizer, hashes: dict[str, str]) -> None:
+def claim_output(recipe: Recipe, checkpoint: Path | None, tokenizer, hashes: dict[str, str]) -> OutputFolder:
     """Take the folder for this run: write its recipe and, unless `checkpoint` is resumed, remove an earlier run.
 
-    At whatever moment this is cut off, the next start finds an interrupted run with its own recipe, or none.
+    At whatever moment this is cut off, the next start finds an interrupted run with its own recipe, or none. A second
+    recipe lies with the checkpoints, for the next start: the first is for the user, who may move it.
     """
-    folder = Path(recipe.output)
-    checkpoints = folder / CHECKPOINTS
+    output = run_output(recipe.output)
+    folder, checkpoints, text = output.path, output.path / CHECKPOINTS, _as_yaml(asdict(recipe))
+    for path in checkpoints.glob(".removing-checkpoint-*"):
+        remove_checkpoint(path)
+    if RECIPE in output:
+        remove_leftovers(checkpoints)
+    for name in ("files", RECIPE, LOG, CURVE, WEIGHTS, CHECKPOINTS, RECORD):
+        remove_leftovers(folder, name)
     if checkpoint is None:
-        remove(checkpoints)
-        for name in (WEIGHTS, "config.json", LOG, CURVE):
-            (folder / name).unlink(missing_ok=True)
-        if (folder / RECIPE).is_file():  # else they are another program's
-            for path in (folder / TENSORBOARD).glob(EVENTS):  # shown together, two runs would look like one
-                path.unlink()
-    for place in (folder, checkpoints):
-        remove_leftovers(place)
-    write_text(folder / RECIPE, yaml.safe_dump(asdict(recipe), sort_keys=False, allow_unicode=True))
+        _remove_earlier_run(output)
+    if LOG not in output:
+        output.note({LOG: None})
+    output.write_text(RECIPE, text)
+    checkpoints.mkdir(exist_ok=True)
     if checkpoint is None:
-        checkpoints.mkdir()
         new = unfinished(checkpoints / TOKENIZER)
         tokenizer.save_pretrained(new)
+        output.note({f"{CHECKPOINTS}/{TOKENIZER}/{path.name}": path for path in new.iterdir()})
         publish(new, checkpoints / TOKENIZER)
-        write_text(checkpoints / CONTENTS, json.dumps(hashes, indent=1) + "\n")
+        output.write_text(f"{CHECKPOINTS}/{CONTENTS}", json.dumps(hashes, indent=1) + "\n")
+    output.write_text(f"{CHECKPOINTS}/{RECIPE}", text)
+    return output
+
+
+def _remove_earlier_run(output: OutputFolder) -> None:
+    """Remove what a run of ours left: checkpoints, model, log, TensorBoard's events; all other files stay."""
+    checkpoints = output.path / CHECKPOINTS
+    for path in checkpoint_folders(checkpoints):
+        remove_checkpoint(path)
+        if path.exists() and read_checkpoint(path) is not None:
+            set_aside(path)  # another program's: no run may resume from it
+    for path in checkpoints.glob("non-finite-loss-*.json"):
+        if is_saved_batch(path):
+            path.unlink()
+    output.remove(output.names(f"{CHECKPOINTS}/"))
+    output.remove([WEIGHTS, "config.json", LOG, CURVE])
+    for path in (output.path / TENSORBOARD).glob(EVENTS):  # shown together, two runs would look like one
+        if path.is_file() and not path.is_symlink() and any(word in path.read_bytes() for word in EVENT_WORDS):
+            path.unlink()
 
 
 def checkpoints_at_most(recipe: Recipe) -> int:

@@ -39,6 +39,7 @@ from .checkpoints import (
     is_failed_write,
     last_complete_checkpoint,
     read_checkpoints,
+    remove_checkpoint,
     step_of,
     surplus,
     write_manifest,
@@ -380,6 +381,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             self.state.stateful_callbacks[name] = same_class if len(same_class) > 1 else same_class[0]
         self.state.save_to_json(str(writing / TRAINER_STATE_NAME))
         write_manifest(writing, self.state.global_step, self.args.world_size, self._save_reasons())
+        remove_checkpoint(final)  # an earlier one of this step that was not complete
         publish(writing, final)
 
     def _save_reasons(self) -> set[str]:
@@ -401,7 +403,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             now = self.state.global_step  # what has more steps is of an earlier training in this folder
             whole = sorted(read_checkpoints(folder), key=lambda one: (one.step <= now, one.step))
             for checkpoint in surplus(whole, *limits, self.state.best_global_step):
-                remove(checkpoint.path)
+                remove_checkpoint(checkpoint.path)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """As in `Trainer`; from a checkpoint of another number of processes dropout restarts, which is logged."""

@@ -1,0 +1,243 @@
+"""Folders that commands write: one process at a time, and only what it provably wrote there is replaced or removed.
+
+A hidden file in the folder lists size and SHA-256 of each file that was written. A file is ours while it is listed and
+unchanged. All others are the user's: a command that would have to replace one of them is refused.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from .errors import UserError
+from .files import (
+    check_path,
+    file_sha256,
+    finish,
+    is_inner,
+    place_files,
+    remove,
+    remove_files,
+    sync,
+    unfinished,
+    write_text,
+)
+
+RECORD, LOCK = ".vaswani_files.json", ".lock"
+OWN = (RECORD, LOCK)  # names that are nobody else's
+_held: dict[Path, int] = {}  # locks of this process, and the threads that took them
+
+
+def is_first_process() -> bool:
+    """Whether this is the only process or the first of those that were launched together: the one that writes."""
+    return os.environ.get("RANK", "0") == "0"  # set by accelerate launch and torchrun
+
+
+@contextlib.contextmanager
+def locked(folder: str | Path, name: str = LOCK) -> Iterator[None]:
+    """Make a folder, and let no other process write it while the body runs; the system frees the lock of a dead one.
+
+    Of processes that were launched together the first locks it. A body within the body of the same thread may lock it
+    again. In the end the lock file is removed, and the folder if it is new and nothing was written.
+
+    Raises:
+        UserError: for an empty path, a folder that another process writes, or one that cannot be made or written to.
+    """
+    check_path(folder, "output")
+    shown, folder = Path(folder), Path(folder).resolve()
+    if not is_first_process() or _held.get(folder / name) == threading.get_ident():
+        yield
+        return
+    above = next(path for path in (folder, *folder.parents) if path.exists())
+    if not folder.is_dir() and shown.is_symlink():
+        raise UserError(f"output {shown} is a link that leads to no folder: give a folder")
+    if not above.is_dir():
+        what = "is a file: give a folder" if above == folder else f"lies below {above}, which is a file: give another"
+        raise UserError(f"output {shown} {what}")
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    lock = FileLock(folder / name, timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except (OSError, NotImplementedError) as error:  # Timeout is one
+        _remove_empty(new)
+        if isinstance(error, Timeout):
+            raise UserError(
+                f"another process is writing to {shown}: wait until it has ended, or give another --output"
+            ) from error
+        reason = getattr(error, "strerror", None) or "its file system has no locks"
+        raise UserError(f"cannot write to output folder {shown}: {reason}") from error
+    _held[folder / name] = threading.get_ident()
+    try:
+        yield
+    except Exception as error:
+        number = _disk_error(error)
+        if number is None or getattr(error, "filename", None):
+            raise
+        raise OSError(number, os.strerror(number), str(shown)) from error  # with the place, which some leave out
+    finally:
+        del _held[folder / name]
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()  # while it is locked: who opens it now will find that it has no name
+        lock.release()
+        _remove_empty(new)
+
+
+def _disk_error(error: Exception) -> int | None:
+    """The system's number of a failure to write, also where a library in Rust has put it into a text."""
+    in_text = re.search(r"\(os error (\d+)\)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(in_text[1]) if in_text else None
+    return number if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO) else None
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+class OutputFolder:
+    """A folder that a command writes, and the record of the files that are ours in it.
+
+    Names are relative, with slashes. Files that grow while a program runs are listed by `grows`; they are ours as long
+    as they hold JSON lines.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        # By name: size and SHA-256 of what it has held; None for one that grows.
+        self._versions: dict[str, list] = self._recorded()
+
+    def _recorded(self) -> dict[str, list]:
+        try:
+            files = json.loads((self.path / RECORD).read_text(encoding="utf-8"))["files"]
+            return {
+                name: [one for one in versions if one is None or len(one) == 2]
+                for name, versions in files.items()
+                if is_inner(name)
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return {}  # none, or damaged: then nothing is known to be ours
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a file of this name was written here, whatever it holds now."""
+        return name in self._versions
+
+    def names(self, folder: str = "") -> list[str]:
+        """The names of files that were written here, or below a folder in it."""
+        return [name for name in self._versions if name.startswith(folder)]
+
+    def is_ours(self, name: str) -> bool:
+        """Whether a file is there as it was written; a link is not."""
+        path, versions = self.path / name, self._versions.get(name, ())
+        if path.is_symlink() or not path.is_file():
+            return False
+        if None in versions:
+            return _is_json_lines(path)
+        size = path.stat().st_size
+        digests = [digest for bytes_, digest in versions if bytes_ == size]
+        return bool(digests) and file_sha256(path) in digests
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise `UserError` for the first of these names that is taken by what is not ours."""
+        for name in names:
+            if os.path.lexists(self.path / name) and not self.is_ours(name):
+                raise UserError(
+                    f"{self.path / name} was not written by this program, or was changed since: move it, or give"
+                    " another --output"
+                )
+
+    def adopt(self, names: Iterable[str]) -> None:
+        """Take files for ours as they are, in a folder that is ours by other evidence."""
+        for path in (self.path / name for name in names if name not in self):
+            if path.is_file() and not path.is_symlink():
+                self._versions[path.relative_to(self.path).as_posix()] = [_version(path)]
+
+    def note(self, files: dict[str, Path | None]) -> None:
+        """List files that are about to get these names, by where they lie now; None for one that will grow.
+
+        First, so that a file that is there is ours whenever the program is cut off.
+        """
+        self._versions |= self._recorded()
+        for name, path in files.items():
+            version = None if path is None else _version(path)
+            now = self.path / name
+            size = now.stat().st_size if now.is_file() else None
+            earlier = [one for one in self._versions.get(name, ()) if one != version and (one or [size])[0] == size]
+            self._versions[name] = [*earlier, version]
+        write_text(self.path / RECORD, json.dumps({"files": self._versions}, indent=1) + "\n")
+
+    def move(self, new: Path, name: str) -> None:
+        """Give a finished file on the same disk its name here.
+
+        Raises:
+            UserError: as `check`.
+        """
+        finish(new)
+        self.check([name])
+        self.note({name: new})
+        new.replace(self.path / name)
+        sync((self.path / name).parent)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file, whole or not at all, unless it holds just this already."""
+        path = self.path / name
+        if path.is_symlink() or not path.is_file() or path.read_bytes() != text.encode("utf-8"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = unfinished(path)
+            try:
+                new.write_text(text, encoding="utf-8")
+                self.move(new, name)
+            finally:
+                new.unlink(missing_ok=True)
+        elif not self.is_ours(name):
+            self.note({name: path})
+
+    @contextlib.contextmanager
+    def staging(self) -> Iterator[Path]:
+        """A new folder in this one, for files to `place` once all are there; it is removed at the end."""
+        folder = unfinished(self.path / "files")
+        remove(folder)
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            remove(folder)
+
+    def place(self, staging: Path, last: str, stale: Iterable[str] = ()) -> None:
+        """Move files here from a folder on the same disk, which is removed; `last` comes last.
+
+        Before them those of `stale` that are ours are removed: what stays of them would not fit the new files.
+
+        Raises:
+            UserError: as `check`.
+        """
+        files = {path.name: path for path in staging.iterdir()}
+        self.check(files)
+        self.note(files)
+        self.remove(stale)
+        place_files(staging, self.path, last)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove those of these files that are ours, and folders below this one that are empty then."""
+        names = list(names)
+        remove_files(self.path, [name for name in names if self.is_ours(name)])
+
+
+def _version(path: Path) -> list:
+    return [path.stat().st_size, file_sha256(path)]
+
+
+def _is_json_lines(path: Path) -> bool:
+    """Whether all lines of a file are JSON objects, but for a last one that is cut off."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    try:
+        return all(isinstance(json.loads(line), dict) for line in lines[:-1])
+    except (ValueError, RecursionError):
+        return False

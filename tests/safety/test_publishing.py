@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from vaswani_transformer import publish
 from vaswani_transformer.cli.main import main
+from vaswani_transformer.data.tokenization import load_tokenizer
 from vaswani_transformer.evaluation.records import weights_sha256
 from vaswani_transformer.hub import card_template
 from vaswani_transformer.hub import push as push_module
@@ -28,6 +29,7 @@ from vaswani_transformer.hub.card_facts import CardFacts, datasets_of, file_name
 from vaswani_transformer.hub.existing_card import MOST_BYTES, carry_over, may_be_replaced, read_card, seal
 from vaswani_transformer.hub.model_card import escaped, render_card
 from vaswani_transformer.importing.pickles import convert_pickled_weights
+from vaswani_transformer.parsing.tokenizer import train_parser_tokenizer, tree_token_ids
 
 services = pushing.services
 model = pushing.model
@@ -55,7 +57,8 @@ def planted(model, tmp_path):
     settings = {"transformers_version": SECRET, "problem_type": None, "task_specific_params": {"canary": HOME}}
     labels = {"id2label": {"0": "canary", "1": HOME}, "label2id": {"canary": 0, HOME: 1}, "tokenizer_class": "canary"}
     edit(folder / "config.json", **strings, **nested, **settings, **labels, architectures=["canary"])
-    edit(folder / "generation_config.json", **strings, **nested, transformers_version=SECRET, num_beams=3)
+    search = {"num_beams": 3, "_from_model_config": HOME, "transformers_version": SECRET}
+    edit(folder / "generation_config.json", **strings, **nested, **search)
     tokens = {"chat_template": f"{{# {HOME} #}}", "tokenizer_file": HOME, "special": SHARE, "cache_dir": HOME}
     edit(
         folder / "tokenizer_config.json",
@@ -145,6 +148,14 @@ def test_nothing_goes_up_that_is_not_on_the_list(push, hub, planted, model, scor
         "### newstest",
     ):
         assert words in card, words
+
+
+def test_a_parsers_tokenizer_keeps_what_makes_it_one(tmp_path):
+    tokenizer = train_parser_tokenizer(["the dog sees a cat"], ["(S", "(NP", ")NP", ")S", "XX"], 300)
+    tokenizer.save_pretrained(tmp_path)
+    before = tree_token_ids(tokenizer)
+    assert push_module._keep_what_may_be_published(tmp_path, tokenizer.get_vocab()) == {}
+    assert tree_token_ids(load_tokenizer(tmp_path)) == before
 
 
 def test_weights_carry_no_metadata_of_the_folder(push, hub, planted, tmp_path):

@@ -44,7 +44,7 @@ _TOKENIZER = {
 }
 _SWITCHES = {"clean_up_tokenization_spaces", "split_special_tokens", "add_prefix_space", "model_max_length"}
 _TOKENS = {f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")}
-_TOKENS |= {"additional_special_tokens", "extra_special_tokens", "tree_tokens"}  # the last is the parser's
+_TOKENS |= {"additional_special_tokens", "extra_special_tokens"}
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 _NO_NEWS = {"is_local", "local_files_only", "name_or_path", "_name_or_path"}  # transformers' notes about this machine
 _SIZE = re.compile(r"\s*(\d*\.?\d+) ?[KMGT]B\s*", re.IGNORECASE)
@@ -220,12 +220,13 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Mapping[str, int]) ->
     def is_token(value: Any) -> bool:
         if isinstance(value, list):
             return all(map(is_token, value))
-        value = value.get("content") if isinstance(value, dict) else value
-        return isinstance(value, str) and value in vocabulary
+        return str(value.get("content") if isinstance(value, dict) else value) in vocabulary
 
     def is_known_of_tokenizer(name: str, value: Any) -> bool:
         if name in _TOKENS:
             return value is None or is_token(value)
+        if name == "tree_tokens":  # a parser's, which are words in its vocabulary
+            return isinstance(value, list) and all(f"Ġ{token}" in vocabulary for token in value)
         if name == "model_input_names":
             return isinstance(value, list) and set(map(str, value)) <= _INPUTS
         return value in _TOKENIZER.get(name, ()) or (name in _SWITCHES and isinstance(value, bool | int))
@@ -234,7 +235,9 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Mapping[str, int]) ->
     checks: dict[str, Callable[[str, Any], bool]] = {
         "config.json": lambda name, value: name in own,
         "generation_config.json": lambda name, value: (
-            name in ("transformers_version", "_from_model_config") or is_search_setting(name, value)
+            name == "transformers_version"
+            or (name == "_from_model_config" and isinstance(value, bool))
+            or is_search_setting(name, value)
         ),
         "tokenizer_config.json": is_known_of_tokenizer,
     }

@@ -108,8 +108,6 @@ def _read_model(folder: Path) -> VaswaniForConditionalGeneration:
     for kind in ("missing", "unexpected"):
         if names := sorted(map(str, report[f"{kind}_keys"])):
             raise UserError(f"{folder} does not fit its own config.json: {kind} weights, such as {names[0]}")
-    if model.dtype not in WEIGHT_TYPES.values():
-        raise UserError(f"dtype in {folder}/config.json is {model.dtype}: it must be one of {', '.join(PRECISIONS)}")
     return model
 
 
@@ -141,6 +139,12 @@ def read_config(folder: Path) -> VaswaniConfig:
     for name in ("quantization_config", "compression_config"):
         if values.get(name) is not None:
             raise UserError(f"{folder}/config.json has a {name}: give a model whose weights are not quantized")
+    types = [str(kind).removeprefix("torch.") for kind in WEIGHT_TYPES.values()]
+    for name in ("dtype", "torch_dtype"):
+        if values.get(name) is not None and values[name] not in types:
+            raise UserError(
+                f"{name} in {folder}/config.json is {values[name]!r:.100}: it must be one of {', '.join(types)}"
+            )
     return VaswaniConfig.from_dict(values)
 
 

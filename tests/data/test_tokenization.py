@@ -300,8 +300,8 @@ def test_load_tokenizer_without_a_model_beside_it(folders, tmp_path):
         ({"tokenizer_config.json": "{}"}, "holds no tokenizer, tokenizer.json missing"),
         ({"tokenizer.json": "{}"}, "holds no tokenizer, tokenizer_config.json missing"),
         ({"tokenizer.json": "{}", "tokenizer_config.json": "{}"}, "is broken"),
-        ({"tokenizer.json": "\n{", "tokenizer_config.json": "{}"}, "is broken"),
-        ({"tokenizer.json": "{}", "tokenizer_config.json": "{\n"}, "is broken"),
+        ({"tokenizer.json": "\n{", "tokenizer_config.json": "{}"}, "is damaged"),
+        ({"tokenizer.json": "{}", "tokenizer_config.json": "{\n"}, "is damaged"),
     ],
 )
 def test_load_tokenizer_mistakes(tmp_path, files, message):

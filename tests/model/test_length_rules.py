@@ -77,8 +77,8 @@ def test_models_from_before_there_was_a_choice_take_it_too():
     [
         ({"length_normalization": "wu"}, "length_normalization is 'wu': it must be one of gnmt, power"),
         ({"length_normalization": 1}, "length_normalization is 1: it must be one of gnmt, power"),
-        ({"max_extra_tokens": -1}, "max_extra_tokens is -1: it must be a whole number, 0 or more"),
-        ({"max_extra_tokens": 1.5}, "max_extra_tokens is 1.5: it must be a whole number, 0 or more"),
+        ({"max_extra_tokens": -1}, "max_extra_tokens is -1: it must be a whole number from 0 to 1,000,000"),
+        ({"max_extra_tokens": 1.5}, "max_extra_tokens is 1.5: it must be a whole number from 0 to 1,000,000"),
     ],
 )
 def test_a_wrong_setting_is_one_clear_line(settings, message, tmp_path):

@@ -106,5 +106,7 @@ def main(argv: list[str] | None = None) -> int:
             leave_failed(error, message, status)
         if message is None:
             raise
-        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        # Names of files and weights may hold anything, such as sequences that control a terminal.
+        line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in " ".join(message.split()))
+        print(f"error: {line}", file=sys.stderr)
         return status

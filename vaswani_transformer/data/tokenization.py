@@ -122,8 +122,10 @@ def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFas
 
 _JSON_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json")
 _MOST_BYTES = 1 << 28  # of tokenizer.json; a vocabulary of 256,000 tokens takes 34 MB
-# Entries by which a configuration would have other files read than those that are checked here.
-_OTHER_FILES = ("fast_tokenizer_files", "gguf_file", "init_inputs")
+# Entries by which a configuration would have something else read than the files that are checked here.
+_OTHER_SOURCES = (
+    "fast_tokenizer_files", "gguf_file", "init_inputs", "tokenizer_object", "backend_tokenizer", "_tokenizer",
+)  # fmt: skip
 _MOST_GROWTH = 1000  # letters that normalisation, or decoding, may make of one
 _PROBE = "a b"
 _MOST_PROBE_TOKENS = 100
@@ -182,14 +184,16 @@ def _check_files(folder: Path) -> None:
         if (folder / name).exists():
             contents[name] = read_json(folder / name, "save or train the tokenizer again", _MOST_BYTES)
     path = folder / "tokenizer_config.json"
-    for name in _OTHER_FILES:
-        if contents[path.name].get(name):
-            raise UserError(f"{name} in {path} names other files or arguments: remove it, tokenizer.json is read")
+    for name in _OTHER_SOURCES:
+        if name in contents[path.name]:
+            raise UserError(f"{name} in {path} stands for another tokenizer than tokenizer.json: remove it")
     path = folder / "tokenizer.json"
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         growth = 1.0
-        for rule in _objects(contents[path.name].get(part)):
-            if isinstance(pattern := rule.get("Regex"), str) and (danger := _danger(pattern)):
+        for rule in _rules(contents[path.name].get(part), f"{part} in {path}"):
+            pattern = rule.get("pattern")
+            pattern = pattern.get("Regex") if isinstance(pattern, dict) else None
+            if isinstance(pattern, str) and (danger := _danger(pattern)):
                 raise UserError(
                     f"the regular expression {pattern!r:.200} in {path} {danger}, which can take for ever: write it"
                     " without that"
@@ -202,12 +206,17 @@ def _check_files(folder: Path) -> None:
                 )
 
 
-def _objects(value: Any) -> Iterator[dict]:
-    """All objects in a JSON value, itself included."""
-    if isinstance(value, dict):
-        yield value
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _objects(item)
+def _rules(rule: Any, where: str) -> Iterator[dict]:
+    """A part of a tokenizer and all parts that it consists of."""
+    if rule is None:
+        return
+    # `tokenizers` takes other forms too, without names, which would not be seen here.
+    if not isinstance(rule, dict) or not isinstance(rule.get("type"), str):
+        raise UserError(f"{where} must consist of objects with a type: save or train the tokenizer again")
+    yield rule
+    for inner in ("normalizers", "pretokenizers", "decoders"):
+        for one in rule.get(inner) if isinstance(rule.get(inner), list) else ():
+            yield from _rules(one, where)
 
 
 def _growth(rule: dict) -> float:

@@ -52,8 +52,9 @@ _MAX_PARAMETERS, _MAX_LAYERS, _MAX_LABELS = 10**11, 1_000, 10_000
 # `attn_implementation`), so that a file may not set them; an argument of `from_pretrained` may.
 _NOT_FROM_FILES = {
     "attn_implementation", "experts_implementation", "fusion_config", "kernel_config", "use_kernels",
-    "distributed_config", "per_layer_config", "name_or_path", "base_model_tp_plan", "base_model_pp_plan",
-    "base_model_ep_plan", "sub_configs", "sub_configs_defaults", "attribute_map", "keys_to_ignore_at_inference",
+    "distributed_config", "per_layer_config", "name_or_path", "transformers_weights",
+    "base_model_tp_plan", "base_model_pp_plan", "base_model_ep_plan", "sub_configs", "sub_configs_defaults",
+    "attribute_map", "keys_to_ignore_at_inference",
 }  # fmt: skip
 
 # How tensor parallelism (`DistributedConfig(tp_size=...)`) splits a model: each process has some of the heads, of the
@@ -73,6 +74,10 @@ _TENSOR_PARALLEL_PLAN = {
         ("layers.*.fc2", "rowwise"),
     )
 }
+
+
+def _is_code(attribute) -> bool:
+    return callable(attribute) or (isinstance(attribute, property) and attribute.fset is None)
 
 
 @strict
@@ -176,7 +181,7 @@ class VaswaniConfig(PreTrainedConfig):
         own = {
             name: value
             for name, value in config_dict.items()
-            if not (name in _NOT_FROM_FILES or name.startswith("_") or callable(getattr(cls, name, None)))
+            if not (name in _NOT_FROM_FILES or name.startswith("_") or _is_code(getattr(cls, name, None)))
         }
         return super().from_dict(own, **kwargs)
 

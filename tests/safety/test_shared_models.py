@@ -143,10 +143,24 @@ def test_a_pipeline_of_a_model_in_training_serves_several_threads(tokenizer):
     """The first call to end does not switch the dropout of the others on."""
     model = new_model(tokenizer, dropout=0.5).train()
     translate = pipeline("translation", model, tokenizer=tokenizer, device="cpu")
+    first_runs, second_runs, first_is_done = (threading.Event() for _ in range(3))
+
+    def when(event, awaited):
+        def processor(input_ids, scores):
+            event.set()
+            assert awaited.wait(60)
+            return scores
+
+        return {"logits_processor": [processor], **SHORT}
+
     alone = translate(SOURCES, **SHORT)
-    with ThreadPoolExecutor(4) as threads:
-        calls = [threads.submit(translate, SOURCES[: 1 + number % 6], **SHORT) for number in range(12)]
-        assert all(call.result() == alone[: 1 + number % 6] for number, call in enumerate(calls))
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(translate, SOURCES[:2], **when(first_runs, second_runs))
+        assert first_runs.wait(60)
+        second = threads.submit(translate, SOURCES, **when(second_runs, first_is_done))
+        assert first.result() == alone[:2]
+        first_is_done.set()
+        assert second.result() == alone
 
 
 def test_one_translator_serves_several_threads(tokenizer):

@@ -11,6 +11,11 @@ from typing import Any, TextIO
 
 from tqdm.auto import tqdm
 
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None
+
 from ..errors import UserError
 from ..files import sync, write_text
 
@@ -18,6 +23,26 @@ from ..files import sync, write_text
 def notes_path(path: Path) -> Path:
     """The file beside an unfinished output that holds the settings it depends on."""
     return path.with_name(path.name + ".unfinished.json")
+
+
+def _open_alone(path: Path) -> int:
+    """A descriptor of a file, new or as it is, which no other process writes; the system frees the lock of a dead one.
+
+    Raises:
+        UserError: for a file that another process writes.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if fcntl is not None:
+            with contextlib.suppress(OSError):  # a file system without locks, but for:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise UserError(f"another process is writing {path}: wait, or give another --output") from error
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 @contextlib.contextmanager
@@ -50,7 +75,12 @@ class StreamOutput:
                 f"{target} is unfinished: finish it with --resume and the command that started it, or delete it and"
                 f" {notes_path(target).name}"
             )
-        self.stream = target.open("w", encoding="utf-8") if self._is_own else target
+        if self._is_own and (target.is_file() or not target.exists()):
+            descriptor = _open_alone(target)
+            os.ftruncate(descriptor, 0)
+            self.stream = os.fdopen(descriptor, "w", encoding="utf-8")
+        else:
+            self.stream = target.open("w", encoding="utf-8") if self._is_own else target
 
     def write(self, text: str) -> None:
         """Write whole lines, which readers see at once."""
@@ -94,13 +124,22 @@ class ResumableOutput:
     ):
         self.path = self.unfinished = path
         self._notes, self.done = notes_path(path), 0
-        self.settings, drawn = json.loads(json.dumps(settings)), drawn or {}
-        notes = self._read_notes()
+        self.settings = json.loads(json.dumps(settings))
+        is_new = not path.exists()
+        self._file = os.fdopen(_open_alone(path), "r+b", buffering=0)
+        try:
+            self._start(lines_per_record, resume, drawn or {}, is_new)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _start(self, lines_per_record: int, resume: bool, drawn: dict[str, Any], is_new: bool) -> None:
+        path = self.path
+        notes = None if is_new else self._read_notes()
         if resume and notes is not None:
             self._check_settings(notes, drawn)
             self.settings = notes
             self.done, end = _whole_records(path, lines_per_record)
-            self._file = path.open("r+b", buffering=0)
             self._file.truncate(end)
             self._file.seek(end)
             return
@@ -108,18 +147,18 @@ class ResumableOutput:
             raise UserError(
                 f"{path} is unfinished: give --resume to continue it, or delete it and {self._notes.name} to start anew"
             )
-        if resume and path.exists() and path.stat().st_size:
+        if resume and path.stat().st_size:
             raise UserError(
                 f"{path} cannot be resumed: it has no {self._notes.name} beside it, so it is finished or another"
                 " program's; delete it, or give another --output"
             )
         self.settings |= drawn
         # The file is emptied before the notes are written: with notes, its content counts as made with these settings.
-        self._file = path.open("w+b", buffering=0)
+        self._file.truncate(0)
         write_text(self._notes, json.dumps(self.settings, indent=1) + "\n")
 
     def _read_notes(self) -> dict[str, Any] | None:
-        if not self._notes.exists() or not self.path.exists():
+        if not self._notes.exists():
             return None
         try:
             notes = json.loads(self._notes.read_text(encoding="utf-8"))

@@ -18,6 +18,7 @@ import yaml
 
 from ..errors import UserError
 from ..files import write_text
+from ..json_and_yaml import read_json
 from ..recipes.recipe import Recipe
 from ..training.callbacks import read_training_log
 from ..training.checkpoints import last_complete_checkpoint, step_of
@@ -179,8 +180,8 @@ def record_session(folder: Path, processes: int) -> None:
 def read_sessions(folder: Path) -> list[tuple[float, int]]:
     """`(seconds of training so far, processes from then on)` of each session; none where it was always one process."""
     try:
-        return [(float(start), int(count)) for start, count in json.loads((folder / SESSIONS).read_text("utf-8"))]
-    except (OSError, ValueError, TypeError):  # there is none, or it is damaged
+        return [(float(start), int(count)) for start, count in read_json(folder / SESSIONS, "remove it", kind=list)]
+    except (OSError, ValueError, TypeError, OverflowError):  # there is none, or it is damaged
         return []
 
 

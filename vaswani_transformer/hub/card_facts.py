@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-
 from ..errors import UserError
 from ..evaluation.records import search_settings
+from ..json_and_yaml import read_yaml
 from ..model.configuration_vaswani import VaswaniConfig
 from ..recipes.recipe import Recipe, convert
 from ..training.callbacks import read_training_log
@@ -50,8 +49,8 @@ def read_run(folder: str | Path) -> tuple[dict, list[dict]]:
     if not path.is_file():
         return {}, []
     recipe, values = {}, None
-    with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError):
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    with contextlib.suppress(UserError):
+        values = read_yaml(path, "it is left out")
     for known in dataclasses.fields(Recipe) if isinstance(values, dict) else ():
         with contextlib.suppress(UserError, KeyError):
             recipe[known.name] = convert(known.name, values[known.name])

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
+from ..json_and_yaml import parse_json
 from .card_facts import CardFacts
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def read_card(text: str) -> dict:
         for name, value in facts.items()
     }
     states = _STATE.findall(text)
-    return {**facts, "license": data.license, **(json.loads(states[-1]) if states else {})}
+    return {**facts, "license": data.license, **(parse_json(states[-1]) if states else {})}
 
 
 def describes(text: str, weights: str | None) -> bool:

@@ -14,8 +14,9 @@ from ..data.tokenization import tokenizer_sha256
 from ..data.tokenized_pairs import pair_lengths
 from ..errors import UserError
 from ..files import publish, remove, remove_leftovers, unfinished, write_text
+from ..json_and_yaml import read_json, read_yaml
 from ..recipes.recipe import Recipe
-from .checkpoints import WEIGHTS, last_complete_checkpoint
+from .checkpoints import WEIGHTS, checkpoint_to_resume
 
 CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.jsonl", "learning_curve.png"
 TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"  # a folder, and the files in it that are TensorBoard's
@@ -57,8 +58,8 @@ def check_output(recipe: Recipe) -> Path | None:
         probe.unlink(missing_ok=True)  # several processes may look
     except OSError as error:
         raise UserError(f"cannot write to output folder {folder}: {error.strerror}") from error
-    checkpoint = last_complete_checkpoint(checkpoints)
-    if checkpoint is None or finished:
+    checkpoint = None if finished else checkpoint_to_resume(checkpoints, required=not recipe.overwrite)
+    if checkpoint is None:
         return None
     changes = _changed_settings(recipe, folder / RECIPE)
     if changes and not recipe.overwrite:
@@ -69,18 +70,20 @@ def check_output(recipe: Recipe) -> Path | None:
     return None if changes else checkpoint
 
 
+_RESTORE = "write the run's recipe there again, give another --output, or move the checkpoints away to start anew"
+
+
 def _changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
     """Settings that may not change on a resume and did, as `"seed: 1, was 0"`."""
-    try:
-        earlier = yaml.safe_load(earlier_recipe.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        earlier = None
+    earlier = read_yaml(earlier_recipe, _RESTORE)
     if not isinstance(earlier, dict):
-        return ["its recipe.yaml is damaged"]
+        raise UserError(f"{earlier_recipe} holds no recipe: {_RESTORE}")
     # Fields that are newer than the run had no other value than their default.
     earlier = {field.name: field.default for field in fields(Recipe)} | earlier
     now = {name: value for name, value in asdict(recipe).items() if name not in FREE_ON_RESUME}
-    return [f"{name}: {value}, was {earlier[name]}" for name, value in sorted(now.items()) if value != earlier[name]]
+    return [
+        f"{name}: {value}, was {earlier[name]!s:.100}" for name, value in sorted(now.items()) if value != earlier[name]
+    ]
 
 
 def _data_sha256(pairs: datasets.Dataset) -> str:
@@ -112,11 +115,9 @@ def content_hashes(tokenizer, train: datasets.Dataset, validation: datasets.Data
 def check_contents(folder: Path, hashes: dict[str, str]) -> None:
     """Refuse to resume on another tokenizer or other data than the run in `folder` began with."""
     try:
-        earlier = json.loads((folder / CHECKPOINTS / CONTENTS).read_text(encoding="utf-8"))
+        earlier = read_json(folder / CHECKPOINTS / CONTENTS, "remove it to resume without comparing the data")
     except FileNotFoundError:  # an earlier version did not write it
         return
-    except ValueError:
-        earlier = {}  # damaged
     changed = [name for name, value in hashes.items() if earlier.get(name) != value]
     if changed:
         raise UserError(

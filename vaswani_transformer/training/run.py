@@ -272,7 +272,7 @@ class TrainingRun:
             prepared = open_prepared(recipe.prepared)
             check_recipe_matches(prepared, recipe)
             if processes.rank == 0:
-                prepared.verify()
+                prepared.verify(self.progress)
             self.tokenizer = prepared.tokenizer
             for name, part in (("training", TRAIN), ("validation", VALIDATION)):
                 logger.info("%s data: %s", name, prepared.counts(part))

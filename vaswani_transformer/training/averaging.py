@@ -51,10 +51,10 @@ def _file_names(folder: Path) -> list[str]:
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         return [WEIGHTS]
     try:
-        files = set(read_json(folder / INDEX, f"leave {folder} out")["weight_map"].values())
+        files = read_json(folder / INDEX, f"leave {folder} out")["weight_map"].values()
+        return sorted({Path(name).name for name in files})  # in the folder itself and nowhere else
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder / INDEX} is not an index of weight files: leave {folder} out") from error
-    return sorted(Path(name).name for name in files)  # in the folder itself and nowhere else
 
 
 def _open_checkpoints(folders: Sequence[Path]) -> list[dict[str, safe_open]]:

@@ -440,7 +440,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
             return
         earlier = max(1, len(list(Path(checkpoint).glob("rng_state*.pth"))))
         if earlier == self.args.world_size:
-            with reading(Path(checkpoint), "rng_state*.pth"):
+            of_rank = "" if self.args.world_size == 1 else f"_{self.args.process_index}"
+            with reading(Path(checkpoint), f"rng_state{of_rank}.pth"):
                 super()._load_rng_state(checkpoint)
             return
         step, rank = self.state.global_step, self.args.process_index

@@ -6,6 +6,7 @@ moreover has aliases, by which a kilobyte grows to gigabytes, octal numbers (`01
 
 import json
 import math
+import stat
 from json.decoder import JSONDecodeError, JSONDecoder
 from json.scanner import py_make_scanner
 from pathlib import Path
@@ -16,45 +17,53 @@ import yaml
 from .errors import UserError, one_line
 
 MOST_BYTES = 1 << 24  # of a file: the largest that we write, the manifest of a billion pairs, has a quarter of it
+MOST_YAML = 1 << 18  # which PyYAML reads in two seconds
 DEEPEST = 50  # levels of nesting
 
 
-def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
+def read_text(path: str | Path, advice: str, most_bytes: int = MOST_BYTES) -> str:
     """The text of a regular file.
 
     Raises:
-        ValueError: for anything but a file, more than `most_bytes`, or bytes that are not UTF-8.
-        OSError: for a file that is not there or may not be read.
+        UserError: for anything but a file, one that may not be read, more than `most_bytes`, or bytes that are not
+            UTF-8; it names the file and is followed by `advice`: what to do about it.
+        FileNotFoundError: if there is none.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():
-        raise ValueError("it is not a regular file")  # a pipe could keep us waiting for ever
-    with path.open("rb") as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise ValueError(f"it has more than {most_bytes:,} bytes")
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError("it is not a regular file")  # a pipe could keep us waiting for ever
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            raise ValueError(f"it has more than {most_bytes:,} bytes")
         return content.decode("utf-8")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        fix = "check its permissions" if isinstance(error, PermissionError) else advice
+        raise UserError(f"{path} cannot be read ({error.strerror}): {fix}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"it is not UTF-8 text, byte {error.start}") from None
+        raise UserError(f"{path} cannot be read (it is not UTF-8 text, byte {error.start}): {advice}") from None
+    except ValueError as error:
+        raise UserError(f"{path!s:.300} cannot be read ({error}): {advice}") from None
 
 
-def read_json(path: str | Path, advice: str, most_bytes: int = MOST_BYTES, finite: bool = True) -> dict:
-    """The object in a JSON file; the arguments are those of `parse_json` and `read_text`.
+def read_json(
+    path: str | Path, advice: str, kind: type = dict, most_bytes: int = MOST_BYTES, finite: bool = True
+) -> Any:
+    """The object (a `dict`), or the list, in a JSON file; the arguments are those of `read_text` and `parse_json`.
 
     Raises:
         UserError: naming file, line and mistake, followed by `advice`: what to do about a damaged file.
         FileNotFoundError: if there is none.
     """
+    text = read_text(path, advice, most_bytes)
     try:
-        value = parse_json(read_text(path, most_bytes), finite)
-        if not isinstance(value, dict):
-            raise ValueError("it must hold one JSON object")
+        value = parse_json(text, finite)
+        if not isinstance(value, kind):
+            raise ValueError(f"it must hold one JSON {'object' if kind is dict else 'list'}")
         return value
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
     except ValueError as error:
         raise UserError(f"{path} is damaged ({one_line(error)}): {advice}") from error
 
@@ -229,17 +238,14 @@ _StrictLoader.add_constructor("tag:yaml.org,2002:timestamp", _StrictLoader.const
 
 
 def read_yaml(path: str | Path, advice: str) -> Any:
-    """The value in a YAML file of at most 256 kB, which PyYAML reads in two seconds.
+    """The value in a YAML file of at most `MOST_YAML` bytes.
 
     Raises:
         UserError: naming file, line and mistake, followed by `advice`: what to do about it.
         FileNotFoundError: if there is none.
     """
+    text = read_text(path, advice, MOST_YAML)
     try:
-        return parse_yaml(read_text(path, 1 << 18))
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+        return parse_yaml(text)
     except ValueError as error:
         raise UserError(f"{path} is not valid YAML ({one_line(error)}): {advice}") from error

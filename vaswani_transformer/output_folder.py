@@ -28,6 +28,7 @@ from .files import (
     unfinished,
     write_text,
 )
+from .json_and_yaml import parse_json, read_json
 
 RECORD, LOCK = ".vaswani_files.json", ".lock"
 OWN = (RECORD, LOCK)  # names that are nobody else's
@@ -116,13 +117,13 @@ class OutputFolder:
 
     def _recorded(self) -> dict[str, list]:
         try:
-            files = json.loads((self.path / RECORD).read_text(encoding="utf-8"))["files"]
+            files = read_json(self.path / RECORD, "remove it")["files"]
             return {
                 name: [one for one in versions if one is None or len(one) == 2]
                 for name, versions in files.items()
                 if is_inner(name)
             }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, UserError, KeyError, TypeError, AttributeError):
             return {}  # none, or damaged: then nothing is known to be ours
 
     def __contains__(self, name: str) -> bool:
@@ -238,6 +239,6 @@ def _is_json_lines(path: Path) -> bool:
     """Whether all lines of a file are JSON objects, but for a last one that is cut off."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     try:
-        return all(isinstance(json.loads(line), dict) for line in lines[:-1])
-    except (ValueError, RecursionError):
+        return all(isinstance(parse_json(line, finite=False), dict) for line in lines[:-1])
+    except ValueError:
         return False

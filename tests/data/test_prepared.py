@@ -130,7 +130,7 @@ def damage_index_type(folder):
 def damage_manifest(folder):
     path = folder / "manifest.json"
     path.write_text(path.read_text(encoding="utf-8")[:-40], encoding="utf-8")
-    return "manifest.json is not a manifest"
+    return "manifest.json is damaged"
 
 
 def damage_version(folder):

@@ -346,7 +346,7 @@ def test_records_without_usable_scores(scores):
 
 def test_only_what_is_a_recipe_is_read_from_a_run_folder(tmp_path):
     log, recipe = tmp_path / "training_log.jsonl", tmp_path / "recipe.yaml"
-    log.write_text('{"step": 1, "loss": 2}\n{"st')
+    log.write_text('{"step": 1, "seconds": 3, "loss": 2}\n{"st')
     assert read_run(tmp_path) == ({}, [])  # a log alone is another program's
     for text, expected in (
         ("a: [", {}),
@@ -354,7 +354,7 @@ def test_only_what_is_a_recipe_is_read_from_a_run_folder(tmp_path):
         ("seed: 3\nmax_length: many\nmy_note: [1]\nadam_epsilon: 1e-9\n", {"seed": 3, "adam_epsilon": 1e-9}),
     ):
         recipe.write_text(text)
-        assert read_run(tmp_path) == (expected, [{"step": 1, "loss": 2}])
+        assert read_run(tmp_path) == (expected, [{"step": 1, "seconds": 3, "loss": 2}])
 
 
 def test_a_wheel_holds_the_templates(tmp_path):

@@ -267,10 +267,10 @@ def test_missing_files_and_names(tmp_path):
     missing = str(tmp_path / "nowhere.yaml")
     check_error(lambda: load_recipe(missing), "there is no recipe file", missing)
     (tmp_path / "folder.yaml").mkdir()
-    check_error(lambda: load_recipe(str(tmp_path / "folder.yaml")), "there is no recipe file")
+    check_error(lambda: load_recipe(str(tmp_path / "folder.yaml")), "folder.yaml", "not a regular file")
     check_error(lambda: load_recipe("multi30k-en-du"), "'multi30k-en-du'", "'multi30k-en-de'")
     check_error(lambda: load_recipe("qqqqqqqq"), "'qqqqqqqq'", "vaswani recipes")
-    check_error(lambda: load_recipe(str(tmp_path)), "there is no recipe")
+    check_error(lambda: load_recipe(str(tmp_path)), "not a regular file")
 
 
 def test_mistakes_in_overrides():
@@ -349,7 +349,7 @@ def test_a_value_as_text_is_the_value(name, data):
         assert math.copysign(1, converted) == math.copysign(1, value)
 
 
-@given(st.text())
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs"])))
 def test_text_is_kept_without_spaces_around_it(text):
     if text.strip().lower() not in ("none", "null"):
         assert convert("train_source", text) == text.strip()

@@ -33,6 +33,7 @@ from ..files import (
     write_text,
     written_whole,
 )
+from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
 from .filtering import KEPT, FilterCounts, check_limits, count_status, pair_status
@@ -165,7 +166,8 @@ class ShardWriter:
             try:
                 for number, chunk in enumerate(chunks):
                     paths.append(self.folder / f"{part}-{number:05d}.arrow")
-                    if _finished(paths[-1]) is None:
+                    facts = _finished(paths[-1])
+                    if facts is None or file_sha256(paths[-1]) != facts["sha256"]:
                         pending.append((executor.submit(self._write, paths[-1], chunk), len(chunk)))
                     else:
                         bar.update(len(chunk))
@@ -259,9 +261,11 @@ def _stored(path: Path, **facts) -> Iterator[Path]:
 def _finished(path: Path) -> dict | None:
     """Facts of a shard that was written to its end; None if it is still to be made."""
     try:
-        facts = json.loads(path.with_suffix(".part").read_bytes())
-        return facts if path.stat().st_size == facts["bytes"] and facts["counts"] else None
-    except (OSError, ValueError, KeyError, TypeError):
+        facts = read_json(path.with_suffix(".part"), "remove it")
+        kinds = {"file": str, "rows": int, "bytes": int, "sha256": str, "counts": list}
+        whole = all(isinstance(facts.get(name), kind) for name, kind in kinds.items()) and len(facts["counts"]) == 4
+        return facts if whole and path.is_file() and path.stat().st_size == facts["bytes"] else None
+    except (OSError, UserError):
         return None
 
 
@@ -285,8 +289,8 @@ def _train_chunks(
 
 def _count(folder: Path, train: PairSource) -> int:
     """Number of training pairs: the first pass over the text, whose result is kept for a resumption."""
-    settings = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
-    if "pairs" not in settings:
+    settings = read_json(folder / UNFINISHED, _OTHER)
+    if not isinstance(settings.get("pairs"), int):
         settings["pairs"] = train.count()
         _write_json(folder / UNFINISHED, settings)
     return settings["pairs"]
@@ -355,10 +359,7 @@ def _start_or_resume(folder: Path, settings: dict) -> None:
     """Note the settings in a new folder, or compare them with those of the preparation that is resumed."""
     path, earlier = folder / UNFINISHED, {}
     if path.exists():
-        try:
-            earlier = dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{path} is not from a preparation ({error}): {_OTHER}") from error
+        earlier = read_json(path, _OTHER)
     if (folder / TOKENIZER).exists():
         _check_same(folder, settings, earlier)
     elif {**earlier, **settings} != earlier:  # nothing is made yet, so that a wrong setting may be corrected
@@ -379,6 +380,8 @@ def _facts_files(folder: Path) -> list[Path]:
 def _check_same(folder: Path, settings: dict, earlier: dict) -> None:
     """Refuse a folder that was started with other settings or from other files."""
     earlier = {"recipe": {}, "files": {}, "tokenizer": None} | earlier
+    if not all(isinstance(earlier[name], dict) for name in ("recipe", "files")):
+        raise UserError(f"{folder} holds what no preparation has written: {_OTHER}")
     if [earlier.get(name) for name in ("format", "version")] != [FORMAT, VERSION]:
         raise UserError(f"{folder} was prepared by another version: {_OTHER}")
     changed = _differing(settings["recipe"], earlier["recipe"])
@@ -408,11 +411,9 @@ def _check_ours(folder: Path) -> OutputFolder:
 
 
 def _read_json(path: Path) -> dict:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        return value if isinstance(value, dict) else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
+    with contextlib.suppress(OSError, UserError):
+        return read_json(path, "remove it")
+    return {}
 
 
 def _remove_prepared(output: OutputFolder) -> None:

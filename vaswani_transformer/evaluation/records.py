@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from ..errors import UserError
 from ..files import file_sha256
+from ..json_and_yaml import read_json
 
 # Settings that change no output: versions, the tokens that every model has, what `generate()` returns beside it.
 _NO_SETTINGS = {"transformers_version", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
@@ -139,13 +140,11 @@ def read_evaluation(path: str | Path) -> dict:
         UserError: for a file that is missing, is not JSON, or does not say what it is an evaluation of.
     """
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
+        record = read_json(path, "give a file of `vaswani evaluate --json`")
+    except FileNotFoundError as error:
         raise UserError(f"cannot read evaluation file {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors
-        raise UserError(f"{path} is not a file of `vaswani evaluate --json`: it is not JSON ({error})") from error
     required = {"test_set": str, "weights_sha256": str, "command": str, "generation": dict, "versions": dict}
-    values = {"versions": {}} | record if isinstance(record, dict) else {}
+    values = {"versions": {}} | record
     if not all(isinstance(values.get(name), kind) for name, kind in required.items()):
         raise UserError(
             f"{path} does not say which weights were evaluated and how: evaluate again with `vaswani evaluate --json`"

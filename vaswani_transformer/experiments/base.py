@@ -21,6 +21,7 @@ from ..durations import duration
 from ..errors import UserError
 from ..evaluation.records import versions
 from ..files import unfinished
+from ..json_and_yaml import read_json, read_yaml
 from ..output_folder import OutputFolder, locked
 from ..plots import new_figure
 
@@ -125,12 +126,10 @@ def chosen_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
 def check_settings(folder: Path, cell: Cell) -> None:
     """Raise `UserError` for a cell's folder that was made with other settings, naming up to three and both values."""
     path = folder / RECIPE
-    if not path.is_file():
-        return
     try:
-        earlier = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise UserError(f"{path} cannot be read: remove {folder} to run {cell.name} anew") from None
+        earlier = read_yaml(path, f"remove {folder} to run {cell.name} anew")
+    except FileNotFoundError:
+        return
     _compare(folder, cell, earlier if isinstance(earlier, dict) else {})
 
 
@@ -160,14 +159,11 @@ def read_result(folder: Path, cell: Cell) -> dict | None:
     """
     check_settings(folder, cell)
     path = folder / RESULT
-    if not path.is_file():
-        return None
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        is_result = all(isinstance(result[name], kind) for name, kind in _RESULT_ENTRIES.items())
-    except (ValueError, TypeError, KeyError):
-        is_result = False
-    if not is_result:
+        result = read_json(path, "remove it to have it made again", finite=False)
+    except FileNotFoundError:
+        return None
+    if not all(isinstance(result.get(name), kind) for name, kind in _RESULT_ENTRIES.items()):
         raise UserError(f"{path} is not a result of an experiment: remove it to have it made again")
     _compare(folder, cell, result["settings"])  # its recipe may have been removed
     return result
@@ -290,9 +286,9 @@ def write_report(experiment: Experiment, setup: Setup) -> str:
 def _is_report(path: Path) -> bool:
     """Whether a file holds the results of cells."""
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))
+        results = read_json(path, "remove it", finite=False, kind=list)
         return all(isinstance(result[name], kind) for result in results for name, kind in _RESULT_ENTRIES.items())
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, UserError, TypeError, KeyError):
         return False
 
 

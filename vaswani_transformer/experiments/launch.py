@@ -17,6 +17,7 @@ import torch
 import yaml
 
 from ..errors import UserError
+from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder
 from ..recipes.recipe import Recipe
 from ..training.callbacks import read_training_log
@@ -180,8 +181,8 @@ def record_session(folder: Path, processes: int) -> None:
 def read_sessions(folder: Path) -> list[tuple[float, int]]:
     """`(seconds of training so far, processes from then on)` of each session; none where it was always one process."""
     try:
-        return [(float(start), int(count)) for start, count in json.loads((folder / SESSIONS).read_text("utf-8"))]
-    except (OSError, ValueError, TypeError):  # there is none, or it is damaged
+        return [(float(start), int(count)) for start, count in read_json(folder / SESSIONS, "remove it", kind=list)]
+    except (OSError, ValueError, TypeError, OverflowError):  # there is none, or it is damaged
         return []
 
 

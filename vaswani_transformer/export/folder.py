@@ -2,13 +2,14 @@
 
 import importlib.util
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import UserError, one_line
+from ..json_and_yaml import read_json
 from ..loading import FACTS
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.layers_vaswani import VaswaniSinusoidalPositions
@@ -23,6 +24,9 @@ COPIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "vocab.txt", "merges.txt", "generation_config.json",
 )  # fmt: skip
+
+
+_AGAIN = "export the model again"
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,11 @@ class ExportFacts:
         if not (folder / FACTS).is_file():
             raise UserError(f"{folder} holds no exported model: it has no {FACTS}; make one with `vaswani export`")
         try:
-            facts = cls(**json.loads((folder / FACTS).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{folder / FACTS} is damaged ({one_line(error)}): export the model again") from error
+            facts = cls(**read_json(folder / FACTS, _AGAIN))
+        except TypeError as error:
+            raise UserError(f"{folder / FACTS} is damaged ({one_line(error)}): {_AGAIN}") from error
+        if wrong := [field.name for field in fields(cls) if type(getattr(facts, field.name)) is not field.type]:
+            raise UserError(f"{folder / FACTS} is damaged ({wrong[0]} is of a wrong type): {_AGAIN}")
         if wanted is not None and facts.format != wanted:
             raise UserError(f"{folder} holds a model exported to {facts.format}: export it with --format {wanted}")
         return facts
@@ -71,9 +77,9 @@ def read_vocabulary(folder: str | Path) -> list[str]:
     """The tokens of an exported model, by id."""
     path = Path(folder) / "shared_vocabulary.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({one_line(error)}): export the model again") from error
+        return read_json(path, _AGAIN, kind=list)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: {_AGAIN}") from None
 
 
 def require(format: str) -> None:

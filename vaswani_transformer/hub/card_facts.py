@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub.utils import validate_repo_id
 from transformers import GenerationConfig
 
 from ..errors import UserError, one_line
 from ..evaluation.records import search_settings
+from ..json_and_yaml import read_yaml
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import LENGTH_NORMALIZATIONS
 from ..recipes.recipe import Recipe, convert
@@ -181,8 +181,8 @@ def read_run(folder: str | Path) -> tuple[dict, list[dict]]:
     if not path.is_file():
         return {}, []
     recipe, values, entries = {}, None, []
-    with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    with contextlib.suppress(UserError):
+        values = read_yaml(path, "it is left out")
     for known in dataclasses.fields(Recipe) if isinstance(values, dict) else ():
         if not isinstance(values.get(known.name), list | dict):
             with contextlib.suppress(UserError, KeyError):

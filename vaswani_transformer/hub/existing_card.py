@@ -9,10 +9,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
 from ..errors import UserError
+from ..json_and_yaml import parse_json, parse_yaml
 from .card_facts import METRICS, CardFacts, is_dataset, is_language, is_license, published_record
 
 logger = logging.getLogger(__name__)
@@ -74,10 +74,10 @@ def read_card(text: str) -> dict:
         return {}
     text = text.replace("\r\n", "\n")
     data, state = {}, {}
-    with contextlib.suppress(ValueError, yaml.YAMLError, RecursionError):
-        data = yaml.safe_load(_split(text)[0])
-    with contextlib.suppress(ValueError, RecursionError, IndexError):
-        state = json.loads(_STATE.findall(text)[-1])
+    with contextlib.suppress(ValueError):
+        data = parse_yaml(_split(text)[0])
+    with contextlib.suppress(ValueError, IndexError):
+        state = parse_json(_STATE.findall(text)[-1])
     data, state = (value if isinstance(value, dict) else {} for value in (data, state))
     evaluations = []
     for record in _list(state.get("evaluations")):

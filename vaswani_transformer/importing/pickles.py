@@ -1,6 +1,5 @@
 """Pickled weights to safetensors, without running what a pickle may hold."""
 
-import json
 import tempfile
 import zipfile
 from pathlib import Path
@@ -10,6 +9,7 @@ from safetensors.torch import save_file
 
 from ..errors import UserError, one_line
 from ..files import check_path, finish
+from ..json_and_yaml import read_json
 from ..loading import read_config, refuse_exported
 from ..model.checkpoint_vaswani import PICKLED_WEIGHTS
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
@@ -147,8 +147,8 @@ def _read_pickles(folder: Path, parameters: int) -> dict[str, torch.Tensor]:
 def _files_of_index(index: Path) -> list[Path]:
     """The files that an index of weights lists, all in the index's own folder."""
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except Exception as error:
+        names = sorted(set(read_json(index, "copy it again")["weight_map"].values()))
+    except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{index} is not an index of weight files: copy it again") from error
     present = {path.name for path in index.parent.iterdir() if path.is_file()}
     if missing := [name for name in names if name not in present]:  # also whatever leads to another folder

@@ -3,19 +3,21 @@
 [`Recipe`] holds the defaults, the paper's wherever it gives a value; `VaswaniTrainingArguments` takes them from there.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import math
+import os
 import types
 import typing
+import unicodedata
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 
-import yaml
-
 from ..errors import UserError, one_line
 from ..files import check_path
+from ..json_and_yaml import MOST_YAML, parse_yaml, read_text
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import MAX_EXTRA_TOKENS, broken_range
 
@@ -158,29 +160,35 @@ def convert(name: str, value) -> object:
     """A value from YAML or the command line (a string) as the type of its field.
 
     Raises:
-        UserError: for a value of another type.
+        UserError: for a value of another type, also where YAML has made a number, a date or true and false of a text,
+            for a number beyond 64 bits, and for text with control characters or bytes that are not UTF-8.
     """
     kind, optional = field_type(name)
     text = value.strip() if isinstance(value, str) else value
-    if optional and str(text).lower() in ("none", "null"):
+    if optional and (text is None or (isinstance(text, str) and text.lower() in ("none", "null"))):
         return None
     if text is None:
         raise UserError(f"{name} must be given a value of type {kind.__name__}")
-    if kind is bool:
-        word = str(text).lower()
-        if word in ("true", "yes", "false", "no"):
+    rule = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
+    if kind is str:
+        if isinstance(text, str | os.PathLike):
+            text = str(text)
+            if all(unicodedata.category(character) not in ("Cc", "Cs") for character in text):
+                return text
+            rule = "text in UTF-8 without control characters"
+        elif not isinstance(text, list | dict):
+            rule = "text: in YAML put it in quotes, or it is read as something else"
+    elif kind is bool:
+        if (word := str(text).lower()) in ("true", "yes", "false", "no"):
             return word in ("true", "yes")
-    elif not isinstance(text, bool | list | dict):
-        try:
-            if kind is int and isinstance(text, float) and not text.is_integer():
-                raise ValueError
+    elif isinstance(text, str | int | float) and not isinstance(text, bool):
+        with contextlib.suppress(ValueError, OverflowError):
             converted = kind(text)
-            if kind is not float or math.isfinite(converted):
+            if kind is int and abs(converted) >= 2**63:
+                rule = "a whole number below 2**63"
+            elif math.isfinite(converted) and not (isinstance(text, float) and converted != text):
                 return converted
-        except (ValueError, TypeError, OverflowError):
-            pass
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    raise UserError(f"{name} is {value!r}: it must be {names[kind]}")
+    raise UserError(f"{name} is {value!r:.100}: it must be {rule}")
 
 
 def recipe_names() -> list[str]:
@@ -199,20 +207,17 @@ def read_recipe(name_or_path: str) -> tuple[str, str]:
     """Text of a recipe, shipped or one's own, and a name for it.
 
     Raises:
-        UserError: for a file or a name that is not there, or a file that is not UTF-8.
+        UserError: for a file or a name that is not there, or a file that is no text of a recipe's size.
     """
-    path = Path(name_or_path)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        if not path.is_file():
-            raise UserError(f"there is no recipe file {name_or_path}")
+    path, names = Path(name_or_path), recipe_names()
+    if path.suffix in (".yaml", ".yml") or path.is_file() or (path.exists() and name_or_path not in names):
         try:
-            return path.read_text(encoding="utf-8"), path.stem
-        except UnicodeDecodeError as error:
-            raise UserError(f"{name_or_path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
-    names = recipe_names()
+            return read_text(path, "give a recipe, a YAML file in UTF-8", MOST_YAML), path.stem
+        except FileNotFoundError:
+            raise UserError(f"there is no recipe file {name_or_path}") from None
     if name_or_path not in names:
         nearest = _nearest(name_or_path, names, "vaswani recipes")
-        raise UserError(f"there is no recipe {name_or_path!r} and no such file: {nearest}")
+        raise UserError(f"there is no recipe {name_or_path!r:.300} and no such file: {nearest}")
     return (resources.files(__package__) / f"{name_or_path}.yaml").read_text("utf-8"), name_or_path
 
 
@@ -224,23 +229,20 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
         overrides: field names to values, as on the command line.
 
     Raises:
-        UserError: for a missing or malformed file, unknown fields, wrong types and values out of range.
+        UserError: for a missing or malformed file, unknown or repeated fields, wrong types and values out of range.
     """
     text, name = read_recipe(name_or_path)
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        problem = " ".join(str(getattr(error, "problem", error)).split())
-        raise UserError(f"{name_or_path}{where} is not valid YAML: {problem}") from error
+        values = parse_yaml(text)
+    except ValueError as error:
+        raise UserError(f"{name_or_path} is not valid YAML: {one_line(error)}") from error
     if not isinstance(values, dict | None):
         raise UserError(f"{name_or_path} must hold lines of the form `field: value`")
     values = {**(values or {}), **(overrides or {})}
     for field in values:
         if field not in _FIELDS:
-            nearest = _nearest(str(field).replace("-", "_"), _FIELDS, "vaswani train --help")
-            raise UserError(f"there is no recipe field {str(field)!r}: {nearest}")
+            nearest = _nearest(f"{field!s:.100}".replace("-", "_"), _FIELDS, "vaswani train --help")
+            raise UserError(f"there is no recipe field {str(field)!r:.100}: {nearest}")
     recipe = Recipe(**{field: convert(field, value) for field, value in values.items()})
     if recipe.output is None:
         recipe.output = str(Path("runs") / name)

@@ -9,14 +9,24 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
 
 from ..data.tokenization import load_tokenizer, tokenizer_sha256
 from ..errors import UserError, one_line
 from ..files import check_path
+from ..json_and_yaml import read_json
 from ..loading import refuse_exported
 from ..model.checkpoint_vaswani import check_finite
 from ..output_folder import OWN, OutputFolder, locked
-from .checkpoints import INDEX, WEIGHTS, Checkpoint, read_checkpoints, to_average
+from .checkpoints import (
+    INDEX,
+    WEIGHTS,
+    Checkpoint,
+    check_contents,
+    read_checkpoints,
+    read_state,
+    to_average,
+)
 from .run_folder import CHECKPOINTS
 
 
@@ -25,12 +35,12 @@ def _open_weights(folder: Path) -> dict[str, safe_open]:
     weights = {}
     for name in _file_names(folder):
         path = folder / name
+        if not path.is_file():
+            raise UserError(f"{folder} is not a complete checkpoint: it has no {name}")
         try:
             file = safe_open(path, framework="pt")
-        except FileNotFoundError as error:
-            if path.exists():  # safetensors raises the same for a file that it may not read
-                raise UserError(f"{path} cannot be read: check access") from error
-            raise UserError(f"{folder} is not a complete checkpoint: it has no {name}") from error
+        except FileNotFoundError as error:  # which safetensors raises for a file that it may not read
+            raise UserError(f"{path} cannot be read: check access") from error
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} is damaged ({one_line(error, 200)}): leave {folder} out") from error
         if twice := sorted(weights.keys() & set(file.keys())):
@@ -43,10 +53,10 @@ def _file_names(folder: Path) -> list[str]:
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         return [WEIGHTS]
     try:
-        files = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        files = read_json(folder / INDEX, f"leave {folder} out")["weight_map"].values()
+        return sorted({Path(name).name for name in files})  # in the folder itself and nowhere else
+    except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder / INDEX} is not an index of weight files: leave {folder} out") from error
-    return sorted(Path(name).name for name in files)  # in the folder itself and nowhere else
 
 
 def _open_checkpoints(folders: Sequence[Path]) -> list[dict[str, safe_open]]:
@@ -74,9 +84,12 @@ def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor
             weight of one checkpoint at a time is in memory.
 
     Raises:
-        UserError: for no folders, a missing file, or weights of other names or shapes than the first one's.
+        UserError: for no folders, a missing file, one that has changed since a training wrote it, or weights of other
+            names or shapes than the first one's.
     """
     checkpoints = _open_checkpoints([Path(folder) for folder in folders])
+    for folder in folders:
+        check_contents(Path(folder), weights_only=True)
     average = {}
     for name in sorted(checkpoints[0]):
         first = checkpoints[0][name].get_tensor(name)
@@ -100,12 +113,9 @@ _NO_DIFFERENCE |= {"label_smoothing"}  # of training alone, and older checkpoint
 
 def _read_config(folder: Path) -> dict:
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if isinstance(config, dict):
-            return config
-    except (OSError, ValueError):
-        pass
-    raise UserError(f"{folder} has no usable {CONFIG}: give folders of checkpoints or models")
+        return read_json(folder / CONFIG, f"leave {folder} out")
+    except FileNotFoundError:
+        raise UserError(f"{folder} has no {CONFIG}: give folders of checkpoints or models") from None
 
 
 def _check_same_model(folders: Sequence[Path]) -> None:
@@ -206,7 +216,7 @@ def _copy_rest(folders: list[Path], staging: Path) -> None:
         (staging / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _checkpoints_of(run: str | Path) -> tuple[list[Checkpoint], dict]:
+def _checkpoints_of(run: str | Path) -> tuple[list[Checkpoint], TrainerState]:
     """The whole checkpoints of a training, by step, and the trainer's state in the last one."""
     folder = Path(run)
     if not folder.is_dir():
@@ -215,11 +225,7 @@ def _checkpoints_of(run: str | Path) -> tuple[list[Checkpoint], dict]:
     checkpoints = read_checkpoints(folder)
     if not checkpoints:
         raise UserError(f"{folder} has no complete checkpoint: give the output folder of a training, or checkpoints")
-    path = checkpoints[-1].path / STATE
-    try:
-        return checkpoints, json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: give the checkpoints themselves") from error
+    return checkpoints, read_state(checkpoints[-1].path)
 
 
 def last_checkpoints(run: str | Path, count: int) -> list[Path]:
@@ -229,7 +235,7 @@ def last_checkpoints(run: str | Path, count: int) -> list[Path]:
         UserError: for a folder without checkpoints, or fewer than `count`.
     """
     checkpoints, state = _checkpoints_of(run)
-    timed, every = any(one.timed for one in checkpoints), max(1, int(state.get("eval_steps") or 1))
+    timed, every = any(one.timed for one in checkpoints), max(1, int(state.eval_steps or 1))
     chosen = to_average(checkpoints, count, timed, every, checkpoints[-1].step)
     if len(chosen) < count:
         kind = "timed checkpoints and the last" if timed else "checkpoints"
@@ -249,8 +255,7 @@ def best_checkpoints(run: str | Path, count: int, by: str) -> tuple[list[Path], 
     """
     checkpoints, state = _checkpoints_of(run)
     paths = {one.step: one.path for one in checkpoints}
-    history = state.get("log_history", [])
-    scores = {entry["step"]: entry[f"eval_{by}"] for entry in history if f"eval_{by}" in entry}
+    scores = {entry["step"]: entry[f"eval_{by}"] for entry in state.log_history if f"eval_{by}" in entry}
     if not scores:
         raise UserError(f"{run} has no validations by {by}: give --last, or checkpoints by their folders")
     ranked = sorted(scores, key=lambda step: (-scores[step] if by == "bleu" else scores[step], step))

@@ -1,6 +1,7 @@
 """What happens around training steps: progress, log file, early stopping, checkpoints by the clock, stops."""
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -14,9 +15,14 @@ from transformers.trainer_callback import ExportableState
 
 from ..distributed import on_any_process
 from ..durations import duration
+from ..errors import UserError, one_line
 from ..files import sync, write_text
+from ..json_and_yaml import parse_json
 from .checkpoints import STOP, TIME
 
+logger = logging.getLogger(__name__)
+
+_IN_EACH = ("step", "seconds")  # entries of every line of a log
 _FINAL = {"best_loss", "average_loss", "last_loss"}  # in entries of model selection, written after the last step
 _SHOWN = (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU"))
 
@@ -152,20 +158,30 @@ class TrainingLogCallback(TrainerCallback, ExportableState):
 
 
 def read_training_log(path: str | Path) -> list[dict]:
-    """The entries of a training log; an incomplete last line is left out."""
-    entries = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
+    """The entries of a training log, without an incomplete last line; a damaged one is left out with a warning."""
+    lines, entries = Path(path).read_bytes().split(b"\n"), []
+    for number, line in enumerate(lines, 1):
         try:
-            entries.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            entry = parse_json(line.decode("utf-8"), finite=False)
+            if not (isinstance(entry, dict) and all(isinstance(entry.get(key), int | float) for key in _IN_EACH)):
+                raise ValueError(f"no {' and '.join(_IN_EACH)}")
+            entries.append(entry)
+        except ValueError as error:
+            if number < len(lines):  # a crash may have torn the last
+                logger.warning("line %d of %s is damaged and left out (%s)", number, path, one_line(error, 100))
     return entries
 
 
 def stored_attribute(state, callback: type, name: str, default: float) -> float:
     """What a callback of this class stored in the checkpoint that a training resumes from."""
     stored = state.stateful_callbacks.get(callback.__name__)
-    return stored["attributes"].get(name, default) if state.global_step > 0 and isinstance(stored, dict) else default
+    if state.global_step == 0 or not isinstance(stored, dict):
+        return default
+    attributes = stored.get("attributes")
+    value = attributes.get(name, default) if isinstance(attributes, dict) else None
+    if not isinstance(value, int | float):
+        raise UserError(f"the trainer's state of step {state.global_step} is damaged: {name} must be a number")
+    return value
 
 
 class ResumableEarlyStoppingCallback(EarlyStoppingCallback):

@@ -14,7 +14,6 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedTokenizerFast, PrinterCallback, ProgressCallback, set_seed
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
 from ..data.parallel_text import pairs_of
@@ -40,7 +39,7 @@ from .callbacks import (
     TrainingProgressCallback,
     stored_attribute,
 )
-from .checkpoints import WEIGHTS, checkpoint_folders, read_checkpoint, step_of
+from .checkpoints import WEIGHTS, read_state, step_of
 from .monitoring import plot_learning_curve
 from .run_folder import (
     CHECKPOINTS,
@@ -259,9 +258,6 @@ class TrainingRun:
             hashes = content_hashes(self.tokenizer, train, validation)
             if checkpoint is not None:
                 check_contents(self.folder, hashes)
-            for folder in checkpoint_folders(self.folder / CHECKPOINTS):
-                if read_checkpoint(folder) is None:
-                    logger.info("%s is incomplete and not used", folder)
             self.output = claim_output(recipe, checkpoint, self.tokenizer, hashes)
         trainer.accelerator.wait_for_everyone()
         try:
@@ -278,6 +274,8 @@ class TrainingRun:
         if recipe.prepared is not None:
             prepared = open_prepared(recipe.prepared)
             check_recipe_matches(prepared, recipe)
+            if processes.rank == 0:
+                prepared.verify(self.progress)
             self.tokenizer = prepared.tokenizer
             for name, part in (("training", TRAIN), ("validation", VALIDATION)):
                 logger.info("%s data: %s", name, prepared.counts(part))
@@ -295,7 +293,7 @@ class TrainingRun:
         """Train to the end, from a checkpoint if there is one; raises `TrainingStopped` after a signal."""
         if checkpoint is not None:
             logger.info("resuming from step %s", f"{step_of(checkpoint):,}")
-            state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+            state = read_state(checkpoint)
             if self._has_ended(state):  # only model selection is missing
                 state.init_training_references(trainer, self.recipe.max_steps, 1, None)
                 trainer.state = state

@@ -15,10 +15,11 @@ from ..data.tokenization import tokenizer_sha256
 from ..data.tokenized_pairs import pair_lengths
 from ..errors import UserError
 from ..files import publish, remove_leftovers, set_aside, unfinished
+from ..json_and_yaml import parse_json, parse_yaml, read_json, read_text, read_yaml
 from ..model import configuration_vaswani
 from ..output_folder import RECORD, OutputFolder
 from ..recipes.recipe import Recipe
-from .checkpoints import WEIGHTS, checkpoint_folders, last_complete_checkpoint, read_checkpoint, remove_checkpoint
+from .checkpoints import WEIGHTS, checkpoint_folders, checkpoint_to_resume, read_checkpoint, remove_checkpoint
 from .monitoring import is_saved_batch
 
 CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.jsonl", "learning_curve.png"
@@ -58,16 +59,16 @@ def run_output(folder: str | Path) -> OutputFolder:
 def _is_earlier_run(folder: Path) -> bool:
     """Whether an earlier version trained here: its recipe with all values as it wrote them, and log or hashes of it."""
     try:
-        recipe = (folder / RECIPE).read_text(encoding="utf-8")
-        values, names = yaml.safe_load(recipe), {field.name for field in fields(Recipe)}
+        recipe = read_text(folder / RECIPE)
+        values, names = parse_yaml(recipe), {field.name for field in fields(Recipe)}
         if not (set(values) <= names and len(values) > len(names) // 2 and recipe == _as_yaml(values)):
             return False
         if (folder / LOG).is_file():
             with (folder / LOG).open(encoding="utf-8") as file:
-                return {"step", "seconds"} <= json.loads(file.readline()).keys()
-        contents = json.loads((folder / CHECKPOINTS / CONTENTS).read_text(encoding="utf-8"))
+                return {"step", "seconds"} <= parse_json(file.readline(1 << 20), finite=False).keys()
+        contents = read_json(folder / CHECKPOINTS / CONTENTS, "")
         return contents.keys() == {"tokenizer", "training data", "validation data"}
-    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError, RecursionError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return False
 
 
@@ -95,8 +96,8 @@ def check_output(recipe: Recipe) -> Path | None:
         raise UserError(f"{checkpoints} was not made by a training of this program: give another --output")
     if checkpoints.exists() and not os.access(checkpoints, os.W_OK | os.X_OK):
         raise UserError(f"cannot write to {checkpoints}: give another --output")
-    checkpoint = last_complete_checkpoint(checkpoints)
-    if checkpoint is not None and not finished:
+    checkpoint = None if finished else checkpoint_to_resume(checkpoints, required=not recipe.overwrite)
+    if checkpoint is not None:
         kept = checkpoints / RECIPE  # an earlier version wrote none there
         changes = _changed_settings(recipe, kept if kept.exists() else folder / RECIPE)
         if not changes:
@@ -110,20 +111,23 @@ def check_output(recipe: Recipe) -> Path | None:
     return None
 
 
+_RESTORE = "write the run's recipe there again, give another --output, or move the checkpoints away to start anew"
+
+
 def _changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
     """Settings that may not change on a resume and did, as `"seed: 1, was 0"`."""
     try:
-        earlier = yaml.safe_load(earlier_recipe.read_text(encoding="utf-8"))
+        earlier = read_yaml(earlier_recipe, _RESTORE)
     except FileNotFoundError:
         return ["its recipe.yaml is missing"]
-    except (yaml.YAMLError, UnicodeDecodeError):
-        earlier = None
     if not isinstance(earlier, dict):
-        return ["its recipe.yaml is damaged"]
+        raise UserError(f"{earlier_recipe} holds no recipe: {_RESTORE}")
     # Fields that are newer than the run had no other value than their default.
     earlier = {field.name: field.default for field in fields(Recipe)} | earlier
     now = {name: value for name, value in asdict(recipe).items() if name not in FREE_ON_RESUME}
-    return [f"{name}: {value}, was {earlier[name]}" for name, value in sorted(now.items()) if value != earlier[name]]
+    return [
+        f"{name}: {value}, was {earlier[name]!s:.100}" for name, value in sorted(now.items()) if value != earlier[name]
+    ]
 
 
 def _data_sha256(pairs: datasets.Dataset) -> str:
@@ -155,11 +159,9 @@ def content_hashes(tokenizer, train: datasets.Dataset, validation: datasets.Data
 def check_contents(folder: Path, hashes: dict[str, str]) -> None:
     """Refuse to resume on another tokenizer or other data than the run in `folder` began with."""
     try:
-        earlier = json.loads((folder / CHECKPOINTS / CONTENTS).read_text(encoding="utf-8"))
+        earlier = read_json(folder / CHECKPOINTS / CONTENTS, "remove it to resume without comparing the data")
     except FileNotFoundError:  # an earlier version did not write it
         return
-    except ValueError:
-        earlier = {}  # damaged
     changed = [name for name, value in hashes.items() if earlier.get(name) != value]
     if changed:
         raise UserError(

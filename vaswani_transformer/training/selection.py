@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
+from ..errors import UserError
 from ..recipes.recipe import Recipe
 from .averaging import average_checkpoints
-from .checkpoints import read_checkpoint, read_checkpoints, step_of, to_average
+from .checkpoints import Checkpoint, check_contents, read_checkpoints, step_of, to_average
 from .trainer import VaswaniTrainer
 
 logger = logging.getLogger(__name__)
@@ -18,17 +19,26 @@ BEST, AVERAGE, LAST = "best", "average", "last"
 
 def _candidates(recipe: Recipe, folder: Path, best_step: int | None, end: int) -> dict[str, list[Path]]:
     """The checkpoints behind each candidate: best, average and last, as far as there are any."""
-    checkpoints = read_checkpoints(folder)
+    checkpoints = [checkpoint for checkpoint in read_checkpoints(folder) if _is_unchanged(checkpoint)]
     timed, count = recipe.checkpoint_minutes > 0, recipe.average_checkpoints
     averaged = to_average(checkpoints, count, timed, recipe.evaluate_every, end)
     candidates = {}
-    if best_step is not None and read_checkpoint(best := folder / f"checkpoint-{best_step}"):
-        candidates[BEST] = [best]
+    if best := [checkpoint.path for checkpoint in checkpoints if checkpoint.step == best_step]:
+        candidates[BEST] = best
     if len(averaged) > 1:
         candidates[AVERAGE] = [checkpoint.path for checkpoint in averaged]
     if checkpoints and (recipe.keep_weights == LAST or not candidates):
         candidates[LAST] = [checkpoints[-1].path]
     return candidates
+
+
+def _is_unchanged(checkpoint: Checkpoint) -> bool:
+    try:
+        check_contents(checkpoint.path, weights_only=True)
+        return True
+    except (UserError, OSError) as error:
+        logger.warning("not considered: %s", error)
+        return False
 
 
 def select_weights(trainer: VaswaniTrainer, recipe: Recipe, folder: Path) -> tuple[str, int, dict]:

@@ -1,5 +1,6 @@
 """`Seq2SeqTrainer` with the paper's batches, optimizer, schedule and loss (Sections 5.1 to 5.4)."""
 
+import contextlib
 import logging
 import math
 import os
@@ -19,13 +20,14 @@ from accelerate.utils import gather_object, send_to_device
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 from transformers.hf_argparser import HfArg
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..data.batching import PairCollator, TokenBatchSampler
 from ..data.tokenized_pairs import pair_lengths
 from ..distributed import on_any_process, over_processes
+from ..errors import UserError
 from ..files import publish, remove, unfinished
 from ..model.loss_vaswani import IGNORE_INDEX, label_smoothed_cross_entropy
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
@@ -39,6 +41,7 @@ from .checkpoints import (
     is_failed_write,
     last_complete_checkpoint,
     read_checkpoints,
+    reading,
     remove_checkpoint,
     step_of,
     surplus,
@@ -305,12 +308,14 @@ class VaswaniTrainer(Seq2SeqTrainer):
         stored = self.state.stateful_callbacks.get(type(self).__name__)
         if self.state.global_step == 0 or not isinstance(stored, dict):
             return
-        progress = stored["attributes"]
-        self.tokens_seen[:], self.positions_seen[:] = progress["tokens_seen"], progress["positions_seen"]
-        self._meter.restore(progress["meter"], self.tokens_seen)
-        self._tr_loss += progress["loss_since_logged"]
-        self._total_loss_scalar, self._initial_global_step = progress["loss_logged"], 0
-        self._globalstep_last_logged = progress["logged_step"]
+        checkpoint = Path(f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        with reading(checkpoint, TRAINER_STATE_NAME):
+            progress = stored["attributes"]
+            self.tokens_seen[:], self.positions_seen[:] = progress["tokens_seen"], progress["positions_seen"]
+            self._meter.restore(progress["meter"], self.tokens_seen)
+            self._tr_loss += float(progress["loss_since_logged"])
+            self._total_loss_scalar, self._initial_global_step = float(progress["loss_logged"]), 0
+            self._globalstep_last_logged = int(progress["logged_step"])
 
     # Checkpoints, in the form that `checkpoints` describes
 
@@ -405,13 +410,41 @@ class VaswaniTrainer(Seq2SeqTrainer):
             for checkpoint in surplus(whole, *limits, self.state.best_global_step):
                 remove_checkpoint(checkpoint.path)
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+        """As in `Trainer`; weights that cannot be read, are missing or are not the model's raise `UserError`."""
+        with reading(Path(resume_from_checkpoint), "weights"):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _issue_warnings_after_load(self, load_result) -> None:
+        """Raise `UserError` where `Trainer` warns; of tied weights one is enough."""
+        state = self.model.state_dict()
+        loaded = {state[name].data_ptr() for name in state.keys() - set(load_result.missing_keys)}
+        missing = [name for name in load_result.missing_keys if state[name].data_ptr() not in loaded]
+        for kind, names in (("missing", missing), ("unexpected", load_result.unexpected_keys)):
+            if names:
+                raise UserError(f"the checkpoint's weights are not those of this model: {kind} {min(names)!r:.200}")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """As in `Trainer`; what cannot be read raises `UserError`."""
+        sharded = checkpoint is None or self.is_fsdp_enabled  # an error may then be one of the connection
+        files = Path(checkpoint or ""), OPTIMIZER_NAME, SCHEDULER_NAME
+        with contextlib.nullcontext() if sharded else reading(*files):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """As in `Trainer`; what cannot be read raises `UserError`."""
+        with reading(Path(checkpoint or ""), SCALER_NAME):
+            super()._load_scaler(checkpoint)
+
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """As in `Trainer`; from a checkpoint of another number of processes dropout restarts, which is logged."""
         if checkpoint is None:
             return
         earlier = max(1, len(list(Path(checkpoint).glob("rng_state*.pth"))))
         if earlier == self.args.world_size:
-            super()._load_rng_state(checkpoint)
+            of_rank = "" if self.args.world_size == 1 else f"_{self.args.process_index}"
+            with reading(Path(checkpoint), f"rng_state{of_rank}.pth"):
+                super()._load_rng_state(checkpoint)
             return
         step, rank = self.state.global_step, self.args.process_index
         torch.manual_seed(int(np.random.SeedSequence((self.args.seed, step, rank)).generate_state(1)[0]))

@@ -1,0 +1,147 @@
+"""One flipped bit in a checkpoint or in prepared data is noticed by the training that would read it, at its start."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+import yaml
+from conftest import tiny_recipe
+
+from vaswani_transformer import train
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.data.prepare import ShardWriter, prepare
+from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.training.averaging import average_models, last_checkpoints
+from vaswani_transformer.training.checkpoints import (
+    check_contents,
+    checkpoint_to_resume,
+    read_checkpoint,
+    read_checkpoints,
+)
+
+
+def flip_a_bit(path, place=0.5):
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def recipe(cache, tmp_path_factory):
+    place = tmp_path_factory.mktemp("recipe")
+    write_corpus(generate_corpus(60, 20, 20), place)
+    return tiny_recipe(place, max_steps=6, evaluate_every=2, average_checkpoints=2, keep_weights="average")
+
+
+@pytest.fixture(scope="module")
+def original(recipe, tmp_path_factory):
+    """A run that ended after its last checkpoint and before it chose its weights."""
+    folder = tmp_path_factory.mktemp("original") / "run"
+    train(dataclasses.replace(recipe, output=str(folder)), progress=False)
+    (folder / "model.safetensors").rename(folder.parent / "undisturbed.safetensors")
+    return folder
+
+
+@pytest.fixture
+def run(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "run")
+
+
+def resume(recipe, run, *options) -> int:
+    path = run.parent / "recipe.yaml"
+    path.write_text(yaml.safe_dump(dataclasses.asdict(dataclasses.replace(recipe, output=str(run)))))
+    return main(["train", str(path), "--quiet", *options])
+
+
+FILES = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "config.json"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("place", [0.01, 0.5, 0.99])
+def test_a_bit_of_a_checkpoint(run, name, place, caplog):
+    last = run / "checkpoints" / "checkpoint-6"
+    flip_a_bit(last / name, place)
+    assert read_checkpoint(last) is not None  # its size is right
+    with pytest.raises(UserError, match=f"checkpoint-6/{name} has changed since it was written"):
+        check_contents(last)
+    assert checkpoint_to_resume(run / "checkpoints").name == "checkpoint-4"
+    assert f"not resumed from checkpoint-6: {last / name}" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors"])
+def test_a_run_is_resumed_from_the_checkpoint_before_and_ends_as_undisturbed(recipe, original, run, name, caplog):
+    flip_a_bit(run / "checkpoints" / "checkpoint-6" / name)
+    assert resume(recipe, run) == 0
+    assert "resuming from step 4" in caplog.text and f"{name} has changed" in caplog.text
+    undisturbed = original.parent / "undisturbed.safetensors"
+    assert (run / "model.safetensors").read_bytes() == undisturbed.read_bytes()
+
+
+def test_without_a_whole_checkpoint_nothing_is_removed(recipe, run, capsys):
+    checkpoints = run / "checkpoints"
+    for checkpoint in read_checkpoints(checkpoints):
+        flip_a_bit(checkpoint.path / "optimizer.pt")
+    before = {path: path.read_bytes() for path in checkpoints.rglob("*") if path.is_file()}
+    assert resume(recipe, run) == 2
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert "no checkpoint can be resumed from" in line and "checkpoint-6/optimizer.pt has changed" in line
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert resume(recipe, run, "--overwrite") == 0
+
+
+def test_weights_that_changed_are_neither_selected_nor_averaged(recipe, run, caplog, tmp_path):
+    flip_a_bit(run / "checkpoints" / "checkpoint-4" / "model.safetensors")
+    with pytest.raises(UserError, match=r"checkpoint-4/model\.safetensors has changed"):
+        average_models(last_checkpoints(run, 2), tmp_path / "average")
+    assert not (tmp_path / "average").exists()
+    assert resume(recipe, run) == 0
+    assert "not considered: " in caplog.text and "checkpoint-4/model.safetensors has changed" in caplog.text
+    flip_a_bit(run / "checkpoints" / "checkpoint-6" / "optimizer.pt")  # which no average has
+    average_models([run / "checkpoints" / f"checkpoint-{step}" for step in (2, 6)], tmp_path / "average")
+
+
+def test_checkpoints_without_sums_are_read(run):
+    last = run / "checkpoints" / "checkpoint-6"
+    record = json.loads((last / "checkpoint.json").read_text())
+    assert record.pop("crc32").keys() == record["files"].keys()
+    (last / "checkpoint.json").write_text(json.dumps(record))
+    assert checkpoint_to_resume(run / "checkpoints") == last
+
+
+@pytest.fixture(scope="module")
+def prepared(recipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prepared") / "p"
+    prepare(recipe, folder, workers=1, progress=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["train-00000.arrow", "validation-00000.arrow", "train.lengths.npy", "validation.lengths.npy"]
+)
+@pytest.mark.parametrize("place", [0.5, 0.8])
+def test_a_bit_of_prepared_data(recipe, prepared, tmp_path, name, place, capsys):
+    copy = shutil.copytree(prepared, tmp_path / "p")
+    flip_a_bit(copy / name, place)
+    run = tmp_path / "run"
+    assert resume(recipe, run, "--prepared", str(copy)) == 2
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert str(copy / name) in line and "copy the file again" in line
+    assert not (run / "recipe.yaml").exists() and not (run / "model.safetensors").exists()
+
+
+def test_a_bit_of_an_unfinished_preparation(recipe, tmp_path, prepared, monkeypatch):
+    """A shard that is damaged between two starts is made again."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardWriter, "_write_index", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(recipe, tmp_path / "p", workers=1, progress=False)
+    flip_a_bit(tmp_path / "p" / "train-00000.arrow")
+    prepare(recipe, tmp_path / "p", workers=1, progress=False)
+    shards = [folder / "train-00000.arrow" for folder in (tmp_path / "p", prepared)]
+    assert shards[0].read_bytes() == shards[1].read_bytes()

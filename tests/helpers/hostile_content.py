@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 STRINGS = st.one_of(
     st.text(max_size=20),
     st.sampled_from([
-        "", " ", "\x1b[31mred", "a\nerror: b", "\x00", "\u202e", "../../outside", "/etc/passwd", "NaN", "1e400", "{{ 7*7 }}",
-        "${HOME}", "%s%n", "x" * 10_000, "<script>", "None", "someone/kernel", "cuda:99",
+        "", " ", "\x1b[31mred", "a\nerror: b", "\x00", "\u202e", "../../outside", "/etc/passwd", "NaN", "1e400",
+        "{{ 7*7 }}", "${HOME}", "%s%n", "x" * 10_000, "<script>", "None", "someone/kernel", "cuda:99",
     ]),
 )  # fmt: skip
 NUMBERS = st.one_of(
@@ -42,7 +42,7 @@ def _places(value, path=()):
 def changed_values(draw, value, dump):
     """The text of a JSON or YAML value with one thing in it changed: replaced, removed, renamed, given twice."""
     value = copy.deepcopy(value)
-    path = draw(st.sampled_from([place for place in _places(value)][:400]))
+    path = draw(st.sampled_from(list(_places(value))[:400]))
     how = draw(st.sampled_from(["replace", "raw", "remove", "rename", "twice"]))
     if not path:
         return draw(VALUES.map(dump) | RAW)
@@ -101,7 +101,8 @@ def changed_lines(draw, content: bytes):
     lines = content.split(b"\n")
     place = draw(st.integers(0, len(lines) - 1))
     how = draw(st.sampled_from(["drop", "double", "insert", "swap"]))
-    strange = [b"", b"\xff\xfe", b"\x00", b"\xef\xbb\xbf", b"\r", b"(" * 5000, b"a" * 100_000, b"\t" * 50, b'"', b"0-0 " * 99]
+    strange = [b"", b"\xff\xfe", b"\x00", b"\xef\xbb\xbf", b"\r", b"(" * 5000, b"a" * 100_000, b"\t" * 50, b'"']
+    strange += [b"0-0 " * 99, b"(S " * 1000 + b"(N a" + b")" * 1001, b"(S" * 390 + b"(N a" + b")" * 391]
     strange += [b"9" * 5000 + b"-0", "\u0661-\u0662 \u00b2-\u00b2".encode(), b"{}", b"null", b"[]", b"((", b"(S (NP))"]
     strange += [b"()", b"( (X))", b"\xe2\x80\xa8", b"\x1b[2J", b'{"source": 1}', b'{"step": "x"}', b'{"step": 1e400}']
     if how == "drop":
@@ -138,13 +139,13 @@ def damaged(form: str, content: bytes):
     encode = lambda text: text.encode("utf-8", "surrogatepass")  # noqa: E731
     if form == "json":
         value = json.loads(content)
-        return anything | VALUES.map(_json).map(encode) | changed_values(value, _json).map(encode)
+        return st.one_of(anything, VALUES.map(_json).map(encode), *3 * [changed_values(value, _json).map(encode)])
     if form == "yaml":
         value = yaml.safe_load(content)
         aliases = b"a: &a [x, x]\n" + b"".join(b"b%d: &b%d [*a, *a]\n" % (n, n) for n in range(30))
-        own = st.sampled_from([aliases, b"seed: 010\n", b"? [a]\n: b\n", b"!!python/object:os.system {}\n", b"--- a\n--- b\n"])
-        changes = changed_values(value, _yaml) | changed_values(value, _json)  # JSON is YAML too
-        return anything | own | VALUES.map(_json).map(encode) | changes.map(encode)
+        own = [aliases, b"seed: 010\n", b"? [a]\n: b\n", b"!!python/object:os.system {}\n", b"--- a\n--- b\n"]
+        changes = [changed_values(value, dump).map(encode) for dump in (_yaml, _json)]  # JSON is YAML too
+        return st.one_of(anything, st.sampled_from(own), VALUES.map(_json).map(encode), *changes, *changes)
     if form == "lines of json":
         return anything | changed_lines(content) | _changed_entries(content)
     if form == "text":

@@ -98,8 +98,9 @@ def _train() -> None:
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    write_json, prepare._write_json = prepare._write_json, lambda path, value: (
-        interrupt() if path.name == prepare.MANIFEST else write_json(path, value)
+    write_json, prepare._write_json = (
+        prepare._write_json,
+        lambda path, value: interrupt() if path.name == prepare.MANIFEST else write_json(path, value),
     )
     assert main(["prepare", "recipe.yaml", "--output", "half", "--quiet"]) == 130
     prepare._write_json = write_json

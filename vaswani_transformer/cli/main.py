@@ -18,6 +18,7 @@ from .parse import add_parse
 from .train import add_demo, add_train
 from .translate import add_translate
 
+_LONGEST = 1500  # letters of an error message
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _COMMANDS = (
     add_demo, add_train, add_translate, add_score, add_evaluate, add_average, add_export, add_push, add_attention,
@@ -77,6 +78,12 @@ def _explain(error: Exception, command: str) -> str | None:
     return None
 
 
+def _on_a_line(message: str) -> str:
+    """A message, which may quote files of strangers, without what a terminal would obey, and not too long to read."""
+    line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(message.split()))
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns 0, 1 (the machine failed), 2 (a mistake of the user) or 130 (Ctrl-C)."""
     try:
@@ -101,5 +108,5 @@ def main(argv: list[str] | None = None) -> int:
             leave_failed(error, message, status)
         if message is None:
             raise
-        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        print(f"error: {_on_a_line(message)}", file=sys.stderr)
         return status

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from ..errors import UserError
 from ..files import sync, write_text
+from ..json_and_yaml import read_json
 
 
 def notes_path(path: Path) -> Path:
@@ -121,13 +122,7 @@ class ResumableOutput:
     def _read_notes(self) -> dict[str, Any] | None:
         if not self._notes.exists() or not self.path.exists():
             return None
-        try:
-            notes = json.loads(self._notes.read_text(encoding="utf-8"))
-            if not isinstance(notes, dict):
-                raise ValueError("no JSON object")
-        except ValueError as error:
-            raise UserError(f"{self._notes} is damaged ({error}): delete it and {self.path} to start anew") from error
-        return notes
+        return read_json(self._notes, f"delete it and {self.path} to start anew")
 
     def _check_settings(self, notes: dict[str, Any], drawn: dict[str, Any]) -> None:
         for name in dict.fromkeys([*self.settings, *notes]):

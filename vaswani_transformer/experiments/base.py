@@ -22,6 +22,7 @@ from ..durations import duration
 from ..errors import UserError
 from ..evaluation.records import versions
 from ..files import write_text, written_whole
+from ..json_and_yaml import read_json, read_yaml
 from ..plots import new_figure
 
 logger = logging.getLogger(__name__)
@@ -129,11 +130,11 @@ def check_settings(folder: Path, cell: Cell) -> None:
     path = folder / RECIPE
     if not path.is_file():
         return
-    try:
-        earlier = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise UserError(f"{path} cannot be read: remove {folder} to run {cell.name} anew") from None
-    _compare(folder, cell, earlier if isinstance(earlier, dict) else {})
+    advice = f"remove {folder} to run {cell.name} anew"
+    earlier = read_yaml(path, advice)
+    if not isinstance(earlier, dict):
+        raise UserError(f"{path} holds no settings: {advice}")
+    _compare(folder, cell, earlier)
 
 
 def _compare(folder: Path, cell: Cell, earlier: dict[str, Any]) -> None:
@@ -164,13 +165,11 @@ def read_result(folder: Path, cell: Cell) -> dict | None:
     path = folder / RESULT
     if not path.is_file():
         return None
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        is_result = all(isinstance(result[name], kind) for name, kind in _RESULT_ENTRIES.items())
-    except (ValueError, TypeError, KeyError):
-        is_result = False
-    if not is_result:
-        raise UserError(f"{path} is not a result of an experiment: remove it to have it made again")
+    advice = "remove it to have it made again"
+    result = read_json(path, advice)
+    for name, kind in _RESULT_ENTRIES.items():
+        if not isinstance(result.get(name), kind):
+            raise UserError(f"{path} is not a result of an experiment ({name} is {result.get(name)!r:.40}): {advice}")
     _compare(folder, cell, result["settings"])  # its recipe may have been removed
     return result
 

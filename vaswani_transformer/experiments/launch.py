@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 import yaml
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..files import write_text
+from ..json_and_yaml import parse_json, read_text
 from ..recipes.recipe import Recipe
 from ..training.callbacks import read_training_log
 from ..training.checkpoints import last_complete_checkpoint, step_of
@@ -177,11 +178,18 @@ def record_session(folder: Path, processes: int) -> None:
 
 
 def read_sessions(folder: Path) -> list[tuple[float, int]]:
-    """`(seconds of training so far, processes from then on)` of each session; none where it was always one process."""
+    """`(seconds of training so far, processes from then on)` of each session; none where it was always one process.
+
+    Raises:
+        UserError: for a damaged file, without which the work of several processes would count as that of one.
+    """
+    path = folder / SESSIONS
     try:
-        return [(float(start), int(count)) for start, count in json.loads((folder / SESSIONS).read_text("utf-8"))]
-    except (OSError, ValueError, TypeError):  # there is none, or it is damaged
+        return [(float(start), int(count)) for start, count in parse_json(read_text(path))]
+    except FileNotFoundError:
         return []
+    except (OSError, ValueError, TypeError, OverflowError) as error:
+        raise UserError(f"{path} is damaged ({one_line(error)}): remove {folder} to run the cell anew") from error
 
 
 def device_seconds(seconds: float, sessions: Sequence[tuple[float, int]]) -> float:

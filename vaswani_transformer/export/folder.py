@@ -2,13 +2,14 @@
 
 import importlib.util
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import UserError, one_line
+from ..json_and_yaml import parse_json, read_json, read_text
 from ..loading import FACTS
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.layers_vaswani import VaswaniSinusoidalPositions
@@ -23,6 +24,7 @@ COPIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "vocab.txt", "merges.txt", "generation_config.json",
 )  # fmt: skip
+_AGAIN = "export the model again"
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,12 @@ class ExportFacts:
             raise UserError(f"there is no folder {folder}: give one written by `vaswani export`")
         if not (folder / FACTS).is_file():
             raise UserError(f"{folder} holds no exported model: it has no {FACTS}; make one with `vaswani export`")
-        try:
-            facts = cls(**json.loads((folder / FACTS).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{folder / FACTS} is damaged ({one_line(error)}): export the model again") from error
+        values = read_json(folder / FACTS, _AGAIN)
+        kinds = {field.name: field.type for field in fields(cls)}
+        for name in dict.fromkeys((*kinds, *values)):
+            if name not in kinds or type(values.get(name)) is not kinds[name]:
+                raise UserError(f"{folder / FACTS} is damaged ({name} is {values.get(name)!r:.40}): {_AGAIN}")
+        facts = cls(**values)
         if wanted is not None and facts.format != wanted:
             raise UserError(f"{folder} holds a model exported to {facts.format}: export it with --format {wanted}")
         return facts
@@ -71,9 +75,12 @@ def read_vocabulary(folder: str | Path) -> list[str]:
     """The tokens of an exported model, by id."""
     path = Path(folder) / "shared_vocabulary.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        tokens = parse_json(read_text(path))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({one_line(error)}): export the model again") from error
+        raise UserError(f"{path} cannot be read ({one_line(error)}): {_AGAIN}") from error
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise UserError(f"{path} is damaged (it must hold a list of texts): {_AGAIN}")
+    return tokens
 
 
 def require(format: str) -> None:

@@ -109,7 +109,7 @@ TARGETS = [
     *_reads(_LINKS, "alignments.txt", "in.txt", tolerant=True, **_NEW),
     # An output that is continued.
     *_reads(_CONTINUE, "out.txt.unfinished.json", writes=("out.txt", "out.txt.unfinished.json")),
-    *_reads(_CONTINUE, "out.txt", writes=("out.txt", "out.txt.unfinished.json"), tolerant=True),
+    *_reads(_CONTINUE, "out.txt", writes=("out.txt", "out.txt.unfinished.json", "nothing"), tolerant=True),
     # Trees.
     *_reads("parse evaluate --trees gold.trees --predicted predicted.trees", "gold.trees", "predicted.trees",
             tolerant=True),

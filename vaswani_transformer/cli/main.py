@@ -72,6 +72,8 @@ def _explain(error: Exception, command: str) -> str | None:
         if command in ("evaluate", "predict", "score", "translate"):
             return "out of memory: give fewer --tokens-per-batch"
         return "out of memory: lower tokens_per_device; tokens_per_batch, and so the training, stays as it is"
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # of `Path.resolve`
+        return f"{str(error).removeprefix('Symlink loop from ')} is a link that leads to itself: give another name"
     if is_failed_write(error):
         reason = str(error).splitlines()[0][:200]
         return f"a file could not be written ({reason}): is the disk full? Free some space and run the command again"

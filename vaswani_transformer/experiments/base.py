@@ -19,7 +19,7 @@ import torch
 import yaml
 
 from ..durations import duration
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..evaluation.records import versions
 from ..files import write_text, written_whole
 from ..json_and_yaml import read_json, read_yaml
@@ -128,10 +128,11 @@ def chosen_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
 def check_settings(folder: Path, cell: Cell) -> None:
     """Raise `UserError` for a cell's folder that was made with other settings, naming up to three and both values."""
     path = folder / RECIPE
-    if not path.is_file():
-        return
     advice = f"remove {folder} to run {cell.name} anew"
-    earlier = read_yaml(path, advice)
+    try:
+        earlier = read_yaml(path, advice)
+    except FileNotFoundError:
+        return
     if not isinstance(earlier, dict):
         raise UserError(f"{path} holds no settings: {advice}")
     _compare(folder, cell, earlier)
@@ -163,10 +164,11 @@ def read_result(folder: Path, cell: Cell) -> dict | None:
     """
     check_settings(folder, cell)
     path = folder / RESULT
-    if not path.is_file():
-        return None
     advice = "remove it to have it made again"
-    result = read_json(path, advice)
+    try:
+        result = read_json(path, advice)
+    except FileNotFoundError:
+        return None
     for name, kind in _RESULT_ENTRIES.items():
         if not isinstance(result.get(name), kind):
             raise UserError(f"{path} is not a result of an experiment ({name} is {result.get(name)!r:.40}): {advice}")
@@ -276,13 +278,26 @@ def write_recipe(folder: Path, cell: Cell) -> None:
     write_text(folder / RECIPE, yaml.safe_dump(_as_json(cell.settings), sort_keys=False, allow_unicode=True))
 
 
+@contextlib.contextmanager
+def _damaged_figures_named(folder: Path) -> Iterator[None]:
+    """Raise `UserError` where a table cannot be made of results: each experiment has figures of its own."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"the results in {folder} make no table ({type(error).__name__}: {one_line(error)}): if a {RESULT} there"
+            " was edited, remove it to have it made again"
+        ) from error
+
+
 def write_report(experiment: Experiment, setup: Setup) -> str:
     """Write the table of the finished cells as Markdown, which is returned, JSON and, with matplotlib, PNG."""
     cells = experiment.cells(setup)
     results = read_results(experiment, setup, cells)
     folder = experiment_folder(experiment, setup)
     folder.mkdir(parents=True, exist_ok=True)
-    text = experiment.report(setup, cells, results)
+    with _damaged_figures_named(folder):
+        text = experiment.report(setup, cells, results)
     if setup.changes:
         changes = ", ".join(f"`{name}={value}`" for name, value in setup.changes.items())
         text = f"{text.rstrip()}\n\nOther settings than those of this scale: {changes}.\n"
@@ -290,7 +305,8 @@ def write_report(experiment: Experiment, setup: Setup) -> str:
     write_text(folder / f"{experiment.name}.json", json.dumps(list(results.values()), indent=1) + "\n")
     figure = new_figure() if results else None
     if figure is not None:
-        experiment.draw(figure, cells, results)
+        with _damaged_figures_named(folder):
+            experiment.draw(figure, cells, results)
         with written_whole(folder / f"{experiment.name}.png") as new:
             figure.savefig(new, dpi=110, format="png")
     return text

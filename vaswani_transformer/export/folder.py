@@ -24,6 +24,7 @@ COPIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "vocab.txt", "merges.txt", "generation_config.json",
 )  # fmt: skip
+VOCABULARY = "shared_vocabulary.json"
 _AGAIN = "export the model again"
 
 
@@ -73,7 +74,7 @@ class ExportFacts:
 
 def read_vocabulary(folder: str | Path) -> list[str]:
     """The tokens of an exported model, by id."""
-    path = Path(folder) / "shared_vocabulary.json"
+    path = Path(folder) / VOCABULARY
     try:
         tokens = parse_json(read_text(path))
     except (OSError, ValueError) as error:

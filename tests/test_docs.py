@@ -1,5 +1,6 @@
 """The Python examples of README and docs, run as they stand there."""
 
+import ast
 import re
 
 import pytest
@@ -82,3 +83,15 @@ def test_the_architecture_names_files_and_definitions_that_are_there():
         code = "\n".join(path.read_text(encoding="utf-8") for path in paths)
         for part in filter(None, definition.split(".")):
             assert re.search(rf"^\s*(def|class) {part}\b", code, re.M), f"{name}: {part}"
+
+
+def test_the_promises_of_safety_have_tests_that_are_there():
+    rows = [line for line in (ROOT / "docs/safety.md").read_text(encoding="utf-8").splitlines() if line[:2] == "| "]
+    rows = [row.strip("| ").split(" | ") for row in rows if not row.startswith("| promise |")]
+    assert len(rows) > 30
+    for promise, _, tests in rows:
+        found = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", tests)
+        assert found and ", ".join(f"`{file}::{test}`" for file, test in found) == tests, promise
+        for file, test in found:
+            tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+            assert test in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}, test

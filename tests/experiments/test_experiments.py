@@ -114,7 +114,7 @@ def test_settings_that_are_newer_than_a_folder_do_not_make_it_another(tmp_path):
     many = Cell("a", "a", {"old": 2})
     assert "old 1 there and 2 here" in error_of(check_settings, tmp_path, many)
     (tmp_path / "recipe.yaml").write_text("a: [")
-    assert "is not valid YAML" in error_of(check_settings, tmp_path, cell)
+    assert "recipe.yaml is not valid YAML" in error_of(check_settings, tmp_path, cell)
 
 
 def test_a_damaged_result_is_told_and_not_overwritten(tmp_path):
@@ -122,11 +122,11 @@ def test_a_damaged_result_is_told_and_not_overwritten(tmp_path):
     run_all(experiment, setup)
     path = tmp_path / "squares/laptop/two/result.json"
     path.write_text("{")
-    assert f"{path} is damaged" in error_of(read_results, experiment, setup, experiment.cells(setup))
+    assert str(path) in error_of(read_results, experiment, setup, experiment.cells(setup))
     assert path.read_text() == "{"
     for text in ("[]", "{}", '{"figures": {}}', "\xff"):
         path.write_text(text, encoding="latin-1")
-        assert f"{path} " in error_of(read_results, experiment, setup, experiment.cells(setup))
+        assert str(path) in error_of(read_results, experiment, setup, experiment.cells(setup))
 
 
 def test_a_result_whose_recipe_is_gone_still_knows_its_settings(tmp_path):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,16 +30,17 @@ class ForkedCommands:
 
     Args:
         home: folder for HF_HOME and output.
+        modules: imported once too, besides those that every command needs.
         environment: variables that are there at the imports.
     """
 
-    def __init__(self, home: Path, **environment: str):
+    def __init__(self, home: Path, modules: Sequence[str] = (), **environment: str):
         self.home = home
         names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE")
         environment = {name: value for name, value in os.environ.items() if name not in names} | environment
         environment |= {"HF_HOME": str(home / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, __file__, *modules],
             text=True,
             env=environment,
             stdin=subprocess.PIPE,
@@ -100,7 +102,8 @@ def _child(request: dict) -> int:
         return 70
 
 
-def _serve() -> None:
+def _serve(modules: Sequence[str]) -> None:
+    import importlib
     import types
 
     import datasets  # noqa: F401
@@ -113,6 +116,8 @@ def _serve() -> None:
     import vaswani_transformer.training.run  # noqa: F401
     from vaswani_transformer import VaswaniConfig, VaswaniModel
 
+    for module in modules:
+        importlib.import_module(module)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:  # the first load fills caches of transformers
         VaswaniModel(VaswaniConfig(vocab_size=8, d_model=8, d_ff=8, num_heads=1)).save_pretrained(folder)
@@ -139,4 +144,4 @@ def _serve() -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1:])

@@ -19,6 +19,7 @@ from .parse import add_parse
 from .train import add_demo, add_train
 from .translate import add_translate
 
+_LONGEST = 1500  # letters of an error message
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _COMMANDS = (
     add_demo, add_train, add_translate, add_score, add_evaluate, add_average, add_export, add_push, add_attention,
@@ -75,10 +76,18 @@ def _explain(error: Exception, arguments: argparse.Namespace) -> str | None:
         names = ("beams", "nbest", "max_new_tokens", "tokens_per_batch")
         given = [option_flag(name) for name in names if getattr(arguments, name, None) is not None]
         return f"out of memory: lower {' or '.join(given)}" if given else "out of memory: use a machine with more of it"
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # of `Path.resolve`
+        return f"{str(error).removeprefix('Symlink loop from ')} is a link that leads to itself: give another name"
     if is_failed_write(error):
         reason = str(error).splitlines()[0][:200]
         return f"a file could not be written ({reason}): is the disk full? Free some space and run the command again"
     return None
+
+
+def _on_a_line(message: str) -> str:
+    """A message, which may quote files of strangers, without what a terminal would obey, and not too long to read."""
+    line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(message.split()))
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -106,7 +115,5 @@ def main(argv: list[str] | None = None) -> int:
             leave_failed(error, message, status)
         if message is None:
             raise
-        # Names of files and weights may hold anything, such as sequences that control a terminal.
-        line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in " ".join(message.split()))
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {_on_a_line(message)}", file=sys.stderr)
         return status

@@ -21,6 +21,8 @@ from ..json_and_yaml import read_json
 _NO_SETTINGS = {"transformers_version", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
 _NO_SETTINGS |= {"use_cache", "return_dict_in_generate"}
 _CONFIGURATIONS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+# Types of entries of a record, by the ends of their names; scores are checked where they are shown.
+_ENTRIES = {"_file": str, "_sha256": str, "_signature": str, "date": str, "sentences": int, "versions": dict}
 _EXPORTED_FILES = ("export.json", "model.bin", "shared_vocabulary.json")  # of an export to CTranslate2
 
 
@@ -143,11 +145,16 @@ def read_evaluation(path: str | Path) -> dict:
         record = read_json(path, "give a file of `vaswani evaluate --json`")
     except FileNotFoundError as error:
         raise UserError(f"cannot read evaluation file {path}: {error.strerror}") from error
-    required = {"test_set": str, "weights_sha256": str, "command": str, "generation": dict, "versions": dict}
-    values = {"versions": {}} | record
-    if not all(isinstance(values.get(name), kind) for name, kind in required.items()):
-        raise UserError(
-            f"{path} does not say which weights were evaluated and how: evaluate again with `vaswani evaluate --json`"
-            " of this version"
-        )
+    advice = "evaluate again with `vaswani evaluate --json` of this version"
+    required = {"test_set": str, "weights_sha256": str, "command": str, "generation": dict}
+    if not all(isinstance(record.get(name), kind) for name, kind in required.items()):
+        raise UserError(f"{path} does not say which weights were evaluated and how: {advice}")
+    for name, value in record.items():
+        kind = next((kind for ending, kind in _ENTRIES.items() if name.endswith(ending)), object)
+        if not isinstance(value, kind) or (name == "versions" and not _all_text(value)):
+            raise UserError(f"{name} in {path} is {value!r:.40}, which is not what it should be: {advice}")
     return record
+
+
+def _all_text(values: dict) -> bool:
+    return all(isinstance(value, str) for value in values.values())

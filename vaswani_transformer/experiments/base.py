@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from ..durations import duration
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..evaluation.records import versions
 from ..files import unfinished
 from ..json_and_yaml import read_json, read_yaml
@@ -126,11 +126,14 @@ def chosen_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
 def check_settings(folder: Path, cell: Cell) -> None:
     """Raise `UserError` for a cell's folder that was made with other settings, naming up to three and both values."""
     path = folder / RECIPE
+    advice = f"remove {folder} to run {cell.name} anew"
     try:
-        earlier = read_yaml(path, f"remove {folder} to run {cell.name} anew")
+        earlier = read_yaml(path, advice)
     except FileNotFoundError:
         return
-    _compare(folder, cell, earlier if isinstance(earlier, dict) else {})
+    if not isinstance(earlier, dict):
+        raise UserError(f"{path} holds no settings: {advice}")
+    _compare(folder, cell, earlier)
 
 
 def _compare(folder: Path, cell: Cell, earlier: dict[str, Any]) -> None:
@@ -159,12 +162,14 @@ def read_result(folder: Path, cell: Cell) -> dict | None:
     """
     check_settings(folder, cell)
     path = folder / RESULT
+    advice = "remove it to have it made again"
     try:
-        result = read_json(path, "remove it to have it made again", finite=False)
+        result = read_json(path, advice, finite=False)
     except FileNotFoundError:
         return None
-    if not all(isinstance(result.get(name), kind) for name, kind in _RESULT_ENTRIES.items()):
-        raise UserError(f"{path} is not a result of an experiment: remove it to have it made again")
+    for name, kind in _RESULT_ENTRIES.items():
+        if not isinstance(result.get(name), kind):
+            raise UserError(f"{path} is not a result of an experiment ({name} is {result.get(name)!r:.40}): {advice}")
     _compare(folder, cell, result["settings"])  # its recipe may have been removed
     return result
 
@@ -258,12 +263,25 @@ def write_recipe(folder: Path, cell: Cell) -> None:
     OutputFolder(folder).write_text(RECIPE, text)
 
 
+@contextlib.contextmanager
+def _damaged_figures_named(folder: Path) -> Iterator[None]:
+    """Raise `UserError` where a table cannot be made of results: each experiment has figures of its own."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"the results in {folder} make no table ({type(error).__name__}: {one_line(error)}): if a {RESULT} there"
+            " was edited, remove it to have it made again"
+        ) from error
+
+
 def write_report(experiment: Experiment, setup: Setup) -> str:
     """Write the table of the finished cells as Markdown, which is returned, JSON and, with matplotlib, PNG."""
     cells = experiment.cells(setup)
     results = read_results(experiment, setup, cells)
     folder = experiment_folder(experiment, setup)
-    text = experiment.report(setup, cells, results)
+    with _damaged_figures_named(folder):
+        text = experiment.report(setup, cells, results)
     if setup.changes:
         changes = ", ".join(f"`{name}={value}`" for name, value in setup.changes.items())
         text = f"{text.rstrip()}\n\nOther settings than those of this scale: {changes}.\n"
@@ -276,7 +294,8 @@ def write_report(experiment: Experiment, setup: Setup) -> str:
         output.write_text(names[1], json.dumps(list(results.values()), indent=1) + "\n")
         figure = new_figure() if results else None
         if figure is not None:
-            experiment.draw(figure, cells, results)
+            with _damaged_figures_named(folder):
+                experiment.draw(figure, cells, results)
             new = unfinished(folder / names[2])
             figure.savefig(new, dpi=110, format="png")
             output.move(new, names[2])

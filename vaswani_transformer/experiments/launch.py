@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 import yaml
 
-from ..errors import UserError
-from ..json_and_yaml import read_json
+from ..errors import UserError, one_line
+from ..json_and_yaml import parse_json, read_text
 from ..output_folder import OutputFolder
 from ..recipes.recipe import Recipe
 from ..training.callbacks import read_training_log
@@ -179,11 +179,18 @@ def record_session(folder: Path, processes: int) -> None:
 
 
 def read_sessions(folder: Path) -> list[tuple[float, int]]:
-    """`(seconds of training so far, processes from then on)` of each session; none where it was always one process."""
+    """`(seconds of training so far, processes from then on)` of each session; none where it was always one process.
+
+    Raises:
+        UserError: for a damaged file, without which the work of several processes would count as that of one.
+    """
+    path = folder / SESSIONS
     try:
-        return [(float(start), int(count)) for start, count in read_json(folder / SESSIONS, "remove it", kind=list)]
-    except (OSError, ValueError, TypeError, OverflowError):  # there is none, or it is damaged
+        return [(float(start), int(count)) for start, count in parse_json(read_text(path))]
+    except FileNotFoundError:
         return []
+    except (OSError, ValueError, TypeError, OverflowError) as error:
+        raise UserError(f"{path} is damaged ({one_line(error)}): remove {folder} to run the cell anew") from error
 
 
 def device_seconds(seconds: float, sessions: Sequence[tuple[float, int]]) -> float:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import ctranslate2
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
@@ -15,10 +16,11 @@ from ..data.tokenization import load_tokenizer
 from ..decoding.scoring import LengthRule
 from ..decoding.translator import Translator
 from ..errors import UserError, one_line
-from ..loading import check_generation_config
+from ..json_and_yaml import read_json
+from ..loading import FACTS, check_generation_config
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, take_back_defaults
-from .folder import ExportFacts, read_vocabulary
+from .folder import VOCABULARY, ExportFacts, read_vocabulary
 
 _PATIENCE = 2.0
 # Settings of a generation configuration that this search does not follow, and the values at which they do nothing.
@@ -60,11 +62,20 @@ def _compute_types(device: str) -> list[str]:
 
 
 def open_engine(folder: str | Path, device: str = "cpu", **options) -> ctranslate2.Translator:
-    """CTranslate2's own translator of an exported folder, without the warnings that CTranslate2 prints by itself."""
+    """CTranslate2's own translator of an exported folder, without the warnings that CTranslate2 prints by itself.
+
+    Raises:
+        UserError: for files that are missing or damaged, and what CTranslate2 cannot load on this device.
+    """
+    for name in ("model.bin", "config.json", VOCABULARY):
+        if not (Path(folder) / name).is_file():  # a pipe would be waited for
+            raise UserError(f"{folder} has no file {name}: export the model again")
     level = ctranslate2.get_log_level()
     ctranslate2.set_log_level(logging.ERROR)
     try:
         return ctranslate2.Translator(str(folder), **_device_options(device), **options)
+    except Exception as error:  # C++ errors of many kinds, for files that are damaged or changed meanwhile
+        raise UserError(f"CTranslate2 cannot load {folder} on {device!r}: {one_line(error)}") from error
     finally:
         ctranslate2.set_log_level(level)
 
@@ -93,6 +104,20 @@ def _does_nothing(name: str, value) -> bool:
     return value is None or value == _NEUTRAL.get(name)
 
 
+def _check_engine_config(path: Path, facts: ExportFacts, vocabulary: list[str]) -> None:
+    """Refuse a `config.json` that `vaswani export` did not write: CTranslate2 follows it as it searches, unchecked."""
+    advice = "export the model again"
+    config = read_json(path, advice)
+    expected = {"add_source_bos": False, "add_source_eos": False}
+    expected["eos_token"] = vocabulary[facts.eos_token_id]
+    expected["decoder_start_token"] = vocabulary[facts.decoder_start_token_id]
+    for name in ("bos_token", "unk_token"):  # no part of the search
+        expected[name] = str(config.get(name))
+    for name, value in expected.items():
+        if type(config.get(name)) is not type(value) or config[name] != value:
+            raise UserError(f"{path} is damaged ({name} is {config.get(name)!r:.40}, not {value!r:.40}): {advice}")
+
+
 class CTranslate2Model:
     """Takes a model's place where it only has to generate and to score.
 
@@ -118,13 +143,17 @@ class CTranslate2Model:
             raise UserError(f"{folder} has a vocabulary and an export.json of different models: export the model again")
         self.generation_config = _read_generation_config(folder, self.facts.vocab_size)
         names = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
-        self.config = VaswaniConfig(
-            **{name: getattr(self.facts, name) for name in names},
-            bos_token_id=self.facts.decoder_start_token_id,
-            # Whatever they were before, they are a table now, and it has an end.
-            position_encoding="learned",
-            max_position_embeddings=self.facts.positions,
-        )
+        try:
+            self.config = VaswaniConfig(
+                **{name: getattr(self.facts, name) for name in names},
+                bos_token_id=self.facts.decoder_start_token_id,
+                # Whatever they were before, they are a table now, and it has an end.
+                position_encoding="learned",
+                max_position_embeddings=self.facts.positions,
+            )
+        except (ValueError, StrictDataclassError) as error:
+            raise UserError(f"{Path(folder) / FACTS} is damaged ({one_line(error)}): export the model again") from error
+        _check_engine_config(Path(folder) / "config.json", self.facts, self.vocabulary)
         self.device = torch.device("cpu")  # of the tensors that go in and out
         known = _compute_types(device)
         if compute_type not in known:
@@ -132,10 +161,7 @@ class CTranslate2Model:
                 f"compute_type (--precision) is {compute_type!r}: an exported model computes on {device} in one of"
                 f" {', '.join(known)}"
             )
-        try:
-            self.engine = open_engine(folder, device, compute_type=compute_type, intra_threads=threads)
-        except (RuntimeError, ValueError) as error:
-            raise UserError(f"CTranslate2 cannot load {folder} on {device!r}: {one_line(error)}") from error
+        self.engine = open_engine(folder, device, compute_type=compute_type, intra_threads=threads)
         if compute_type == "default" and self.facts.quantization not in known:
             logger.warning(
                 f"{folder} holds weights in {self.facts.quantization}, for which {device} has no fast arithmetic:"

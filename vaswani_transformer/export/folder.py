@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..errors import UserError, one_line
+from ..errors import UserError
 from ..json_and_yaml import read_json
 from ..loading import FACTS
 from ..model.configuration_vaswani import VaswaniConfig
@@ -24,8 +24,7 @@ COPIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "vocab.txt", "merges.txt", "generation_config.json",
 )  # fmt: skip
-
-
+VOCABULARY = "shared_vocabulary.json"
 _AGAIN = "export the model again"
 
 
@@ -62,12 +61,12 @@ class ExportFacts:
             raise UserError(f"there is no folder {folder}: give one written by `vaswani export`")
         if not (folder / FACTS).is_file():
             raise UserError(f"{folder} holds no exported model: it has no {FACTS}; make one with `vaswani export`")
-        try:
-            facts = cls(**read_json(folder / FACTS, _AGAIN))
-        except TypeError as error:
-            raise UserError(f"{folder / FACTS} is damaged ({one_line(error)}): {_AGAIN}") from error
-        if wrong := [field.name for field in fields(cls) if type(getattr(facts, field.name)) is not field.type]:
-            raise UserError(f"{folder / FACTS} is damaged ({wrong[0]} is of a wrong type): {_AGAIN}")
+        values = read_json(folder / FACTS, _AGAIN)
+        kinds = {field.name: field.type for field in fields(cls)}
+        for name in dict.fromkeys((*kinds, *values)):
+            if name not in kinds or type(values.get(name)) is not kinds[name]:
+                raise UserError(f"{folder / FACTS} is damaged ({name} is {values.get(name)!r:.40}): {_AGAIN}")
+        facts = cls(**values)
         if wanted is not None and facts.format != wanted:
             raise UserError(f"{folder} holds a model exported to {facts.format}: export it with --format {wanted}")
         return facts
@@ -75,11 +74,14 @@ class ExportFacts:
 
 def read_vocabulary(folder: str | Path) -> list[str]:
     """The tokens of an exported model, by id."""
-    path = Path(folder) / "shared_vocabulary.json"
+    path = Path(folder) / VOCABULARY
     try:
-        return read_json(path, _AGAIN, kind=list)
+        tokens = read_json(path, _AGAIN, kind=list)
     except FileNotFoundError:
         raise UserError(f"{path} is missing: {_AGAIN}") from None
+    if not all(isinstance(token, str) for token in tokens):
+        raise UserError(f"{path} is damaged (it must hold a list of texts): {_AGAIN}")
+    return tokens
 
 
 def require(format: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..data.text_files import has_undecoded, read_lines
-from ..errors import UserError
+from ..errors import UserError, shortened
 
 ROOT = "ROOT"
 ROOT_LABELS = ("", "ROOT", "TOP", "S1")  # of brackets around the whole tree
@@ -157,7 +157,7 @@ def parse_trees(
 
     def refuse(line: int, problem: object) -> None:
         start = f" (the tree begins in line {first})" if first not in (0, line) else ""
-        message = f"{where}, line {line}: {problem}{start}"
+        message = f"{where}, line {line}: {shortened(str(problem))}{start}"
         if skipped is None:
             raise UserError(f"{message}; {advice}")
         skipped.append(message)

@@ -1,0 +1,130 @@
+"""Each file that a command reads, with the command: what `test_hostile_files.py` damages and runs."""
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from random_trees import TINY
+
+FORMATS = ("ctranslate2",) if importlib.util.find_spec("ctranslate2") else ()  # that models are exported to
+_FORMS = {
+    ".json": "json", ".part": "json", ".jsonl": "lines of json", ".yaml": "yaml", ".safetensors": "safetensors",
+    ".gz": "gzip", **dict.fromkeys([".bin", ".pt", ".pth", ".arrow", ".npy", ".parquet"], "bytes"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file and a command that reads it.
+
+    `writes` names what the command may write. A `tolerant` command may succeed with a damaged file: any text may be
+    meant, and what is incomplete is made anew.
+    """
+
+    file: str
+    command: str
+    writes: tuple[str, ...] = ()
+    tolerant: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.command}"
+
+    @property
+    def form(self) -> str:
+        """What the file's valid content is."""
+        return _FORMS.get(Path(self.file).suffix, "text")
+
+    def parts(self, world: Path) -> set[str]:
+        """The files and folders of the world that take part."""
+        parts = {word.partition("/")[0] for word in (self.file, *self.command.split())}
+        if "recipe.yaml" in parts:
+            parts |= {"text", "pairs"}
+        if "out.txt" in parts:
+            parts.add("out.txt.unfinished.json")
+        return {part for part in parts if part and (world / part).exists()}
+
+
+def _reads(command: str, *files: str, folder: str = "", **options) -> Iterator[Target]:
+    for file in files:
+        yield Target(folder + file, command, **options)
+
+
+_NEW = {"writes": ("new",)}
+_PUSH, _RESUME = "push model me/it --dry-run", "train recipe.yaml --output stopped --quiet"
+_CONTINUE = "translate model --input in.txt --output out.txt --resume"
+_PREPARED = "train recipe.yaml --prepared prepared --output new --quiet"
+_PAIRS = (
+    "prepare recipe.yaml --output new --quiet --train-source none --train-target none --data-dir none"
+    " --validation-source none --validation-target none --validation-size 5 --train-data pairs/pairs."
+)
+_LINKS = "attention model --report in.txt --target reference.txt --output new --alignments alignments.txt"
+_MODEL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+_STATE = ("checkpoint.json", "trainer_state.json", "config.json", "model.safetensors")
+_TORCH_STATE = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin")
+
+#: Files that are known to end some commands otherwise than they should: what is found there does not fail a test.
+UNTIL_FIXED: set[str] = set()
+
+TARGETS = [
+    # A model.
+    *_reads("translate model words", *_MODEL, folder="model/"),
+    *_reads(_PUSH, *_MODEL, folder="model/"),
+    *_reads(_PUSH, "recipe.yaml", "training_log.jsonl", folder="model/", tolerant=True),
+    *_reads("export model --output new", *(_MODEL if FORMATS else ()), folder="model/", **_NEW),
+    *_reads("evaluate model --source in.txt --reference reference.txt", *_MODEL, folder="model/"),
+    *_reads("translate shards words", "shards/model.safetensors.index.json"),
+    *_reads("average shards model --output new", "shards/model.safetensors.index.json", **_NEW),
+    *_reads("convert pickled", "pickled/pytorch_model.bin", writes=("pickled",), tolerant=True),
+    # What goes onto a card.
+    *_reads(f"{_PUSH} --evaluation scores.json", "scores.json"),
+    *_reads(f"{_PUSH} --card card.md", "card.md", tolerant=True),
+    # A recipe.
+    *_reads("train recipe.yaml --output new --dry-run", "recipe.yaml"),
+    *_reads("prepare recipe.yaml --output new --quiet", "recipe.yaml", **_NEW),
+    # A run that is resumed.
+    *_reads(_RESUME, "recipe.yaml", "checkpoints/contents.json", folder="stopped/", writes=("stopped",)),
+    *_reads(_RESUME, "training_log.jsonl", "checkpoints/tokenizer/tokenizer.json", folder="stopped/",
+            writes=("stopped",), tolerant=True),
+    *_reads(_RESUME, *_STATE, *_TORCH_STATE, folder="stopped/checkpoints/checkpoint-3/", writes=("stopped",),
+            tolerant=True),
+    # Checkpoints that are averaged.
+    *_reads("average run --output new --best 1", *_STATE, folder="run/checkpoints/checkpoint-4/", **_NEW),
+    # Prepared pairs.
+    *_reads("prepare --check prepared", "manifest.json", "train-00000.arrow", "train.lengths.npy",
+            "tokenizer/tokenizer.json", folder="prepared/"),
+    *_reads(f"{_PREPARED} --dry-run", "prepared/manifest.json", "prepared/train.lengths.npy"),
+    *_reads(_PREPARED, "prepared/train-00000.arrow", **_NEW),
+    *_reads("prepare recipe.yaml --output half --quiet", "preparation.json", "tokenizer/tokenizer.json",
+            folder="half/", writes=("half",)),
+    *_reads("prepare recipe.yaml --output half --quiet", "half/train-00000.part", writes=("half",), tolerant=True),
+    # Text.
+    *_reads("prepare recipe.yaml --output new --quiet", "text/train.en", tolerant=True, **_NEW),
+    *(Target(f"pairs/pairs.{kind}", _PAIRS + kind, ("new",), True) for kind in ("tsv", "csv", "jsonl", "parquet")),
+    *_reads("tokenizer in.txt --vocab-size 300 --output new", "in.txt", tolerant=True, **_NEW),
+    *_reads("translate model --input in.txt.gz --output new", "in.txt.gz", tolerant=True, **_NEW),
+    *_reads("translate model --input in.txt --prefix prefix.txt", "in.txt", "prefix.txt", tolerant=True),
+    *_reads("score model --source in.txt --target reference.txt", "in.txt", "reference.txt", tolerant=True),
+    *_reads("evaluate model --source in.txt --reference reference.txt", "reference.txt", tolerant=True),
+    *_reads(_LINKS, "alignments.txt", "in.txt", tolerant=True, **_NEW),
+    # An output that is continued.
+    *_reads(_CONTINUE, "out.txt.unfinished.json", writes=("out.txt", "out.txt.unfinished.json")),
+    *_reads(_CONTINUE, "out.txt", writes=("out.txt", "out.txt.unfinished.json", "nothing"), tolerant=True),
+    # Trees.
+    *_reads("parse evaluate --trees gold.trees --predicted predicted.trees", "gold.trees", "predicted.trees",
+            tolerant=True),
+    *_reads("parse evaluate --trees gold.trees --predicted predicted.trees --baselines gum/gum.train.trees",
+            "gum/gum.train.trees", tolerant=True),
+    *_reads("parse evaluate parser --trees gold.trees", "gold.trees", tolerant=True),
+    *_reads(" ".join(["parse train --trees gold.trees --dev predicted.trees --output new", *TINY]), "gold.trees",
+            tolerant=True, **_NEW),
+    *_reads("parse predict parser --input words.txt", "words.txt", tolerant=True),
+    *_reads("parse predict parser --input words.txt", "tokenizer.json", "generation_config.json", folder="parser/"),
+    # Experiments.
+    *_reads("experiment table4 --report --output runs", "result.json", "recipe.yaml",
+            folder="runs/table4/laptop/right-branching/", writes=("runs",)),
+]  # fmt: skip
+if FORMATS:
+    _FILES = ("export.json", "config.json", "shared_vocabulary.json", "generation_config.json", "tokenizer.json")
+    TARGETS += _reads("translate exported words", *_FILES, "model.bin", folder="exported/")
+    TARGETS += _reads("score exported --source in.txt --target reference.txt", "exported/export.json")

@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from .data.tokenization import check_tokenizer_matches, load_tokenizer
 from .errors import UserError, one_line
+from .files import check_path
 from .hardware import PRECISIONS, choose_device
 from .model.configuration_vaswani import VaswaniConfig
 from .model.generation_vaswani import LENGTH_NORMALIZATIONS, take_back_defaults
@@ -42,6 +43,7 @@ def load_model(
 
 
 def _check_folder(folder: str | Path) -> None:
+    check_path(folder, "the model folder")
     path = Path(folder)
     if not path.is_dir():
         raise UserError(

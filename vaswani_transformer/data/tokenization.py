@@ -16,6 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ..errors import UserError, one_line
+from ..files import check_path
 
 # The position is the id. `<pad>` is not 0 because beam search in transformers takes a pad id of 0 for "none given" and
 # fills finished hypotheses with `</s>` instead.
@@ -124,6 +125,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     Raises:
         UserError: The folder does not exist, holds no tokenizer, or its files cannot be read as one.
     """
+    check_path(folder, "the tokenizer folder")
     folder = Path(folder)
     # Checked first, because AutoTokenizer takes the name of a missing folder for one on the Hub.
     if not folder.is_dir():

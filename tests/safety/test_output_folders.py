@@ -19,13 +19,13 @@ import translating
 import yaml
 from conftest import TINY_RECIPE, error_of, tiny_recipe
 from model_folders import write_model
-from random_trees import treebank
 from safetensors.torch import load_file
 
 from vaswani_transformer import average_models, load_model, load_tokenizer, train
 from vaswani_transformer.cli.main import main, make_parser
 from vaswani_transformer.data.prepare import ShardWriter, prepare
 from vaswani_transformer.data.prepared import open_prepared
+from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.export.exporting import export_model
 from vaswani_transformer.importing.pickles import convert_pickled_weights
 from vaswani_transformer.output_folder import LOCK, OWN, OutputFolder, locked
@@ -34,7 +34,15 @@ from vaswani_transformer.training import run as training
 from vaswani_transformer.training.run_folder import CURVE, LOG, MODEL_FILES, RECIPE
 
 fails = translating.fails
-pytestmark = pytest.mark.usefixtures("cache")
+pytestmark = pytest.mark.usefixtures("cache", "without_pictures")
+
+
+@pytest.fixture(scope="module")
+def without_pictures():
+    """Drawing learning curves would take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "plot_learning_curve", lambda *_: False)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +66,13 @@ def trained(recipe, tmp_path_factory):
 def models(tmp_path_factory):
     """Two model folders."""
     return [write_model(tmp_path_factory.mktemp("model") / f"{seed}", seed) for seed in (1, 2)]
+
+
+def treebank(folder: Path) -> Path:
+    """A file of trees."""
+    tree = "( (S (NP (DT the) (NN dog)) (VP (VBZ sees) (NP (DT a) (NN cat))) (. .)) )\n"
+    (folder / "trees").write_text(20 * tree)
+    return folder / "trees"
 
 
 def contents(folder: Path) -> dict:
@@ -204,13 +219,16 @@ def test_an_export_replaces_its_own_files_only(models, tmp_path, fails):
 def test_a_parser_replaces_no_text_of_the_users(tmp_path, fails):
     (tmp_path / "run" / "text").mkdir(parents=True)
     (tmp_path / "run" / "text" / "train.words").write_text("mine")
-    trees = treebank(tmp_path, "trees")
+    trees = treebank(tmp_path)
     words = ["parse", "train", "--trees", trees, "--dev", trees, "--output", tmp_path / "run", "--vocab-size", "400"]
     assert "train.words was not written by this program" in fails(*words, "--overwrite")
     assert contents(tmp_path / "run") == {Path("text"): None, Path("text/train.words"): b"mine"}
 
 
-def test_a_demo_replaces_no_text_of_the_users(tmp_path, fails):
+def test_a_demo_replaces_no_text_of_the_users(tmp_path, fails, monkeypatch):
+    from vaswani_transformer.experiments import demo
+
+    monkeypatch.setattr(demo, "generate_corpus", lambda seed: generate_corpus(200, 20, 20, seed=seed))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.en").write_text("mine")
     assert "train.en was not written by this program" in fails("demo", "--output", tmp_path)
@@ -225,7 +243,7 @@ def test_a_record_names_nothing_outside_its_folder(tmp_path):
     record = (tmp_path / OWN[0]).read_text()
     (folder / OWN[0]).write_text(record.replace("mine.txt", "../mine.txt"))
     output = OutputFolder(folder)
-    output.remove(output.names() + ["../mine.txt"])
+    output.remove([*output.names(), "../mine.txt"])
     assert (tmp_path / "mine.txt").exists()
     for damage in ("", "[]", '{"files": []}', '{"files": {"a": 3}}', '{"files": {"a": [[1, 2, 3], 4]}}', "[" * 100_000):
         (folder / OWN[0]).write_text(damage)
@@ -327,7 +345,7 @@ def held(tmp_path):
 
 def test_every_command_leaves_a_folder_alone_that_another_writes(held, recipe, models, text, tmp_path, fails):
     folder, child = held
-    trees = treebank(tmp_path, "trees")
+    trees = treebank(tmp_path)
     commands = [
         ["train", recipe], ["parse", "train", "--trees", trees, "--dev", trees], ["average", *models],
         ["tokenizer", text / "train.en"], ["prepare", recipe], ["demo"],
@@ -355,10 +373,8 @@ def test_a_second_training_does_not_disturb_the_first(recipe, tmp_path, fails):
         def wait(*_):
             wait_for(go.exists)
 
-        training.TrainingRun._finish, finish = (
-            lambda *arguments: (wait(), finish(*arguments)),
-            training.TrainingRun._finish,
-        )
+        finish = training.TrainingRun._finish
+        training.TrainingRun._finish = lambda *arguments: (wait(), finish(*arguments))
         os.dup2(os.open(tmp_path / "out", os.O_CREAT | os.O_WRONLY), 1)
         os.dup2(1, 2)
         return main(["train", str(recipe), "--output", str(folder), "--quiet"])
@@ -408,9 +424,8 @@ def test_outputs_that_are_no_folders(recipe, tmp_path, fails):
         assert (tmp_path / "there" / LOCK).exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "filelock.FileLock.acquire", lambda *_: (_ for _ in ()).throw(OSError(38, "Function not implemented"))
-        )
+        error = OSError(38, "Function not implemented")
+        patch.setattr("filelock.FileLock.acquire", lambda *_: (_ for _ in ()).throw(error))
         line = fails("train", recipe, "--output", tmp_path / "x")
     assert line == f"error: cannot write to output folder {tmp_path / 'x'}: Function not implemented"
     assert not (tmp_path / "x").exists()
@@ -457,7 +472,7 @@ def limit_files(size: int):
 
 def commands_that_write(recipe, models, text, tmp_path):
     """Commands, and a number of bytes that none of their large files stays below."""
-    trees = treebank(tmp_path, "trees")
+    trees = treebank(tmp_path)
     return {
         "tokenizer": (["tokenizer", text / "train.en", "--vocab-size", "300"], 2000),
         "prepare": (["prepare", recipe, "--quiet"], 2000),

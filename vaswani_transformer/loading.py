@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from .data.tokenization import check_tokenizer_matches, load_tokenizer, refuse_special_files
 from .errors import UserError, one_line
+from .files import check_path
 from .hardware import PRECISIONS, choose_device
 from .json_and_yaml import read_json
 from .model.checkpoint_vaswani import WEIGHT_TYPES, check_finite, check_shard_name
@@ -51,8 +52,7 @@ def load_model(
 
 
 def _check_folder(folder: str | Path) -> None:
-    if not str(folder):
-        raise UserError("the name of the model folder is empty: give the folder of a model")
+    check_path(folder, "the model folder")
     path = Path(folder)
     if not path.is_dir():
         raise UserError(

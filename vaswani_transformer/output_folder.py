@@ -22,6 +22,7 @@ from .files import (
     finish,
     is_inner,
     place_files,
+    publish,
     remove,
     remove_files,
     sync,
@@ -91,10 +92,10 @@ def locked(folder: str | Path, name: str = LOCK) -> Iterator[None]:
 
 
 def _disk_error(error: Exception) -> int | None:
-    """The system's number of a failure to write, also where a library in Rust has put it into a text."""
+    """The system's number for a full disk, also where a library in Rust has put it into a text."""
     in_text = re.search(r"\(os error (\d+)\)", str(error))
     number = error.errno if isinstance(error, OSError) else int(in_text[1]) if in_text else None
-    return number if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO) else None
+    return number if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else None
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
@@ -224,6 +225,11 @@ class OutputFolder:
         self.note(files)
         self.remove(stale)
         place_files(staging, self.path, last)
+
+    def publish(self, staging: Path, name: str) -> None:
+        """Give a finished folder its name here; what lies under it is set aside."""
+        self.note({f"{name}/{path.name}": path for path in staging.iterdir()})
+        publish(staging, self.path / name)
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove those of these files that are ours, and folders below this one that are empty then."""

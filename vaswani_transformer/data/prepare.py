@@ -25,11 +25,9 @@ from transformers import PreTrainedTokenizerFast
 from ..errors import UserError
 from ..files import (
     file_sha256,
-    publish,
     remove_files,
     remove_leftovers,
     set_aside,
-    unfinished,
     write_text,
     written_whole,
 )
@@ -306,10 +304,9 @@ def _saved_tokenizer(
             tokenizer = load_tokenizer(recipe.tokenizer)
         else:
             tokenizer = new_tokenizer(recipe, (pair for row, pair in enumerate(train.stream()) if row not in held_out))
-        new = unfinished(folder)
-        tokenizer.save_pretrained(new)
-        output.note({f"{TOKENIZER}/{path.name}": path for path in new.iterdir()})
-        publish(new, folder)
+        with output.staging() as staging:
+            tokenizer.save_pretrained(staging / TOKENIZER)
+            output.publish(staging / TOKENIZER, TOKENIZER)
     return load_tokenizer(folder)
 
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from ..errors import UserError, one_line
-from ..files import file_sha256
+from ..files import check_path, file_sha256
 from ..json_and_yaml import read_json
 from ..recipes.recipe import Recipe
 from .filtering import FilterCounts
@@ -239,6 +239,7 @@ def read_manifest(folder: str | Path) -> dict:
     Raises:
         UserError: for a folder that is not there, not prepared, not finished, or of another version.
     """
+    check_path(folder, "the prepared folder")
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"prepared folder {folder} does not exist: make it with `vaswani prepare`")
@@ -292,8 +293,7 @@ def open_prepared(folder: str | Path) -> PreparedData:
     Raises:
         UserError: for a folder or a file that is missing, not finished, cut off, or not as the manifest says.
     """
-    folder = Path(folder)
-    manifest = read_manifest(folder)
+    manifest, folder = read_manifest(folder), Path(folder)
     tokenizer = load_tokenizer(folder / TOKENIZER)
     if tokenizer_sha256(tokenizer) != manifest["tokenizer"]["sha256"]:
         raise UserError(f"{folder / TOKENIZER} is not the tokenizer that the pairs were prepared with: {_AGAIN}")

@@ -17,6 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ..errors import UserError, one_line
+from ..files import check_path
 from ..json_and_yaml import read_json
 
 # The position is the id. `<pad>` is not 0 because beam search in transformers takes a pad id of 0 for "none given" and
@@ -145,6 +146,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
         UserError: The folder does not exist, holds no tokenizer, its files cannot be read as one, its rules could take
             time or memory without bounds, or it does not end a text with its end token.
     """
+    check_path(folder, "the tokenizer folder")
     folder = Path(folder)
     # Checked first, because AutoTokenizer takes the name of a missing folder for one on the Hub.
     if not folder.is_dir():

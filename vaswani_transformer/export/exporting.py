@@ -2,7 +2,6 @@
 
 import math
 import random
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,7 +140,7 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
         write_onnx(model, staging)
     for name in COPIED:
         if (folder / name).is_file():
-            shutil.copyfile(folder / name, staging / name)
+            (staging / name).write_bytes((folder / name).read_bytes())
     names = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id", "decoder_layers", "num_heads")
     ExportFacts(
         format=format,

@@ -1,7 +1,6 @@
 """Averaging of checkpoints (Section 6.1: the last 5 of the base model, the last 20 of the big one)."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -209,7 +208,7 @@ def _files_to_copy(folders: list[Path]) -> list[Path]:
 
 def _copy_rest(folders: list[Path], staging: Path) -> None:
     for path in _files_to_copy(folders):
-        shutil.copyfile(path, staging / path.name)
+        (staging / path.name).write_bytes(path.read_bytes())
     config = _read_config(staging)
     if (folders[0] / STATE).is_file():
         config.pop("use_cache", None)  # the Trainer had switched it off for training
@@ -218,6 +217,7 @@ def _copy_rest(folders: list[Path], staging: Path) -> None:
 
 def _checkpoints_of(run: str | Path) -> tuple[list[Checkpoint], TrainerState]:
     """The whole checkpoints of a training, by step, and the trainer's state in the last one."""
+    check_path(run, "the folder of a training")
     folder = Path(run)
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}: give the output folder of a training")

@@ -14,7 +14,7 @@ import yaml
 from ..data.tokenization import tokenizer_sha256
 from ..data.tokenized_pairs import pair_lengths
 from ..errors import UserError
-from ..files import publish, remove_leftovers, set_aside, unfinished
+from ..files import remove_leftovers, set_aside
 from ..json_and_yaml import parse_json, parse_yaml, read_json, read_text, read_yaml
 from ..model import configuration_vaswani
 from ..output_folder import RECORD, OutputFolder
@@ -191,10 +191,9 @@ def claim_output(recipe: Recipe, checkpoint: Path | None, tokenizer, hashes: dic
     output.write_text(RECIPE, text)
     checkpoints.mkdir(exist_ok=True)
     if checkpoint is None:
-        new = unfinished(checkpoints / TOKENIZER)
-        tokenizer.save_pretrained(new)
-        output.note({f"{CHECKPOINTS}/{TOKENIZER}/{path.name}": path for path in new.iterdir()})
-        publish(new, checkpoints / TOKENIZER)
+        with output.staging() as staging:
+            tokenizer.save_pretrained(staging / TOKENIZER)
+            output.publish(staging / TOKENIZER, f"{CHECKPOINTS}/{TOKENIZER}")
         output.write_text(f"{CHECKPOINTS}/{CONTENTS}", json.dumps(hashes, indent=1) + "\n")
     output.write_text(f"{CHECKPOINTS}/{RECIPE}", text)
     return output

@@ -1,0 +1,549 @@
+"""Folders that commands write: nothing of the user's is replaced or removed, and one process writes at a time."""
+
+import argparse
+import dataclasses
+import os
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+import translating
+import yaml
+from conftest import TINY_RECIPE, error_of, tiny_recipe
+from model_folders import write_model
+from safetensors.torch import load_file
+
+from vaswani_transformer import average_models, load_model, load_tokenizer, train
+from vaswani_transformer.cli.main import main, make_parser
+from vaswani_transformer.data.prepare import ShardWriter, prepare
+from vaswani_transformer.data.prepared import open_prepared
+from vaswani_transformer.data.synthetic import generate_corpus
+from vaswani_transformer.export.exporting import export_model
+from vaswani_transformer.importing.pickles import convert_pickled_weights
+from vaswani_transformer.output_folder import LOCK, OWN, OutputFolder, locked
+from vaswani_transformer.recipes.recipe import PATHS
+from vaswani_transformer.training import run as training
+from vaswani_transformer.training.run_folder import CURVE, LOG, MODEL_FILES, RECIPE
+
+fails = translating.fails
+pytestmark = pytest.mark.usefixtures("cache", "without_pictures")
+
+
+@pytest.fixture(scope="module")
+def without_pictures():
+    """Drawing learning curves would take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "plot_learning_curve", lambda *_: False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def recipe(text, tmp_path_factory):
+    """A recipe file of seconds."""
+    path = tmp_path_factory.mktemp("recipe") / "mine.yaml"
+    values = TINY_RECIPE | {"data_dir": str(text), "max_steps": 2, "evaluate_every": 2, "average_checkpoints": 0}
+    path.write_text("# mine\n" + yaml.safe_dump(values))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(recipe, tmp_path_factory):
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    assert main(["train", str(recipe), "--output", str(folder), "--quiet"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two model folders."""
+    return [write_model(tmp_path_factory.mktemp("model") / f"{seed}", seed) for seed in (1, 2)]
+
+
+def treebank(folder: Path) -> Path:
+    """A file of trees."""
+    tree = "( (S (NP (DT the) (NN dog)) (VP (VBZ sees) (NP (DT a) (NN cat))) (. .)) )\n"
+    (folder / "trees").write_text(20 * tree)
+    return folder / "trees"
+
+
+def contents(folder: Path) -> dict:
+    """All that lies in a folder: files with their bytes, links with where they lead."""
+    paths = {path.relative_to(folder): path for path in folder.rglob("*")}
+    return {
+        name: str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        for name, path in paths.items()
+    }
+
+
+# Whose a file is
+
+
+NAMES = [RECIPE, LOG, CURVE, "tokenizer.json", "generation_config.json", "modeling_vaswani.py", "model.safetensors"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
+def test_train_replaces_no_file_of_the_users(recipe, tmp_path, fails, name, overwrite):
+    (tmp_path / name).write_text("mine")
+    line = fails("train", recipe, "--output", tmp_path, *overwrite)
+    assert str(tmp_path / name) in line or "already holds a model" in line
+    assert contents(tmp_path) == {Path(name): b"mine"}
+
+
+def test_the_recipe_that_is_read_is_not_overwritten(recipe, tmp_path, fails, monkeypatch):
+    shutil.copyfile(recipe, tmp_path / "recipe.yaml")
+    monkeypatch.chdir(tmp_path)
+    before = contents(tmp_path)
+    for words in ([], ["--overwrite"]):
+        assert "recipe.yaml was not written by this program" in fails("train", "recipe.yaml", "--output", ".", *words)
+    assert contents(tmp_path) == before
+
+
+def test_a_recipe_that_somebody_typed_makes_no_folder_ours(recipe, tmp_path, fails):
+    (tmp_path / "recipe.yaml").write_text("seed: 1\nmax_steps: 4\n")
+    (tmp_path / "checkpoints" / "checkpoint-7").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "checkpoint-7" / "model.safetensors").write_text("months of work")
+    before = contents(tmp_path)
+    for words in ([], ["--overwrite"]):
+        fails("train", recipe, "--output", tmp_path, *words)
+        assert contents(tmp_path) == before
+
+
+def test_all_that_a_run_writes_is_known_beforehand(trained):
+    """What is checked before the training is what is placed after it."""
+    files = {path.name for path in trained.iterdir() if path.is_file()}
+    assert files <= {RECIPE, LOG, CURVE, *MODEL_FILES, *OWN}
+
+
+def test_overwriting_removes_what_is_ours_and_nothing_else(recipe, trained, tmp_path, fails):
+    folder, elsewhere = shutil.copytree(trained, tmp_path / "run"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "checkpoint.json").write_text('{"step": 1, "files": {"data.txt": 4, "../data.txt": 4}}')
+    (elsewhere / "data.txt").write_text("mine")
+    (folder / "checkpoints" / "checkpoint-1").symlink_to(elsewhere)
+    (folder / "checkpoints" / "notes").symlink_to(elsewhere)
+    theirs = ["notes.txt", "checkpoints/notes.txt", "checkpoints/checkpoint-2/notes.txt", ".writing-novel.txt"]
+    for name in theirs:
+        (folder / name).write_text("mine")
+    (folder / "checkpoints" / "checkpoint-2" / "more").symlink_to(elsewhere)
+    outside, weights = contents(elsewhere), (folder / "model.safetensors").read_bytes()
+    words = ["train", recipe, "--output", folder, "--seed", "7", "--quiet"]
+    assert "already holds a model" in fails(*words)
+    assert main([*map(str, words), "--overwrite"]) == 0
+    assert contents(elsewhere) == outside and (folder / "model.safetensors").read_bytes() != weights
+    kept = [path for path in folder.rglob("*") if path.is_file() and path.read_bytes() == b"mine"]
+    assert {path.name for path in kept} >= {"notes.txt", ".writing-novel.txt"} and len(kept) >= len(theirs)
+    assert (folder / "checkpoints" / "notes").is_symlink()
+
+
+def test_an_edited_recipe_is_the_users(recipe, trained, tmp_path, fails):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    with (folder / "recipe.yaml").open("a") as file:
+        file.write("# what I learned from this run\n")
+    before = contents(folder)
+    assert "recipe.yaml" in fails("train", recipe, "--output", folder, "--overwrite")
+    assert contents(folder) == before
+
+
+def test_what_appears_during_training_is_not_replaced_and_nothing_is_lost(text, tmp_path):
+    recipe, select = tiny_recipe(text, tmp_path / "run", max_steps=2, evaluate_every=2), training.select_weights
+
+    def select_late(*arguments):
+        (tmp_path / "run" / "config.json").write_text("mine")
+        return select(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "select_weights", select_late)
+        assert "config.json" in error_of(train, recipe, progress=False)
+    assert (tmp_path / "run" / "config.json").read_text() == "mine"
+    (tmp_path / "run" / "config.json").unlink()
+    assert train(recipe, progress=False).steps == 2
+
+
+def test_a_run_of_an_earlier_version_is_recognised(recipe, trained, tmp_path):
+    """By its complete recipe and its log; it has no record of its files."""
+    folder = shutil.copytree(trained, tmp_path / "run")
+    for name in (OWN[0], "checkpoints/recipe.yaml"):
+        (folder / name).unlink()
+    assert main(["train", str(recipe), "--output", str(folder), "--seed", "3", "--overwrite", "--quiet"]) == 0
+    assert yaml.safe_load((folder / "recipe.yaml").read_text())["seed"] == 3
+
+
+def test_other_commands_replace_no_file_of_the_users(recipe, models, text, tmp_path, fails):
+    average, tokenizer, prepared = (tmp_path / name for name in ("average", "tokenizer", "prepared"))
+    assert main(["average", *map(str, models), "--output", str(average)]) == 0
+    assert main(["tokenizer", str(text / "train.en"), "--output", str(tokenizer), "--vocab-size", "300"]) == 0
+    assert main(["prepare", str(recipe), "--output", str(prepared), "--quiet"]) == 0
+    commands = {
+        average / "config.json": ["average", *models],
+        tokenizer / "tokenizer_config.json": ["tokenizer", text / "train.en", "--vocab-size", "300"],
+        prepared / "train-00000.arrow": ["prepare", recipe, "--quiet"],
+        prepared / "tokenizer" / "tokenizer.json": ["prepare", recipe, "--quiet"],
+    }
+    for path, words in commands.items():
+        output = path.parent if path.parent.name != "tokenizer" or path.parent == tokenizer else prepared
+        words, original = [*map(str, words), "--output", str(output), "--overwrite"], path.read_bytes()
+        (output / "notes.txt").write_text("mine")
+        path.write_text("{}")
+        before = contents(output)
+        assert str(path) in fails(*words)
+        assert contents(output) == before
+        path.write_bytes(original)
+        assert main(words) == 0
+        assert (output / "notes.txt").read_text() == "mine"
+
+
+def test_an_export_replaces_its_own_files_only(models, tmp_path, fails):
+    pytest.importorskip("ctranslate2")
+    output = export_model(models[0], tmp_path / "out").folder
+    for name in ("notes.txt", "mine/config.json"):
+        (output / name).parent.mkdir(exist_ok=True)
+        (output / name).write_text("mine")
+    export_model(models[1], output, overwrite=True)
+    assert (output / "notes.txt").read_text() == (output / "mine/config.json").read_text() == "mine"
+    (output / "generation_config.json").write_text("{}")
+    before = contents(output)
+    assert "generation_config.json" in fails("export", models[0], "--output", output, "--overwrite")
+    assert contents(output) == before
+
+
+def test_a_parser_replaces_no_text_of_the_users(tmp_path, fails):
+    (tmp_path / "run" / "text").mkdir(parents=True)
+    (tmp_path / "run" / "text" / "train.words").write_text("mine")
+    trees = treebank(tmp_path)
+    words = ["parse", "train", "--trees", trees, "--dev", trees, "--output", tmp_path / "run", "--vocab-size", "400"]
+    assert "train.words was not written by this program" in fails(*words, "--overwrite")
+    assert contents(tmp_path / "run") == {Path("text"): None, Path("text/train.words"): b"mine"}
+
+
+def test_a_demo_replaces_no_text_of_the_users(tmp_path, fails, monkeypatch):
+    from vaswani_transformer.experiments import demo
+
+    monkeypatch.setattr(demo, "generate_corpus", lambda seed: generate_corpus(200, 20, 20, seed=seed))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.en").write_text("mine")
+    assert "train.en was not written by this program" in fails("demo", "--output", tmp_path)
+    assert contents(tmp_path) == {Path("data"): None, Path("data/train.en"): b"mine"}
+
+
+def test_a_record_names_nothing_outside_its_folder(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    OutputFolder(tmp_path).note({"mine.txt": tmp_path / "mine.txt"})
+    record = (tmp_path / OWN[0]).read_text()
+    (folder / OWN[0]).write_text(record.replace("mine.txt", "../mine.txt"))
+    output = OutputFolder(folder)
+    output.remove([*output.names(), "../mine.txt"])
+    assert (tmp_path / "mine.txt").exists()
+    for damage in ("", "[]", '{"files": []}', '{"files": {"a": 3}}', '{"files": {"a": [[1, 2, 3], 4]}}', "[" * 100_000):
+        (folder / OWN[0]).write_text(damage)
+        (folder / "a").write_text("mine")
+        assert not OutputFolder(folder).is_ours("a")
+
+
+# Empty paths
+
+
+def paths_of_commands():
+    """Each command, and those of its arguments that are files or folders, as the help shows them."""
+
+    def walk(parser, words):
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for name, command in action.choices.items():
+                    yield from walk(command, [*words, name])
+            elif any(kind in str(action.metavar) for kind in ("FILE", "FOLDER", "PATH", "MODEL", "RECIPE")):
+                yield parser, words, action
+
+    return list(walk(make_parser(), []))
+
+
+def test_every_command_refuses_empty_paths(fails, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seen = set()
+    for parser, command, empty in paths_of_commands():
+        words = [*command]
+        for action in parser._actions:
+            if action.required or action is empty:
+                value = "" if action is empty else (action.choices or ["x"])[0]
+                words += [action.option_strings[0], value] if action.option_strings else [value]
+        name = empty.option_strings[0] if empty.option_strings else empty.metavar
+        assert f"error: {name} is empty" in fails(*words)
+        seen.add((*command, name))
+    assert {("train", "RECIPE"), ("convert", "FOLDER"), ("parse", "train", "--trees")} <= seen and len(seen) > 40
+    for name in PATHS:
+        line = fails("train", "small", "--" + name.replace("_", "-"), "")
+        assert f"error: {name} is empty" in line or f"error: --{name.replace('_', '-')} is empty" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_functions_refuse_empty_paths(text, models, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = tiny_recipe(text, tmp_path / "run", max_steps=2)
+    for name in PATHS:
+        assert f"{name} is empty" in error_of(train, dataclasses.replace(recipe, **{name: ""}), progress=False)
+    calls = [(prepare, recipe, ""), (average_models, models, ""), (average_models, [""], "x"), (load_model, "")]
+    calls += [(load_tokenizer, ""), (open_prepared, ""), (convert_pickled_weights, "")]
+    for function, *arguments in calls:
+        assert "is empty" in error_of(function, *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+# One process at a time
+
+
+def fork(work) -> int:
+    """Start `work` in a copy of this process; returns its id."""
+    child = os.fork()
+    if child:
+        return child
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads have stayed behind
+    torch.set_num_threads(1)
+    status = 70
+    try:
+        status = work()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status or 0)
+
+
+def wait_for(is_done) -> None:
+    until = time.monotonic() + 60
+    while not is_done():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A folder that another process writes, and the id of that process."""
+    folder = tmp_path / "held"
+
+    def hold():
+        with locked(folder):
+            (tmp_path / "ready").touch()
+            time.sleep(60)
+
+    child = fork(hold)
+    wait_for((tmp_path / "ready").exists)
+    yield folder, child
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_every_command_leaves_a_folder_alone_that_another_writes(held, recipe, models, text, tmp_path, fails):
+    folder, child = held
+    trees = treebank(tmp_path)
+    commands = [
+        ["train", recipe], ["parse", "train", "--trees", trees, "--dev", trees], ["average", *models],
+        ["tokenizer", text / "train.en"], ["prepare", recipe], ["demo"],
+    ]  # fmt: skip
+    for words in commands:
+        for more in [[]] if words[0] == "demo" else [[], ["--overwrite"]]:
+            line = fails(*words, "--output", folder, *more)
+            assert line.startswith(f"error: another process is writing to {folder}: wait")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vaswani_transformer.export.exporting.require", lambda _: None)
+        assert "another process is writing" in fails("export", models[0], "--output", folder)
+    assert "another process is writing" in fails("convert", folder)
+    assert [path.name for path in folder.iterdir()] == [LOCK]
+    os.kill(child, signal.SIGKILL)  # which frees the lock; the file that it leaves behind is taken over
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert main(["tokenizer", str(text / "train.en"), "--output", str(folder), "--vocab-size", "300"]) == 0
+    assert sorted(path.name for path in folder.glob("[!.]*")) == ["tokenizer.json", "tokenizer_config.json"]
+    assert not (folder / LOCK).exists()
+
+
+def test_a_second_training_does_not_disturb_the_first(recipe, tmp_path, fails):
+    folder, go = tmp_path / "run", tmp_path / "go"
+
+    def run():
+        def wait(*_):
+            wait_for(go.exists)
+
+        finish = training.TrainingRun._finish
+        training.TrainingRun._finish = lambda *arguments: (wait(), finish(*arguments))
+        os.dup2(os.open(tmp_path / "out", os.O_CREAT | os.O_WRONLY), 1)
+        os.dup2(1, 2)
+        return main(["train", str(recipe), "--output", str(folder), "--quiet"])
+
+    child = fork(run)
+    wait_for((folder / "checkpoints" / "checkpoint-2").exists)
+    for words in ([], ["--overwrite"], ["--seed", "5", "--overwrite"]):
+        assert "another process is writing" in fails("train", recipe, "--output", folder, *words)
+    assert "another process is writing" in fails("train", recipe, "--output", f"{tmp_path}/./run/../run")
+    go.touch()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, (tmp_path / "out").read_text()
+    assert load_file(folder / "model.safetensors")
+    assert not (folder / LOCK).exists()
+
+
+def test_only_the_first_of_several_processes_locks(tmp_path, monkeypatch):
+    with locked(tmp_path / "run"), locked(tmp_path / "run"):  # and a body within a body
+        pass
+    assert not (tmp_path / "run").exists(), "nothing was written"
+    child = fork(lambda: _hold_until(tmp_path / "end", tmp_path / "run", tmp_path / "ready"))
+    wait_for((tmp_path / "ready").exists)
+    monkeypatch.setenv("RANK", "1")
+    with locked(tmp_path / "run"):
+        pass
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match="another process"), locked(tmp_path / "run"):
+        pass
+    (tmp_path / "end").touch()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def _hold_until(end: Path, folder: Path, ready: Path) -> None:
+    with locked(folder):
+        ready.touch()
+        wait_for(end.exists)
+
+
+def test_outputs_that_are_no_folders(recipe, tmp_path, fails):
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    (tmp_path / "there").mkdir()
+    for name, rule in (("file", "is a file"), ("file/x", "lies below"), ("dangling", "leads to no folder")):
+        assert rule in fails("train", recipe, "--output", tmp_path / name)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with locked(tmp_path / "link"):
+        assert (tmp_path / "there" / LOCK).exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    with pytest.MonkeyPatch.context() as patch:
+        error = OSError(38, "Function not implemented")
+        patch.setattr("filelock.FileLock.acquire", lambda *_: (_ for _ in ()).throw(error))
+        line = fails("train", recipe, "--output", tmp_path / "x")
+    assert line == f"error: cannot write to output folder {tmp_path / 'x'}: Function not implemented"
+    assert not (tmp_path / "x").exists()
+
+
+def test_two_processes_do_not_write_one_file_of_translations(models, tmp_path, fails):
+    import fcntl
+
+    (tmp_path / "in.txt").write_text("A dog.\n")
+    (tmp_path / "out.txt").write_text("theirs\n")
+    words = ["translate", models[0], "--output", tmp_path / "out.txt", "--max-new-tokens", "3"]
+    with (tmp_path / "out.txt").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for given in (["--input", tmp_path / "in.txt"], ["--", "A dog."]):
+            assert "another process is writing" in fails(*words, *given)
+        assert (tmp_path / "out.txt").read_text() == "theirs\n"
+    assert main([str(word) for word in [*words, "--input", tmp_path / "in.txt"]]) == 0
+
+
+# A full disk, and permissions
+
+
+def in_a_child(words, tmp_path, before) -> tuple[int, str]:
+    """Exit status of a command in a forked process, and what it has written to standard error."""
+
+    def work():
+        for number in (1, 2):
+            os.dup2(os.open(tmp_path / f"std{number}", os.O_CREAT | os.O_TRUNC | os.O_WRONLY), number)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+        before()
+        status = main([str(word) for word in words])
+        sys.stderr.flush()
+        return status
+
+    status = os.waitstatus_to_exitcode(os.waitpid(fork(work), 0)[1])
+    return status, (tmp_path / "std2").read_text()
+
+
+def limit_files(size: int):
+    """As on a full disk: files cannot grow beyond so many bytes."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def commands_that_write(recipe, models, text, tmp_path):
+    """Commands, and a number of bytes that none of their large files stays below."""
+    trees = treebank(tmp_path)
+    return {
+        "tokenizer": (["tokenizer", text / "train.en", "--vocab-size", "300"], 2000),
+        "prepare": (["prepare", recipe, "--quiet"], 2000),
+        "average": (["average", *models], 20_000),
+        "train": (["train", recipe, "--quiet"], 500),
+        "parse": (["parse", "train", "--trees", trees, "--dev", trees, "--vocab-size", "400", "--quiet"], 500),
+        "export": (["export", models[0]], 20_000),
+    }
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "prepare", "average", "train", "parse", "export"])
+def test_a_full_disk_is_one_line_and_leaves_nothing_torn(recipe, models, text, tmp_path, name):
+    if name == "export":
+        pytest.importorskip("ctranslate2")
+    words, size = commands_that_write(recipe, models, text, tmp_path)[name]
+    output = tmp_path / "out"
+    status, error = in_a_child([*words, "--output", output], tmp_path, lambda: limit_files(size))
+    lines = [line for line in error.splitlines() if line.startswith("error: ")]
+    assert status == 1 and len(lines) == 1 and "Traceback" not in error, error
+    assert str(output) in lines[0] and "free some space" in lines[0].lower()
+    assert not list(output.glob("**/.writing*")) and not (output / "tokenizer.json").exists()
+    if name in ("tokenizer", "prepare", "average"):
+        assert in_a_child([*words, "--output", output], tmp_path, lambda: None)[0] == 0  # with the same words
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to mount a file system")
+def test_a_file_system_that_is_full_does_not_kill_a_preparation(recipe, tmp_path):
+    """It would, by SIGBUS, where the index of lengths was written through a memory map."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    write = ShardWriter._write_index
+
+    def fill_first(*arguments):
+        with (disk / "ballast").open("wb") as file, pytest.raises(OSError, match="No space"):
+            while True:
+                os.write(file.fileno(), b"x")
+        return write(*arguments)
+
+    def before():
+        ShardWriter._write_index = fill_first
+
+    try:
+        status, error = in_a_child(["prepare", recipe, "--output", disk / "p", "--quiet"], tmp_path, before)
+        assert status == 1 and "No space left on device" in error and str(disk) in error, (status, error)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_all_files_follow_the_umask(recipe, models, text, tmp_path):
+    """safetensors writes files that nobody else may read."""
+    output = {name: tmp_path / name for name in ("train", "average", "tokenizer", "prepare")}
+    commands = commands_that_write(recipe, models, text, tmp_path)
+    for name, folder in output.items():
+        status, error = in_a_child([*commands[name][0], "--output", folder], tmp_path, lambda: os.umask(0o027))
+        assert status == 0, error
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()}
+        assert modes and set(modes.values()) == {0o640}, modes
+    folder = shutil.copytree(models[0], tmp_path / "pickled")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert in_a_child(["convert", folder], tmp_path, lambda: os.umask(0o027))[0] == 0
+    assert stat.S_IMODE((folder / "model.safetensors").stat().st_mode) == 0o640
+
+
+def test_a_run_holds_paths_as_they_were_given(text, tmp_path, monkeypatch):
+    """Given relative ones, no absolute one: a copied folder says nothing about the machine."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(text, "text")
+    folder = train(tiny_recipe(Path("text"), Path("run"), max_steps=2, evaluate_every=2), progress=False).folder
+    for path in folder.rglob("*"):
+        assert not path.is_file() or str(tmp_path).encode() not in path.read_bytes(), path

@@ -66,7 +66,9 @@ def resume(run, capsys):
 
 
 def everything(folder: Path) -> dict:
-    return {path.relative_to(folder): path.is_file() and crc32(path) for path in folder.rglob("*")}
+    """What lies in a folder, and its content in checkpoints."""
+    paths = {path.relative_to(folder): path for path in folder.rglob("*")}
+    return {name: path.is_file() and "checkpoint-" in str(name) and crc32(path) for name, path in paths.items()}
 
 
 def refused(resume, run, *words, options=()):
@@ -75,8 +77,7 @@ def refused(resume, run, *words, options=()):
     [line] = [line for line in error.splitlines() if line.startswith("error: ")]
     assert status == 2 and "Traceback" not in error and len(line) < 1000
     assert all(word in line for word in words), line
-    lost = before.keys() - everything(run).keys()
-    assert not lost and all(before[path] == now for path, now in everything(run).items() if "checkpoint-" in str(path))
+    assert before.items() <= everything(run).items()
 
 
 def without_sums(folder: Path) -> None:
@@ -91,7 +92,7 @@ def without_sums(folder: Path) -> None:
 DEEP = "[" * 10**5
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", DEEP, '{"a": 1, "a": 2}', "\xff"], ids=lambda text: text[:20])
+@pytest.mark.parametrize("text", ["", DEEP, '{"a": 1, "a": 2}', "\xff"], ids=lambda text: text[:20])
 @pytest.mark.parametrize("name", ["checkpoints/contents.json", "recipe.yaml"])
 def test_damaged_files_of_a_run(run, resume, name, text):
     (run / name).write_text(text, encoding="latin-1")
@@ -156,7 +157,7 @@ def test_damaged_states_of_the_trainer(run, text, caplog):
     assert "trainer_state.json" in caplog.text or "checkpoint-4" in caplog.text
 
 
-@pytest.mark.parametrize("stored", [5, {}, {"attributes": 3}, {"attributes": {"earlier_seconds": "x", "meter": 0}}])
+@pytest.mark.parametrize("stored", [{"attributes": 3}, {"attributes": {"earlier_seconds": "x", "meter": 0}}])
 @pytest.mark.parametrize("name", ["TrainingLogCallback", "VaswaniTrainer"])
 def test_damaged_states_of_callbacks(run, resume, name, stored):
     path = run / LAST / "trainer_state.json"
@@ -164,10 +165,7 @@ def test_damaged_states_of_callbacks(run, resume, name, stored):
     values["stateful_callbacks"][name] = stored
     path.write_text(json.dumps(values))
     without_sums(run / LAST)
-    if isinstance(stored, dict) and (name == "VaswaniTrainer" or stored.get("attributes") != {}):
-        refused(resume, run, "state")
-    else:
-        assert resume()[0] == 0
+    refused(resume, run, "state")
 
 
 PICKLES = ["optimizer.pt", "scheduler.pt", "rng_state.pth"]
@@ -189,15 +187,18 @@ def other_values(path, canary):
     torch.save({"param_groups": [], "state": [3], "python": "x", "last_epoch": {}}, path)
 
 
-@pytest.mark.parametrize("damage", [random_bytes, plant_pickle, plant_in_torch_file, other_values])
-@pytest.mark.parametrize("name", PICKLES)
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *((name, plant_in_torch_file) for name in PICKLES),
+        *(("optimizer.pt", damage) for damage in (random_bytes, plant_pickle, other_values)),
+        ("rng_state.pth", other_values),
+    ],
+)
 def test_damaged_and_planted_pickles(run, resume, name, damage, tmp_path):
     damage(run / LAST / name, tmp_path / "ran")
     without_sums(run / LAST)
-    if name == "scheduler.pt" and damage is other_values:
-        resume()  # a constant scheduler takes any values: the rate is Equation 3
-    else:
-        refused(resume, run, name, "checkpoint-4", "move its folder away")
+    refused(resume, run, name, "checkpoint-4", "move its folder away")
     assert not (tmp_path / "ran").exists()
 
 
@@ -232,10 +233,9 @@ def test_other_weights_than_the_models(run, resume, change):
     refused(resume, run, "weights", "checkpoint")
 
 
-@pytest.mark.parametrize("text", ["", "{", DEEP, "5"], ids=lambda text: text[:5])
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_damaged_tokenizer(run, resume, name, text):
-    (run / "checkpoints/tokenizer" / name).write_text(text)
+def test_a_damaged_tokenizer(run, resume, name):
+    (run / "checkpoints/tokenizer" / name).write_text(DEEP)
     refused(resume, run, "tokenizer")
 
 
@@ -280,3 +280,11 @@ def test_averaging_looks_at_the_files_too(run, tmp_path):
     with pytest.raises(UserError, match="checkpoint-4"):
         average_models([run / EARLIER, run / LAST], tmp_path / "average")
     assert not (tmp_path / "average").exists()
+
+
+def test_a_log_of_gigabytes_is_not_read(run, resume):
+    os.truncate(run / "training_log.jsonl", 1 << 40)
+    try:
+        refused(resume, run, "training_log.jsonl")
+    finally:
+        (run / "training_log.jsonl").unlink()

@@ -164,11 +164,14 @@ class ResumableOutput:
         return read_json(self._notes, f"delete it and {self.path} to start anew")
 
     def _check_settings(self, notes: dict[str, Any], drawn: dict[str, Any]) -> None:
+        for name, now in drawn.items():
+            if type(notes.get(name)) is not type(now) or not abs(notes[name]) < 2**63:
+                raise UserError(f"{self._notes} is damaged ({name}): delete it and {self.path} to start anew")
         for name in dict.fromkeys([*self.settings, *notes]):
             before, now = notes.get(name), self.settings.get(name)
             if before != now and name not in drawn:
                 is_checksum = isinstance(before, str) and len(before) == 64  # which says nothing to a reader
-                before, now = ("not given" if value is None else value for value in (before, now))
+                before, now = ("not given" if value is None else f"{value!s:.100}" for value in (before, now))
                 how = "has changed" if is_checksum else f"was {before} and is {now} now"
                 raise UserError(
                     f"{self.path} cannot be resumed: {name} {how}; give what it was started with, or delete it and"

@@ -124,9 +124,9 @@ def _check_same_model(folders: Sequence[Path]) -> None:
         other = _read_config(folder)
         for name in sorted((config.keys() | other.keys()) - _NO_DIFFERENCE):
             if config.get(name) != other.get(name):
+                values = f"{other.get(name)!r:.100} and {config.get(name)!r:.100}"
                 raise UserError(
-                    f"{folder} and {first} differ in {name} ({other.get(name)!r} and {config.get(name)!r}): only"
-                    " checkpoints of one model can be averaged"
+                    f"{folder} and {first} differ in {name} ({values}): only checkpoints of one model can be averaged"
                 )
     named = [folder for folder in folders if (folder / TOKENIZER).is_file()]
     first_tokenizer = load_tokenizer(named[0]) if named else None
@@ -255,7 +255,8 @@ def best_checkpoints(run: str | Path, count: int, by: str) -> tuple[list[Path], 
     """
     checkpoints, state = _checkpoints_of(run)
     paths = {one.step: one.path for one in checkpoints}
-    scores = {entry["step"]: entry[f"eval_{by}"] for entry in state.log_history if f"eval_{by}" in entry}
+    scores = {entry["step"]: entry.get(f"eval_{by}") for entry in state.log_history}
+    scores = {step: score for step, score in scores.items() if isinstance(score, int | float)}
     if not scores:
         raise UserError(f"{run} has no validations by {by}: give --last, or checkpoints by their folders")
     ranked = sorted(scores, key=lambda step: (-scores[step] if by == "bleu" else scores[step], step))

@@ -22,6 +22,7 @@ from .checkpoints import STOP, TIME
 
 logger = logging.getLogger(__name__)
 
+MOST_BYTES_OF_A_LOG = 1 << 30  # of several million lines
 _IN_EACH = ("step", "seconds")  # entries of every line of a log
 _FINAL = {"best_loss", "average_loss", "last_loss"}  # in entries of model selection, written after the last step
 _SHOWN = (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU"))
@@ -158,7 +159,13 @@ class TrainingLogCallback(TrainerCallback, ExportableState):
 
 
 def read_training_log(path: str | Path) -> list[dict]:
-    """The entries of a training log, without an incomplete last line; a damaged one is left out with a warning."""
+    """The entries of a training log, without an incomplete last line; a damaged one is left out with a warning.
+
+    Raises:
+        UserError: for a file of more than `MOST_BYTES_OF_A_LOG`.
+    """
+    if (size := Path(path).stat().st_size) > MOST_BYTES_OF_A_LOG:
+        raise UserError(f"{path} has {size:,} bytes, more than a training logs: move it away")
     lines, entries = Path(path).read_bytes().split(b"\n"), []
     for number, line in enumerate(lines, 1):
         try:

@@ -8,6 +8,7 @@ with their CRC-32, which is compared before a checkpoint is resumed from or its 
 import contextlib
 import json
 import logging
+import math
 import pickle
 import re
 import zlib
@@ -189,6 +190,8 @@ def read_state(folder: Path) -> TrainerState:
             raise TypeError(f"its {wrong[0] if wrong else 'log_history'} is of a wrong type")
         if values.get("global_step") != step_of(folder):
             raise ValueError("it is of another step")
+        if not math.isfinite(values.get("eval_steps") or 0):
+            raise ValueError("its eval_steps is not finite")
         return TrainerState(**values)
     except FileNotFoundError:
         raise UserError(f"{folder} has no {path.name}: {_AGAIN}") from None

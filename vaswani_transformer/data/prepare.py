@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ..errors import UserError
 from ..files import file_sha256, publish, remove_leftovers, unfinished, write_text, written_whole
+from ..hardware import MOST_WORKERS, check_workers
 from ..recipes.recipe import Recipe
 from .filtering import KEPT, FilterCounts, check_limits, count_status, pair_status
 from .parallel_text import PairSource, held_out_rows
@@ -74,8 +75,7 @@ def prepare(
         UserError: for mistakes in the recipe or its data, and a folder that holds something else.
     """
     workers = _processors() if workers is None else workers
-    if workers < 1:
-        raise UserError(f"workers is {workers}: it must be 1 or more")
+    check_workers("workers", workers)
     check_limits(recipe.max_length, recipe.max_length_ratio)
     folder = Path(folder)
     _check_ours(folder)
@@ -111,7 +111,8 @@ def prepare(
 
 
 def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(number, MOST_WORKERS)
 
 
 class ShardWriter:

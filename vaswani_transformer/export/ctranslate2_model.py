@@ -15,6 +15,7 @@ from ..data.tokenization import load_tokenizer
 from ..decoding.scoring import LengthRule
 from ..decoding.translator import Translator
 from ..errors import UserError, one_line
+from ..hardware import check_workers
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, take_back_defaults
 from .folder import ExportFacts, read_vocabulary
@@ -111,6 +112,7 @@ class CTranslate2Model:
     ):
         if patience is not None and patience < 1:
             raise UserError(f"patience is {patience}: it must be 1 or more")
+        check_workers("threads", threads, least=0)
         self.patience, self.exact = patience, exact
         self.facts = ExportFacts.read(folder, "ctranslate2")
         self.vocabulary = read_vocabulary(folder)

@@ -157,6 +157,11 @@ def test_training_text_is_a_file_since_it_is_read_twice(tmp_path, monkeypatch, m
     assert f"{files[side]} is a pipe or a device" in read(**files)  # and does not wait for a writer
 
 
+def test_pairs_from_a_pipe_are_refused_and_not_waited_for(tmp_path):
+    _fifo(tmp_path / "pipe")
+    assert "is a pipe or a device" in read(data=tmp_path / "pipe")
+
+
 def test_attention_does_not_read_a_pipe_twice(commands, model, tmp_path):
     _fifo(tmp_path / "pipe")
     done = commands.vaswani("attention", model, "--report", tmp_path / "pipe", "--output", tmp_path / "out")

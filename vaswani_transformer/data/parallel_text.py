@@ -210,8 +210,7 @@ def _common_format(data: str | Path, paths: list[Path]) -> str:
         raise UserError(f"{data} matches files of several formats ({first}, {second}); name those of one")
     kind, path = formats.popitem()
     if kind not in _FORMATS:
-        with file_errors(path), path.open("rb"):  # one that is missing is reported as such
-            pass
+        check_on_disk(path)  # one that is missing is reported as such
         raise UserError(f"{path}: not .tsv, .csv, .json(l) or .parquet; text files are given as source and target")
     return kind
 

@@ -11,6 +11,7 @@ import torch
 from .errors import UserError
 
 HERE = "here"  # the name of this machine
+MOST_WORKERS = 256  # processes or threads that an option may ask for: the processors of a large machine
 DEFAULT_UTILISATION = 0.35
 # Where the default comes from, for whoever reads a plan.
 UTILISATION_SOURCE = (
@@ -77,6 +78,12 @@ def parse_device(text: str) -> tuple[str, int | None]:
         known = ", ".join(DEVICES)
         raise UserError(f"--device {text!r} is not known: give one of {known} or {HERE}, several as in 'p100 x8'")
     return name, counts[0] if counts else None
+
+
+def check_workers(name: str, number: int, least: int = 1) -> None:
+    """Refuse a number of processes or threads that no machine has use for; `name` is what was given."""
+    if not least <= number <= MOST_WORKERS:
+        raise UserError(f"{name} is {number}: it must be from {least} to {MOST_WORKERS}")
 
 
 def measure_device(precision: str, seconds: float = 1.0) -> Device:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vaswani_transformer.data.text_files import scan_text
+from vaswani_transformer.decoding import streaming
 from vaswani_transformer.decoding.file_translator import Layout, with_prefixes
 from vaswani_transformer.decoding.long_inputs import split_line
 from vaswani_transformer.decoding.output import ResumableOutput, notes_path
@@ -21,14 +22,26 @@ from vaswani_transformer.errors import UserError
 # Windows.
 
 
-@given(st.lists(st.integers(), max_size=30), st.integers(1, 8), st.integers(0, 3))
-def test_windows_hold_every_line_once_from_where_they_start(lines, size, start):
-    windows = list(in_windows(lines, size, start))
-    assert [line for window in windows for line in window.lines] == lines[start * size :]
+@given(st.lists(st.text(max_size=3), max_size=30), st.integers(1, 8), st.integers(0, 20))
+def test_windows_hold_every_line_once_from_where_they_start(lines, size, done):
+    windows = list(in_windows(lines, size, done))
+    expected = lines[done // size * size :] if done < len(lines) else []
+    assert [line for window in windows for line in window.lines] == expected
     assert all(len(window.lines) == size for window in windows[:-1])
     for window in windows:
         assert lines[window.first - 1 : window.first - 1 + len(window.lines)] == window.lines
         assert window.first == window.index * size + 1
+
+
+@given(st.lists(st.text("ab", max_size=9), max_size=30), st.integers(1, 8), st.integers(0, 20))
+def test_a_window_of_long_lines_has_fewer_of_them(lines, size, done):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streaming, "WINDOW_CHARACTERS", 10)
+        windows, rest = list(in_windows(lines, size)), list(in_windows(lines, size, done))
+    assert [line for window in windows for line in window.lines] == lines
+    assert all(1 <= len(window.lines) <= size for window in windows)
+    assert all(sum(map(len, window.lines[:-1])) < 10 for window in windows)
+    assert rest == [window for window in windows if window.first + len(window.lines) - 1 > done]
 
 
 def test_an_error_comes_with_the_lines_before_it():

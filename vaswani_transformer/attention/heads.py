@@ -239,7 +239,7 @@ def read_links(path: str | Path) -> Iterator[Links]:
         UserError: for a line that is something else, with its number.
     """
     for number, line in enumerate(read_lines(Path(path)), 1):
-        links = [re.fullmatch(r"(\d{1,9})-(\d{1,9})", link) for link in line.split()]
+        links = [re.fullmatch(r"(\d{1,6})-(\d{1,6})", link) for link in line.split()]
         if None in links:
             raise UserError(f"{path}, line {number}: {line[:40]!r} is no alignment; write links such as 0-0 1-2")
         yield [(int(link[1]), int(link[2])) for link in links]

@@ -162,19 +162,24 @@ def _report(arguments: argparse.Namespace) -> int:
     from tqdm.auto import tqdm
 
     from ..attention.heads import heads_as_markdown, name_heads, read_links
-    from ..data.text_files import read_lines, scan_text
+    from ..data.text_files import check_on_disk, read_lines, scan_text
     from ..files import write_text
 
     files = _files(arguments, {".md": "heads.md", ".json": "heads.json"}, {".md": ".md", ".json": ".json"})
     read = {name: getattr(arguments, name) for name in ("report", "target", "alignments")}
     read = {name: Path(path) for name, path in read.items() if path is not None}
-    lines = {name: scan_text(path).lines for name, path in read.items()}
+    for path in read.values():
+        check_on_disk(path)
+    scans = {name: scan_text(path) for name, path in read.items()}
+    lines = {name: scan.lines for name, scan in scans.items()}
     for name, number in lines.items():
         if number != lines["report"]:
             counts = f"{read['report']} has {lines['report']:,} lines and {read[name]} has {number:,}"
             raise UserError(f"{counts}: line n of one must belong to line n of the other")
-    sources = read_lines(read["report"])
-    targets = read_lines(read["target"]) if "target" in read else itertools.repeat(None)
+    sources, targets = (
+        read_lines(read[name], stamp=scans[name].stamp) if name in read else itertools.repeat(None)
+        for name in ("report", "target")
+    )
     links = read_links(read["alignments"]) if "alignments" in read else None
     model, tokenizer, options = _load(arguments)
     with tqdm(total=lines["report"], desc="heads", unit=" pairs", file=sys.stderr) as bar:

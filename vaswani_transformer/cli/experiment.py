@@ -115,6 +115,8 @@ def _experiment(arguments: argparse.Namespace) -> int:
 
 def _check_options(experiment, arguments: argparse.Namespace) -> None:
     """Raise `UserError` for options that do not go together, or an output folder that cannot be written."""
+    from ..hardware import check_workers
+
     output = Path(arguments.output).expanduser()
     if output.exists() and not output.is_dir():
         raise UserError(f"--output {output} is a file: give a folder")
@@ -123,8 +125,8 @@ def _check_options(experiment, arguments: argparse.Namespace) -> None:
         raise UserError("--device goes with --dry-run: --devices names those to run on")
     for name in ("jobs", "processes"):
         value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name} is {value}: it must be 1 or more")
+        if value is not None:
+            check_workers(f"--{name}", value)
     for device in arguments.devices:
         if not re.fullmatch(r"cpu|cuda:\d{1,4}", device):
             raise UserError(f"--devices {device!r} is not known: give cpu, or cuda:0, cuda:1, ...")

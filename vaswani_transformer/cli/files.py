@@ -84,10 +84,10 @@ def write_result(path: Path, text: str) -> None:
         path.chmod(mode)
 
 
-def input_lines(path: str | None) -> Iterator[str]:
-    """Lines of a file, or of standard input for None, without their ends."""
+def input_lines(path: str | None, scan: TextScan | None = None) -> Iterator[str]:
+    """Lines of a file, which must be as it was scanned, or of standard input for None, without their ends."""
     if path is not None:
-        return read_lines(Path(path))
+        return read_lines(Path(path), stamp=scan and scan.stamp)
     stream = sys.stdin.buffer
     with contextlib.suppress(OSError, ValueError):  # something else stands in for it
         # A thread that waits for input would keep Python from closing the stream of `sys`.

@@ -185,7 +185,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     files = FileParser(_load_parser(arguments), arguments.text, pictures, arguments.window or WINDOW_LINES)
     if interactive := is_interactive(arguments, files.doing):
         files.window = 1
-    sentences = checked(map(words_of, arguments.sentences or input_lines(arguments.input)))
+    sentences = checked(map(words_of, arguments.sentences or input_lines(arguments.input, scans.get("--input"))))
     if not scans and not interactive:  # a file has been checked as a whole
         sentences = read_first(sentences)
     total = scans["--input"].lines if scans else len(arguments.sentences) or None

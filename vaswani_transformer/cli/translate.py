@@ -107,9 +107,10 @@ def _translate_lines(arguments: argparse.Namespace, rank: int, world_size: int) 
     files = FileTranslator(translator, layout, _aligner(arguments, translator), window, rank, world_size)
     if interactive := is_interactive(arguments, files.doing):
         files.window = 1
-    lines: Iterator[Any] = iter(arguments.sentences) if arguments.sentences else input_lines(arguments.input)
+    source, prefix = scans.get("--input"), scans.get("--prefix")
+    lines: Iterator[Any] = iter(arguments.sentences) if arguments.sentences else input_lines(arguments.input, source)
     if arguments.prefix is not None:
-        lines = with_prefixes(lines, Path(arguments.prefix))
+        lines = with_prefixes(lines, Path(arguments.prefix), prefix and prefix.stamp)
     if not is_file(arguments.input) and not interactive:  # a file has been checked as a whole
         lines = read_first(lines)
     output, done, total = None, 0, None

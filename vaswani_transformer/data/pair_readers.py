@@ -6,7 +6,7 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import UserError
-from .text_files import read_lines
+from .text_files import LONGEST_LINE, has_undecoded, read_lines
 
 DEFAULT_COLUMNS = ("source", "target")
 TABLE_ROWS = 1000  # rows of a table that are in memory at once
@@ -54,6 +54,8 @@ def _read_csv(path: Path, columns: tuple[str, str]) -> Rows:
     # strict: otherwise one quote that is never closed swallows the rest of the file without a word.
     rows = csv.DictReader((line + "\n" for line in read_lines(path)), strict=True)
     try:
+        for column in columns if rows.fieldnames else ():
+            column_position(column, list(rows.fieldnames), f"{path}, line {rows.line_num}")
         for row in rows:
             if None in row or None in row.values():  # an unquoted comma would cut a sentence short
                 raise csv.Error(f"not the {len(rows.fieldnames or ())} fields of the header")
@@ -68,12 +70,20 @@ def _read_json(path: Path, columns: tuple[str, str]) -> Rows:
         if line.strip():
             where = f"{path}, line {number}"
             try:
-                row = json.loads(line)
+                row = json.loads(line, object_pairs_hook=_unique_keys)
                 if not isinstance(row, dict):
                     raise ValueError(f"{type(row).__name__}, not an object")
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:  # the latter: nested too deep
                 raise UserError(f"{where}: not JSON lines ({error}); write one object per line") from None
             yield where, row
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return values
 
 
 def _read_parquet(path: Path, columns: tuple[str, str]) -> Rows:
@@ -127,6 +137,10 @@ def pairs_of_rows(rows: Rows, columns: tuple[str, str]) -> Iterator[tuple[str, s
                 raise UserError(f"{where}: {column!r} is null; fill or remove the row")
             if not isinstance(text, str):
                 raise UserError(f"{where}: {column!r} holds {text!r:.40}, which is not a string; write it as text")
+            if len(text) > LONGEST_LINE:
+                raise UserError(f"{where}: {column!r} has {len(text):,} characters, at most {LONGEST_LINE:,}; split it")
+            if has_undecoded(text):
+                raise UserError(f"{where}: {column!r} holds half of a surrogate pair; write the whole letter")
         yield pair
 
 
@@ -139,10 +153,38 @@ def with_pairs_only(table: pa.Table | pa.RecordBatch, columns: tuple[str, str]) 
 
 
 def rows_of_tables(tables: Iterable[pa.Table | pa.RecordBatch], where: str) -> Rows:
-    """The rows of Arrow tables that follow each other, with their numbers from 1."""
+    """The rows of Arrow tables that follow each other, with their numbers from 1.
+
+    Raises:
+        UserError: also for strings that are not UTF-8, which neither Parquet nor Arrow rule out, with the row.
+    """
+    number = 0
     with load_errors(where):
-        for number, row in enumerate(chain.from_iterable(table.to_pylist() for table in tables), 1):
-            yield f"{where}, row {number}", row
+        for table in tables:
+            check_values(table, where, number)
+            for number, row in enumerate(table.to_pylist(), number + 1):  # noqa: B020
+                yield f"{where}, row {number}", row
+
+
+def check_values(table: pa.Table | pa.RecordBatch, where: str, before: int = 0) -> None:
+    """Refuse a table whose bytes are not what its columns say, naming the first row; `before` are the rows before it.
+
+    pyarrow reads such strings as they are and raises when Python asks for them, or crashes where offsets are wrong.
+    """
+    start, end = 0, len(table)  # the first bad row is among these
+    try:
+        table.validate(full=True)
+        return
+    except pa.ArrowInvalid:
+        pass
+    while end - start > 1:
+        middle = (start + end) // 2
+        try:
+            table.slice(start, middle - start).validate(full=True)
+            start = middle
+        except pa.ArrowInvalid:
+            end = middle
+    raise UserError(f"{where}, row {before + start + 1}: damaged, or not valid UTF-8; write it again, as UTF-8")
 
 
 @contextmanager
@@ -161,10 +203,12 @@ def load_errors(what: str) -> Iterator[None]:
 
 
 def column_position(column: str, available: list[str], where: str) -> int:
-    """Index of a column among those of `where`; one that is not there is refused."""
+    """Index of a column among those of `where`; one that is not there, or not alone, is refused."""
+    if available.count(column) > 1:
+        raise UserError(f"{where}: there are several columns {column!r}; rename or remove all but one")
     if column in available:
         return available.index(column)
-    near = difflib.get_close_matches(column, available, 1)
+    near = difflib.get_close_matches(column, available[:1000], 1)
     hint = f"did you mean {near[0]!r}?" if near else "name one of these"
     there = textwrap.shorten(", ".join(available), 200, placeholder=" ...")
     raise UserError(f"{where}: there is no column {column!r}; the columns are: {there}; {hint}")
@@ -172,12 +216,12 @@ def column_position(column: str, available: list[str], where: str) -> int:
 
 def check_schema(schema: pa.Schema, columns: tuple[str, str], where: str) -> None:
     """Refuse a table whose columns are missing, also within `translation`, or not text."""
-    fields = {field.name: field.type for field in schema}
-    nested = fields.get("translation")
-    if not set(columns) <= fields.keys() and nested is not None and pa.types.is_struct(nested):
-        fields = {field.name: field.type for field in nested}
+    fields = list(schema)
+    nested = [field.type for field in fields if field.name == "translation"]
+    if not set(columns) <= set(schema.names) and nested and pa.types.is_struct(nested[0]):
+        fields = list(nested[0])
+    names = [field.name for field in fields]
     for column in columns:
-        column_position(column, list(fields), where)
-        kind = fields[column]
+        kind = fields[column_position(column, names, where)].type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise UserError(f"{where}: column {column!r} is {kind}, not text; name or make a column of strings")

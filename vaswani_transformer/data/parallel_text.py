@@ -12,6 +12,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import UserError
@@ -20,13 +21,14 @@ from .pair_readers import (
     READERS,
     TABLE_ROWS,
     check_schema,
+    check_values,
     load_errors,
     pairs_of_rows,
     read_pairs,
     rows_of_tables,
     with_pairs_only,
 )
-from .text_files import file_errors, home_path
+from .text_files import check_on_disk, file_errors, home_path
 
 CACHE_VERSION = 1  # part of every cache key: raise it when the meaning of the cached rows changes
 _PAIR_FEATURES = datasets.Features(dict.fromkeys(DEFAULT_COLUMNS, datasets.Value("string")))
@@ -109,6 +111,8 @@ class DatasetPairs:
             raise _no_rows(self.where)
         for column in columns:
             values = dataset.data.column(column)
+            with load_errors(self.where):
+                check_values(pa.table({column: values}), self.where)
             if values.null_count:
                 row = values.is_null().index(True).as_py() + 1
                 raise UserError(
@@ -190,8 +194,7 @@ def _checked_files(where: str, kind: str, splits: dict, split: str, columns: tup
     """Files that can be opened; of Parquet files all have rows and both columns."""
     paths = [path for shards in splits.values() for shard in shards for path in shard]
     for path in paths:
-        with file_errors(path), path.open("rb"):
-            pass
+        check_on_disk(path)
         if kind == ".parquet":
             with load_errors(str(path)):
                 metadata = pq.read_metadata(path)
@@ -209,8 +212,7 @@ def _common_format(data: str | Path, paths: list[Path]) -> str:
         raise UserError(f"{data} matches files of several formats ({first}, {second}); name those of one")
     kind, path = formats.popitem()
     if kind not in _FORMATS:
-        with file_errors(path), path.open("rb"):  # one that is missing is reported as such
-            pass
+        check_on_disk(path)  # one that is missing is reported as such
         raise UserError(f"{path}: not .tsv, .csv, .json(l) or .parquet; text files are given as source and target")
     return kind
 

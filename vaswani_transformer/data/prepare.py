@@ -31,6 +31,7 @@ from ..files import (
     write_text,
     written_whole,
 )
+from ..hardware import MOST_WORKERS, check_workers
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
@@ -81,8 +82,7 @@ def prepare(
         UserError: for mistakes in the recipe or its data, and a folder that holds something else.
     """
     workers = _processors() if workers is None else workers
-    if workers < 1:
-        raise UserError(f"workers is {workers}: it must be 1 or more")
+    check_workers("workers", workers)
     check_limits(recipe.max_length, recipe.max_length_ratio)
     check_paths(recipe)
     with locked(folder):
@@ -119,7 +119,8 @@ def prepare(
 
 
 def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(number, MOST_WORKERS)
 
 
 class ShardWriter:

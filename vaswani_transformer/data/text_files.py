@@ -3,13 +3,21 @@
 import gzip
 import hashlib
 import os
+import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import UserError
+
+LONGEST_LINE = 1_000_000  # characters, also of a field of a table; its tokens take about 100 times the memory
+_MOST_BYTES = 4 * LONGEST_LINE + 6  # with a byte order mark, an end, and one more
+
+# Size and time of the last change of a file on the disk; None of pipes and devices.
+Stamp = tuple[int, int] | None
 
 
 def home_path(name: str | Path) -> Path:
@@ -29,54 +37,97 @@ def file_errors(path: Path, lines_read: Callable[[], int] | None = None) -> Iter
         raise UserError(f"{path} cannot be read ({error.strerror or error}); check name and access") from error
 
 
-def read_lines(path: Path, digest: Any = None) -> Iterator[str]:
+def file_stamp(file: Path | BinaryIO) -> Stamp:
+    """What shows whether a file has changed since."""
+    facts = file.stat() if isinstance(file, Path) else os.fstat(file.fileno())
+    return (facts.st_size, facts.st_mtime_ns) if stat.S_ISREG(facts.st_mode) else None
+
+
+def check_on_disk(path: Path) -> None:
+    """Refuse what cannot be read more than once, before it is opened: a pipe would lose its content, or wait for ever.
+
+    Raises:
+        UserError: for a pipe, a device or a folder, and for a file that is missing or must not be read.
+    """
+    with file_errors(path):
+        if file_stamp(path) is None and not path.is_dir():
+            raise UserError(f"{path} is a pipe or a device, and is read more than once: give a file on the disk")
+        with path.open("rb"):
+            pass
+
+
+def read_lines(path: Path, digest: Any = None, stamp: Stamp = None) -> Iterator[str]:
     """Lines of a UTF-8 text file, plain or ``.gz``; only a line feed (with or without a carriage return) ends one.
 
     Args:
         path: the file.
         digest: of `hashlib`, fed with all bytes, unpacked.
+        stamp: what the file must still have, from an earlier reading.
 
     Raises:
-        UserError: a file that cannot be read, is not whole, or is not UTF-8, with the number of the line.
+        UserError: a file that cannot be read, is not whole, or is not UTF-8, with the number of the line; a line of
+            more than `LONGEST_LINE` characters; a file that is changed before its last line is read, in the end.
     """
     number = 0
     with file_errors(path, lambda: number), path.open("rb") as raw:
-        lines = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
-        if digest is not None:
-            lines = (digest.update(line) or line for line in lines)
-        for number, line in enumerate(decode_lines(lines, str(path)), 1):  # noqa: B007
+        stamp = stamp or file_stamp(raw)
+        _check_unchanged(path, raw, stamp)
+        stream = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
+        for number, line in enumerate(decode_lines(stream, str(path), digest), 1):  # noqa: B007
             yield line
+        _check_unchanged(path, raw, stamp)
 
 
-def decode_lines(lines: Iterable[bytes], where: str) -> Iterator[str]:
-    """Lines of UTF-8 bytes as text, without their ends and without a byte order mark.
+def _check_unchanged(path: Path, file: BinaryIO, stamp: Stamp) -> None:
+    if file_stamp(file) != stamp:
+        raise UserError(f"{path} has changed while it was read: run the command again once nothing writes to it")
+
+
+def decode_lines(stream: BinaryIO, where: str, digest: Any = None) -> Iterator[str]:
+    """Lines of UTF-8 bytes as text, without their ends and without a byte order mark; `digest` as of `read_lines`.
 
     Raises:
-        UserError: for a line that is not UTF-8, with its number and with `where` it is from.
+        UserError: for a line that is not UTF-8 or too long, with its number and with `where` it is from.
     """
-    for number, line in enumerate(lines, 1):
+    # Not all of a line at once: a small compressed file may hold one that is larger than the memory.
+    for number, line in enumerate(iter(partial(stream.readline, _MOST_BYTES), b""), 1):
+        place = f"{where}, line {number}"
+        if digest is not None:
+            digest.update(line)
         try:
-            text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+            text = None if len(line) == _MOST_BYTES else line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError as error:
-            place = f"{where}, line {number}, byte offset {error.start} of the line"
-            raise UserError(f"{place}: not valid UTF-8 ({error.reason}); convert it to UTF-8") from None
-        yield text.removeprefix("\ufeff") if number == 1 else text
+            problem = f"byte offset {error.start} of the line: not valid UTF-8 ({error.reason})"
+            raise UserError(f"{place}, {problem}; convert it to UTF-8 (of compressed files, .gz is read)") from None
+        if text is not None and number == 1:
+            text = text.removeprefix("\ufeff")
+        if text is None or len(text) > LONGEST_LINE:
+            rule = f"more than {LONGEST_LINE:,} characters without a line feed"
+            raise UserError(f"{place}: {rule}; put one after each sentence, or remove the line")
+        yield text
 
 
 def has_undecoded(text: str) -> bool:
-    """Whether a text holds bytes that were not UTF-8, which Python reads as halves of surrogate pairs."""
-    return not text.isprintable() and any("\ud800" <= character <= "\udfff" for character in text)
+    """Whether a text holds halves of surrogate pairs: from JSON, or Python's form of bytes that were not UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 class TextScan(NamedTuple):
-    """What reading a whole text file has shown: lines, and SHA-256 of its bytes, unpacked, in hexadecimal."""
+    """What reading a whole text file has shown."""
 
     lines: int
-    sha256: str
+    sha256: str  # of its bytes, unpacked, in hexadecimal
+    stamp: Stamp  # to notice a change before it is read again
 
 
 def scan_text(path: Path) -> TextScan:
     """Read a whole text file as `read_lines`, in constant memory: before hours are spent, and to know it again."""
     digest = hashlib.sha256()
-    lines = sum(1 for _ in read_lines(path, digest))
-    return TextScan(lines, digest.hexdigest())
+    with file_errors(path):
+        stamp = file_stamp(path)
+    lines = sum(1 for _ in read_lines(path, digest, stamp))
+    return TextScan(lines, digest.hexdigest(), stamp)

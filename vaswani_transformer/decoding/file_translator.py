@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from ..data.text_files import read_lines
+from ..data.text_files import Stamp, read_lines
 from ..errors import UserError
 from .output import ResumableOutput, StreamOutput
 from .streaming import WINDOW_LINES, Window, WindowRecords, in_windows, over_processes, read_ahead
@@ -54,13 +54,13 @@ def _as_json(hypothesis: Hypothesis, alignment: str | None) -> dict[str, Any]:
     return values if alignment is None else values | {"alignment": alignment}
 
 
-def with_prefixes(lines: Iterable[str], prefixes: Path) -> Iterator[tuple[str, str]]:
-    """Each line with the same line of the prefix file.
+def with_prefixes(lines: Iterable[str], prefixes: Path, stamp: Stamp = None) -> Iterator[tuple[str, str]]:
+    """Each line with the same line of the prefix file, which must still have the `stamp` of an earlier reading.
 
     Raises:
         UserError: as soon as one of them ends before the other.
     """
-    for number, (line, prefix) in enumerate(zip_longest(lines, read_lines(prefixes))):
+    for number, (line, prefix) in enumerate(zip_longest(lines, read_lines(prefixes, stamp=stamp))):
         if prefix is None or line is None:
             short, long = (prefixes, "the input") if prefix is None else ("the input", prefixes)
             raise UserError(f"{short} has {number:,} lines and {long} has more: give a prefix for each, empty for none")
@@ -109,12 +109,7 @@ class FileTranslator:
         Raises:
             UserError: for a mistake in a line, once the lines before it are written; in process 0 only.
         """
-        start = done // self.window
-        windows = (
-            window
-            for window in in_windows(lines, self.window, start)
-            if (window.index - start) % self.world_size == self.rank
-        )
+        windows = islice(in_windows(lines, self.window, done), self.rank, None, self.world_size)
         prepared: Iterator[PreparedWindow] = map(self.translator.prepare, windows)
         split: list[int] = []
         error = None
@@ -124,15 +119,15 @@ class FileTranslator:
             # smoothing=0: lines of a window come longest first, so that the latest rate says little about the rest.
             bar = stack.enter_context(
                 tqdm(
-                    total=total, initial=start * self.window, desc=self.doing, unit=" sentences", file=sys.stderr,
-                    disable=not (progress and self.rank == 0), smoothing=0,
+                    total=total, initial=done // self.window * self.window, desc=self.doing, unit=" sentences",
+                    file=sys.stderr, disable=not (progress and self.rank == 0), smoothing=0,
                 )
             )  # fmt: skip
             own = (self._records(window, bar) for window in prepared)
-            for window in own if self.world_size == 1 else over_processes(own):
+            for place, window in enumerate(own if self.world_size == 1 else over_processes(own)):
                 if output is not None:
-                    output.write("".join(window.records[max(0, done - window.index * self.window) :]))
-                if (window.index - start) % self.world_size != self.rank:
+                    output.write("".join(window.records[max(0, done - window.first + 1) :]))
+                if place % self.world_size != self.rank:
                     bar.update(len(window.records))
                 split += window.split
                 error = window.error  # only the last window has one
@@ -148,7 +143,7 @@ class FileTranslator:
     def _records(self, prepared: PreparedWindow, bar: tqdm) -> WindowRecords:
         window = prepared.window
         records = self._format(window, self.translator.translate_prepared(prepared, bar))
-        return WindowRecords(window.index, records, prepared.split, window.error)
+        return WindowRecords(window.first, records, prepared.split, window.error)
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:
         """What is written for each line of a window."""

@@ -7,12 +7,11 @@ Several processes translate a window each, and one of them writes the same file 
 import os
 import queue
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import count, islice
+from itertools import count
 from typing import Any, TypeVar
 
 import torch.distributed as distributed
@@ -20,6 +19,7 @@ import torch.distributed as distributed
 from ..errors import UserError
 
 WINDOW_LINES = 2000  # more lines need less padding, fewer lines are written sooner
+WINDOW_CHARACTERS = 10_000_000  # a window of longer lines has fewer of them: its tokens need about 1 GB
 
 Item = TypeVar("Item")
 
@@ -38,26 +38,33 @@ class Window:
 class WindowRecords:
     """What is written for a window."""
 
-    index: int  # of the window, from 0
+    first: int  # number of its first line, from 1
     records: list[str]  # for each of its lines, line ends included
     split: list[int] = field(default_factory=list)  # numbers of the lines that were translated in parts
     error: Exception | None = None  # what ends the work after these records
 
 
-def in_windows(lines: Iterable[Any], size: int, start: int = 0) -> Iterator[Window]:
-    """Lines in windows of `size` after the first `start` windows; an error while reading comes in the last window."""
-    lines = iter(lines)
-    deque(islice(lines, start * size), maxlen=0)
-    for index in count(start):
-        window = Window(index, index * size + 1, [])
+def in_windows(lines: Iterable[Any], size: int, done: int = 0) -> Iterator[Window]:
+    """Lines in windows of `size`, or of fewer with `WINDOW_CHARACTERS`; an error while reading comes in the last one.
+
+    The windows are those of all lines, but without the first ones that hold nothing beyond the `done` lines.
+    """
+    lines, first, is_last = iter(lines), 1, False
+    for index in count():
+        window, characters = Window(index, first, []), 0
         try:
-            for line in islice(lines, size):  # not extend(), which may lose the lines before an error
+            while len(window.lines) < size and characters < WINDOW_CHARACTERS:
+                line = next(lines)
                 window.lines.append(line)
+                characters += len(line) if isinstance(line, str) else sum(map(len, line))
+        except StopIteration:
+            is_last = True
         except Exception as error:
-            window.error = error
-        if window.lines or window.error is not None:
+            window.error, is_last = error, True
+        first += len(window.lines)
+        if window.error is not None or (window.lines and first - 1 > done):
             yield window
-        if len(window.lines) < size:
+        if is_last:
             return
 
 

@@ -16,6 +16,7 @@ from ..data.tokenization import load_tokenizer
 from ..decoding.scoring import LengthRule
 from ..decoding.translator import Translator
 from ..errors import UserError, one_line
+from ..hardware import check_workers
 from ..json_and_yaml import read_json
 from ..loading import FACTS, check_generation_config
 from ..model.configuration_vaswani import VaswaniConfig
@@ -135,6 +136,7 @@ class CTranslate2Model:
     ):
         if patience is not None and patience < 1:
             raise UserError(f"patience is {patience}: it must be 1 or more")
+        check_workers("threads", threads, least=0)
         self.patience, self.exact = patience, exact
         self.facts = ExportFacts.read(folder, "ctranslate2")
         self.vocabulary = read_vocabulary(folder)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..errors import UserError, one_line
 from ..files import check_path
+from ..hardware import MOST_WORKERS
 from ..json_and_yaml import MOST_YAML, parse_yaml, read_text
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import MAX_EXTRA_TOKENS, broken_range
@@ -254,7 +255,8 @@ _RANGES = (
     ("tokens_per_batch tokens_per_device max_steps warmup_steps evaluate_every log_every keep_checkpoints"
      " expected_pairs expected_source_length expected_target_length", lambda value: value >= 1, "1 or more"),
     ("validation_size max_minutes max_gradient_norm validation_bleu early_stopping average_checkpoints"
-     " checkpoint_minutes seed data_workers", lambda value: value >= 0, "0 or more"),
+     " checkpoint_minutes seed", lambda value: value >= 0, "0 or more"),
+    ("data_workers", lambda number: 0 <= number <= MOST_WORKERS, f"from 0 to {MOST_WORKERS}"),
     ("max_length", lambda length: length >= 2, "2 or more, since </s> counts"),
     ("max_length_ratio", lambda ratio: ratio == 0 or ratio >= 1, "1 or more, or 0 for no limit"),
     ("seed", lambda seed: seed < 2**32, "below 2**32"),

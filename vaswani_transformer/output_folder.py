@@ -45,15 +45,15 @@ def is_first_process() -> bool:
 def locked(folder: str | Path, name: str = LOCK) -> Iterator[None]:
     """Make a folder, and let no other process write it while the body runs; the system frees the lock of a dead one.
 
-    Of processes that were launched together the first locks it. A body within the body of the same thread may lock it
-    again. In the end the lock file is removed, and the folder if it is new and nothing was written.
+    A body within the body of the same thread may lock it again. In the end the lock file is removed, and the folder if
+    it is new and nothing was written.
 
     Raises:
         UserError: for an empty path, a folder that another process writes, or one that cannot be made or written to.
     """
     check_path(folder, "output")
     shown, folder = Path(folder), Path(folder).resolve()
-    if not is_first_process() or _held.get(folder / name) == threading.get_ident():
+    if _held.get(folder / name) == threading.get_ident():
         yield
         return
     above = next(path for path in (folder, *folder.parents) if path.exists())
@@ -89,6 +89,11 @@ def locked(folder: str | Path, name: str = LOCK) -> Iterator[None]:
             (folder / name).unlink()  # while it is locked: who opens it now will find that it has no name
         lock.release()
         _remove_empty(new)
+
+
+def locked_together(folder: str | Path) -> contextlib.AbstractContextManager:
+    """As `locked`, for processes that were launched together and write one folder: the first of them locks it."""
+    return locked(folder) if is_first_process() else contextlib.nullcontext()
 
 
 def _disk_error(error: Exception) -> int | None:

@@ -28,7 +28,7 @@ from vaswani_transformer.data.prepared import open_prepared
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.export.exporting import export_model
 from vaswani_transformer.importing.pickles import convert_pickled_weights
-from vaswani_transformer.output_folder import LOCK, OWN, OutputFolder, locked
+from vaswani_transformer.output_folder import LOCK, OWN, OutputFolder, locked, locked_together
 from vaswani_transformer.recipes.recipe import PATHS
 from vaswani_transformer.training import run as training
 from vaswani_transformer.training.run_folder import CURVE, LOG, MODEL_FILES, RECIPE
@@ -397,10 +397,10 @@ def test_only_the_first_of_several_processes_locks(tmp_path, monkeypatch):
     child = fork(lambda: _hold_until(tmp_path / "end", tmp_path / "run", tmp_path / "ready"))
     wait_for((tmp_path / "ready").exists)
     monkeypatch.setenv("RANK", "1")
-    with locked(tmp_path / "run"):
+    with locked_together(tmp_path / "run"):
         pass
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(ValueError, match="another process"), locked(tmp_path / "run"):
+    with pytest.raises(ValueError, match="another process"), locked_together(tmp_path / "run"):
         pass
     (tmp_path / "end").touch()
     assert os.waitpid(child, 0)[1] == 0

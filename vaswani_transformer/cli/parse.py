@@ -13,7 +13,7 @@ from pathlib import Path
 from ..durations import duration
 from ..errors import UserError
 from ..files import write_text
-from ..output_folder import locked
+from ..output_folder import locked_together
 from .command import (
     Parser,
     add_command,
@@ -98,7 +98,7 @@ def _train(arguments: argparse.Namespace) -> int:
     words = arguments.recipe != _PAPER if arguments.words is None else arguments.words
     form = TextForm(arguments.tags, words, arguments.augment)
     try:
-        with locked(recipe.output):
+        with locked_together(recipe.output):
             result = train(parsing_recipe(recipe, train_trees, dev_trees, form), progress=not arguments.quiet)
     except TrainingStopped as stopped:
         leave_process_group()

@@ -29,7 +29,7 @@ from ..hardware import choose_precision, keep_freed_memory, on_cpu
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..output_folder import locked
+from ..output_folder import locked_together
 from ..recipes.recipe import Recipe, check_paths, model_config
 from .callbacks import (
     LearningCurveCallback,
@@ -239,7 +239,7 @@ class TrainingRun:
         if on_cpu():
             keep_freed_memory()
         _join_process_group()
-        with joined_processes() as processes, locked(self.folder):
+        with joined_processes() as processes, locked_together(self.folder):
             return self._run(processes)
 
     def _run(self, processes: Processes) -> TrainingResult:

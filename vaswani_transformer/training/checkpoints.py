@@ -116,7 +116,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """
     record = _read_manifest(folder)
     if record is None:
-        read_state(folder)
+        _read_state(folder)
         return Checkpoint(folder)
     if not all(isinstance(reason, str) for reason in record["written_for"]) or record.get("step") != step_of(folder):
         raise UserError(f"{folder / MANIFEST} is not the manifest of this checkpoint: {_AGAIN}")
@@ -181,9 +181,8 @@ def read_state(folder: Path) -> TrainerState:
     Raises:
         UserError: for one that is missing, damaged, or of another step.
     """
-    path = folder / TRAINER_STATE_NAME
+    path, values = folder / TRAINER_STATE_NAME, _read_state(folder)
     try:
-        values = read_json(path, _AGAIN, most_bytes=1 << 30, finite=False)  # with the log of all steps
         wrong = [name for name in _STATE_TYPES.keys() & values if not isinstance(values[name], _STATE_TYPES[name])]
         entries = values.get("log_history", [])
         if wrong or not all(isinstance(entry, dict) and isinstance(entry.get("step"), int) for entry in entries):
@@ -193,12 +192,15 @@ def read_state(folder: Path) -> TrainerState:
         if not math.isfinite(values.get("eval_steps") or 0):
             raise ValueError("its eval_steps is not finite")
         return TrainerState(**values)
-    except FileNotFoundError:
-        raise UserError(f"{folder} has no {path.name}: {_AGAIN}") from None
-    except UserError:
-        raise
     except (TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({one_line(error, 200)}): {_AGAIN}") from error
+
+
+def _read_state(folder: Path) -> dict:
+    try:  # with the log of all steps
+        return read_json(folder / TRAINER_STATE_NAME, _AGAIN, most_bytes=1 << 30, finite=False)
+    except FileNotFoundError:
+        raise UserError(f"{folder} has no {TRAINER_STATE_NAME}: {_AGAIN}") from None
 
 
 @contextlib.contextmanager

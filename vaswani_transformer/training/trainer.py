@@ -1,6 +1,5 @@
 """`Seq2SeqTrainer` with the paper's batches, optimizer, schedule and loss (Sections 5.1 to 5.4)."""
 
-import contextlib
 import logging
 import math
 import os
@@ -8,6 +7,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -410,13 +410,20 @@ class VaswaniTrainer(Seq2SeqTrainer):
             for checkpoint in surplus(whole, *limits, self.state.best_global_step):
                 remove_checkpoint(checkpoint.path)
 
+    def _reading(self, checkpoint: str | None, *names: str) -> AbstractContextManager:
+        """See [`reading`]; where the model is sharded an error may be one of the connection, and stays as it is."""
+        return nullcontext() if self.is_fsdp_enabled else reading(Path(checkpoint or ""), *names)
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         """As in `Trainer`; weights that cannot be read, are missing or are not the model's raise `UserError`."""
-        with reading(Path(resume_from_checkpoint), "weights"):
+        with self._reading(resume_from_checkpoint, "weights"):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _issue_warnings_after_load(self, load_result) -> None:
         """Raise `UserError` where `Trainer` warns; of tied weights one is enough."""
+        if not isinstance(self.model, VaswaniForConditionalGeneration):  # another may save less than it has
+            super()._issue_warnings_after_load(load_result)
+            return
         state = self.model.state_dict()
         loaded = {state[name].data_ptr() for name in state.keys() - set(load_result.missing_keys)}
         missing = [name for name in load_result.missing_keys if state[name].data_ptr() not in loaded]
@@ -426,14 +433,12 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """As in `Trainer`; what cannot be read raises `UserError`."""
-        sharded = checkpoint is None or self.is_fsdp_enabled  # an error may then be one of the connection
-        files = Path(checkpoint or ""), OPTIMIZER_NAME, SCHEDULER_NAME
-        with contextlib.nullcontext() if sharded else reading(*files):
+        with self._reading(checkpoint, OPTIMIZER_NAME, SCHEDULER_NAME):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """As in `Trainer`; what cannot be read raises `UserError`."""
-        with reading(Path(checkpoint or ""), SCALER_NAME):
+        with self._reading(checkpoint, SCALER_NAME):
             super()._load_scaler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -443,7 +448,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         earlier = max(1, len(list(Path(checkpoint).glob("rng_state*.pth"))))
         if earlier == self.args.world_size:
             of_rank = "" if self.args.world_size == 1 else f"_{self.args.process_index}"
-            with reading(Path(checkpoint), f"rng_state{of_rank}.pth"):
+            with self._reading(checkpoint, f"rng_state{of_rank}.pth"):
                 super()._load_rng_state(checkpoint)
             return
         step, rank = self.state.global_step, self.args.process_index

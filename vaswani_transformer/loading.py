@@ -149,8 +149,9 @@ def read_config(folder: Path) -> VaswaniConfig:
 
 
 def _is_ids(value: Any, vocab_size: int) -> bool:
-    """Whether a value is a list of one or more tokens of a vocabulary."""
-    return isinstance(value, list) and bool(value) and all(type(one) is int and 0 <= one < vocab_size for one in value)
+    """Whether a value is a list of one or more tokens of a vocabulary, and not of all."""
+    is_list = isinstance(value, list) and 0 < len(value) < vocab_size
+    return is_list and all(type(one) is int and 0 <= one < vocab_size for one in value)
 
 
 def _is_number(value: Any) -> bool:
@@ -177,10 +178,7 @@ def _is_decay(value: Any, _: int) -> bool:
 
 _TOKEN = (lambda value, vocab_size: _is_ids([value], vocab_size), "a token id, at least 0 and below {}")
 _TOKENS = (_is_id_or_ids, "a token id, or a list of them, at least 0 and below {}")
-_ID_LIST = (
-    lambda value, vocab_size: _is_ids(value, vocab_size) and len(set(value)) < vocab_size,
-    "a list of token ids, each at least 0 and below {}, and not of all tokens",
-)
+_ID_LIST = (_is_ids, "a list of token ids, each at least 0 and below {}, and not of all tokens")
 _FLAG = (lambda value, _: isinstance(value, bool), "true or false")
 # What the search takes from `generation_config.json` besides `SETTING_RANGES`: a test of value and vocabulary size, and
 # the rule in words.

@@ -1,0 +1,244 @@
+"""Settings of a model's folder: each is followed, without effect, or refused by name; none fetches or runs anything."""
+
+import copy
+import json
+import shutil
+import socket
+
+import pytest
+import torch
+from conftest import error_of, tiny_config, tiny_model, tiny_recipe
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, GenerationConfig, modeling_utils
+
+from vaswani_transformer import Translator, UserError, VaswaniConfig, load_model, train_tokenizer
+from vaswani_transformer.cli import options
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.loading import check_generation_config
+from vaswani_transformer.model.generation_vaswani import SETTING_RANGES
+from vaswani_transformer.recipes.recipe import check_recipe
+
+TEXTS = ["a small sentence", "another small sentence of words", "words and more words"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    tokenizer, folder = train_tokenizer(TEXTS, vocab_size=270), tmp_path_factory.mktemp("saved")
+    tiny_model(vocab_size=len(tokenizer), encoder_layers=1, decoder_layers=1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "model")
+
+
+def change(folder, file, **entries):
+    path = folder / file
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | entries))
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    tried = []
+
+    def refuse(*arguments, **_):
+        tried.append(arguments)
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    yield tried
+    assert not tried
+
+
+# generation_config.json -------------------------------------------------------------------------------------------
+
+VALUES = [
+    *(0, 1, 2, -1, 10**12, 0.0, 0.5, 1.0, -1.0, 1e300, float("nan"), float("inf"), True, False, "x", "static", "never"),
+    *([], [5], [[5]], [[5, 6], [7]], [[[5], 2.0]], ["a"], [-1], [999], [5, 1.1], list(range(270)), {}, {"a": 1}, None),
+]
+NAMES = [*vars(GenerationConfig()), "custom_generate", "assistant_model", "unheard_of", "to_dict", "__class__"]
+
+
+@pytest.fixture(scope="module")
+def loaded(saved):
+    return load_model(saved, "cpu")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_works_or_is_refused_by_name(loaded, tmp_path, name):
+    model, tokenizer = loaded
+    path, worked = tmp_path / "generation_config.json", 0
+    before = model.generation_config.to_dict()
+    limits = {} if name in ("max_length", "max_new_tokens") else {"max_new_tokens": 2}
+    for value in VALUES:
+        path.write_text(json.dumps(before | limits | {name: value}))
+        try:
+            check_generation_config(path, len(tokenizer))
+        except UserError as error:
+            assert name in str(error) and "\n" not in str(error), value
+            continue
+        worked += 1
+        searched = copy.copy(model)
+        searched.generation_config = GenerationConfig.from_pretrained(tmp_path)
+        for search in ({"num_beams": 2}, {"do_sample": True, "num_beams": 1}) if worked < 6 else ():
+            translator = Translator(searched, tokenizer, num_return_sequences=1, **search)
+            assert len(list(translator.translate(["words", "more"]))) == 2, (value, search)
+    assert worked < len(VALUES) or name == "transformers_version"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 2, "repetition_penalty": 2, "do_sample": True},
+        {"bad_words_ids": [[5, 6], [7]], "suppress_tokens": [8], "no_repeat_ngram_size": 2, "num_beams": 3},
+        {"sequence_bias": [[[5], -2.0]], "forced_bos_token_id": 9, "min_new_tokens": 2},
+        {"num_beams": 2, "num_return_sequences": 2, "length_normalization": "power", "early_stopping": "never"},
+        {"num_beam_groups": 1, "guidance_scale": 1.0, "diversity_penalty": 0.0, "low_memory": False},
+    ],
+    ids=str,
+)
+def test_what_the_search_follows_reaches_it(folder, settings):
+    change(folder, "generation_config.json", max_new_tokens=3, **settings)
+    model, tokenizer = load_model(folder, "cpu")
+    assert all(getattr(model.generation_config, name) == value for name, value in settings.items())
+    list(Translator(model, tokenizer).translate(["words"]))
+
+
+@pytest.mark.parametrize("settings", [{"stop_strings": ["x"]}, {"num_beam_groups": 2}, {"low_memory": True}], ids=str)
+def test_the_command_says_in_one_line_what_is_not_supported(folder, settings, capsys):
+    change(folder, "generation_config.json", **settings)
+    assert main(["translate", str(folder), "words"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and next(iter(settings)) in error and "remove it" in error
+
+
+def test_settings_that_exclude_each_other_are_one_line(folder):
+    for settings in ({"num_beams": 2, "num_return_sequences": 3}, {"forced_bos_token_id": 5, "suppress_tokens": [5]}):
+        changed = shutil.copytree(folder, folder.parent / "changed", dirs_exist_ok=True)
+        change(changed, "generation_config.json", **settings)
+        assert "generation_config.json" in error_of(load_model, changed)
+
+
+# Ranges -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["num_beams", "length_penalty", "max_extra_tokens"])
+def test_a_recipe_takes_what_the_model_can_be_loaded_with(folder, name):
+    kind, least, most = SETTING_RANGES[name]
+    for value, is_right in ((least, True), (most, True), (least - 1, False), (most + 1, False)):
+        value = kind(value)
+        recipe = tiny_recipe(folder, folder, **{name: value})
+        change(folder, "generation_config.json", **{name: value})
+        model = tiny_model()
+        search = {"num_beams": 2, "max_new_tokens": 1} | ({name: value} if name != "num_beams" else {})
+        if is_right:
+            check_recipe(recipe)
+            load_model(folder, "cpu")
+            model.generate(torch.tensor([[5, 2]]), **search)
+        else:
+            assert name in error_of(check_recipe, recipe) and name in error_of(load_model, folder)
+            with pytest.raises(ValueError, match=name):
+                model.generate(torch.tensor([[5, 2]]), **{**search, name: value})
+
+
+def test_options_of_commands_have_the_ranges_of_their_settings():
+    names = {"beams": "num_beams", "nbest": "num_return_sequences"}
+    for option, limits in options._RANGES.items():
+        setting = names.get(option, option)
+        if setting in SETTING_RANGES and setting != "top_k":
+            assert limits == SETTING_RANGES[setting][1:]
+
+
+# config.json ------------------------------------------------------------------------------------------------------
+
+KERNEL = "someone/kernel"
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"attn_implementation": KERNEL},
+        {"_attn_implementation": KERNEL},
+        {"_attn_implementation_internal": KERNEL},
+        {"attn_implementation": {"": KERNEL}},
+        {"experts_implementation": KERNEL},
+        {"use_kernels": True, "kernel_config": {"fc1": f"{KERNEL}:Layer"}},
+        {"fusion_config": {"patch_embeddings": True}},
+        {"auto_map": {"AutoConfig": "someone/model--code.Config"}},
+        {"custom_generate": "someone/model", "_commit_hash": "a" * 40, "name_or_path": "someone/model"},
+        {"transformers_weights": "../other.safetensors"},
+        {"to_dict": 5, "num_parameters": 3, "__class__": "x", "attribute_map": {"d_model": "d_ff"}},
+        {"use_return_dict": False, "distributed_config": {"tp_size": 2}, "base_model_tp_plan": 5},
+    ],
+    ids=str,
+)
+def test_a_configuration_fetches_and_runs_nothing(folder, entries, no_network, monkeypatch, capsys):
+    def no_kernel(*arguments, **_):
+        pytest.fail("a kernel was asked for")
+
+    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", no_kernel)
+    monkeypatch.setattr(modeling_utils, "is_kernels_available", lambda *_, **__: True)
+    change(folder, "config.json", **entries)
+    capsys.readouterr()
+    models = load_model(folder, "cpu")[0], AutoModelForSeq2SeqLM.from_pretrained(folder)
+    for model in models:
+        assert model.config._attn_implementation == "sdpa" and model.config.d_model == 24
+    main(["translate", str(folder), "words"])
+    assert "[transformers]" not in capsys.readouterr().err
+
+
+def test_an_implementation_given_as_an_argument_counts(folder, monkeypatch):
+    change(folder, "config.json", attn_implementation="flex_attention")
+    for auto in (AutoModelForSeq2SeqLM, AutoModel):
+        assert auto.from_pretrained(folder, attn_implementation="eager").config._attn_implementation == "eager"
+    assert AutoConfig.from_pretrained(folder, attn_implementation="eager")._attn_implementation == "eager"
+    assert VaswaniConfig(attn_implementation="eager")._attn_implementation == "eager"
+    asked = []
+    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", lambda name, **_: asked.append(name))
+    AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation=KERNEL)
+    assert KERNEL in asked
+
+
+def test_a_configuration_survives_its_dictionary():
+    config = tiny_config(attention_window=5, tie_word_embeddings=False)
+    assert VaswaniConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+        {"quantization_config": 5},
+        {"dtype": "load"},
+        {"dtype": "int8"},
+        {"dtype": "float8_e4m3fn"},
+        {"torch_dtype": 5},
+        {"layer_types": 5},
+        {"rope_scaling": 5, "rope_theta": 3},
+        {"id2label": 5},
+        {"text_config": {"a": 1}},
+        {"d_model": "24"},
+    ],
+    ids=str,
+)
+def test_a_configuration_that_cannot_be_used_is_one_line(folder, entries, no_network, capsys):
+    change(folder, "config.json", **entries)
+    assert main(["translate", str(folder), "words"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith("error: ")
+
+
+def test_a_key_that_stands_there_twice_is_refused(folder):
+    for file in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        changed = shutil.copytree(folder, folder.parent / file)
+        text = (changed / file).read_text().rstrip().removesuffix("}")
+        (changed / file).write_text(text + ', "pad_token_id": 1, "pad_token_id": 1}')
+        error = error_of(load_model, changed)
+        assert file in error and "pad_token_id" in error
+
+
+def test_an_adapter_beside_a_model_fetches_nothing(folder, no_network):
+    change(folder, "adapter_config.json", peft_type="LORA", base_model_name_or_path="someone/model")
+    assert "adapter" in error_of(load_model, folder)

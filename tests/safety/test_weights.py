@@ -1,0 +1,318 @@
+"""Weights that are not finite, of another type, or outside their folder are refused, and comparisons see NaN."""
+
+import json
+import os
+import shutil
+import socket
+import struct
+import time
+
+import pytest
+import torch
+from conftest import error_of, tiny_model, tiny_recipe
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM
+
+from vaswani_transformer import Ensemble, UserError, load_ensemble, load_model, score_pairs, train_tokenizer
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.model.checkpoint_vaswani import is_finite
+from vaswani_transformer.training.averaging import average_models
+
+TEXTS = ["a small sentence", "another small sentence of words", "words and more words"]
+WEIGHT = "model.decoder.layers.1.fc1.weight"
+BAD = [float("nan"), float("inf"), -float("inf")]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    tokenizer, folder = train_tokenizer(TEXTS, vocab_size=270), tmp_path_factory.mktemp("saved")
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "model")
+
+
+def change_weights(folder, change, name=WEIGHT):
+    weights = load_file(folder / "model.safetensors")
+    weights[name] = change(weights[name].clone())
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def with_value(value):
+    def change(tensor):
+        tensor[3, 5] = value
+        return tensor
+
+    return change
+
+
+def one_error(capsys, arguments) -> str:
+    assert main(list(map(str, arguments))) == 2
+    error = capsys.readouterr().err.rstrip("\n").split("\n")
+    assert error[-1].startswith("error: ") and not any("Traceback" in line for line in error)
+    return error[-1]
+
+
+# Numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_what_is_finite(dtype):
+    largest = torch.finfo(dtype).max
+    for size in (0, 1, 7, 5000):
+        tensor = torch.full((size,), largest, dtype=dtype)  # the sum is infinite and the numbers are not
+        assert is_finite(tensor) and is_finite(-tensor)
+        for bad in BAD if size else ():
+            for place in (0, size // 2, size - 1):
+                broken = tensor.clone()
+                broken[place] = bad
+                assert not is_finite(broken)
+    both = torch.zeros(100, dtype=dtype)
+    both[3], both[50] = float("inf"), -float("inf")
+    assert not is_finite(both)
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+def test_no_command_takes_weights_that_are_not_finite(folder, saved, tmp_path, capsys, bad):
+    change_weights(folder, with_value(bad))
+    (tmp_path / "text").write_text("words\n")
+    text, output = tmp_path / "text", tmp_path / "output"
+    for command in (
+        ["translate", folder, "words"],
+        ["translate", saved, "words", "--ensemble", folder],
+        ["evaluate", folder, "--source", text, "--reference", text, "--json", output],
+        ["score", folder, "--source", text, "--target", text],
+        ["attention", folder, "words", "--output", output],
+        ["export", folder, "--output", output],
+        ["average", folder, saved, "--output", output],
+        ["push", folder, "me/model", "--dry-run"],
+    ):
+        assert WEIGHT in one_error(capsys, command), command
+        assert not output.exists()
+    with pytest.raises(ValueError, match=WEIGHT):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)  # as fine-tuning starts
+
+
+def test_a_precision_that_does_not_hold_the_weights_is_refused(folder, capsys):
+    change_weights(folder, with_value(1e6))
+    load_model(folder, "cpu", "bfloat16")
+    error = one_error(capsys, ["translate", folder, "words", "--precision", "float16", "--device", "cpu"])
+    assert WEIGHT in error and "float16" in error
+    with pytest.raises(UserError, match=WEIGHT):
+        load_ensemble([folder], "cpu", precision="float16")
+
+
+def test_scores_that_are_not_finite_are_refused(saved):
+    model, tokenizer = load_model(saved, "cpu")
+    with torch.no_grad():
+        model.model.decoder.layers[1].fc2.bias.fill_(float("nan"))
+    for broken in (model, Ensemble([model])):
+        assert "nan" in error_of(score_pairs, broken, tokenizer, ["words"], ["words"])
+
+
+def test_a_model_whose_activations_overflow_is_not_exported(folder, tmp_path):
+    pytest.importorskip("ctranslate2")
+    from vaswani_transformer import export_model
+
+    for name in ("fc1", "fc2"):
+        change_weights(folder, lambda tensor: tensor * 1e30, f"model.decoder.layers.1.{name}.weight")
+    assert "infinite or NaN" in error_of(export_model, folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_difference_of_nan_is_the_largest(monkeypatch, tmp_path):
+    pytest.importorskip("ctranslate2")
+    from vaswani_transformer.export import to_ctranslate2
+
+    class Scored:
+        log_probs = [-1.0, -1.0]  # noqa: RUF012
+
+    engine = type("Engine", (), {"score_batch": lambda *_, **__: [Scored, Scored]})
+    monkeypatch.setattr(to_ctranslate2, "open_engine", lambda _: engine())
+    monkeypatch.setattr(to_ctranslate2, "read_vocabulary", lambda _: list("abc"))
+    logits = torch.zeros(2, 2, 3)
+    logits[0, 1] = float("nan")  # the second difference is finite
+    difference = to_ctranslate2.largest_difference(tmp_path, [[0, 1], [1, 2]], logits)
+    assert difference != difference
+
+
+def test_an_average_that_overflows_is_not_written(folder, tmp_path):
+    weights = load_file(folder / "model.safetensors")
+    weights[WEIGHT] = weights[WEIGHT].double()
+    weights[WEIGHT][3, 5] = 1.7e308  # the sum of two is beyond float64
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    other = shutil.copytree(folder, tmp_path / "other")
+    assert WEIGHT in error_of(average_models, [folder, other], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_training_that_ends_with_broken_weights_writes_no_model(text, cache, tmp_path, monkeypatch):
+    from vaswani_transformer.training import run
+
+    select_weights = run.select_weights
+
+    def select_broken(trainer, *others):
+        chosen = select_weights(trainer, *others)
+        with torch.no_grad():
+            trainer.model.model.encoder.layers[0].fc1.weight[0, 0] = float("nan")
+        return chosen
+
+    monkeypatch.setattr(run, "select_weights", select_broken)
+    recipe = tiny_recipe(text, tmp_path / "run", max_steps=2, evaluate_every=2, average_checkpoints=0)
+    assert "model.encoder.layers.0.fc1.weight" in error_of(run.train, recipe, progress=False)
+    assert not (tmp_path / "run" / "model.safetensors").exists() and (tmp_path / "run" / "checkpoints").is_dir()
+
+
+def test_looking_at_each_weight_takes_a_small_part_of_loading(folder, monkeypatch):
+    from vaswani_transformer.model import checkpoint_vaswani
+
+    model = tiny_model(vocab_size=20_000, d_model=256, d_ff=1024, num_heads=4)
+    model.save_pretrained(folder / "large")
+    seconds = {}
+    for name, check in (("with", checkpoint_vaswani.check_finite), ("without", lambda *_: None)):
+        monkeypatch.setattr(checkpoint_vaswani, "check_finite", check)
+        for _ in range(3):
+            started = time.perf_counter()
+            AutoModelForSeq2SeqLM.from_pretrained(folder / "large")
+            seconds[name] = min(seconds.get(name, 99), time.perf_counter() - started)
+    assert seconds["with"] < 1.5 * seconds["without"] + 0.1
+
+
+# Types and files --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.uint8, torch.bool, torch.int64, torch.complex64, torch.float8_e4m3fn], ids=str
+)
+def test_weights_of_other_types_are_refused_by_name(folder, capsys, dtype):
+    change_weights(folder, lambda tensor: tensor.to(dtype))
+    assert WEIGHT in one_error(capsys, ["translate", folder, "words"])
+    with pytest.raises(ValueError, match=WEIGHT):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_floating_point_weights_are_taken(folder, dtype):
+    change_weights(folder, lambda tensor: tensor.to(dtype))
+    load_model(folder, "cpu")
+
+
+def shard(folder):
+    """Split the weights of a folder into files with an index; returns the index."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    return folder / "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize("where", ["../other.safetensors", "absolute", "sub/other.safetensors", "..", "", 5, None, []])
+def test_an_index_leads_nowhere_else(folder, capsys, where):
+    index = shard(folder)
+    content = json.loads(index.read_text())
+    file = next(iter(content["weight_map"].values()))
+    other = folder.parent / "other.safetensors"
+    shutil.copyfile(folder / file, other)
+    (folder / "sub").mkdir()
+    shutil.copyfile(folder / file, folder / "sub" / other.name)
+    where = str(other) if where == "absolute" else where
+    for weight, shard_name in content["weight_map"].items():
+        content["weight_map"][weight] = where if shard_name == file else shard_name
+    index.write_text(json.dumps(content))
+    assert "index" in one_error(capsys, ["translate", folder, "words"])
+    with pytest.raises((ValueError, TypeError, OSError)):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+def test_links_of_a_cache_are_followed(folder, tmp_path):
+    shard(folder)
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    for number, path in enumerate(sorted(folder.glob("model-*.safetensors"))):
+        path.rename(blobs / str(number))
+        path.symlink_to(blobs / str(number))
+    load_model(folder, "cpu")
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"weight_map": []}', '{"weight_map": {}}', "{", '{"weight_map": 5}'])
+def test_a_damaged_index_is_one_line(folder, capsys, content):
+    shard(folder).write_text(content)
+    one_error(capsys, ["translate", folder, "words"])
+
+
+def test_a_weight_in_two_shards_is_refused(folder, capsys):
+    shard(folder)
+    first, second = sorted(folder.glob("model-*.safetensors"))[:2]
+    twice = next(iter(load_file(first)))
+    save_file(load_file(second) | {twice: load_file(first)[twice]}, second, {"format": "pt"})
+    assert twice in one_error(capsys, ["translate", folder, "words"])
+
+
+HEADERS = {
+    "overlap": {"a": ("F32", [2], [0, 8]), "b": ("F32", [2], [4, 12])},
+    "overflow": {"a": ("F32", [2**32, 2**32, 2], [0, 8])},
+    "negative": {"a": ("F32", [-1], [0, 8])},
+    "zero-size": {"a": ("F32", [0, 5], [0, 0])},
+    "unknown type": {"a": ("X9", [2], [0, 8])},
+    "backwards": {"a": ("F32", [2], [8, 0])},
+}
+
+
+@pytest.mark.parametrize("kind", [*HEADERS, "100 MB", "deep"])
+def test_hostile_headers_are_one_line(folder, capsys, kind):
+    if kind == "100 MB":
+        header = b'{"a": "' + b"x" * 10**8 + b'"}'
+    elif kind == "deep":
+        header = b'{"a":' * 10**5
+    else:
+        table = {key: dict(zip(("dtype", "shape", "data_offsets"), value)) for key, value in HEADERS[kind].items()}  # noqa: B905
+        header = json.dumps(table).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(12))
+    one_error(capsys, ["translate", folder, "words"])
+
+
+FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+
+
+@pytest.mark.parametrize("file", [*FILES, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "loop", "socket"])
+def test_what_is_no_file_is_not_waited_for(folder, capsys, monkeypatch, file, kind):
+    (folder / file).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(folder / file)
+    elif kind == "folder":
+        (folder / file).mkdir()
+    elif kind == "socket":
+        monkeypatch.chdir(folder)  # names of sockets are short
+        with socket.socket(socket.AF_UNIX) as unix:
+            unix.bind(file)
+    else:
+        (folder / file).symlink_to(folder / file)
+    if file in FILES[:1] + FILES[2:] or kind in ("pipe", "socket"):
+        one_error(capsys, ["translate", folder, "words"])
+    else:  # as if it were not there
+        main(["translate", str(folder), "words"])
+        assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_pipe_among_shards_is_not_waited_for(folder, capsys):
+    shard(folder)
+    first = min(folder.glob("model-*.safetensors"))
+    first.unlink()
+    os.mkfifo(first)
+    assert first.name in one_error(capsys, ["translate", folder, "words"])
+
+
+def test_an_empty_name_is_no_folder(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    assert "empty" in error_of(load_model, "")
+    load_model(".", "cpu")
+
+
+def test_names_do_not_control_the_terminal(tmp_path, capsys):
+    assert main(["translate", str(tmp_path / "\x1b[2Jred\nnext"), "words"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "\x1b" not in error and "\\x1b" in error

@@ -1,6 +1,7 @@
 """A model exported to CTranslate2 at work: it stands in a model's place in `Translator` and `score_pairs`."""
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -83,8 +84,10 @@ def open_engine(folder: str | Path, device: str = "cpu", **options) -> ctranslat
 def _read_generation_config(folder: str | Path) -> GenerationConfig:
     """The exported `generation_config.json`, or the paper's for want of one."""
     path = Path(folder) / "generation_config.json"
-    if not path.is_file():
+    if not os.path.lexists(path):
         return GenerationConfig(num_beams=4, length_penalty=0.6)
+    if not path.is_file():
+        raise UserError(f"{path} is not a file: export the model again")
     try:
         settings = GenerationConfig.from_pretrained(folder)
     except Exception as error:  # a damaged file raises errors of many kinds

@@ -20,3 +20,8 @@ def one_line(error: Exception, limit: int = 500) -> str:
         error = error.__cause__
     text = f"there is no entry {error}" if isinstance(error, KeyError) else str(error)
     return " ".join(text.split())[:limit]
+
+
+def shortened(text: str, limit: int = 300) -> str:
+    """A text of about `limit` letters at most: where it is longer, its beginning and its end."""
+    return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-limit // 2 :]}"

@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 
-from ..errors import UserError
+from ..errors import UserError, shortened
 from .attention import add_attention
 from .command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, Parser, is_main_process, leave_failed
 from .data import add_lists, add_prepare, add_tokenizer
@@ -87,7 +87,7 @@ def _explain(error: Exception, arguments: argparse.Namespace) -> str | None:
 def _on_a_line(message: str) -> str:
     """A message, which may quote files of strangers, without what a terminal would obey, and not too long to read."""
     line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(message.split()))
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+    return shortened(line, _LONGEST)
 
 
 def main(argv: list[str] | None = None) -> int:

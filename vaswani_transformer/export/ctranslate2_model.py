@@ -1,6 +1,7 @@
 """A model exported to CTranslate2 at work: it stands in a model's place in `Translator` and `score_pairs`."""
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -84,7 +85,7 @@ def open_engine(folder: str | Path, device: str = "cpu", **options) -> ctranslat
 def _read_generation_config(folder: str | Path, vocab_size: int) -> GenerationConfig:
     """The exported `generation_config.json`, or the paper's for want of one."""
     path = Path(folder) / "generation_config.json"
-    if not path.is_file():
+    if not os.path.lexists(path):
         return GenerationConfig(num_beams=4, length_penalty=0.6)
     check_generation_config(path, vocab_size)
     settings = GenerationConfig.from_pretrained(folder)

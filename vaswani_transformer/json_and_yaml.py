@@ -39,6 +39,8 @@ def read_text(path: str | Path, advice: str, most_bytes: int = MOST_BYTES) -> st
             raise ValueError(f"it has more than {most_bytes:,} bytes")
         return content.decode("utf-8")
     except FileNotFoundError:
+        if path.is_symlink():
+            raise UserError(f"{path} cannot be read (it is a link to nothing): {advice}") from None
         raise
     except OSError as error:
         fix = "check its permissions" if isinstance(error, PermissionError) else advice

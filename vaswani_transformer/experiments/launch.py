@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 import yaml
 
-from ..errors import UserError, one_line
-from ..json_and_yaml import parse_json, read_text
+from ..errors import UserError
+from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder
 from ..recipes.recipe import Recipe
 from ..training.callbacks import read_training_log
@@ -184,13 +184,15 @@ def read_sessions(folder: Path) -> list[tuple[float, int]]:
     Raises:
         UserError: for a damaged file, without which the work of several processes would count as that of one.
     """
-    path = folder / SESSIONS
+    path, advice = folder / SESSIONS, f"remove {folder} to run the cell anew"
     try:
-        return [(float(start), int(count)) for start, count in parse_json(read_text(path))]
+        sessions = read_json(path, advice, kind=list)
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError, OverflowError) as error:
-        raise UserError(f"{path} is damaged ({one_line(error)}): remove {folder} to run the cell anew") from error
+    try:
+        return [(float(start), int(count)) for start, count in sessions]
+    except (OverflowError, TypeError, ValueError):
+        raise UserError(f"{path} holds no sessions: {advice}") from None
 
 
 def device_seconds(seconds: float, sessions: Sequence[tuple[float, int]]) -> float:

@@ -59,7 +59,7 @@ def run_output(folder: str | Path) -> OutputFolder:
 def _is_earlier_run(folder: Path) -> bool:
     """Whether an earlier version trained here: its recipe with all values as it wrote them, and log or hashes of it."""
     try:
-        recipe = read_text(folder / RECIPE)
+        recipe = read_text(folder / RECIPE, "")
         values, names = parse_yaml(recipe), {field.name for field in fields(Recipe)}
         if not (set(values) <= names and len(values) > len(names) // 2 and recipe == _as_yaml(values)):
             return False

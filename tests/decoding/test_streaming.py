@@ -168,9 +168,10 @@ def test_outputs_that_cannot_be_resumed(tmp_path):
         ResumableOutput(path, {}, resume=True)
     assert path.read_text() == "of another program\n"
     ResumableOutput(path, {}).close()  # without --resume it is replaced, as ever
-    notes_path(path).write_text("{")
-    with pytest.raises(UserError, match="is damaged"):
-        ResumableOutput(path, {}, resume=True)
+    for notes in ("{", "[" * 10**5, '{"--seed": 1, "--seed": 1}', '{"--seed": "x"}', '{"--seed": 1e3}', "{}"):
+        notes_path(path).write_text(notes)
+        with pytest.raises(UserError, match="is damaged"):
+            ResumableOutput(path, {}, resume=True, drawn={"--seed": 3})
 
 
 def test_resuming_what_was_never_started_starts(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.errors import UserError
+from vaswani_transformer.hub.card_facts import read_run
 from vaswani_transformer.recipes.recipe import Recipe, convert, load_recipe
 
 ALIASES = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 30))
@@ -50,6 +51,11 @@ def refused(path, *words) -> None:
 def test_what_yaml_turns_into_something_else(tmp_path, text, words):
     (tmp_path / "mine.yaml").write_text(text)
     refused(tmp_path / "mine.yaml", *words)
+
+
+def test_a_recipe_in_a_model_folder_that_is_pushed(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(ALIASES)
+    assert read_run(tmp_path) == ({}, [])
 
 
 def test_the_code_of_norwegian_in_quotes_is_text(tmp_path):

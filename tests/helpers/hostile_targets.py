@@ -69,7 +69,8 @@ UNTIL_FIXED = {
     "parser/generation_config.json", "scores.json", "card.md", "recipe.yaml", "stopped/recipe.yaml",
     "stopped/training_log.jsonl", "stopped/checkpoints/contents.json", "prepared/manifest.json",
     "prepared/train-00000.arrow", "half/preparation.json", "half/train-00000.part",
-    "shards/model.safetensors.index.json", "run/checkpoints/checkpoint-4/checkpoint.json", "run/checkpoints/checkpoint-4/trainer_state.json",
+    "shards/model.safetensors.index.json", "run/checkpoints/checkpoint-4/checkpoint.json",
+    "run/checkpoints/checkpoint-4/trainer_state.json",
     "run/checkpoints/checkpoint-4/config.json", *(f"stopped/checkpoints/checkpoint-3/{name}" for name in (
         "checkpoint.json", "trainer_state.json", "config.json", "model.safetensors", "optimizer.pt", "scheduler.pt",
         "rng_state.pth", "training_args.bin",

@@ -1,0 +1,125 @@
+"""Damaged exports, results of experiments and alignments: what is wrong is named before anything is computed."""
+
+import json
+import os
+
+import pytest
+from conftest import error_of
+from exporting_models import save_model, small_tokenizer
+
+from vaswani_transformer.attention.heads import read_links
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.experiments.base import Setup, read_results, run_cell, write_report
+from vaswani_transformer.experiments.launch import SESSIONS, read_sessions
+from vaswani_transformer.experiments.table4 import Table4
+from vaswani_transformer.export.exporting import export_model, load_exported
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A model exported to CTranslate2."""
+    pytest.importorskip("ctranslate2")
+    folder = tmp_path_factory.mktemp("exported")
+    return export_model(save_model(folder / "model", small_tokenizer()), folder / "exported").folder
+
+
+@pytest.fixture
+def edit(exported):
+    """Changes a JSON file of the export; it is as before after the test."""
+    before = {}
+
+    def change(name, **values):
+        path = exported / name
+        before[path] = path.read_text()
+        path.write_text(json.dumps(json.loads(before[path]) | values))
+
+    yield change
+    for path, text in before.items():
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("export.json", {"format": ["ctranslate2"]}),
+        ("export.json", {"positions": "100"}),
+        ("export.json", {"positions": 10**40}),
+        ("export.json", {"positions": True}),
+        ("export.json", {"eos_token_id": 10**6}),
+        ("export.json", {"quantization": {}}),
+        ("export.json", {"unheard": 1}),
+        ("config.json", {"add_source_eos": True}),
+        ("config.json", {"add_source_bos": "no"}),
+        ("config.json", {"eos_token": "a"}),
+        ("config.json", {"decoder_start_token": None}),
+        ("config.json", {"unk_token": []}),
+    ],
+    ids=str,
+)
+def test_an_edited_export_is_refused(exported, edit, name, values):
+    edit(name, **values)
+    assert f"{name} is damaged" in error_of(load_exported, exported, "cpu")
+
+
+@pytest.mark.parametrize("name", ["model.bin", "config.json", "shared_vocabulary.json", "generation_config.json"])
+def test_a_pipe_in_an_export_is_not_waited_for(exported, name):
+    (exported / name).rename(exported / "aside")
+    os.mkfifo(exported / name)
+    try:
+        assert name in error_of(load_exported, exported, "cpu")
+    finally:
+        (exported / "aside").replace(exported / name)
+
+
+@pytest.mark.parametrize("tokens", [{}, [1, 2], ["a"], [["a"]], None])
+def test_a_vocabulary_is_a_list_of_texts(exported, tokens):
+    path = exported / "shared_vocabulary.json"
+    before = path.read_text()
+    path.write_text(json.dumps(tokens))
+    try:
+        assert "vocabulary" in error_of(load_exported, exported, "cpu")
+    finally:
+        path.write_text(before)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "3", "[3]", "[[0.0]]", '[["x", 2]]', "[[0.0, 1e400]]", "[[0.0, NaN]]", "[" * 10_000, "[[0.0, {}]]"]
+)
+def test_damaged_sessions_do_not_count_as_one_process(tmp_path, text):
+    assert read_sessions(tmp_path) == []
+    (tmp_path / SESSIONS).write_text(text)
+    assert f"{SESSIONS} is damaged" in error_of(read_sessions, tmp_path)
+
+
+class Baselines(Table4):
+    """Cells that are done at once."""
+
+    def run(self, setup, cell, folder):
+        """Figures as of `score_trees`."""
+        return {"bracket_f1": 50.0}
+
+
+@pytest.mark.parametrize("figures", [{}, {"bracket_f1": []}, {"bracket_f1": "high"}, {"bracket_f1": {}}], ids=str)
+def test_results_that_make_no_table_are_one_line(tmp_path, figures):
+    experiment, setup = Baselines(), Setup(output=tmp_path)
+    cell = experiment.cells(setup)[0]
+    run_cell(experiment, setup, cell)
+    write_report(experiment, setup)
+    path = next(tmp_path.rglob("result.json"))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"figures": figures}))
+    assert "make no table" in error_of(write_report, experiment, setup)
+    path.unlink()
+    path.mkdir()
+    assert "result.json is damaged" in error_of(read_results, experiment, setup, [cell])
+
+
+def test_a_link_of_words_has_numbers_that_can_be_counted(tmp_path):
+    (tmp_path / "links").write_text("0-0 1-1\n" + "9" * 5000 + "-0\n")
+    assert "line 2" in error_of(list, read_links(tmp_path / "links"))
+
+
+def test_a_link_to_itself_is_one_line(tmp_path, capsys):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert main(["translate", "no model", "--input", str(tmp_path / "loop")]) in (1, 2)
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and "loop" in error

@@ -112,8 +112,7 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 class OutputFolder:
     """A folder that a command writes, and the record of the files that are ours in it.
 
-    Names are relative, with slashes. Files that grow while a program runs are listed by `grows`; they are ours as long
-    as they hold JSON lines.
+    Names are relative, with slashes. A log, which grows while a program runs, is ours as long as it holds JSON lines.
     """
 
     def __init__(self, path: str | Path):
@@ -247,9 +246,9 @@ def _version(path: Path) -> list:
 
 
 def _is_json_lines(path: Path) -> bool:
-    """Whether all lines of a file are JSON objects, but for a last one that is cut off."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    """Whether all lines of a file are JSON objects; the last one may be cut off."""
+    *lines, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
     try:
-        return all(isinstance(parse_json(line, finite=False), dict) for line in lines[:-1])
+        return last[:1] in ("", "{") and all(isinstance(parse_json(line, finite=False), dict) for line in lines)
     except ValueError:
         return False

@@ -284,7 +284,7 @@ def test_without_matplotlib_there_is_still_the_page(folder, tmp_path, monkeypatc
         (["a dog", "--target", "Hund " * 1000], "the target has "),
         (["a dog", "--target", "caf\udce9"], "the target is not valid UTF-8: convert it first"),
         (["a dog", "--tokens-per-batch", "9"], "--tokens-per-batch is for --report FILE: leave it out"),
-        (["a dog", "--output", ""], "--output is empty: give a folder or a file"),
+        (["a dog", "--output", ""], "--output is empty"),
         (["--report", "missing"], "missing cannot be read"),
         (["--report", "x", "--layer", "1"], "--layer is for one sentence"),
     ],

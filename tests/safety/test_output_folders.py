@@ -145,12 +145,13 @@ def test_overwriting_removes_what_is_ours_and_nothing_else(recipe, trained, tmp_
     assert (folder / "checkpoints" / "notes").is_symlink()
 
 
-def test_an_edited_recipe_is_the_users(recipe, trained, tmp_path, fails):
+@pytest.mark.parametrize("name", [RECIPE, LOG, "config.json", "tokenizer.json", "checkpoints/contents.json"])
+def test_an_edited_file_is_the_users(recipe, trained, tmp_path, fails, name):
     folder = shutil.copytree(trained, tmp_path / "run")
-    with (folder / "recipe.yaml").open("a") as file:
-        file.write("# what I learned from this run\n")
+    with (folder / name).open("a") as file:
+        file.write("# what I learned from this run")
     before = contents(folder)
-    assert "recipe.yaml" in fails("train", recipe, "--output", folder, "--overwrite")
+    assert f"{folder / name} was" in fails("train", recipe, "--output", folder, "--overwrite")
     assert contents(folder) == before
 
 
@@ -174,8 +175,9 @@ def test_a_run_of_an_earlier_version_is_recognised(recipe, trained, tmp_path):
     folder = shutil.copytree(trained, tmp_path / "run")
     for name in (OWN[0], "checkpoints/recipe.yaml"):
         (folder / name).unlink()
-    assert main(["train", str(recipe), "--output", str(folder), "--seed", "3", "--overwrite", "--quiet"]) == 0
-    assert yaml.safe_load((folder / "recipe.yaml").read_text())["seed"] == 3
+    for seed in ("3", "4"):  # the second time it has one
+        assert main(["train", str(recipe), "--output", str(folder), "--seed", seed, "--overwrite", "--quiet"]) == 0
+    assert yaml.safe_load((folder / "recipe.yaml").read_text())["seed"] == 4
 
 
 def test_other_commands_replace_no_file_of_the_users(recipe, models, text, tmp_path, fails):

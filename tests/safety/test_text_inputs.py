@@ -122,7 +122,11 @@ def test_a_long_field_of_a_table_is_refused_with_its_row(tmp_path):
 # Files that are not what they should be
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b"a\nb\n")[:-6], gzip.compress(b"a\n") + b"rest", b"a\nb\n", b""])
+@pytest.mark.parametrize(
+    "content",
+    [gzip.compress(b"a\nb\n")[:-6], gzip.compress(b"a\n") + b"rest", b"a\nb\n", b""],
+    ids=["cut off", "with a rest", "text", "empty"],
+)
 def test_a_damaged_gz_is_refused_and_an_empty_file_has_no_line(tmp_path, content):
     path = tmp_path / "a.gz"
     path.write_bytes(content)

@@ -421,10 +421,13 @@ def _remove_prepared(output: OutputFolder) -> None:
         UserError: for a file that has been changed; nothing is removed then.
     """
     folder = output.path
-    parts = (_read_json(folder / MANIFEST) or _read_json(folder / UNFINISHED)).get("parts", {})
-    written = [facts for part in parts.values() for facts in (part["index"], *part["shards"])]
-    written += map(_read_json, _facts_files(folder))
-    made = {facts["file"]: facts for facts in written if {"file", "bytes", "sha256"} <= facts.keys()}
+    notes = _read_json(folder / MANIFEST) or _read_json(folder / UNFINISHED)
+    try:
+        written = [facts for part in notes.get("parts", {}).values() for facts in (part["index"], *part["shards"])]
+        written += filter(None, map(_read_json, _facts_files(folder)))
+        made = {str(facts["file"]): {"bytes": facts["bytes"], "sha256": facts["sha256"]} for facts in written}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"the manifest in {folder} is damaged: remove the folder, or give another --output") from error
     for name, facts in made.items():
         path = folder / name
         is_same = not path.exists() or (path.stat().st_size == facts["bytes"] and file_sha256(path) == facts["sha256"])

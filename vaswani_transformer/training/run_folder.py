@@ -186,8 +186,7 @@ def claim_output(recipe: Recipe, checkpoint: Path | None, tokenizer, hashes: dic
         remove_leftovers(folder, name)
     if checkpoint is None:
         _remove_earlier_run(output)
-    if LOG not in output:
-        output.note({LOG: None})
+    output.note({LOG: None})
     output.write_text(RECIPE, text)
     checkpoints.mkdir(exist_ok=True)
     if checkpoint is None:

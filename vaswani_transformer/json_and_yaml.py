@@ -52,7 +52,7 @@ def read_text(path: str | Path, advice: str, most_bytes: int = MOST_BYTES) -> st
 
 
 def read_json(
-    path: str | Path, advice: str, kind: type = dict, most_bytes: int = MOST_BYTES, finite: bool = True
+    path: str | Path, advice: str, *, kind: type = dict, most_bytes: int = MOST_BYTES, finite: bool = True
 ) -> Any:
     """The object (a `dict`), or the list, in a JSON file; the arguments are those of `read_text` and `parse_json`.
 

@@ -184,7 +184,7 @@ def _check_files(folder: Path) -> None:
     contents = {}
     for name in _JSON_FILES:
         if (folder / name).exists():
-            contents[name] = read_json(folder / name, "save or train the tokenizer again", _MOST_BYTES)
+            contents[name] = read_json(folder / name, "save or train the tokenizer again", most_bytes=_MOST_BYTES)
     path = folder / "tokenizer_config.json"
     for name in _OTHER_SOURCES:
         if name in contents[path.name]:

@@ -20,6 +20,7 @@ PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # projection, somewhat fewer. With less than this share they belong to another model.
 _LEAST_SHARE = 1 / 4
 _HARMLESS = 10**8  # parameters, 400 MB in float32: a model of this size may be loaded from an incomplete file
+_ONE_THREAD = 30_000  # numbers: from 32,768 on torch takes several threads
 #: Types of weights, as safetensors and torch name them; others would be cast to something else without a word.
 WEIGHT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -140,9 +141,12 @@ def is_finite(tensor: torch.Tensor) -> bool:
     if here.is_meta or not here.is_floating_point():
         return True
     # No sum with an infinite number or NaN in it is finite, and a sum is ten times as fast as a look at each number. It
-    # may be too large itself, so that only then each is looked at.
+    # may be too large itself, so that only then each is looked at. On a CPU one thread sums a part of this size:
+    # after work on several, a process that is forked, such as a worker that loads data, could wait for ever.
     wide = None if here.dtype == torch.float64 else torch.float32
-    return bool(here.sum(dtype=wide).isfinite()) or bool(here.isfinite().all())
+    parts = here.reshape(-1).split(_ONE_THREAD) if here.is_cpu else [here]
+    total = torch.stack([part.sum(dtype=wide) for part in parts]).sum()
+    return bool(total.isfinite()) or all(bool(part.isfinite().all()) for part in parts)
 
 
 def check_finite(weights: Iterable[tuple[str, torch.Tensor]], where: str) -> None:

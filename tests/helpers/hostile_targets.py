@@ -68,7 +68,7 @@ UNTIL_FIXED = {
     "model/generation_config.json", "model/recipe.yaml", "model/training_log.jsonl", "model/model.safetensors",
     "parser/generation_config.json", "scores.json", "card.md", "recipe.yaml", "stopped/recipe.yaml",
     "stopped/training_log.jsonl", "stopped/checkpoints/contents.json", "prepared/manifest.json",
-    "prepared/train-00000.arrow", "half/preparation.json", "half/train-00000.part",
+    "prepared/train-00000.arrow", "prepared/train.lengths.npy", "half/preparation.json", "half/train-00000.part",
     "shards/model.safetensors.index.json", "run/checkpoints/checkpoint-4/checkpoint.json",
     "run/checkpoints/checkpoint-4/trainer_state.json",
     "run/checkpoints/checkpoint-4/config.json", *(f"stopped/checkpoints/checkpoint-3/{name}" for name in (

@@ -13,7 +13,7 @@ from ctranslate2.converters.utils import fuse_linear
 from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 from .ctranslate2_model import open_engine
 from .folder import position_table, read_vocabulary
 
@@ -113,12 +113,17 @@ def write_ctranslate2(folder: Path, model, tokenizer, output: Path, quantization
     The model, which came from `folder`, is in float32 on the CPU; quantisation works in place and leaves it unusable.
 
     Raises:
-        UserError: for what CTranslate2 cannot express, naming it.
+        UserError: for what CTranslate2 cannot express, naming it, and a folder that changes meanwhile.
     """
     converter = TransformersConverter(str(folder))
     # It would read the folder again, which is loaded and checked already.
     converter.load_model, converter.load_tokenizer = (lambda *_, **__: model), (lambda *_, **__: tokenizer)
-    converter.convert(str(output), quantization=quantization)
+    try:
+        converter.convert(str(output), quantization=quantization)
+    except UserError:
+        raise
+    except ValueError as error:  # of `config.json`, which it does read again
+        raise UserError(f"{folder} changed while it was exported ({one_line(error)}): export it again") from error
 
 
 def largest_difference(output: Path, sentences: list[list[int]], logits: torch.Tensor) -> float:

@@ -112,7 +112,6 @@ class TestFactory:
             ({"dropout": 1.5}, "the configuration of .*dropout is 1.5"),
             ({"auto_map": 5}, "the configuration of "),
             ("[" * 100_000, "the configuration of "),
-            ({"attn_implementation": "no_such"}, "the model .*no_such"),
             ({"quantization_config": {"quant_method": "gptq"}}, "the model "),
         ],
         ids=lambda value: str(value)[:30],

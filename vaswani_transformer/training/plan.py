@@ -186,6 +186,9 @@ class _StandInTokenizer:
     def __len__(self) -> int:
         return self.entries
 
+    def get_vocab(self) -> dict[str, int]:
+        return {}
+
 
 def _empty_model(recipe: Recipe, tokenizer, on_this_machine: bool) -> VaswaniForConditionalGeneration:
     """The model that would be trained, on the meta device; raises what making it would.

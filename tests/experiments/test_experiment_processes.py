@@ -92,7 +92,7 @@ def test_sessions_are_recorded_from_the_checkpoint_that_they_resume(tmp_path):
 
 def test_options_that_do_not_go_together(tmp_path, capsys):
     for words, message in (
-        (["table3", "--processes", "0"], "--processes is 0: it must be 1 or more"),
+        (["table3", "--processes", "0"], "--processes is 0: it must be from 1 to 256"),
         (["table1", "--processes", "2"], "a cell of table1 runs in one process"),
         (["table3", "--processes", "2", "--dry-run", "--device", "p100 x8"], "names 8 devices and --processes is 2"),
     ):

@@ -276,7 +276,7 @@ def test_positions_command(tmp_path, capsys, monkeypatch):
         (["table3", "--set", "output=there"], "--set output is not for an experiment: give --output"),
         (["table3", "--set", "max_steps=many"], "max_steps is 'many'"),
         (["table3", "--device", "p100"], "--device goes with --dry-run"),
-        (["table3", "--dry-run", "--jobs", "0"], "--jobs is 0: it must be 1 or more"),
+        (["table3", "--dry-run", "--jobs", "0"], "--jobs is 0: it must be from 1 to 256"),
         (["table3", "--report", "--jobs", "-1"], "--jobs is -1"),
         (["table1", "--dry-run", "--jobs", "2"], "--jobs is 2: table1 measures time"),
         (["table3", "--dry-run", "--devices", "cuda:64"], "cuda:64 is not there"),

@@ -63,9 +63,6 @@ _MODEL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_
 _STATE = ("checkpoint.json", "trainer_state.json", "config.json", "model.safetensors")
 _TORCH_STATE = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin")
 
-#: Files that are known to end some commands otherwise than they should: what is found there does not fail a test.
-UNTIL_FIXED: set[str] = set()
-
 TARGETS = [
     # A model.
     *_reads("translate model words", *_MODEL, folder="model/"),

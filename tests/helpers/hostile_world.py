@@ -98,12 +98,12 @@ def _train() -> None:
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    write_json, prepare._write_json = (
-        prepare._write_json,
-        lambda path, value: interrupt() if path.name == prepare.MANIFEST else write_json(path, value),
+    write_text = prepare.OutputFolder.write_text
+    prepare.OutputFolder.write_text = lambda self, name, text: (
+        interrupt() if name == prepare.MANIFEST else write_text(self, name, text)
     )
     assert main(["prepare", "recipe.yaml", "--output", "half", "--quiet"]) == 130
-    prepare._write_json = write_json
+    prepare.OutputFolder.write_text = write_text
 
 
 def _use_the_model() -> None:

@@ -21,7 +21,7 @@ import yaml
 from conftest import TESTS
 from forked_commands import Done, ForkedCommands
 from hostile_content import damaged
-from hostile_targets import FORMATS, TARGETS, UNTIL_FIXED, Target
+from hostile_targets import FORMATS, TARGETS, Target
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from limited_commands import CHANGES
@@ -85,11 +85,7 @@ class World:
         words, folder = target.command.split(), str(self.case)
         code = f"import limited_commands; limited_commands.run({words!r}, {folder!r}, **{options!r})"
         done = self.client.python(code, TMPDIR=str(self.temporary))
-        try:
-            self._check(target, done, before, _snapshot(self.case), {target.file} if "change" in options else set())
-        except AssertionError:
-            if target.file not in UNTIL_FIXED:
-                raise
+        self._check(target, done, before, _snapshot(self.case), {target.file} if "change" in options else set())
         return done
 
     def _check(self, target: Target, done: Done, before: dict, after: dict, own: set[str]) -> None:
@@ -128,8 +124,7 @@ def world(tmp_path_factory):
 def check_content(world: World, target: Target, content: bytes) -> None:
     """The command with this content: what is no JSON or YAML object, or no weights, must be refused."""
     done = world.run(target, lambda path: path.write_bytes(content))
-    tolerant = target.tolerant or target.file in UNTIL_FIXED
-    if not (tolerant or _may_be_meant(target.form, content, world.content(target))):
+    if not (target.tolerant or _may_be_meant(target.form, content, world.content(target))):
         assert done.status, f"took a {target.form} file that is none: {content[:200]!r}"
 
 
@@ -201,10 +196,8 @@ PLACES: dict[str, Callable[[Path], object]] = {
 def _check_place(world: World, target: Target, place: str) -> None:
     if place == "pipe" and target.form in ("text", "gzip") and target.file in target.command.split():
         pytest.skip("text may come from a pipe, and is waited for")
-    if place in ("pipe", "endless") and target.file in UNTIL_FIXED:
-        pytest.xfail("is waited for")
     done = world.run(target, PLACES[place], privileged=place != "unreadable")
-    if not (target.tolerant or target.file in UNTIL_FIXED) and place not in ("missing", "link to nothing"):
+    if not target.tolerant and place not in ("missing", "link to nothing"):
         assert done.status, f"took {place} in the place of {target.file}"
 
 

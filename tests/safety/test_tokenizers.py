@@ -50,6 +50,8 @@ HARMLESS = [
     r"\d+(?:[.,]\d+)*",
     r"\w+(?:[-']\w+)*|\S",
 ]
+
+
 @pytest.mark.parametrize("pattern", HARMLESS)
 def test_patterns_of_well_known_tokenizers_are_taken(folder, pattern):
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}

@@ -4,9 +4,11 @@ import http.server
 import json
 import re
 import shutil
+import subprocess
 import threading
 import time
 import zipfile
+from pathlib import Path
 
 import hub_server
 import pushing
@@ -244,6 +246,24 @@ def test_a_template_that_never_ends_is_stopped(template, monkeypatch):
     monkeypatch.setattr(card_template, "_SECONDS", 2)
     text = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     assert "more than 2 seconds" in error_of(template, text)
+
+
+def test_the_process_of_a_template_imports_nothing_of_the_current_folder(tmp_path, monkeypatch):
+    # With options of Python 3.10, the oldest that the package takes.
+    monkeypatch.chdir(tmp_path)
+    Path("json.py").write_text("raise SystemExit('hijacked')")
+    assert card_template.render_in_process(str(tmp_path), "{{ a }}", {"a": 1}) == "1"
+    started = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **rest: started.append(command) or run(command, **rest))
+    card_template.render_in_process(str(tmp_path), "", {})
+    assert "-P" not in started[0]
+
+
+def test_a_process_that_fails_is_not_called_a_lack_of_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(card_template, "_START", "raise ImportError('no jinja2 here')")
+    with pytest.raises(card_template.TemplateFault, match="no jinja2 here"):
+        card_template.render_in_process(str(tmp_path), "", {})
 
 
 # Values

@@ -388,7 +388,7 @@ def test_the_first_process_chooses_among_the_checkpoints_for_all(tmp_path):
     """Another one would find none where it looks, and evaluate while the first does not."""
     chosen, store = {"last": [tmp_path / "checkpoint-2"]}, torch.distributed.HashStore()
     Processes(0, store).share("candidates", lambda: chosen)
-    trainer = SimpleNamespace(state=SimpleNamespace(best_global_step=None, global_step=2))
+    trainer = SimpleNamespace(state=SimpleNamespace(best_global_step=None, global_step=2), model=None)
     with pytest.raises(UserError, match="checkpoint-2"):  # which is to be read, and is not there
         select_weights(trainer, Recipe(output=str(tmp_path)), tmp_path, Processes(1, store))
 

@@ -59,8 +59,8 @@ def planted(model, tmp_path):
     settings = {"transformers_version": SECRET, "problem_type": None, "task_specific_params": {"canary": HOME}}
     labels = {"id2label": {"0": "canary", "1": HOME}, "label2id": {"canary": 0, HOME: 1}, "tokenizer_class": "canary"}
     edit(folder / "config.json", **strings, **nested, **settings, **labels, architectures=["canary"])
-    search = {"num_beams": 3, "_from_model_config": HOME, "transformers_version": SECRET}
-    edit(folder / "generation_config.json", **strings, **nested, **search)
+    unset = dict.fromkeys((*strings, *nested))  # with values the search would refuse the names
+    edit(folder / "generation_config.json", **unset, num_beams=3, transformers_version=SECRET)
     tokens = {"chat_template": f"{{# {HOME} #}}", "tokenizer_file": HOME, "special": SHARE, "cache_dir": HOME}
     edit(
         folder / "tokenizer_config.json",

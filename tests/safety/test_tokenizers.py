@@ -194,7 +194,7 @@ def test_a_length_that_is_no_number_is_one_line(folder, capsys):
 
 @pytest.mark.parametrize("file", ["special_tokens_map.json", "added_tokens.json"])
 def test_wrong_values_in_the_other_files(folder, file):
-    for value in WRONG:
+    for value in WRONG[::2]:
         for content in (value, {"bos_token": value}, {"zz": value}):
             (folder / file).write_text(json.dumps(content))
             try:

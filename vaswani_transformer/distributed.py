@@ -37,6 +37,11 @@ class Processes:
     def __init__(self, rank: int = 0, store: distributed.Store | None = None):
         self.rank, self._store = rank, store
 
+    @property
+    def is_first_of_machine(self) -> bool:
+        """Whether it is the one of its machine that reads or writes what the others there find done."""
+        return self.rank == 0 or os.environ.get("LOCAL_RANK", "0") == "0"
+
     @contextlib.contextmanager
     def first_process_first(self) -> Iterator[None]:
         """The body runs in process 0, then in the first process of each other machine, then in the rest."""
@@ -44,7 +49,7 @@ class Processes:
         for earlier in {0, self.rank - local_rank} - {self.rank} if self.rank else ():
             self._wait_for(f"ready/{earlier}")
         yield
-        if self._store is not None and (local_rank == 0 or self.rank == 0):
+        if self._store is not None and self.is_first_of_machine:
             self._store.set(f"ready/{self.rank}", "")
 
     def share(self, name: str, make: Callable[[], Any]) -> Any:

@@ -6,6 +6,7 @@ moreover has aliases, by which a kilobyte grows to gigabytes, octal numbers (`01
 
 import json
 import math
+import re
 import stat
 from json.decoder import JSONDecodeError, JSONDecoder
 from json.scanner import py_make_scanner
@@ -84,42 +85,51 @@ def parse_json(text: str, finite: bool = True) -> Any:
     """
     hooks = {"parse_constant": _no_constant, "parse_float": _finite_float} if finite else {}
     try:
-        value = json.loads(text, object_pairs_hook=_unique, **hooks)
-    except _DuplicateKeyError as error:
+        value = json.loads(text, object_pairs_hook=unique_keys, **hooks)
+    except DuplicateKeyError as error:
         line = 1 + text.count("\n", 0, _start_of_object_with_duplicates(text))
-        raise ValueError(f"line {line}: the object that begins here has the key {error} twice") from None
+        raise ValueError(f"line {line}: in the object that begins here {error}") from None
     except JSONDecodeError as error:
         raise ValueError(f"line {error.lineno}: {error.msg}") from None
     except RecursionError:
         raise ValueError(f"it is nested deeper than {DEEPEST} levels") from None
     _check_nesting(value)
-    _check_surrogates(text, value)
+    if ("\\ud" in text or "\\uD" in text) and _PERHAPS_HALF.search(text):
+        _check_surrogates(value)
     return value
 
 
-def _check_surrogates(text: str, value: Any) -> None:
-    if "\\ud" in text.lower():  # the only way that they come into UTF-8 text
-        try:
-            json.dumps(value, ensure_ascii=False, default=str, skipkeys=True).encode("utf-8")
-        except UnicodeEncodeError:
-            raise ValueError("it holds half of a surrogate pair") from None
+# What an escape of half a surrogate pair looks like, the only way that it comes into UTF-8 text; where a backslash is
+# escaped itself, this may take something else for it, but never overlooks one.
+_PERHAPS_HALF = re.compile(
+    r"\\u[dD](?:[89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u[dD])[c-fC-F])|\\\\u[dD]", re.S
+)
 
 
-class _DuplicateKeyError(ValueError):
-    pass
+def _check_surrogates(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False, default=str, skipkeys=True).encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("it holds half of a surrogate pair") from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+class DuplicateKeyError(ValueError):
+    """An object in JSON has a key more than once; the message names the key."""
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in JSON as a dictionary, for `object_pairs_hook` of `json`; raises `DuplicateKeyError`."""
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _DuplicateKeyError(repr(next(name for name in names if names.count(name) > 1)))
+        key = next(name for name in names if names.count(name) > 1)
+        raise DuplicateKeyError(f"the key {key!r} is there twice")
     return values
 
 
 def _start_of_object_with_duplicates(text: str) -> int:
     """Where, in characters, the first object begins that has a key twice; the parser in C does not say."""
-    decoder = JSONDecoder(object_pairs_hook=_unique)
+    decoder = JSONDecoder(object_pairs_hook=unique_keys)
     parse_object, starts = decoder.parse_object, []
 
     def note_start(text_and_end, *arguments):
@@ -132,7 +142,7 @@ def _start_of_object_with_duplicates(text: str) -> int:
     decoder.scan_once = py_make_scanner(decoder)
     try:
         decoder.decode(text)
-    except _DuplicateKeyError:
+    except DuplicateKeyError:
         return starts[-1]
     return 0
 
@@ -149,13 +159,13 @@ def _finite_float(text: str) -> float:
 
 
 def _check_nesting(value: Any) -> None:
-    level = [value]
+    level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(DEEPEST):
         level = [
             item
             for container in level
-            if isinstance(container, dict | list)
-            for item in (container.values() if isinstance(container, dict) else container)
+            for item in (container.values() if type(container) is dict else container)
+            if type(item) is dict or type(item) is list
         ]
         if not level:
             return
@@ -178,7 +188,7 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(f"{where}{one_line(getattr(error, 'problem', None) or error)}") from None
     except (AttributeError, LookupError, TypeError, ValueError) as error:  # PyYAML's own, of `!!int []` and the like
         raise ValueError(f"a value does not fit its tag ({one_line(error)})") from None
-    _check_surrogates(text, value)
+    _check_surrogates(value)
     return value
 
 

@@ -1,6 +1,7 @@
 """Loads saved models: checks their folder and files, reads the weights, chooses device and precision."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from threading import RLock
@@ -42,6 +43,9 @@ def load_model(
     tokenizer = load_tokenizer(Path(folder))
     check_tokenizer_matches(tokenizer, model.config)
     take_back_defaults(model.generation_config, set())  # of models saved before training did
+    for name in ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"):
+        if getattr(model.generation_config, name) is None:  # a generation_config.json without it
+            setattr(model.generation_config, name, getattr(model.config, name))
     if PRECISIONS.get(precision, model.dtype) != model.dtype:
         model = model.to(PRECISIONS[precision])
         try:
@@ -212,10 +216,13 @@ _GENERATION_RULES = {
 }
 # Values at which settings that the search does not follow do nothing; transformers writes some of them.
 _NO_EFFECT = {
-    "num_beam_groups": 1, "diversity_penalty": 0.0, "guidance_scale": 1.0, "token_healing": False, "low_memory": False,
-    "is_assistant": False, "use_mtp": False, "disable_compile": True, "cache_implementation": "dynamic",
-    "penalty_alpha": 0.0,
+    "num_beam_groups": [1], "diversity_penalty": [0.0], "guidance_scale": [1.0], "token_healing": [False],
+    "low_memory": [False], "is_assistant": [False], "use_mtp": [False], "disable_compile": [True, False],
+    "cache_implementation": ["dynamic"], "penalty_alpha": [0.0], "return_legacy_cache": [True, False],
+    "suppress_tokens": [[]], "begin_suppress_tokens": [[]], "generation_kwargs": [{}],
 }  # fmt: skip
+# Settings without effect unless tokens are drawn; `vaswani translate --sample` checks them then.
+_OF_SAMPLING = ("temperature", "top_k", "top_p")
 _ABOUT_THE_FILE = {"transformers_version", "_commit_hash"}
 
 
@@ -231,9 +238,11 @@ def check_generation_config(path: Path, vocab_size: int) -> None:
         settings = read_json(path, "copy it again, or delete it for the defaults", finite=False)
     except FileNotFoundError:
         return
+    draws = settings.get("do_sample") not in (None, False)
     for name, value in settings.items():
         is_unset = value is None and not hasattr(GenerationConfig, name)  # nor hides one of its methods
-        if is_unset or name in _ABOUT_THE_FILE or (name in _NO_EFFECT and value == _NO_EFFECT[name]):
+        is_unused = name in _OF_SAMPLING and _is_number(value) and math.isfinite(value) and not draws
+        if is_unset or is_unused or name in _ABOUT_THE_FILE or value in _NO_EFFECT.get(name, ()):
             continue
         if name in SETTING_RANGES:
             rule = broken_range(name, value)

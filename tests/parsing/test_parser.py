@@ -1,16 +1,20 @@
 """The parser's commands on a small treebank, from trees to scores."""
 
+import contextlib
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from random_trees import GUM, TINY, tree_of, treebank
 
 from vaswani_transformer import UserError, load_model, load_recipe
+from vaswani_transformer.distributed import Processes
 from vaswani_transformer.evaluation.records import read_evaluation
 from vaswani_transformer.hub.model_card import METRICS
 from vaswani_transformer.hub.push import publish
+from vaswani_transformer.parsing import parser
 from vaswani_transformer.parsing.evalb import Baselines
 from vaswani_transformer.parsing.linearization import linearize, without_words
 from vaswani_transformer.parsing.parser import Parser, TextForm, load_trees, parsing_recipe, read_parse
@@ -201,6 +205,22 @@ def test_recipes(tmp_path, trees):
     recipe = load_recipe("parser-small", {"output": str(tmp_path), "train_source": "a"})
     with pytest.raises(UserError, match="train_source is 'a'"):
         parsing_recipe(recipe, [], [])
+
+
+@pytest.mark.parametrize("local_rank", ["0", "1"])
+def test_another_machine_replaces_its_text_of_other_trees(tmp_path, trees, monkeypatch, local_rank):
+    recipe = load_recipe("parser-small", {"output": str(tmp_path), "overwrite": True})
+    some, other = load_trees(trees / "train.trees"), load_trees(trees / "dev.trees")
+    source = parsing_recipe(recipe, some, other).train_source
+    earlier = Path(source).read_text()
+    store = torch.distributed.HashStore()
+    for key in ("ready/0", f"ready/{5 - int(local_rank)}"):  # the processes that this one waits for
+        store.set(key, "")
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    joined = contextlib.nullcontext(Processes(5, store))
+    monkeypatch.setattr(parser, "joined_processes", lambda: joined)
+    parsing_recipe(recipe, other, some)
+    assert (Path(source).read_text() == earlier) == (local_rank == "1")
 
 
 @pytest.mark.parametrize("name", GUM)

@@ -52,7 +52,7 @@ def test_any_other_text_is_a_value_error(text):
     ],
 )
 def test_a_repeated_json_key_is_named_with_its_line(text, line):
-    with pytest.raises(ValueError, match=f"^line {line}: .*has the key '[ab]' twice$"):
+    with pytest.raises(ValueError, match=f"^line {line}: .*the key '[ab]' is there twice$"):
         parse_json(text)
 
 
@@ -63,6 +63,19 @@ def test_json_that_no_program_can_use_is_refused(text):
     with pytest.raises(ValueError) as caught:
         parse_json(text)
     assert len(str(caught.value)) < 300
+
+
+@given(st.lists(st.sampled_from(["\\ud83d", "\\uDE00", "\\uD8ff", "\\\\", "\\u0041", "uDE00", "\\n", "x"]), max_size=6))
+def test_exactly_halves_of_surrogate_pairs_are_refused(parts):
+    text = f'{{"a": ["{"".join(parts)}"]}}'
+    expected = json.loads(text)
+    try:
+        json.dumps(expected, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        with pytest.raises(ValueError, match="surrogate"):
+            parse_json(text)
+    else:
+        assert parse_json(text) == expected
 
 
 def test_constants_of_the_trainer_are_read_where_they_are_expected():
@@ -90,6 +103,7 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for 
         ("a: !!bool x", "tag"),
         ("a: !!timestamp x", "tag"),
         ('a: "\\ud800"', "surrogate"),
+        ('a: "\\U0000D800"', "surrogate"),
         ("a: 1\n---\nb: 2", "line 2"),
     ],
     ids=lambda value: value[:20],

@@ -82,7 +82,8 @@ def test_every_setting_works_or_is_refused_by_name(loaded, tmp_path, name):
         worked += 1
         searched = copy.copy(model)
         searched.generation_config = GenerationConfig.from_pretrained(tmp_path)
-        for search in ({"num_beams": 2}, {"do_sample": True, "num_beams": 1}) if worked < 6 else ():
+        drawn = {"do_sample": True, "num_beams": 1, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
+        for search in ({"num_beams": 2}, drawn) if worked < 5 else ():
             translator = Translator(searched, tokenizer, num_return_sequences=1, **search)
             assert len(list(translator.translate(["words", "more"]))) == 2, (value, search)
     assert worked < len(VALUES) or name == "transformers_version"
@@ -96,6 +97,8 @@ def test_every_setting_works_or_is_refused_by_name(loaded, tmp_path, name):
         {"sequence_bias": [[[5], -2.0]], "forced_bos_token_id": 9, "min_new_tokens": 2},
         {"num_beams": 2, "num_return_sequences": 2, "length_normalization": "power", "early_stopping": "never"},
         {"num_beam_groups": 1, "guidance_scale": 1.0, "diversity_penalty": 0.0, "low_memory": False},
+        {"do_sample": False, "temperature": 0.0, "top_k": -1, "suppress_tokens": [], "begin_suppress_tokens": []},
+        {"disable_compile": False, "return_legacy_cache": True, "generation_kwargs": {}, "num_beams": 2},
     ],
     ids=str,
 )
@@ -104,6 +107,14 @@ def test_what_the_search_follows_reaches_it(folder, settings):
     model, tokenizer = load_model(folder, "cpu")
     assert all(getattr(model.generation_config, name) == value for name, value in settings.items())
     list(Translator(model, tokenizer).translate(["words"]))
+
+
+def test_sampling_settings_out_of_range_matter_once_tokens_are_drawn(folder, capsys):
+    change(folder, "generation_config.json", temperature=0.0, max_new_tokens=2)
+    assert main(["translate", str(folder), "words"]) == 0
+    assert main(["translate", str(folder), "words", "--sample"]) == 2
+    assert "give --temperature" in capsys.readouterr().err
+    assert main(["translate", str(folder), "words", "--sample", "--temperature", "0.5"]) == 0
 
 
 @pytest.mark.parametrize("settings", [{"stop_strings": ["x"]}, {"num_beam_groups": 2}, {"low_memory": True}], ids=str)

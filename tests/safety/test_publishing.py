@@ -4,9 +4,11 @@ import http.server
 import json
 import re
 import shutil
+import subprocess
 import threading
 import time
 import zipfile
+from pathlib import Path
 
 import hub_server
 import pushing
@@ -57,8 +59,8 @@ def planted(model, tmp_path):
     settings = {"transformers_version": SECRET, "problem_type": None, "task_specific_params": {"canary": HOME}}
     labels = {"id2label": {"0": "canary", "1": HOME}, "label2id": {"canary": 0, HOME: 1}, "tokenizer_class": "canary"}
     edit(folder / "config.json", **strings, **nested, **settings, **labels, architectures=["canary"])
-    # A model with other settings of a search than known ones is not loaded.
-    edit(folder / "generation_config.json", num_beams=3, transformers_version=SECRET, _commit_hash=HOME)
+    unset = dict.fromkeys((*strings, *nested))  # with values the search would refuse the names
+    edit(folder / "generation_config.json", **unset, num_beams=3, transformers_version=SECRET)
     tokens = {"chat_template": f"{{# {HOME} #}}", "tokenizer_file": HOME, "special": SHARE, "cache_dir": HOME}
     edit(
         folder / "tokenizer_config.json",
@@ -244,6 +246,24 @@ def test_a_template_that_never_ends_is_stopped(template, monkeypatch):
     monkeypatch.setattr(card_template, "_SECONDS", 2)
     text = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     assert "more than 2 seconds" in error_of(template, text)
+
+
+def test_the_process_of_a_template_imports_nothing_of_the_current_folder(tmp_path, monkeypatch):
+    # With options of Python 3.10, the oldest that the package takes.
+    monkeypatch.chdir(tmp_path)
+    Path("json.py").write_text("raise SystemExit('hijacked')")
+    assert card_template.render_in_process(str(tmp_path), "{{ a }}", {"a": 1}) == "1"
+    started = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **rest: started.append(command) or run(command, **rest))
+    card_template.render_in_process(str(tmp_path), "", {})
+    assert "-P" not in started[0]
+
+
+def test_a_process_that_fails_is_not_called_a_lack_of_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(card_template, "_START", "raise ImportError('no jinja2 here')")
+    with pytest.raises(card_template.TemplateFault, match="no jinja2 here"):
+        card_template.render_in_process(str(tmp_path), "", {})
 
 
 # Values

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,9 +18,10 @@ from training_logs import log_of, without_clocks
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
 from vaswani_transformer import UserError, average_checkpoints, train
+from vaswani_transformer.distributed import Processes
 from vaswani_transformer.hardware import choose_precision
 from vaswani_transformer.hub import model_card as card_rows
-from vaswani_transformer.recipes.recipe import check_recipe
+from vaswani_transformer.recipes.recipe import Recipe, check_recipe
 from vaswani_transformer.training import callbacks
 from vaswani_transformer.training import run as training
 from vaswani_transformer.training.checkpoints import (
@@ -31,6 +33,7 @@ from vaswani_transformer.training.checkpoints import (
 )
 from vaswani_transformer.training.run import TrainingStopped
 from vaswani_transformer.training.run_folder import checkpoints_at_most
+from vaswani_transformer.training.selection import select_weights
 
 STEPS = 8
 
@@ -379,3 +382,25 @@ def test_too_little_space_is_found_before_training(recipe, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(UserError, match="checkpoints need"):
         train(recipe, progress=False)
+
+
+def test_the_first_process_chooses_among_the_checkpoints_for_all(tmp_path):
+    """Another one would find none where it looks, and evaluate while the first does not."""
+    chosen, store = {"last": [tmp_path / "checkpoint-2"]}, torch.distributed.HashStore()
+    Processes(0, store).share("candidates", lambda: chosen)
+    trainer = SimpleNamespace(state=SimpleNamespace(best_global_step=None, global_step=2), model=None)
+    with pytest.raises(UserError, match="checkpoint-2"):  # which is to be read, and is not there
+        select_weights(trainer, Recipe(output=str(tmp_path)), tmp_path, Processes(1, store))
+
+
+@pytest.mark.parametrize(("rank", "local_rank", "verifies"), [(0, 0, True), (1, 1, False), (2, 0, True), (3, 1, False)])
+def test_prepared_data_are_verified_on_each_machine(tmp_path, monkeypatch, rank, local_rank, verifies):
+    verified = []
+    prepared = SimpleNamespace(verify=verified.append, tokenizer=None, counts=str, train=1)
+    prepared.validation = SimpleNamespace(as_dataset=list)
+    monkeypatch.setattr(training, "open_prepared", lambda _: prepared)
+    monkeypatch.setattr(training, "check_recipe_matches", lambda *_: None)
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    run = training.TrainingRun(Recipe(output=str(tmp_path), prepared="data"))
+    run._load_data(Processes(rank, torch.distributed.HashStore()), False)
+    assert bool(verified) == verifies

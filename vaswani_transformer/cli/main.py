@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 
-from ..errors import UserError, shortened
+from ..errors import UserError, one_line, shortened
 from .attention import add_attention
 from .command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, Parser, is_main_process, leave_failed
 from .data import add_lists, add_prepare, add_tokenizer
@@ -57,7 +57,12 @@ def _quiet_libraries() -> None:
             stream.reconfigure(encoding="utf-8")  # translations are not limited to the terminal's own encoding
 
 
-def _explain(error: Exception, arguments: argparse.Namespace) -> str | None:
+def _is_panic(error: BaseException) -> bool:
+    """Whether code in Rust gave up, which is no `Exception` and has a class that cannot be imported."""
+    return type(error).__name__ == "PanicException"
+
+
+def _explain(error: BaseException, arguments: argparse.Namespace) -> str | None:
     """An error of the user or of the machine in one line; None for one that may be a mistake in our code."""
     import torch
 
@@ -65,6 +70,8 @@ def _explain(error: Exception, arguments: argparse.Namespace) -> str | None:
 
     if isinstance(error, UserError):
         return str(error)
+    if _is_panic(error):  # of a text where a regular expression has tried ten million ways, most of all
+        return f"the tokenizer failed on a text ({one_line(error)}): change the rules in tokenizer.json, or the text"
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         fix = ": free some space and run the same command again" if error.errno in _DISK_FULL else ""
@@ -108,7 +115,9 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # nobody reads our output any more, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
-    except Exception as error:
+    except BaseException as error:
+        if not (isinstance(error, Exception) or _is_panic(error)):
+            raise
         message = _explain(error, arguments)
         status = EXIT_USAGE if isinstance(error, UserError) else EXIT_FAILURE
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:

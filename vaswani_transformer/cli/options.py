@@ -8,7 +8,7 @@ from typing import Any
 from ..decoding.ensemble import COMBINATIONS
 from ..errors import UserError
 from ..loading import is_exported
-from ..model.generation_vaswani import SETTING_RANGES
+from ..model.generation_vaswani import SETTING_RANGES, broken_range
 from .files import option_flag
 
 
@@ -160,7 +160,14 @@ def generate_options(arguments: argparse.Namespace, model: Any) -> dict[str, Any
     if getattr(arguments, "sample", False):
         beams = beams or 1
         top_k = 0 if arguments.top_k is None and own.top_k is None else arguments.top_k  # the library's default is 50
-        options |= {"do_sample": True, "temperature": arguments.temperature, "top_k": top_k, "top_p": arguments.top_p}
+        drawing = {"temperature": arguments.temperature, "top_k": top_k, "top_p": arguments.top_p}
+        for name in [name for name, value in drawing.items() if value is None and getattr(own, name) is not None]:
+            if rule := broken_range(name, getattr(own, name)):  # of no effect, and not checked, without --sample
+                raise UserError(
+                    f"{name} in the model's generation_config.json is {getattr(own, name)}: with --sample it must be"
+                    f" {rule}; give {option_flag(name)}"
+                )
+        options |= {"do_sample": True} | drawing
     options |= {"num_beams": beams, "num_return_sequences": nbest}
     if nbest is None and (own.num_return_sequences or 1) > 1:
         options["num_return_sequences"] = 1  # one line out for one line in

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import UserError
+from ..json_and_yaml import unique_keys
 from .text_files import LONGEST_LINE, has_undecoded, read_lines
 
 DEFAULT_COLUMNS = ("source", "target")
@@ -70,20 +71,12 @@ def _read_json(path: Path, columns: tuple[str, str]) -> Rows:
         if line.strip():
             where = f"{path}, line {number}"
             try:
-                row = json.loads(line, object_pairs_hook=_unique_keys)
+                row = json.loads(line, object_pairs_hook=unique_keys)
                 if not isinstance(row, dict):
                     raise ValueError(f"{type(row).__name__}, not an object")
             except (ValueError, RecursionError) as error:  # the latter: nested too deep
                 raise UserError(f"{where}: not JSON lines ({error}); write one object per line") from None
             yield where, row
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return values
 
 
 def _read_parquet(path: Path, columns: tuple[str, str]) -> Rows:

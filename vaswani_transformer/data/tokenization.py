@@ -7,7 +7,6 @@ be encoded without an unknown token and decoded to exactly the same text.
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -144,7 +143,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
 
     Raises:
         UserError: The folder does not exist, holds no tokenizer, its files cannot be read as one, its rules could take
-            time or memory without bounds, or it does not end a text with its end token.
+            memory without bounds, or it does not end a text with its end token.
     """
     check_path(folder, "the tokenizer folder")
     folder = Path(folder)
@@ -180,7 +179,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
 
 
 def _check_files(folder: Path) -> None:
-    """Refuse what is no JSON, leads to other files, or would take time or memory without bounds."""
+    """Refuse what is no JSON, leads to other files, or would take memory without bounds."""
     contents = {}
     for name in _JSON_FILES:
         if (folder / name).exists():
@@ -193,13 +192,6 @@ def _check_files(folder: Path) -> None:
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         growth = 1.0
         for rule in _rules(contents[path.name].get(part), f"{part} in {path}"):
-            pattern = rule.get("pattern")
-            pattern = pattern.get("Regex") if isinstance(pattern, dict) else None
-            if isinstance(pattern, str) and (danger := _danger(pattern)):
-                raise UserError(
-                    f"the regular expression {pattern!r:.200} in {path} {danger}, which can take for ever: write it"
-                    " without that"
-                )
             growth *= _growth(rule)
             if growth > _MOST_GROWTH:
                 raise UserError(
@@ -231,57 +223,6 @@ def _growth(rule: dict) -> float:
     text = pattern.get("String") if isinstance(pattern, dict) else None
     # A regular expression may match a single letter.
     return max(1, len(str(content)) / max(1, len(text) if isinstance(text, str) else 1))
-
-
-# The parts of a regular expression of Oniguruma: escapes, sets (which nest), groups, repetitions, alternation.
-_REGEX_PARTS = re.compile(
-    r"\\.|(?P<set>\[\^?\]?)|\((?:\?(?:<?[=!]|[>~:]|[a-zA-Z-]*:))?|[)|]|(?P<times>[*+?]|\{[\d,]+\})[+?]?|.", re.S
-)
-_MOST_REPETITIONS = 4  # in a row; the patterns of GPT-2 to GPT-4o have up to three
-
-
-def _danger(pattern: str) -> str | None:
-    """What lets a backtracking search for a pattern try more ways than a small power of the text's length, if any.
-
-    A rule that refuses some harmless patterns too: a group is repeated that itself repeats or has alternatives.
-    """
-    groups, place, last = [[0, False]], 0, None  # of each open group: repetitions in the branch, and whether it varies
-    while place < len(pattern):
-        part = _REGEX_PARTS.match(pattern, place)
-        place, text = part.end(), part.group()
-        closed, last = last, None
-        if part.group("set"):
-            place = _end_of_set(pattern, place)
-        elif re.fullmatch(r"\\[1-9gk]", text):
-            return "refers back to a group"
-        elif text[0] == "(":
-            groups.append([0, False])
-        elif text == ")" and len(groups) > 1:
-            repetitions, varies = groups.pop()
-            groups[-1][0] += repetitions
-            groups[-1][1] = groups[-1][1] or varies
-            last = varies
-        elif text == "|":
-            groups[-1] = [0, True]
-        elif times := part.group("times"):
-            is_optional = times in ("?", "{0,1}", "{,1}")
-            if closed and not is_optional:
-                return "repeats a group that itself repeats something or has alternatives"
-            groups[-1][0] += not is_optional and not re.fullmatch(r"\{\d+\}", times)
-            groups[-1][1] = groups[-1][1] or not re.fullmatch(r"\{\d+\}", times)
-            if groups[-1][0] > _MOST_REPETITIONS:
-                return f"has more than {_MOST_REPETITIONS} repetitions in a row"
-    return None
-
-
-def _end_of_set(pattern: str, place: int) -> int:
-    depth = 1
-    while place < len(pattern) and depth:
-        if pattern[place] == "\\":
-            place += 1
-        depth += {"[": 1, "]": -1}.get(pattern[place : place + 1], 0)
-        place += 1
-    return place
 
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerFast) -> dict:

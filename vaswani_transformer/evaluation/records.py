@@ -152,7 +152,8 @@ def read_evaluation(path: str | Path) -> dict:
     for name, value in record.items():
         kind = next((kind for ending, kind in _ENTRIES.items() if name.endswith(ending)), object)
         if not isinstance(value, kind) or (name == "versions" and not _all_text(value)):
-            raise UserError(f"{name} in {path} is {value!r:.40}, which is not what it should be: {advice}")
+            rule = {str: "text", int: "a whole number", dict: "an object whose values are text"}[kind]
+            raise UserError(f"{name} in {path} is {value!r:.40}: it must be {rule}; {advice}")
     return record
 
 

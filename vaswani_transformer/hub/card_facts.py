@@ -162,7 +162,7 @@ def published_record(record: Mapping) -> dict:
             words = [file_name(word) for word in reader]
         except ValueError as error:
             raise UserError(
-                f"the command of an evaluation ends in mid word ({one_line(error)}): evaluate again"
+                f"the command of an evaluation cannot be split into words ({one_line(error)}): evaluate again"
             ) from error
         known["command"] = shlex.join(words)
     settings = known.get("generation", {})

@@ -14,6 +14,8 @@ import jinja2.sandbox
 
 MOST_CHARACTERS = 1 << 20  # of a template and of a card; the Hub's largest are far below
 _SECONDS, _BYTES = 10, 1 << 30  # for a template of the user's own
+# Without the current folder, from which Python (3.10 has no option -P) would import.
+_START = "import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_path(sys.argv[1], None, '__main__')"
 _NAME = "<template>"  # what jinja2 names a template that is not a file
 
 
@@ -69,7 +71,7 @@ def render_in_process(folder: str, source: str, values: dict) -> str:
         TemplateFault: as `render`, and for a template that takes too long or too much memory.
     """
     request = json.dumps([folder, source, values])
-    command = [sys.executable, "-P", "-X", "utf8", __file__]
+    command = [sys.executable, "-X", "utf8", "-c", _START, __file__]
     try:
         done = subprocess.run(command, input=request, capture_output=True, encoding="utf-8", timeout=_SECONDS)
     except subprocess.TimeoutExpired:
@@ -77,7 +79,10 @@ def render_in_process(folder: str, source: str, values: dict) -> str:
     try:
         answer = json.loads(done.stdout)
     except ValueError:
-        raise TemplateFault(f"it takes more than {_BYTES >> 20:,} MiB of memory, or crashes") from None
+        if done.returncode < 0 or "MemoryError" in done.stderr:
+            raise TemplateFault(f"it takes more than {_BYTES >> 20:,} MiB of memory, or crashes") from None
+        reason = " ".join(done.stderr.split())[-300:]
+        raise TemplateFault(f"the Python process that fills it in failed: {reason}") from None
     if "fault" in answer:
         raise TemplateFault(answer["fault"])
     return answer["text"]

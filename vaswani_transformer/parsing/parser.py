@@ -1,6 +1,7 @@
 """A constituency parser (Section 6.3): training on trees as text, and parsing with the trained model."""
 
 import logging
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +13,11 @@ from transformers import LogitsProcessor
 from ..decoding.file_translator import FileTranslator
 from ..decoding.streaming import WINDOW_LINES, Window
 from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
+from ..distributed import joined_processes
 from ..errors import UserError
 from ..files import write_text
-from ..output_folder import is_first_process
 from ..recipes.recipe import Recipe, check_paths
-from ..training.run import check_trainable
+from ..training.run import check_trainable, join_process_group
 from ..training.run_folder import CHECKPOINTS, check_output, run_output
 from .augmentation import Exchange
 from .grammar import BracketGrammar, BracketProcessor, least_tokens
@@ -208,8 +209,8 @@ def parsing_recipe(
 ) -> Recipe:
     """A recipe for training on these trees; their text and a tokenizer are written to `text/` in its output folder.
 
-    An error leaves the folder unchanged. Of processes that were launched together the first writes; others, on a
-    machine that does not share the folder, what is missing. Trees are cleaned; `vocab_size` includes brackets and tags.
+    An error leaves the folder unchanged. Of processes that were launched together the first one writes, then the first
+    of each other machine, where the folder is not shared. Trees are cleaned; `vocab_size` includes brackets and tags.
 
     Raises:
         UserError: for a recipe that names other data, an `augment` below 0, an interrupted training on other trees,
@@ -234,12 +235,17 @@ def parsing_recipe(
     with tempfile.TemporaryDirectory() as name:
         tokenizer.save_pretrained(name)
         files |= {f"tokenizer/{file.name}": file.read_text(encoding="utf-8") for file in sorted(Path(name).iterdir())}
-    if not is_first_process():
-        for path, text in ((folder / name, text) for name, text in files.items()):
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_text(path, text)
-        return recipe
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        join_process_group()
+    with joined_processes() as processes, processes.first_process_first():
+        if processes.is_first_of_machine:
+            check_trainable(recipe, tokenizer)
+            _write_training_text(recipe, files)
+    return recipe
+
+
+def _write_training_text(recipe: Recipe, files: dict[str, str]) -> None:
+    """Write what differs of the text and tokenizer of a parser's training, by name within `text/`, if it may be."""
     resumed = check_output(recipe) is not None
     output = run_output(recipe.output)
     files = {f"{TEXT}/{name}": text for name, text in files.items()}
@@ -250,10 +256,8 @@ def parsing_recipe(
             f" ones to resume it, give another --output, or remove {Path(recipe.output) / CHECKPOINTS} to start anew"
         )
     output.check(changed)
-    check_trainable(recipe, tokenizer)
     for name, text in files.items():
         output.write_text(name, text)
-    return recipe
 
 
 def _holds(path: Path, text: str) -> bool:

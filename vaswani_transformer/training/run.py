@@ -91,7 +91,7 @@ def make_tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool = Fals
     return new_tokenizer(recipe, pairs_of(train))
 
 
-def _join_process_group() -> None:
+def join_process_group() -> None:
     """Join torch's process group, if this process was launched as one of several."""
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and on_cpu():
         raise UserError(
@@ -238,7 +238,7 @@ class TrainingRun:
         """Train, select the weights, write the model folder."""
         if on_cpu():
             keep_freed_memory()
-        _join_process_group()
+        join_process_group()
         with joined_processes() as processes, locked_together(self.folder):
             return self._run(processes)
 
@@ -262,7 +262,7 @@ class TrainingRun:
         trainer.accelerator.wait_for_everyone()
         try:
             self._train(trainer, checkpoint)
-            kept, averaged, metrics = select_weights(trainer, recipe, self.folder / CHECKPOINTS)
+            kept, averaged, metrics = select_weights(trainer, recipe, self.folder / CHECKPOINTS, processes)
             self._finish(trainer)
             return TrainingResult(self.folder, trainer.state.global_step, self.log.seconds(), metrics, averaged, kept)
         finally:
@@ -274,7 +274,7 @@ class TrainingRun:
         if recipe.prepared is not None:
             prepared = open_prepared(recipe.prepared)
             check_recipe_matches(prepared, recipe)
-            if processes.rank == 0:
+            if processes.is_first_of_machine:  # each machine may have a copy of its own
                 prepared.verify(self.progress)
             self.tokenizer = prepared.tokenizer
             for name, part in (("training", TRAIN), ("validation", VALIDATION)):

@@ -1,11 +1,13 @@
 """Model selection after the last step: the best checkpoint, the average of the last ones, or the last."""
 
 import logging
+from itertools import chain
 from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
+from ..distributed import Processes
 from ..errors import UserError
 from ..recipes.recipe import Recipe
 from .averaging import average_checkpoints
@@ -18,8 +20,19 @@ BEST, AVERAGE, LAST = "best", "average", "last"
 
 
 def _candidates(recipe: Recipe, folder: Path, best_step: int | None, end: int) -> dict[str, list[Path]]:
-    """The checkpoints behind each candidate: best, average and last, as far as there are any."""
-    checkpoints = [checkpoint for checkpoint in read_checkpoints(folder) if _is_unchanged(checkpoint)]
+    """The checkpoints behind each candidate: best, average and last, as far as there are any that are unchanged."""
+    checkpoints, checked = read_checkpoints(folder), set()
+    while True:
+        candidates = _choose(checkpoints, recipe, best_step, end)
+        chosen = set(chain(*candidates.values()))
+        changed = {path for path in sorted(chosen - checked) if not _is_unchanged(path)}
+        if not changed:
+            return candidates
+        checked |= chosen
+        checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.path not in changed]
+
+
+def _choose(checkpoints: list[Checkpoint], recipe: Recipe, best_step: int | None, end: int) -> dict[str, list[Path]]:
     timed, count = recipe.checkpoint_minutes > 0, recipe.average_checkpoints
     averaged = to_average(checkpoints, count, timed, recipe.evaluate_every, end)
     candidates = {}
@@ -32,24 +45,30 @@ def _candidates(recipe: Recipe, folder: Path, best_step: int | None, end: int) -
     return candidates
 
 
-def _is_unchanged(checkpoint: Checkpoint) -> bool:
+def _is_unchanged(checkpoint: Path) -> bool:
     try:
-        check_contents(checkpoint.path, weights_only=True)
+        check_contents(checkpoint, weights_only=True)
         return True
     except (UserError, OSError) as error:
         logger.warning("not considered: %s", error)
         return False
 
 
-def select_weights(trainer: VaswaniTrainer, recipe: Recipe, folder: Path) -> tuple[str, int, dict]:
+def select_weights(
+    trainer: VaswaniTrainer, recipe: Recipe, folder: Path, processes: Processes
+) -> tuple[str, int, dict]:
     """Evaluate and log all candidates among the checkpoints in `folder`, and load into the model what the recipe keeps.
 
-    Without checkpoints the model keeps the weights that it has.
+    Without checkpoints the model keeps the weights that it has. All processes call it.
 
     Returns:
         Which weights they are, in words; of how many checkpoints they are the average, 0 if of one; their validation.
     """
-    candidates = _candidates(recipe, folder, trainer.state.best_global_step, trainer.state.global_step)
+    state = trainer.state
+    # By one process for all: they evaluate together, and may not read the disk alike.
+    candidates = processes.share(
+        "candidates", lambda: _candidates(recipe, folder, state.best_global_step, state.global_step)
+    )
     if not candidates:
         return "last weights", 0, trainer.evaluate()
     metrics = {}

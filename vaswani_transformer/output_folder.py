@@ -236,7 +236,7 @@ class OutputFolder:
 
     @contextlib.contextmanager
     def staging(self, within: str = "") -> Iterator[Path]:
-        """A new folder here or `within` one that is here, for files to `place` once all are there; removed at the end."""
+        """A new folder here, or `within` one here, for files to `place` once all are there; removed at the end."""
         remove_leftovers(self.path, RECORD)
         folder = unfinished(self.path / within / "files")
         remove(folder)

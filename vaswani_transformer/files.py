@@ -1,16 +1,21 @@
 """Files and folders that are there whole or not at all, after a crash or a power cut too."""
 
 import contextlib
+import errno
+import functools
 import hashlib
+import logging
 import os
 import shutil
-import threading
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from .errors import UserError
 
-_umask_lock = threading.Lock()
+logger = logging.getLogger(__name__)
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 WRITING, REMOVING = ".writing-", ".removing-"  # before the names of what is not finished
 
 
@@ -31,11 +36,32 @@ def sync(path: Path) -> None:
 
 def finish(path: Path) -> None:
     """Wait until a new file is on the disk, with the permissions of any new file: some libraries write 0600."""
-    with _umask_lock:  # of the whole process, and only read by setting it
-        mask = os.umask(0o077)
-        os.umask(mask)
-    path.chmod(0o666 & ~mask)
+    if stat.S_IMODE(path.stat().st_mode) == 0o600:
+        path.chmod(_mode_of_new_file(path.with_name(path.name + ".mode")))
     sync(path)
+
+
+def _mode_of_new_file(path: Path) -> int:
+    """What the umask, or its folder's access list, gives a file; it is made and removed."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        return stat.S_IMODE(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)
+        path.unlink()
+
+
+def check_no_locks(error: BaseException) -> None:
+    """After a lock has failed: go on without one, with a warning, where the file system has none; else raise it."""
+    if not isinstance(error, NotImplementedError) and getattr(error, "errno", None) not in _NO_LOCKS:
+        raise error
+    _warn_of_no_locks()
+
+
+@functools.cache  # once
+def _warn_of_no_locks() -> None:
+    logger.warning("this file system has no locks: see to it yourself that no other process writes to the same place")
 
 
 def unfinished(path: Path) -> Path:
@@ -64,7 +90,7 @@ def write_text(path: Path, text: str) -> None:
 
 def publish(folder: Path, final: Path) -> None:
     """Give a finished folder its final name; its files are on the disk before. What lies there is set aside."""
-    for path in folder.rglob("*"):
+    for path in list(folder.rglob("*")):
         sync(path) if path.is_dir() else finish(path)
     sync(folder)
     set_aside(final)
@@ -72,13 +98,20 @@ def publish(folder: Path, final: Path) -> None:
     sync(final.parent)
 
 
-def set_aside(path: Path) -> None:
-    """Rename what lies under a name that is needed, to `NAME.1` or the first such name that is free."""
+def set_aside(path: Path) -> Path:
+    """Rename what lies under a name that is needed, if anything does; returns its `free_name`."""
+    free = free_name(path)
     if os.path.lexists(path):
-        number = 1
-        while os.path.lexists(path.with_name(f"{path.name}.{number}")):
-            number += 1
-        path.rename(path.with_name(f"{path.name}.{number}"))
+        path.rename(free)
+    return free
+
+
+def free_name(path: Path) -> Path:
+    """`NAME.1`, or the first such name that is free."""
+    number = 1
+    while os.path.lexists(path.with_name(f"{path.name}.{number}")):
+        number += 1
+    return path.with_name(f"{path.name}.{number}")
 
 
 def remove(folder: Path) -> None:
@@ -93,16 +126,16 @@ def remove(folder: Path) -> None:
 
 
 def remove_files(folder: Path, names: Iterable[str]) -> None:
-    """Remove these files from a folder, in this order, and folders that are empty then, itself too.
+    """Remove these files from a folder, in this order, and folders in it that are empty then.
 
-    Other files stay, and no link is followed. Names are relative, with slashes.
+    Other files stay, and no link in the folder is followed. Names are relative, with slashes.
     """
     paths = [folder.joinpath(*PurePosixPath(name).parts) for name in names if is_inner(name)]
-    within = {path: [parent for parent in path.parents if parent.is_relative_to(folder)] for path in paths}
+    within = {path: [parent for parent in path.parents if folder in parent.parents] for path in paths}
     for path, parents in within.items():
         if path.is_file() and not any(place.is_symlink() for place in (path, *parents)):
             path.unlink()
-    for parent in sorted({folder, *(parent for parents in within.values() for parent in parents)}, reverse=True):
+    for parent in sorted({parent for parents in within.values() for parent in parents}, reverse=True):
         if not parent.is_symlink():
             with contextlib.suppress(OSError):  # not empty
                 parent.rmdir()
@@ -120,7 +153,7 @@ def place_files(folder: Path, final: Path, last: str) -> None:
     Its being there means that all are.
     """
     pending = unfinished(final / last)
-    for path in folder.iterdir():
+    for path in list(folder.iterdir()):
         finish(path)
         path.replace(pending if path.name == last else final / path.name)
     folder.rmdir()

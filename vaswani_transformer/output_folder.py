@@ -1,22 +1,27 @@
 """Folders that commands write: one process at a time, and only what it provably wrote there is replaced or removed.
 
 A hidden file in the folder lists size and SHA-256 of each file that was written. A file is ours while it is listed and
-unchanged. All others are the user's: a command that would have to replace one of them is refused.
+unchanged. One that is listed and was changed since is set aside where its name is needed. All others are the user's: a
+command that would have to replace one of them is refused.
 """
 
 import contextlib
 import errno
 import json
+import logging
 import os
 import re
 import threading
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from filelock import FileLock, Timeout
 
 from .errors import UserError
 from .files import (
+    REMOVING,
+    WRITING,
+    check_no_locks,
     check_path,
     file_sha256,
     finish,
@@ -25,11 +30,15 @@ from .files import (
     publish,
     remove,
     remove_files,
+    remove_leftovers,
+    set_aside,
     sync,
     unfinished,
     write_text,
 )
 from .json_and_yaml import parse_json, read_json
+
+logger = logging.getLogger(__name__)
 
 RECORD, LOCK = ".vaswani_files.json", ".lock"
 OWN = (RECORD, LOCK)  # names that are nobody else's
@@ -63,18 +72,20 @@ def locked(folder: str | Path, name: str = LOCK) -> Iterator[None]:
         what = "is a file: give a folder" if above == folder else f"lies below {above}, which is a file: give another"
         raise UserError(f"output {shown} {what}")
     new = [path for path in (folder, *folder.parents) if not path.exists()]
-    lock = FileLock(folder / name, timeout=0)
+    lock = FileLock(folder / name, timeout=0, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except (OSError, NotImplementedError) as error:  # Timeout is one
-        _remove_empty(new)
         if isinstance(error, Timeout):
             raise UserError(
                 f"another process is writing to {shown}: wait until it has ended, or give another --output"
             ) from error
-        reason = getattr(error, "strerror", None) or "its file system has no locks"
-        raise UserError(f"cannot write to output folder {shown}: {reason}") from error
+        try:
+            check_no_locks(error)
+        except OSError:
+            _remove_empty(new)
+            raise UserError(f"cannot write to output folder {shown}: {error.strerror}") from error
     _held[folder / name] = threading.get_ident()
     try:
         yield
@@ -96,6 +107,11 @@ def locked_together(folder: str | Path) -> contextlib.AbstractContextManager:
     return locked(folder) if is_first_process() else contextlib.nullcontext()
 
 
+def is_empty(folder: Path) -> bool:
+    """Whether nothing is in a folder but what a command that was cut off while it wrote here has left."""
+    return all(path.name in OWN or path.name.startswith((WRITING, REMOVING)) for path in folder.iterdir())
+
+
 def _disk_error(error: Exception) -> int | None:
     """The system's number for a full disk, also where a library in Rust has put it into a text."""
     in_text = re.search(r"\(os error (\d+)\)", str(error))
@@ -112,11 +128,12 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 class OutputFolder:
     """A folder that a command writes, and the record of the files that are ours in it.
 
-    Names are relative, with slashes. A log, which grows while a program runs, is ours as long as it holds JSON lines.
+    Names are relative, with slashes. The folder may be a link, and so may the folders right below it, which a user puts
+    on another disk. A log, which grows while a program runs, is ours as long as it begins as one.
     """
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path, self.shown = Path(path).resolve(), Path(path)
         # By name: size and SHA-256 of what it has held; None for one that grows.
         self._versions: dict[str, list] = self._recorded()
 
@@ -145,19 +162,31 @@ class OutputFolder:
         if path.is_symlink() or not path.is_file():
             return False
         if None in versions:
-            return _is_json_lines(path)
+            return is_log(path)
         size = path.stat().st_size
         digests = [digest for bytes_, digest in versions if bytes_ == size]
         return bool(digests) and file_sha256(path) in digests
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise `UserError` for the first of these names that is taken by what is not ours."""
+        """Raise `UserError` for the first of these names that is taken by what was never ours."""
+        for name in names:
+            if name not in self and os.path.lexists(self.path / name):
+                raise UserError(
+                    f"{self.shown / name} was not written by this program: move it, or give another --output"
+                )
+
+    def make_way(self, names: Iterable[str]) -> None:
+        """Set aside what has one of these names, was written here and has been changed since.
+
+        Raises:
+            UserError: as `check`; nothing is set aside then.
+        """
+        names = list(names)
+        self.check(names)
         for name in names:
             if os.path.lexists(self.path / name) and not self.is_ours(name):
-                raise UserError(
-                    f"{self.path / name} was not written by this program, or was changed since: move it, or give"
-                    " another --output"
-                )
+                kept = set_aside(self.path / name)
+                logger.warning("%s was changed since it was written: kept as %s", self.shown / name, kept.name)
 
     def adopt(self, names: Iterable[str]) -> None:
         """Take files for ours as they are, in a folder that is ours by other evidence."""
@@ -186,7 +215,7 @@ class OutputFolder:
             UserError: as `check`.
         """
         finish(new)
-        self.check([name])
+        self.make_way([name])
         self.note({name: new})
         new.replace(self.path / name)
         sync((self.path / name).parent)
@@ -206,9 +235,10 @@ class OutputFolder:
             self.note({name: path})
 
     @contextlib.contextmanager
-    def staging(self) -> Iterator[Path]:
-        """A new folder in this one, for files to `place` once all are there; it is removed at the end."""
-        folder = unfinished(self.path / "files")
+    def staging(self, within: str = "") -> Iterator[Path]:
+        """A new folder here, or `within` one here, for files to `place` once all are there; removed at the end."""
+        remove_leftovers(self.path, RECORD)
+        folder = unfinished(self.path / within / "files")
         remove(folder)
         folder.mkdir()
         try:
@@ -225,7 +255,7 @@ class OutputFolder:
             UserError: as `check`.
         """
         files = {path.name: path for path in staging.iterdir()}
-        self.check(files)
+        self.make_way(files)
         self.note(files)
         self.remove(stale)
         place_files(staging, self.path, last)
@@ -236,19 +266,38 @@ class OutputFolder:
         publish(staging, self.path / name)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove those of these files that are ours, and folders below this one that are empty then."""
-        names = list(names)
-        remove_files(self.path, [name for name in names if self.is_ours(name)])
+        """Remove those of these files that are ours, and folders below this one that are empty then.
+
+        Those that were changed are set aside, others stay.
+        """
+        names = [name for name in names if name in self]
+        for name in names:
+            top, _, inner = name.partition("/")
+            within = [self.path / parent for parent in PurePosixPath(name).parents][:-2]
+            if any(parent.is_symlink() for parent in within):
+                continue
+            if not self.is_ours(name):
+                self.make_way([name])
+            elif inner:
+                remove_files((self.path / top).resolve(), [inner])
+            else:
+                remove_files(self.path, [name])
+        for top in {name.partition("/")[0] for name in names if "/" in name}:
+            with contextlib.suppress(OSError):  # not empty, or a link
+                (self.path / top).rmdir()
 
 
 def _version(path: Path) -> list:
     return [path.stat().st_size, file_sha256(path)]
 
 
-def _is_json_lines(path: Path) -> bool:
-    """Whether all lines of a file are JSON objects; the last one may be cut off."""
-    *lines, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
+def is_log(path: Path) -> bool:
+    """Whether a file begins as a training's log, if with half a line; what follows may be damaged."""
+    with path.open("rb") as file:
+        line = file.readline(1 << 20)
+    text = line.decode("utf-8", errors="replace").rstrip("\0\n")  # a power cut may leave zeros
     try:
-        return last[:1] in ("", "{") and all(isinstance(parse_json(line, finite=False), dict) for line in lines)
-    except ValueError:
-        return False
+        return not text or {"step", "seconds"} <= parse_json(text, finite=False).keys()
+    except (ValueError, AttributeError):
+        start = '{"step": '
+        return not line.endswith(b"\n") and start.startswith(text[: len(start)])

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import errno
 import os
 import resource
 import shutil
@@ -21,16 +22,18 @@ from conftest import TINY_RECIPE, error_of, tiny_recipe
 from model_folders import write_model
 from safetensors.torch import load_file
 
-from vaswani_transformer import average_models, load_model, load_tokenizer, train
+from vaswani_transformer import average_models, load_model, load_tokenizer, output_folder, train
 from vaswani_transformer.cli.main import main, make_parser
 from vaswani_transformer.data.prepare import ShardWriter, prepare
 from vaswani_transformer.data.prepared import open_prepared
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.export.exporting import export_model
+from vaswani_transformer.files import _warn_of_no_locks, finish
 from vaswani_transformer.importing.pickles import convert_pickled_weights
 from vaswani_transformer.output_folder import LOCK, OWN, OutputFolder, locked, locked_together
-from vaswani_transformer.recipes.recipe import PATHS
+from vaswani_transformer.recipes.recipe import PATHS, load_recipe
 from vaswani_transformer.training import run as training
+from vaswani_transformer.training.checkpoints import complete_checkpoints, remove_checkpoint
 from vaswani_transformer.training.run_folder import CURVE, LOG, MODEL_FILES, RECIPE
 
 fails = translating.fails
@@ -145,14 +148,131 @@ def test_overwriting_removes_what_is_ours_and_nothing_else(recipe, trained, tmp_
     assert (folder / "checkpoints" / "notes").is_symlink()
 
 
-@pytest.mark.parametrize("name", [RECIPE, LOG, "config.json", "tokenizer.json", "checkpoints/contents.json"])
-def test_an_edited_file_is_the_users(recipe, trained, tmp_path, fails, name):
+def test_edited_files_are_set_aside(recipe, trained, tmp_path, caplog):
+    """They have been written here, so that nobody else's program waits for them under these names."""
     folder = shutil.copytree(trained, tmp_path / "run")
-    with (folder / name).open("a") as file:
-        file.write("# what I learned from this run")
-    before = contents(folder)
-    assert f"{folder / name} was" in fails("train", recipe, "--output", folder, "--overwrite")
-    assert contents(folder) == before
+    names = [RECIPE, LOG, "config.json", "generation_config.json", "tokenizer.json", "checkpoints/contents.json"]
+    for name in names:
+        (folder / name).write_text("what I learned from this run")
+    assert main(["train", str(recipe), "--output", str(folder), "--overwrite", "--quiet"]) == 0
+    error = caplog.text
+    for name in names:
+        assert (folder / f"{name}.1").read_text() == "what I learned from this run"
+        assert f"{folder / name} was changed since it was written: kept as {Path(name).name}.1" in error
+    assert load_model(folder)
+
+
+def interrupt(folder: Path) -> Path:
+    """Make a finished run one that was cut off before it wrote its model."""
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def test_a_run_is_extended_by_its_own_edited_recipe(trained, tmp_path):
+    folder = interrupt(shutil.copytree(trained, tmp_path / "run"))
+    text = (folder / RECIPE).read_text()
+    edited = "# longer\n" + text.replace("max_steps: 2", "max_steps: 4").replace(str(trained), str(folder))
+    (folder / RECIPE).write_text(edited)
+    assert main(["train", str(folder / RECIPE), "--quiet"]) == 0
+    assert (folder / "recipe.yaml.1").read_text() == edited
+    assert yaml.safe_load((folder / RECIPE).read_text())["max_steps"] == 4
+    assert (folder / "checkpoints" / "checkpoint-4").is_dir()
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 100, b'{"step": 1, "sec'])
+def test_a_torn_log_does_not_block_a_run(recipe, trained, tmp_path, damage):
+    folder = interrupt(shutil.copytree(trained, tmp_path / "run"))
+    log = (folder / LOG).read_bytes() if damage[0] == 0 else b""
+    (folder / LOG).write_bytes(log + damage)
+    assert main(["train", str(recipe), "--output", str(folder), "--quiet"]) == 0
+    assert not list(folder.glob(f"{LOG}.*"))
+
+
+def test_another_programs_log_is_not_ours(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    for foreign in ('{"step": 1, "loss": 3.0}\n', '{"event": "start"}', "[1]\n", "epoch 1\n"):
+        (folder / LOG).write_text(foreign)
+        assert not OutputFolder(folder).is_ours(LOG)
+
+
+def test_a_copy_without_hidden_files_can_be_resumed_and_overwritten(recipe, trained, models, text, tmp_path, fails):
+    """As `cp -r run/* copy/` makes it; and earlier versions wrote no record."""
+
+    def copy(folder, name):
+        return shutil.copytree(folder, tmp_path / name, ignore=shutil.ignore_patterns(".*"))
+
+    run, again = interrupt(copy(trained, "run")), copy(trained, "again")
+    assert main(["train", str(recipe), "--output", str(run), "--quiet"]) == 0
+    assert main(["train", str(recipe), "--output", str(again), "--overwrite", "--quiet"]) == 0
+    commands = {
+        "average": ["average", *map(str, models)],
+        "tokenizer": ["tokenizer", str(text / "train.en"), "--vocab-size", "300"],
+    }
+    for name, words in commands.items():
+        assert main([*words, "--output", str(tmp_path / "new" / name)]) == 0
+        folder = copy(tmp_path / "new" / name, name)
+        assert main([*words, "--output", str(folder), "--overwrite"]) == 0
+        (folder / OWN[0]).unlink()
+        (folder / "notes.txt").write_text("mine")  # a folder that is not ours alone
+        before = contents(folder)
+        assert "was not written by this program" in fails(*words, "--output", folder, "--overwrite")
+        assert contents(folder) == before
+
+
+# Links in the place of folders
+
+
+def test_an_output_that_is_a_link_is_as_any_other(recipe, trained, models, text, tmp_path):
+    for name in ("run", "prepared", "tokenizer", "average"):
+        (tmp_path / "disk" / name).mkdir(parents=True)
+        (tmp_path / name).symlink_to(tmp_path / "disk" / name)
+    run = tmp_path / "run"
+    shutil.copytree(trained, run, dirs_exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(training.TrainingRun, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        train(load_recipe(str(recipe), {"output": str(run), "seed": 7, "overwrite": True}), progress=False)
+    assert not (run / "model.safetensors").exists(), "old weights beside a new recipe"
+    assert main(["train", str(recipe), "--output", str(run), "--seed", "7", "--quiet"]) == 0
+    commands = {
+        "prepared": ["prepare", str(recipe), "--quiet"],
+        "tokenizer": ["tokenizer", str(text / "train.en"), "--vocab-size", "300"],
+        "average": ["average", *map(str, models)],
+    }
+    for name, words in commands.items():
+        for overwrite in ([], ["--overwrite"], ["--overwrite"]):
+            assert main([*words, "--output", str(tmp_path / name), *overwrite]) == 0
+    assert open_prepared(tmp_path / "prepared")
+    assert not list((tmp_path / "disk").rglob("*.[0-9]"))
+
+
+def test_checkpoints_on_another_disk(recipe, trained, tmp_path):
+    """A link in the place of their folder."""
+    folder, disk = shutil.copytree(trained, tmp_path / "run"), tmp_path / "disk"
+    (folder / "checkpoints").rename(disk)
+    (folder / "checkpoints").symlink_to(disk)
+    (disk / "notes.txt").write_text("mine")
+    for seed in ("3", "4"):
+        assert main(["train", str(recipe), "--output", str(folder), "--seed", seed, "--overwrite", "--quiet"]) == 0
+    assert (folder / "checkpoints").is_symlink()
+    names = {"notes.txt", "tokenizer", "contents.json", "recipe.yaml", "checkpoint-2"}
+    assert {path.name for path in disk.iterdir()} == names
+
+
+# Checkpoints that are removed
+
+
+def test_leftovers_and_checkpoints_without_a_manifest(trained, tmp_path):
+    folder = shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints")
+    earlier = folder / "checkpoint-2"
+    (earlier / "checkpoint.json").unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", lambda *_: pytest.fail("renamed"))
+        remove_checkpoint(earlier)
+    assert complete_checkpoints(folder) == [earlier]
+    half = earlier.rename(folder / ".removing-checkpoint-2")  # as an earlier version leaves it
+    remove_checkpoint(half)
+    assert not half.exists() and not complete_checkpoints(folder)
+    assert (folder / "checkpoint-2.1" / "trainer_state.json").exists()
 
 
 def test_what_appears_during_training_is_not_replaced_and_nothing_is_lost(text, tmp_path):
@@ -180,7 +300,7 @@ def test_a_run_of_an_earlier_version_is_recognised(recipe, trained, tmp_path):
     assert yaml.safe_load((folder / "recipe.yaml").read_text())["seed"] == 4
 
 
-def test_other_commands_replace_no_file_of_the_users(recipe, models, text, tmp_path, fails):
+def test_other_commands_set_changed_files_aside(recipe, models, text, tmp_path, fails):
     average, tokenizer, prepared = (tmp_path / name for name in ("average", "tokenizer", "prepared"))
     assert main(["average", *map(str, models), "--output", str(average)]) == 0
     assert main(["tokenizer", str(text / "train.en"), "--output", str(tokenizer), "--vocab-size", "300"]) == 0
@@ -195,13 +315,18 @@ def test_other_commands_replace_no_file_of_the_users(recipe, models, text, tmp_p
         output = path.parent if path.parent.name != "tokenizer" or path.parent == tokenizer else prepared
         words, original = [*map(str, words), "--output", str(output), "--overwrite"], path.read_bytes()
         (output / "notes.txt").write_text("mine")
-        path.write_text("{}")
-        before = contents(output)
-        assert str(path) in fails(*words)
-        assert contents(output) == before
-        path.write_bytes(original)
+        path.write_text("{}")  # by mistake, or a disk has
         assert main(words) == 0
-        assert (output / "notes.txt").read_text() == "mine"
+        assert path.read_bytes() == original
+        kept = [one for one in output.rglob("*.1*") if one.is_file() and one.read_bytes() == b"{}"]
+        kept += [one for one in output.rglob(f"*.1/{path.name}.1") if one.read_bytes() == b"{}"]
+        assert kept and (output / "notes.txt").read_text() == "mine"
+        (output / OWN[0]).unlink()
+        before = contents(output)
+        if path.parent.name not in ("prepared", "tokenizer") or path.parent == tokenizer:
+            assert "was not written by this program" in fails(*words)
+            assert contents(output) == before
+            shutil.rmtree(output)
 
 
 def test_an_export_replaces_its_own_files_only(models, tmp_path, fails):
@@ -213,9 +338,45 @@ def test_an_export_replaces_its_own_files_only(models, tmp_path, fails):
     export_model(models[1], output, overwrite=True)
     assert (output / "notes.txt").read_text() == (output / "mine/config.json").read_text() == "mine"
     (output / "generation_config.json").write_text("{}")
-    before = contents(output)
-    assert "generation_config.json" in fails("export", models[0], "--output", output, "--overwrite")
-    assert contents(output) == before
+    export_model(models[0], output, overwrite=True)
+    assert (output / "generation_config.json.1").read_text() == "{}"
+    shutil.rmtree(output)
+    output.mkdir()
+    (output / "model.bin").write_text("mine")
+    assert "holds no exported model" in fails("export", models[0], "--output", output, "--overwrite")
+    assert contents(output) == {Path("model.bin"): b"mine"}
+
+
+@pytest.mark.parametrize("command", ["export", "average"])
+@pytest.mark.parametrize("moment", ["writing", "placing"])
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
+def test_a_killed_command_can_be_repeated(models, tmp_path, command, moment, overwrite):
+    if command == "export":
+        pytest.importorskip("ctranslate2")
+    output = tmp_path / "out"
+    words = [command, *map(str, models[: 1 if command == "export" else None]), "--output", str(output)]
+    if overwrite:
+        assert main(words) == 0
+
+    def kill(staging, final="", last=None):
+        if last in ("export.json", "model.safetensors") and moment == "placing":
+            one = next(path for path in staging.iterdir() if path.name != last)
+            one.rename(final / one.name)
+        shutil.copytree(output, tmp_path / "left")  # what a death leaves: nothing is tidied up
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        if moment == "placing":
+            patch.setattr(output_folder, "place_files", kill)
+        else:
+            patch.setattr(OutputFolder, "place", lambda _, staging, **__: kill(staging))
+        main([*words, *overwrite])
+    shutil.rmtree(output, ignore_errors=True)
+    (tmp_path / "left").rename(output)
+    assert (output / ".writing-files").exists() and (output / LOCK).exists()
+    assert main([*words, *(["--overwrite"] if moment == "placing" else overwrite)]) == 0
+    assert not list(output.glob(".writing*")) and not list(output.glob("*.1"))
+    assert load_tokenizer(output)
 
 
 def test_a_parser_replaces_no_text_of_the_users(tmp_path, fails):
@@ -426,11 +587,26 @@ def test_outputs_that_are_no_folders(recipe, tmp_path, fails):
         assert (tmp_path / "there" / LOCK).exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     with pytest.MonkeyPatch.context() as patch:
-        error = OSError(38, "Function not implemented")
+        error = OSError(errno.EROFS, "Read-only file system")
         patch.setattr("filelock.FileLock.acquire", lambda *_: (_ for _ in ()).throw(error))
         line = fails("train", recipe, "--output", tmp_path / "x")
-    assert line == f"error: cannot write to output folder {tmp_path / 'x'}: Function not implemented"
+    assert line == f"error: cannot write to output folder {tmp_path / 'x'}: Read-only file system"
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks(models, tmp_path, monkeypatch, caplog, number):
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    _warn_of_no_locks.cache_clear()
+    (tmp_path / "in.txt").write_text("A dog.\n")
+    words = ["--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt", "--max-new-tokens", "3"]
+    assert main([str(word) for word in ["translate", models[0], *words]]) == 0
+    assert main(["average", *map(str, models), "--output", str(tmp_path / "average")]) == 0
+    assert sum("has no locks" in record.message for record in caplog.records) == 1
+    assert not (tmp_path / "average" / LOCK).exists()
 
 
 def test_two_processes_do_not_write_one_file_of_translations(models, tmp_path, fails):
@@ -540,6 +716,26 @@ def test_all_files_follow_the_umask(recipe, models, text, tmp_path):
     (folder / "model.safetensors").unlink()
     assert in_a_child(["convert", folder], tmp_path, lambda: os.umask(0o027))[0] == 0
     assert stat.S_IMODE((folder / "model.safetensors").stat().st_mode) == 0o640
+
+
+def test_a_files_mode_is_that_of_its_folder(tmp_path, monkeypatch):
+    """An access list of the folder may give more than the umask, which belongs to all threads and stays as it is."""
+    open_, new = os.open, tmp_path / "new"
+    monkeypatch.setattr(os, "umask", lambda _: pytest.fail("the umask was set"))
+
+    def open_with_list(path, flags, *mode, **options):
+        descriptor = open_(path, flags, *mode, **options)
+        if flags & os.O_CREAT:
+            os.fchmod(descriptor, 0o664)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", open_with_list)
+    for before, after in ((0o600, 0o664), (0o640, 0o640)):
+        new.touch()
+        new.chmod(before)
+        finish(new)
+        assert stat.S_IMODE(new.stat().st_mode) == after
+        assert list(tmp_path.iterdir()) == [new]
 
 
 def test_a_run_holds_paths_as_they_were_given(text, tmp_path, monkeypatch):

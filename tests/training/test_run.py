@@ -173,11 +173,7 @@ def test_a_torn_checkpoint_is_never_used(recipe, trained):
 
 def test_a_torn_recipe_is_no_proof_of_the_same_settings(recipe, trained):
     shutil.copytree(trained, recipe.output)
-    for content in ("", "a: [b"):
-        (Path(recipe.output) / "recipe.yaml").write_text(content)
-        with pytest.raises(UserError, match=r"recipe.yaml was not written by this program, or was changed since"):
-            train(recipe, progress=False)
-    (Path(recipe.output) / "recipe.yaml").unlink()  # as the message advises; another lies with the checkpoints
+    (Path(recipe.output) / "recipe.yaml").write_text("a: [b")  # another lies with the checkpoints
     with pytest.raises(UserError, match=r"other settings \(seed: 1, was 0\)"):
         train(dataclasses.replace(recipe, seed=1), progress=False)
     assert train(recipe, progress=False).steps == STEPS

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from ..errors import UserError
 from ..files import check_path
-from ..output_folder import is_first_process as is_main_process
+from ..output_folder import is_first_process
 
 _PATH = re.compile(r"\b(FILE|FOLDER|PATH|MODEL|RECIPE)\Z")  # what options for files and folders are shown as
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -116,7 +116,7 @@ def leave_failed(error: Exception, message: str | None, status: int) -> NoReturn
 
 def report_stop(signal_number: int, step: int | None) -> int:
     """Print how to resume a training stopped by a signal, with the step of its checkpoint; returns the exit status."""
-    if is_main_process():
+    if is_first_process():
         where = "" if step is None else f" at step {step:,}; checkpoint written"
         print(f"stopped{where}. To resume, run the same command again:")
         print(f"  {command_name()} {shlex.join(word for word in sys.argv[1:] if word != '--overwrite')}")

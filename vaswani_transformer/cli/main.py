@@ -9,7 +9,7 @@ import warnings
 
 from ..errors import UserError, one_line, shortened
 from .attention import add_attention
-from .command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, Parser, is_main_process, leave_failed
+from .command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, Parser, is_first_process, leave_failed
 from .data import add_lists, add_prepare, add_tokenizer
 from .evaluate import add_evaluate, add_score
 from .experiment import add_experiment
@@ -51,7 +51,7 @@ def _quiet_libraries() -> None:
     transformers_logging.disable_progress_bar()
     datasets_logging.set_verbosity_error()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("vaswani_transformer").setLevel(logging.INFO if is_main_process() else logging.WARNING)
+    logging.getLogger("vaswani_transformer").setLevel(logging.INFO if is_first_process() else logging.WARNING)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8")  # translations are not limited to the terminal's own encoding
@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()  # here, so that a closed pipe is noticed below
         return status
     except KeyboardInterrupt:
-        if is_main_process():
+        if is_first_process():
             print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # nobody reads our output any more, as with `| head`

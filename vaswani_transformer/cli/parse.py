@@ -20,7 +20,7 @@ from .command import (
     add_recipe_options,
     check_output_place,
     command_name,
-    is_main_process,
+    is_first_process,
     leave_process_group,
     report_stop,
 )
@@ -106,7 +106,7 @@ def _train(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return report_stop(signal.SIGINT, None)
     leave_process_group()
-    if is_main_process():
+    if is_first_process():
         print(f"trained {result.steps:,} steps in {duration(result.seconds)}; kept the {result.kept}")
         print(f"model: {result.folder}")
         words = shlex.join([str(result.folder), "--trees", arguments.dev])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..durations import duration
 from ..errors import UserError
-from .command import add_command, add_recipe_options, command_name, is_main_process, leave_process_group, report_stop
+from .command import add_command, add_recipe_options, command_name, is_first_process, leave_process_group, report_stop
 
 
 def add_train(commands) -> None:
@@ -38,7 +38,7 @@ def _print_plan(recipe, arguments: argparse.Namespace) -> int:
 
     datasets.disable_progress_bars()
     processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun
-    if is_main_process():
+    if is_first_process():
         print(describe_plan(make_plan(recipe, arguments.device, processes, arguments.utilisation)))
     return 0
 
@@ -65,7 +65,7 @@ def _train(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return report_stop(signal.SIGINT, None)
     leave_process_group()
-    if not is_main_process():
+    if not is_first_process():
         return 0
     labels = {"eval_loss": "loss", "eval_perplexity": "perplexity", "eval_bleu": "BLEU (greedy)"}
     shown = ", ".join(f"{labels[key]} {result.metrics[key]:.2f}" for key in labels if key in result.metrics)

@@ -7,6 +7,7 @@ the limits, not on the number of workers.
 
 import contextlib
 import json
+import logging
 import os
 import threading
 from collections import deque
@@ -25,6 +26,7 @@ from transformers import PreTrainedTokenizerFast
 from ..errors import UserError
 from ..files import (
     file_sha256,
+    is_inner,
     remove_files,
     remove_leftovers,
     set_aside,
@@ -55,6 +57,7 @@ from .recipe_data import data_sources, new_tokenizer
 from .tokenization import load_tokenizer, tokenizer_sha256
 
 CHUNK = 50_000  # pairs that are read for one shard
+logger = logging.getLogger(__name__)
 _ENCODED_TOGETHER = 1000  # pairs whose encodings, which are large, are in memory at once
 _OTHER = "give another --output, or --overwrite to start anew"
 Pairs = list[tuple[str, str]]
@@ -417,26 +420,32 @@ def _read_json(path: Path) -> dict:
 def _remove_prepared(output: OutputFolder) -> None:
     """Remove what a preparation has made and nothing else; cut off, it leaves an unfinished preparation.
 
+    What has been changed, or is damaged, is set aside.
+
     Raises:
-        UserError: for a file that has been changed; nothing is removed then.
+        UserError: for a file that was never ours in the place of one of ours; nothing is removed then.
     """
     folder = output.path
     notes = _read_json(folder / MANIFEST) or _read_json(folder / UNFINISHED)
     try:
         written = [facts for part in notes.get("parts", {}).values() for facts in (part["index"], *part["shards"])]
         written += filter(None, map(_read_json, _facts_files(folder)))
-        made = {str(facts["file"]): {"bytes": facts["bytes"], "sha256": facts["sha256"]} for facts in written}
+        made = {Path(facts["file"]).name: (facts["bytes"], facts["sha256"]) for facts in written}
+        made = {name: facts for name, facts in made.items() if is_inner(name)}
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"the manifest in {folder} is damaged: remove the folder, or give another --output") from error
-    for name, facts in made.items():
-        path = folder / name
-        is_same = not path.exists() or (path.stat().st_size == facts["bytes"] and file_sha256(path) == facts["sha256"])
-        if path.is_symlink() or not is_same:
-            raise UserError(f"{path} was changed since it was prepared: move it, or give another --output")
     tokenizer = output.names(f"{TOKENIZER}/")
     output.check([MANIFEST, *tokenizer])
-    if (folder / MANIFEST).exists():
+    for name, facts in made.items():
+        path = folder / name
+        is_same = path.is_file() and (path.stat().st_size, file_sha256(path)) == facts
+        if os.path.lexists(path) and (path.is_symlink() or not is_same):
+            logger.warning("%s was changed since it was prepared: kept as %s", path, set_aside(path).name)
+    if output.is_ours(MANIFEST):
         (folder / MANIFEST).replace(folder / UNFINISHED)
+    elif (folder / MANIFEST).exists():
+        _write_json(folder / UNFINISHED, notes)
+        output.make_way([MANIFEST])
     remove_files(folder, made)
     output.remove(tokenizer)
     set_aside(folder / TOKENIZER)  # with what others have put there

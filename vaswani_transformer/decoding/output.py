@@ -17,7 +17,7 @@ except ImportError:  # on Windows
     fcntl = None
 
 from ..errors import UserError
-from ..files import sync, write_text
+from ..files import check_no_locks, sync, write_text
 from ..json_and_yaml import read_json
 
 
@@ -35,11 +35,12 @@ def _open_alone(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if fcntl is not None:
-            with contextlib.suppress(OSError):  # a file system without locks, but for:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise UserError(f"another process is writing {path}: wait, or give another --output") from error
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(f"another process is writing {path}: wait, or give another --output") from error
+            except OSError as error:
+                check_no_locks(error)
     except BaseException:
         os.close(descriptor)
         raise

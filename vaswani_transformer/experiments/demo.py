@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..evaluation.metrics import PerplexityMetric, TranslationMetric
 from ..files import unfinished
 from ..loading import load_model
-from ..output_folder import OWN, OutputFolder, locked
+from ..output_folder import OutputFolder, is_empty, locked
 from ..plots import new_figure
 from ..recipes.recipe import load_recipe
 from ..training.run import train
@@ -38,7 +38,7 @@ def run_demo(folder: Path, seed: int, say: Callable[[str], None], command: str =
         TrainingStopped: when Ctrl-C ended training after a checkpoint.
     """
     with locked(folder):
-        if not (folder / "data").is_dir() and any(path.name not in OWN for path in folder.iterdir()):
+        if not (folder / "data").is_dir() and not is_empty(folder):
             raise UserError(f"{folder} exists and is not the folder of an earlier demo: give another --output")
         _run_demo(folder, seed, say, command)
 

@@ -13,7 +13,7 @@ from ..files import check_path
 from ..hardware import choose_device
 from ..loading import FACTS, load_model
 from ..model.checkpoint_vaswani import is_finite
-from ..output_folder import OWN, OutputFolder, locked
+from ..output_folder import OutputFolder, is_empty, locked
 from .folder import (
     COPIED,
     EXTRAS,
@@ -103,15 +103,15 @@ def _names(format: str) -> tuple[str, ...]:
 def _check_output(output: Path, model: Path, format: str, overwrite: bool) -> OutputFolder:
     """Refuse an output that would destroy anything but an earlier export."""
     written = OutputFolder(output)
-    if all(path.name in OWN for path in output.iterdir()):
+    if is_empty(output):
         return written
     if not overwrite:
         raise UserError(f"output {output} is not empty: give another one, or --overwrite to replace a model in it")
-    if not (output / FACTS).is_file():
+    if FACTS not in written and not (output / FACTS).is_file():  # cut off, an export is noted and has no such file yet
         raise UserError(f"output {output} holds no exported model that could be overwritten: give another folder")
     if model.resolve().is_relative_to(output.resolve()):
         raise UserError(f"output {output} holds the model itself: give another folder")
-    if not written.names():  # an earlier version's
+    if FACTS not in written:  # an earlier version's
         written.adopt(_names(ExportFacts.read(output).format))
     written.check(_names(format))
     return written

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import pickle
 import re
 import zlib
@@ -24,7 +25,7 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import UserError, one_line
-from ..files import REMOVING, remove_files, set_aside, write_text
+from ..files import REMOVING, free_name, remove_files, set_aside, write_text
 from ..json_and_yaml import read_json
 
 logger = logging.getLogger(__name__)
@@ -71,17 +72,20 @@ def remove_checkpoint(folder: Path) -> None:
         return
     final = folder.with_name(folder.name.removeprefix(REMOVING))
     doomed = folder.with_name(REMOVING + final.name)  # so that no half of it counts as a checkpoint
+    names = []
+    with contextlib.suppress(UserError, OSError):
+        names = list((_read_manifest(folder) or {"files": {}})["files"])
     if doomed != folder:
+        if not names:
+            return
         remove_checkpoint(doomed)  # an earlier removal was cut off
         set_aside(doomed)
         folder.rename(doomed)
-    names = []
-    with contextlib.suppress(UserError):
-        names = list((_read_manifest(doomed) or {"files": {}})["files"])
     remove_files(doomed, [*names, MANIFEST] if names else [])
-    if doomed.exists():
-        set_aside(final)
-        doomed.rename(final)
+    with contextlib.suppress(OSError):  # not empty
+        doomed.rmdir()
+    if doomed.exists():  # without a manifest it may be half of an earlier version's, which would count as complete
+        doomed.rename(final if names and not os.path.lexists(final) else free_name(final))
 
 
 def _sizes(folder: Path) -> dict[str, int]:

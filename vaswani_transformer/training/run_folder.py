@@ -15,9 +15,9 @@ from ..data.tokenization import tokenizer_sha256
 from ..data.tokenized_pairs import pair_lengths
 from ..errors import UserError
 from ..files import remove_leftovers, set_aside
-from ..json_and_yaml import parse_json, parse_yaml, read_json, read_text, read_yaml
+from ..json_and_yaml import parse_yaml, read_json, read_text, read_yaml
 from ..model import configuration_vaswani
-from ..output_folder import RECORD, OutputFolder
+from ..output_folder import RECORD, OutputFolder, is_log
 from ..recipes.recipe import Recipe
 from .checkpoints import WEIGHTS, checkpoint_folders, checkpoint_to_resume, read_checkpoint, remove_checkpoint
 from .monitoring import is_saved_batch
@@ -32,6 +32,7 @@ MODEL_FILES = (
     WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
     *(path.name for path in Path(configuration_vaswani.__file__).parent.glob("*_vaswani.py")),
 )  # fmt: skip
+_FILES = (RECIPE, LOG, CURVE, *MODEL_FILES, f"{CHECKPOINTS}/{RECIPE}", f"{CHECKPOINTS}/{CONTENTS}")
 SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are compared for all
 BYTES_OF_A_CHECKPOINT, BYTES_OF_A_MODEL = 12, 4  # for each parameter: in float32 Adam's two averages and the weight
 # Fields that a resumed run may change: what has been computed so far does not depend on them.
@@ -52,7 +53,7 @@ def run_output(folder: str | Path) -> OutputFolder:
         within = [
             f"{CHECKPOINTS}/{TOKENIZER}/{path.name}" for path in (output.path / CHECKPOINTS / TOKENIZER).glob("*")
         ]
-        output.adopt([RECIPE, LOG, CURVE, *MODEL_FILES, f"{CHECKPOINTS}/{CONTENTS}", *within, *text])
+        output.adopt([*_FILES, *within, *text])
     return output
 
 
@@ -64,8 +65,7 @@ def _is_earlier_run(folder: Path) -> bool:
         if not (set(values) <= names and len(values) > len(names) // 2 and recipe == _as_yaml(values)):
             return False
         if (folder / LOG).is_file():
-            with (folder / LOG).open(encoding="utf-8") as file:
-                return {"step", "seconds"} <= parse_json(file.readline(1 << 20), finite=False).keys()
+            return is_log(folder / LOG)
         contents = read_json(folder / CHECKPOINTS / CONTENTS, "")
         return contents.keys() == {"tokenizer", "training data", "validation data"}
     except (OSError, ValueError, TypeError, AttributeError):
@@ -86,16 +86,17 @@ def check_output(recipe: Recipe) -> Path | None:
             files with the names of ours that we have not written.
     """
     output = run_output(recipe.output)
-    folder, ours = output.path, RECIPE in output
+    folder, ours = output.shown, RECIPE in output
     finished = (folder / WEIGHTS).exists() or ((folder / "config.json").exists() and not ours)
     if finished and not recipe.overwrite:
         raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it")
     output.check([RECIPE, LOG, CURVE, *MODEL_FILES])
     checkpoints = folder / CHECKPOINTS
-    if checkpoints.exists() and not ours and (not checkpoints.is_dir() or any(checkpoints.glob("[!.]*"))):
+    if os.path.lexists(checkpoints) and (not checkpoints.is_dir() or (not ours and any(checkpoints.glob("[!.]*")))):
         raise UserError(f"{checkpoints} was not made by a training of this program: give another --output")
     if checkpoints.exists() and not os.access(checkpoints, os.W_OK | os.X_OK):
         raise UserError(f"cannot write to {checkpoints}: give another --output")
+    output.check([f"{CHECKPOINTS}/{RECIPE}", f"{CHECKPOINTS}/{CONTENTS}"])
     checkpoint = None if finished else checkpoint_to_resume(checkpoints, required=not recipe.overwrite)
     if checkpoint is not None:
         kept = checkpoints / RECIPE  # an earlier version wrote none there
@@ -107,7 +108,6 @@ def check_output(recipe: Recipe) -> Path | None:
                 f"{folder} holds an interrupted training with other settings ({', '.join(changes)}): give the same ones"
                 " to resume it, another --output, or --overwrite to start anew"
             )
-    output.check([f"{CHECKPOINTS}/{RECIPE}", f"{CHECKPOINTS}/{CONTENTS}"])
     return None
 
 
@@ -184,13 +184,14 @@ def claim_output(recipe: Recipe, checkpoint: Path | None, tokenizer, hashes: dic
         remove_leftovers(checkpoints)
     for name in ("files", RECIPE, LOG, CURVE, WEIGHTS, CHECKPOINTS, RECORD):
         remove_leftovers(folder, name)
+    output.make_way([LOG])
+    output.note({LOG: None})  # and what was adopted, whose evidence is removed now
     if checkpoint is None:
         _remove_earlier_run(output)
-    output.note({LOG: None})
     output.write_text(RECIPE, text)
     checkpoints.mkdir(exist_ok=True)
     if checkpoint is None:
-        with output.staging() as staging:
+        with output.staging(CHECKPOINTS) as staging:  # which may be on another disk
             tokenizer.save_pretrained(staging / TOKENIZER)
             output.publish(staging / TOKENIZER, f"{CHECKPOINTS}/{TOKENIZER}")
         output.write_text(f"{CHECKPOINTS}/{CONTENTS}", json.dumps(hashes, indent=1) + "\n")

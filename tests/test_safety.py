@@ -314,7 +314,7 @@ def test_a_tied_model_is_untied_when_asked(folder):
         {"length_penalty": "a"},
         {"length_penalty": float("nan")},
         {"max_length": -1},
-        {"temperature": -1},
+        {"temperature": -1, "do_sample": True},
         {"eos_token_id": {}},
         {"decoder_start_token_id": 5000},
         {"eos_token_id": [2, -1]},

@@ -93,18 +93,26 @@ DEEP = "[" * 10**5
 
 
 @pytest.mark.parametrize("text", ["", DEEP, '{"a": 1, "a": 2}', "\xff"], ids=lambda text: text[:20])
-@pytest.mark.parametrize("name", ["checkpoints/contents.json", "recipe.yaml"])
+@pytest.mark.parametrize("name", ["checkpoints/contents.json", "checkpoints/recipe.yaml"])
 def test_damaged_files_of_a_run(run, resume, name, text):
     (run / name).write_text(text, encoding="latin-1")
     refused(resume, run, name)
 
 
-@pytest.mark.parametrize(("name", "words"), [("checkpoints/contents.json", "regular file"), ("recipe.yaml", "run")])
-def test_pipes_of_a_run(run, resume, name, words):
+@pytest.mark.parametrize("text", ["", DEEP, "max_steps: 1\nmax_steps: 2\n", "\xff"], ids=lambda text: text[:9])
+def test_the_recipe_for_reading_may_be_damaged(run, resume, text):
+    (run / "recipe.yaml").write_text(text, encoding="latin-1")
+    assert resume()[0] == 0
+    assert (run / "recipe.yaml.1").read_text(encoding="latin-1") == text
+    assert yaml.safe_load((run / "recipe.yaml").read_text())["max_steps"] == 5
+
+
+@pytest.mark.parametrize("name", ["checkpoints/contents.json", "checkpoints/recipe.yaml"])
+def test_pipes_of_a_run(run, resume, name):
     (run / name).unlink()
     os.mkfifo(run / name)
     try:
-        refused(resume, run, words)
+        refused(resume, run, "regular file")
     finally:
         (run / name).unlink()
 

@@ -66,7 +66,7 @@ class VaswaniCheckpointMixin:
             for file in set(((load_config.sharded_metadata or {}).get("weight_map") or {}).values()):
                 check_shard_name(file)
             types = None if load_config.is_quantized else WEIGHT_TYPES
-            check_weights(checkpoint_files, model.num_parameters(), type(model).__name__, types)
+            check_weights(checkpoint_files, model, types)
             if not model.config.tie_word_embeddings:
                 state_dict = untied_weights(checkpoint_files)
         parent = super(VaswaniCheckpointMixin, type(model))
@@ -167,20 +167,21 @@ def check_shard_name(name: str) -> None:
         )
 
 
-def check_weights(files: list[str], parameters: int, name: str, types: Iterable[str] | None = WEIGHT_TYPES) -> None:
-    """Read the headers of weight files and compare their size with that of the configuration's model, a `name`.
+def check_weights(files: list[str], model: torch.nn.Module, types: Iterable[str] | None = WEIGHT_TYPES) -> None:
+    """Read the headers of weight files and compare their size with that of the configuration's model.
 
     Args:
         files: the files of one model.
-        parameters: of the configuration's model.
-        name: what kind of model it is.
-        types: those of safetensors that weights may have; any if None.
+        model: the configuration's, on the meta device.
+        types: those of safetensors that the model's weights may have; any if None.
 
     Raises:
         ValueError: for a file that is not a complete safetensors file, a weight of another type or in two files, or a
             model far larger than its weights.
     """
-    numbers, known = 0, set()
+    numbers, known, parameters = 0, set(), model.num_parameters()
+    # A file's other entries are not loaded, and a decoder alone may be loaded from the file of a whole model.
+    own = {"shared.weight"} | {key.removeprefix("model.") for key in model.state_dict()}
     for file in files:
         if not str(file).endswith(".safetensors"):
             raise ValueError(f"{file} is not a safetensors file: convert it with `vaswani convert FOLDER`")
@@ -190,7 +191,8 @@ def check_weights(files: list[str], parameters: int, name: str, types: Iterable[
             with safe_open(file, framework="pt") as weights:
                 for key in weights.keys():  # noqa: SIM118 (no dictionary)
                     numbers += math.prod(weights.get_slice(key).get_shape())
-                    if types is not None and (found := weights.get_slice(key).get_dtype()) not in types:
+                    found = weights.get_slice(key).get_dtype()
+                    if types is not None and found not in types and key.removeprefix("model.") in own:
                         raise ValueError(
                             f"{key:.200} in {file} has numbers of type {found}: weights must be in one of"
                             f" {', '.join(types)}; convert them to one of these"
@@ -204,6 +206,6 @@ def check_weights(files: list[str], parameters: int, name: str, types: Iterable[
             ) from error
     if numbers < _LEAST_SHARE * parameters and parameters > _HARMLESS:
         raise ValueError(
-            f"the configuration does not fit the weights: it describes a {name} of {parameters:,} parameters and the"
-            f" weights hold {numbers:,}; config.json and weights must come from the same model"
+            f"the configuration does not fit the weights: it describes a {type(model).__name__} of {parameters:,}"
+            f" parameters and the weights hold {numbers:,}; config.json and weights must come from the same model"
         )

@@ -5,6 +5,7 @@ English-French with 32,000 word pieces. Both kinds here work on the bytes of the
 be encoded without an unknown token and decoded to exactly the same text.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
@@ -150,9 +151,6 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     # Checked first, because AutoTokenizer takes the name of a missing folder for one on the Hub.
     if not folder.is_dir():
         raise UserError(f"tokenizer folder {str(folder)!r} does not exist: give a folder written by save_pretrained")
-    missing = [name for name in ("tokenizer.json", "tokenizer_config.json") if not (folder / name).is_file()]
-    if missing:
-        raise UserError(f"folder {str(folder)!r} holds no tokenizer, {' and '.join(missing)} missing: train one first")
     refuse_special_files(folder)
     _check_files(folder)
     try:
@@ -182,8 +180,11 @@ def _check_files(folder: Path) -> None:
     """Refuse what is no JSON, leads to other files, or would take memory without bounds."""
     contents = {}
     for name in _JSON_FILES:
-        if (folder / name).exists():
+        with contextlib.suppress(FileNotFoundError):
             contents[name] = read_json(folder / name, "save or train the tokenizer again", most_bytes=_MOST_BYTES)
+    missing = [name for name in ("tokenizer.json", "tokenizer_config.json") if name not in contents]
+    if missing:
+        raise UserError(f"folder {str(folder)!r} holds no tokenizer, {' and '.join(missing)} missing: train one first")
     path = folder / "tokenizer_config.json"
     for name in _OTHER_SOURCES:
         if name in contents[path.name]:

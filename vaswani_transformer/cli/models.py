@@ -167,9 +167,10 @@ def add_import(commands) -> None:
         _import,
         "make a model of another toolkit a model of this package",
         "Write a model that another toolkit trained as a model folder, with its tokenizer and a card. SOURCE is the"
-        " folder or Hub name (owner/name) of a MarianMT (OPUS-MT) or FSMT model of transformers, Marian's .npz, fairseq's"
-        " .pt, a JoeyNMT checkpoint, the weights of a torch.nn.Transformer, or a folder of this package with pickled"
-        " weights. The format is found out. Of pickles tensors are read and nothing else: code in them does not run.",
+        " folder or Hub name (owner/name) of a MarianMT (OPUS-MT) or FSMT model of transformers, Marian's .npz,"
+        " fairseq's .pt, a JoeyNMT checkpoint, the weights of a torch.nn.Transformer, or a folder of this package with"
+        " pickled weights. The format is found out. Of pickles tensors are read and nothing else: code in them does not"
+        " run.",
     )
     add = parser.add_argument
     add("source", metavar="SOURCE", help="file, folder, or name of a model on the Hub")
@@ -186,9 +187,9 @@ def add_import(commands) -> None:
     add(
         "--positions",
         choices=("marian", "transformers"),
-        help="of a MarianMT folder: Marian's own, which models of Marian were trained with, such as Helsinki-NLP/opus-mt,"
-        " or those of transformers, for a model that was trained or fine-tuned with transformers (default: marian, or"
-        " transformers where its Trainer has left training_args.bin or trainer_state.json)",
+        help="of a MarianMT folder: Marian's own, which Helsinki-NLP/opus-mt-* and all others that Marian trained have,"
+        " or those of transformers, for a model that was trained or fine-tuned there (default: marian, or transformers"
+        " where its Trainer has left training_args.bin or trainer_state.json)",
     )
     add("--overwrite", action="store_true", help="replace an imported model in the output folder")
 

@@ -51,7 +51,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
         UserError: for a folder without weights, files that are damaged or hold anything else, and an index that leads
             out of the folder.
     """
-    for names, read in ((SAFETENSORS, _read_safetensors), (PICKLED_WEIGHTS, _read_table)):
+    for names, read_file in ((SAFETENSORS, _read_safetensors), (PICKLED_WEIGHTS, _read_table)):
         single, index = (folder / name for name in names)
         if single.is_file() or index.is_file():
             break
@@ -59,7 +59,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
         raise UserError(f"{folder} holds no weights (model.safetensors or {PICKLED_WEIGHTS[0]}): copy it again")
     weights: dict[str, torch.Tensor] = {}
     for path in [single] if single.is_file() else _files_of_index(index):
-        part = read(path)
+        part = read_file(path)
         if repeated := weights.keys() & part.keys():
             raise UserError(f"{min(repeated)[:200]!r} is in {path} and in another file of its index: keep one of them")
         weights |= part

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..data.tokenization import refuse_special_files
 from ..errors import UserError, one_line
 from ..evaluation.records import tensors_sha256
 from ..files import check_path
@@ -22,6 +23,8 @@ from ..model.checkpoint_vaswani import WEIGHT_TYPES, check_finite
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import OutputFolder, is_empty, locked
+from .download import download, is_hub_name
+from .refused import refuse
 from .source import Facts, Imported, ImportOptions
 
 #: Modules of this room, in the order in which they are asked, and the fields of `ImportOptions` that each takes.
@@ -85,12 +88,12 @@ def import_model(
     check_path(source, "source")
     with locked(output):
         written = _check_output(Path(output), overwrite)
-        path = Path(source)
+        path, name = _found(source)
         format = _format_of(path)
         _check_options(format, options)
         with quiet_transformers():
             imported = format.read(path, options)
-        imported.facts.source = imported.facts.source or path.resolve().name
+        imported.facts.source = name or imported.facts.source or path.resolve().name
         with quiet_transformers(), written.staging() as place:
             staging = place / "model"
             parameters = _write(imported, staging, path, Path(output).resolve().name)
@@ -125,18 +128,33 @@ def _formats() -> list[ModuleType]:
     ]
 
 
+def _found(source: str | Path) -> tuple[Path, str]:
+    """Where a source lies, and the address of its page if it is a model on the Hub."""
+    if Path(source).exists():
+        return Path(source), ""
+    if is_hub_name(str(source)):
+        return download(str(source)), f"https://huggingface.co/{source}"
+    raise UserError(f"there is no {source}: give a file or folder, or the name owner/name of a model on the Hub")
+
+
 def _format_of(source: Path) -> ModuleType:
     """The module that reads a source."""
-    if not source.exists():
-        raise UserError(f"there is no {source}: give a file or folder, or the name owner/name of a model on the Hub")
     if source.is_dir():
         refuse_exported(source)
+        refuse_special_files(source)
     formats = _formats()
     for format in formats:
         if format.is_one(source):
             return format
-    names = ", ".join(format.NAME for format in formats)
-    raise UserError(f"{source} has no format that can be imported; there are: {names}")
+    refuse(source)
+    names = sorted(path.name for path in source.iterdir()) if source.is_dir() else []
+    held = (
+        f" (a folder with {', '.join(names[:8]) or 'nothing in it'}{', ...' if names[8:] else ''})"
+        if source.is_dir()
+        else ""
+    )
+    known = "; ".join(format.NAME for format in formats)
+    raise UserError(f"{source}{held} is in no format that can be imported. There are: {known}")
 
 
 def _check_options(format: ModuleType, options: ImportOptions) -> None:

@@ -51,12 +51,12 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
         UserError: for a folder without weights, files that are damaged or hold anything else, and an index that leads
             out of the folder.
     """
-    for names, read_file in ((SAFETENSORS, _read_safetensors), (PICKLED_WEIGHTS, _read_table)):
-        single, index = (folder / name for name in names)
-        if single.is_file() or index.is_file():
-            break
-    else:
+    kinds = ((SAFETENSORS, _read_safetensors), (PICKLED_WEIGHTS, _read_table))
+    here = [(names, read_file) for names, read_file in kinds if any((folder / name).is_file() for name in names)]
+    if not here:
         raise UserError(f"{folder} holds no weights (model.safetensors or {PICKLED_WEIGHTS[0]}): copy it again")
+    names, read_file = here[0]
+    single, index = (folder / name for name in names)
     weights: dict[str, torch.Tensor] = {}
     for path in [single] if single.is_file() else _files_of_index(index):
         part = read_file(path)

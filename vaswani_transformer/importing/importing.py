@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from ..data.tokenization import refuse_special_files
 from ..errors import UserError, one_line
@@ -23,9 +24,10 @@ from ..model.checkpoint_vaswani import WEIGHT_TYPES, check_finite
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import OutputFolder, is_empty, locked
+from ..training.run_folder import RECIPE
 from .download import download, is_hub_name
 from .refused import refuse
-from .source import Facts, Imported, ImportOptions
+from .source import Facts, Imported, ImportOptions, model_type
 
 #: Modules of this room, in the order in which they are asked, and the fields of `ImportOptions` that each takes.
 FORMATS = {
@@ -91,8 +93,7 @@ def import_model(
         path, name = _found(source)
         format = _format_of(path)
         _check_options(format, options)
-        with quiet_transformers():
-            imported = format.read(path, options)
+        imported = _read(format, path, options)
         imported.facts.source = name or imported.facts.source or path.resolve().name
         with quiet_transformers(), written.staging() as place:
             staging = place / "model"
@@ -115,7 +116,7 @@ def _check_output(output: Path, overwrite: bool) -> OutputFolder:
         return written
     if not overwrite:
         raise UserError(f"output {output} is not empty: give another one, or --overwrite to replace a model in it")
-    if IMPORT not in written:
+    if IMPORT not in written or RECIPE in written:  # a training may have started from an imported model
         raise UserError(f"output {output} holds no imported model that could be overwritten: give another folder")
     return written
 
@@ -142,19 +143,33 @@ def _format_of(source: Path) -> ModuleType:
     if source.is_dir():
         refuse_exported(source)
         refuse_special_files(source)
+    refuse(source)
     formats = _formats()
     for format in formats:
         if format.is_one(source):
             return format
-    refuse(source)
-    names = sorted(path.name for path in source.iterdir()) if source.is_dir() else []
-    held = (
-        f" (a folder with {', '.join(names[:8]) or 'nothing in it'}{', ...' if names[8:] else ''})"
-        if source.is_dir()
-        else ""
-    )
     known = "; ".join(format.NAME for format in formats)
-    raise UserError(f"{source}{held} is in no format that can be imported. There are: {known}")
+    raise UserError(f"{source} ({_in_words(source)}) is in no format that can be imported. There are: {known}")
+
+
+def _in_words(source: Path) -> str:
+    if source.is_file():
+        return f"a file of {source.stat().st_size:,} bytes"
+    if kind := model_type(source):
+        return f"a {kind!r:.50} model of transformers"
+    names = sorted(path.name for path in source.iterdir())
+    more = f" and {len(names) - 8:,} more" if names[8:] else ""
+    return f"a folder with {', '.join(names[:8])}{more}" if names else "an empty folder"
+
+
+def _read(format: ModuleType, source: Path, options: ImportOptions) -> Imported:
+    try:
+        with quiet_transformers():
+            return format.read(source, options)
+    except UserError:
+        raise
+    except (StrictDataclassError, ValueError) as error:  # a configuration that cannot be
+        raise UserError(f"{source} cannot be imported: {one_line(error)}") from error
 
 
 def _check_options(format: ModuleType, options: ImportOptions) -> None:
@@ -224,6 +239,8 @@ def _fitted(weights: dict[str, torch.Tensor], model, source: Path) -> dict[str, 
     """The weights under the names of a model, each tied one once; every name and shape that differs is in the error."""
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     ties = model.all_tied_weights_keys
+    for name in weights.keys() & shapes.keys():
+        _check_kind(name, weights[name], source)
     there = {ties.get(name, name) for name in weights}
     faults = [f"{name} is missing" for name in shapes if ties.get(name, name) == name and name not in there]
     faults += [f"{name[:200]!r} is left over" for name in weights if name not in shapes]
@@ -237,7 +254,6 @@ def _fitted(weights: dict[str, torch.Tensor], model, source: Path) -> dict[str, 
     fitted: dict[str, torch.Tensor] = {}
     storages: set[int] = set()
     for name, tensor in weights.items():
-        _check_kind(name, tensor, source)
         tensor = tensor.detach().resolve_neg().contiguous()
         written_name = ties.get(name, name)
         if written_name not in fitted:

@@ -37,11 +37,8 @@ def _reason(source: Path) -> tuple[str, str] | None:
     if source.is_file():
         return _reason_of_file(source)
     names = {path.name for path in source.iterdir()}
-    if kind := model_type(source):
-        name, reason = _TYPES.get(kind, (f"a {kind!r:.50} model", ""))
-        return f"{name} ({kind})" if kind in _TYPES else name, reason or (
-            "is of none of the architectures of transformers that are the paper's: marian and fsmt"
-        )
+    if (kind := model_type(source)) in _TYPES:
+        return _TYPES[kind]
     if "model.bin" in names and any(name.endswith(("_vocabulary.txt", "_vocabulary.json")) for name in names):
         return "a model for CTranslate2", "is meant for that engine alone: give the model that it was converted from"
     if "model.00.safetensors" in names:
@@ -57,7 +54,7 @@ def _reason_of_file(source: Path) -> tuple[str, str] | None:
     if source.suffix == ".pt" and zipfile.is_zipfile(source):
         with zipfile.ZipFile(source) as archive:
             pickle = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
-            # Names of classes and keys stand in a pickle as they are; OpenNMT-py's own settings have a name like no other.
+            # Texts stand in a pickle as they are, also the names of OpenNMT-py's settings.
             text = archive.read(pickle) if pickle and archive.getinfo(pickle).file_size < 1 << 28 else b""
         if b"global_attention_function" in text or b"copy_attn_force" in text:
             return "an OpenNMT-py model", _PRE_NORM

@@ -6,9 +6,8 @@ import zipfile
 import pytest
 import torch
 from conftest import error_of, tiny_model
-from forked_commands import ForkedCommands
-from huggingface_hub import ModelCard
-from hub_server import HubServer, Repository
+from huggingface_hub import ModelCard, constants
+from hub_server import Fault, HubServer, Repository
 from safetensors.torch import load_file
 
 from vaswani_transformer import load_model, train_tokenizer
@@ -152,14 +151,20 @@ def write(folder, **files):
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({"config__json": '{"model_type": "m2m_100"}'}, "NLLB or M2M100, which cannot be imported: it normalises before"),
+        (
+            {"config__json": '{"model_type": "m2m_100"}'},
+            "NLLB or M2M100, which cannot be imported: it normalises before",
+        ),
         ({"config__json": '{"model_type": "mbart"}'}, "mBART, which cannot be imported: it normalises before"),
         ({"config__json": '{"model_type": "bart"}'}, "BART, which cannot be imported: it normalises the embeddings"),
         ({"config__json": '{"model_type": "t5"}'}, "T5, which cannot be imported: it normalises before"),
         ({"config__json": '{"model_type": "bert"}'}, "(a 'bert' model of transformers) is in no format"),
         ({"model__bin": "", "shared_vocabulary__json": ""}, "a model for CTranslate2, which cannot"),
         ({"model__00__safetensors": "", "config__json": "{}"}, "an Eole model, which cannot"),
-        ({"a__txt": "", "b__txt": ""}, "(a folder with a.txt, b.txt) is in no format that can be imported. There are: "),
+        (
+            {"a__txt": "", "b__txt": ""},
+            "(a folder with a.txt, b.txt) is in no format that can be imported. There are: ",
+        ),
         ({}, "(an empty folder) is in no format"),
         ({"config__json": "{"}, "config.json is damaged"),
     ],
@@ -197,40 +202,42 @@ def test_ties_are_found_in_the_matrices(pattern):
 # Names on the Hub
 
 
-@pytest.fixture(scope="module")
-def services(tmp_path_factory):
-    with HubServer() as hub:
-        client = ForkedCommands(
-            tmp_path_factory.mktemp("client"),
-            HF_ENDPOINT=hub.endpoint,
-            HF_HUB_DISABLE_XET="1",
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A Hub that this process knows as the one."""
+    with HubServer() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
         )
-        yield hub, client
-        client.close()
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        yield server
 
 
-def test_a_model_on_the_hub(services, folder, tmp_path, model):
-    hub, client = services
+def test_a_model_on_the_hub(hub, folder, tmp_path, model, monkeypatch):
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     hub.repositories["owner/pickled"] = Repository("owner/pickled", private=False)
     hub.repositories["owner/pickled"].commit("main", "files", files)
-    done = client.vaswani("import", "owner/pickled", "--output", tmp_path / "out")
-    assert done.status == 0, done.err
+    import_model("owner/pickled", tmp_path / "out")
     loaded, _ = load_model(tmp_path / "out", "cpu")
     assert torch.equal(loaded.state_dict()["lm_head.weight"], model.state_dict()["lm_head.weight"])
     assert "imported from https\\://huggingface.co/owner/pickled" in (tmp_path / "out" / "README.md").read_text()
     fetched = {path.rpartition("/")[2] for method, path, _ in hub.requests if "/resolve/" in path}
     assert "pytorch_model.bin" in fetched and not [name for name in fetched if name.endswith(".py")]
-    # Once it is here it needs no connection; another one does.
-    done = client.vaswani("import", "owner/pickled", "--output", tmp_path / "again", HF_HUB_OFFLINE="1")
-    assert done.status == 0, done.err
+    # What is here already needs no connection.
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    import_model("owner/pickled", tmp_path / "again")
+    line = error_of(import_model, "owner/another", tmp_path / "other")
+    assert "cannot be fetched from the Hub" in line and "try again with a connection" in line
+    assert not (tmp_path / "other").exists()
 
 
-def test_names_that_the_hub_does_not_know(services, tmp_path):
-    hub, client = services
-    done = client.vaswani("import", "owner/nothing", "--output", tmp_path / "out")
-    assert done.status == 2 and "there is neither a file or folder owner/nothing nor a model" in done.err
-    assert len(done.err.splitlines()) == 2 and not (tmp_path / "out").exists()
+def test_names_that_the_hub_does_not_know(hub, tmp_path):
+    line = error_of(import_model, "owner/nothing", tmp_path / "out")
+    assert line.startswith("there is neither a file or folder owner/nothing nor a model of this name on the Hub")
+    hub.faults.append(Fault("GET", "/api/models", times=99, status=403))
+    assert "cannot be fetched from the Hub" in error_of(import_model, "owner/nothing", tmp_path / "out")
 
 
 def test_one_kind_of_weights_is_fetched_and_no_code():

@@ -114,7 +114,7 @@ def read(source: Path, _: ImportOptions) -> Imported:
     except Exception as error:  # values of a wrong kind make transformers raise errors of many kinds
         raise UserError(f"{source} has no usable config.json: {one_line(error)}") from error
     settings = source / "generation_config.json"
-    check_generation_config(settings, config.vocab_size)
+    check_generation_config(settings, config.target_vocab_size)
     generation = read_json(settings, "copy it again") if settings.is_file() else {}
     has_tokenizer = (source / "tokenizer_config.json").is_file()
     return Imported(

@@ -6,8 +6,8 @@ import zipfile
 import pytest
 import torch
 from conftest import error_of, tiny_model
-from huggingface_hub import ModelCard, constants
 from hub_server import Fault, HubServer, Repository
+from huggingface_hub import ModelCard, constants
 from safetensors.torch import load_file
 
 from vaswani_transformer import load_model, train_tokenizer

@@ -21,8 +21,9 @@ from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig,
 
 from vaswani_transformer import VaswaniForConditionalGeneration, import_model
 
-LONGEST = 24  # tokens of a sentence
+LONGEST = 16  # tokens of a sentence
 BEAMS = 4
+SEARCHES = {"greedy": 1, "beam": BEAMS}
 
 
 @dataclass
@@ -84,10 +85,14 @@ def marianmt(folder: Path, dtype: torch.dtype, positions: str = "transformers", 
         model.final_logits_bias.copy_(
             torch.randn(1, len(model.lm_head.weight), generator=torch.Generator().manual_seed(2))
         )
-    model.generation_config.update(num_beams=BEAMS, max_length=40, bad_words_ids=[[pad]])
+    model.generation_config.update(num_beams=BEAMS, max_length=20, bad_words_ids=[[pad]])
     write_marian_tokenizer(folder, config)
     original = of_transformers(
-        f"`MarianMTModel`, positions of {'Marian' if positions == 'marian' else positions}", model, folder, dtype, {"positions": positions}
+        f"`MarianMTModel`, positions of {'Marian' if positions == 'marian' else positions}",
+        model,
+        folder,
+        dtype,
+        {"positions": positions},
     )
     if positions == "marian":  # after it was saved
         give_marians_arithmetic(model, pad)
@@ -131,7 +136,7 @@ def fsmt(folder: Path, dtype: torch.dtype, **changes) -> Original:
         for matrix in (model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight):
             matrix[model.config.pad_token_id] = 0
         model.model.decoder.output_projection.weight.copy_(model.model.decoder.embed_tokens.weight)
-    model.generation_config.update(num_beams=BEAMS, max_length=40)
+    model.generation_config.update(num_beams=BEAMS, max_length=20)
     write_fsmt_tokenizer(folder, model.config)
     return of_transformers("`FSMTForConditionalGeneration`", model, folder, dtype)
 
@@ -242,8 +247,8 @@ def same(one: torch.Tensor, other: torch.Tensor, pad: int) -> int:
 
 
 @torch.no_grad()
-def compare(original: Original, output: Path, sentences: int) -> dict[str, float]:
-    """Import a source, and compare it with the original."""
+def compare(original: Original, output: Path, sentences: int, searches: dict[str, int] = SEARCHES) -> dict[str, float]:
+    """Import a source, and compare it with the original; `searches` are names and numbers of beams."""
     import_model(original.source, output, **original.options)
     model = VaswaniForConditionalGeneration.from_pretrained(output).eval()
     ids, mask, decoder_ids = random_batch(model, sentences)
@@ -251,7 +256,7 @@ def compare(original: Original, output: Path, sentences: int) -> dict[str, float
     logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=decoder_ids).logits
     certain = expected.abs() < 1e3  # but the bias of what has no probability
     result = {"difference": float((logits - expected).abs().max()), "largest": float(expected[certain].abs().max())}
-    for name, beams in (("greedy", 1), ("beam", BEAMS)):
+    for name, beams in searches.items():
         outputs = model.generate(ids, attention_mask=mask, num_beams=beams)
         result[name] = same(outputs, original.search(ids, mask, beams), model.config.pad_token_id)
         result[f"{name}_different"] = len({tuple(row) for row in outputs.tolist()})

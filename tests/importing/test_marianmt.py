@@ -140,6 +140,14 @@ def test_what_cannot_be_imported(folder, tmp_path, changes, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_weights_that_are_cut_off_or_gone(folder, tmp_path):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert f"{path} is damaged or not complete" in error_of(import_model, folder, tmp_path / "out")
+    path.unlink()
+    assert f"{folder} holds no weights" in error_of(import_model, folder, tmp_path / "out")
+
+
 def test_a_search_setting_that_is_wrong(folder, tmp_path):
     settings = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**settings, "num_beams": "many", "num_beam_groups": 4}))

@@ -1,7 +1,6 @@
 """Models of other toolkits as model folders of ours: `vaswani import`."""
 
 import importlib
-import importlib.util
 import json
 import re
 from collections.abc import Iterable
@@ -123,11 +122,7 @@ def _check_output(output: Path, overwrite: bool) -> OutputFolder:
 
 
 def _formats() -> list[ModuleType]:
-    return [
-        importlib.import_module(f".{name}", __package__)
-        for name in FORMATS
-        if importlib.util.find_spec(f".{name}", __package__)
-    ]
+    return [importlib.import_module(f".{name}", __package__) for name in FORMATS]
 
 
 def _found(source: str | Path) -> tuple[Path, str]:

@@ -74,7 +74,7 @@ class SentencePieceModel:
                 remove_extra_whitespaces=bool(normalizer.get(4, [True])[-1]),
                 escape_whitespaces=bool(normalizer.get(5, [True])[-1]),
             )
-        except (OSError, ValueError, TypeError, IndexError, AttributeError, struct.error) as error:
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
             name = "this file" if isinstance(model, bytes) else str(model)
             raise UserError(
                 f"{name} is no SentencePiece model ({one_line(error)}): give a .spm or .model file"

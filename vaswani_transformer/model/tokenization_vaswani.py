@@ -168,15 +168,14 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         return super(VaswaniTokenizer, self._target)._decode(*args, **kwargs)
 
     def _add_tokens(self, new_tokens, special_tokens: bool = False) -> int:
-        backends = [backend for backend in (self._tokenizer, self._target_backend) if backend is not None]
         if self.known_tokens is not None:
             lacking = [str(token) for token in new_tokens if self._tokenizer.token_to_id(str(token)) is None]
             if lacking:
                 raise ValueError(f"{', '.join(lacking)} cannot be added: the ids above the vocabulary stand for <unk>")
-        return [
-            backend.add_special_tokens(new_tokens) if special_tokens else backend.add_tokens(new_tokens)
-            for backend in backends
-        ][0]
+        if self._target_backend is not None:
+            add = self._target_backend.add_special_tokens if special_tokens else self._target_backend.add_tokens
+            add(new_tokens)
+        return super()._add_tokens(new_tokens, special_tokens)
 
     def _save_pretrained(self, save_directory, file_names, legacy_format=None, filename_prefix=None):
         names = super()._save_pretrained(save_directory, file_names, legacy_format, filename_prefix)

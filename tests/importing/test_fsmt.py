@@ -15,6 +15,8 @@ from vaswani_transformer import import_model
 sys.path.insert(0, str(ROOT / "scripts"))
 from import_differences import SEARCHES, compare, fsmt, main
 
+pytest.importorskip("sacremoses", reason="FSMTTokenizer needs it")
+
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):

@@ -1,6 +1,7 @@
 """Folders of FSMTForConditionalGeneration: compared with transformers' own class, which computes in float32 only."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -14,11 +15,19 @@ from vaswani_transformer import import_model
 sys.path.insert(0, str(ROOT / "scripts"))
 from import_differences import SEARCHES, compare, fsmt, main
 
+pytest.importorskip("sacremoses", reason="FSMTTokenizer needs it")
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A folder as transformers writes it."""
+    return fsmt(tmp_path_factory.mktemp("original") / "source", torch.float32).source
+
 
 @pytest.fixture
-def folder(tmp_path):
-    """A folder as transformers writes it."""
-    return fsmt(tmp_path / "source", torch.float32).source
+def folder(original, tmp_path):
+    """A copy of it, to be changed."""
+    return shutil.copytree(original, tmp_path / "source")
 
 
 @pytest.mark.parametrize(

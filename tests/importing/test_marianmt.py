@@ -1,6 +1,7 @@
 """Folders of MarianMTModel: compared with transformers' own class, with its positions and with Marian's."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -11,15 +12,23 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vaswani_transformer import import_model, pipeline
 from vaswani_transformer.cli.main import main
+from vaswani_transformer.importing.marianmt import read
+from vaswani_transformer.importing.source import ImportOptions
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from import_differences import compare, marian_positions, marianmt, separate_marianmt
 
 
-@pytest.fixture
-def folder(tmp_path):
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
     """A folder as transformers writes it."""
-    return marianmt(tmp_path / "source", torch.float32).source
+    return marianmt(tmp_path_factory.mktemp("original") / "source", torch.float32).source
+
+
+@pytest.fixture
+def folder(original, tmp_path):
+    """A copy of it, to be changed."""
+    return shutil.copytree(original, tmp_path / "source")
 
 
 def change(folder, **values):
@@ -98,17 +107,15 @@ def test_a_folder_without_bias(folder, tmp_path):
 
 @pytest.mark.parametrize("left", [None, "training_args.bin", "trainer_state.json"])
 @pytest.mark.parametrize("positions", [None, "marian", "transformers"])
-def test_positions_are_marians_unless_transformers_trained_it(folder, tmp_path, left, positions):
+def test_positions_are_marians_unless_transformers_trained_it(folder, left, positions):
     if left:
         (folder / left).write_text("{}")
-    result = import_model(folder, tmp_path / "out", positions=positions)
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    imported = read(folder, ImportOptions(positions=positions))
     marian = (positions or ("transformers" if left else "marian")) == "marian"
-    assert model.config.position_encoding == ("sinusoidal-tensor2tensor" if marian else "sinusoidal-halves")
-    assert (model.lm_head.bias[60] == -1e4) == marian
-    assert result.facts.notes[0].startswith(
-        "Positions are " + ("Marian's own" if marian else "those that transformers")
-    )
+    assert imported.config.position_encoding == ("sinusoidal-tensor2tensor" if marian else "sinusoidal-halves")
+    assert (imported.weights["lm_head.bias"][60] == -1e4) == marian
+    start = "Marian's own" if marian else "those that transformers"
+    assert imported.facts.notes[0].startswith(f"Positions are {start}")
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,10 @@ class Vocabularies:
 def _read(path: Path, size: int, segmenter: str) -> Vocabulary:
     """A vocabulary for a matrix of so many rows."""
     if path.suffix == ".spm":
-        from .sentencepiece import pieces
+        from .sentencepiece import read_model
 
-        ids = {piece: index for index, piece in enumerate(pieces(path)) if index < size}
+        pieces = enumerate(read_model(path).pieces)
+        ids = {piece.piece: index for index, piece in pieces if index < size}
         return Vocabulary(path, ids, path, *(_required(path, ids, name, None) for name in (EOS, UNK)))
     if path.suffix not in (".yml", ".yaml", ".json"):
         raise UserError(f"{path} is no vocabulary that can be read: give a .yml or a .spm file")

@@ -19,11 +19,10 @@ import torch
 from ..errors import UserError
 from ..marian_format import ACTIVATIONS, CONFIG, EOS, LAYER_NORM_EPS, NEW, OLD, UNK, stack_parameters
 from ..model.configuration_vaswani import VaswaniConfig
-from .folder import position_table
+from .folder import MARIAN_FILES, position_table
 
-MODEL, SETTINGS = "model.npz", "decoder.yml"
-VOCABULARIES = ("vocab.yml", "source.yml", "target.yml")
-SEGMENTERS = ("source.spm", "target.spm")
+_MODEL, _SETTINGS, _JOINT, *_SIDES = MARIAN_FILES[:5]
+_SEGMENTERS = MARIAN_FILES[5:]
 _NO_PROBABILITY = -1e4  # output bias of ids that a model of Marian's did not have
 _BLOCK = 256  # bytes; options are filled up with NULs to a multiple
 # Characters that YAML does not allow, or takes for the end of a line, unless they are escaped.
@@ -46,8 +45,8 @@ def check_marian(config: VaswaniConfig) -> None:
     for name, values in only.items():
         if getattr(config, name) not in values:
             raise UserError(
-                f"{name} is {getattr(config, name)}: a Transformer of Marian has {' or '.join(map(str, values))}, so this"
-                " model cannot be exported to it"
+                f"{name} is {getattr(config, name)}: a Transformer of Marian has {' or '.join(map(str, values))}, so"
+                " this model cannot be exported to it"
             )
     if config.d_model % config.num_heads:
         raise UserError(f"num_heads is {config.num_heads}: in Marian d_model ({config.d_model}) is a multiple of it")
@@ -99,14 +98,14 @@ def write_marian(folder: Path, model, tokenizer, output: Path, rows: int) -> Non
     options = _options(model.config, type, sizes, "Wemb" in arrays)
     arrays[CONFIG] = _terminated(_yaml(options))
     output.mkdir()
-    _write_arrays(arrays, output / MODEL)
+    _write_arrays(arrays, output / _MODEL)
     names = _write_vocabularies(tokenizer, model.config, sizes, output)
-    for name in SEGMENTERS:
+    for name in _SEGMENTERS:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, output / name)
     settings = _settings(model, type, rows)
-    text = _yaml({"relative-paths": True, "models": [MODEL], "vocabs": names, **settings})
-    (output / SETTINGS).write_text(text, encoding="utf-8")
+    text = _yaml({"relative-paths": True, "models": [_MODEL], "vocabs": names, **settings})
+    (output / _SETTINGS).write_text(text, encoding="utf-8")
 
 
 def _arrays(model, type: str) -> dict[str, torch.Tensor]:
@@ -216,7 +215,7 @@ def _write_vocabularies(tokenizer, config: VaswaniConfig, sizes: list[int], outp
     """Write one vocabulary for both sides, or two; returns their names."""
     sides = [tokenizer.side(name) if hasattr(tokenizer, "side") else tokenizer for name in ("source", "target")]
     texts = [_vocabulary(side, config, size) for side, size in zip(sides, sizes, strict=True)]
-    names = [VOCABULARIES[0]] * 2 if texts[0] == texts[1] else list(VOCABULARIES[1:])
+    names = [_JOINT] * 2 if texts[0] == texts[1] else _SIDES
     for name, text in zip(names, texts, strict=True):
         (output / name).write_text(text, encoding="utf-8")
     return names

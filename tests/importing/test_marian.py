@@ -1,4 +1,4 @@
-"""Models that Marian trained (`scripts/make_marian_fixture.py`): its own scores; and files that are not as they should."""
+"""Models that Marian trained (`scripts/make_marian_fixture.py`): its own scores; and files that are damaged."""
 
 import json
 import shutil

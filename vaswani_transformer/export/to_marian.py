@@ -25,6 +25,8 @@ _MODEL, _SETTINGS, _JOINT, *_SIDES = MARIAN_FILES[:5]
 _SEGMENTERS = MARIAN_FILES[5:]
 _NO_PROBABILITY = -1e4  # output bias of ids that a model of Marian's did not have
 _BLOCK = 256  # bytes; options are filled up with NULs to a multiple
+# Signs in names of pieces by which `importing/sentencepiece.py` keeps texts apart from them.
+_SIGNS = str.maketrans({"\ufff2": "<", "\ufff4": None})
 # Characters that YAML does not allow, or takes for the end of a line, unless they are escaped.
 _UNPRINTABLE = re.compile("[\x7f-\xa0\u2028\u2029\ufeff\ufffe\uffff]")
 
@@ -228,8 +230,8 @@ def _vocabulary(tokenizer, config: VaswaniConfig, size: int) -> str:
     if unknown is None or unknown >= size:  # every text has ids; padding is in none
         unknown = config.pad_token_id
     tokens |= {config.eos_token_id: EOS, unknown: UNK}
-    lines = {json.dumps(token, ensure_ascii=False): index for index, token in reversed(tokens.items())}
-    text = "".join(f"{token}: {index}\n" for token, index in reversed(lines.items()))
+    names = {index: token.translate(_SIGNS) for index, token in tokens.items()}
+    text = "".join(f"{json.dumps(name, ensure_ascii=False)}: {index}\n" for index, name in names.items())
     return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 

@@ -13,8 +13,8 @@ from conftest import TESTS, error_of
 
 from vaswani_transformer import VaswaniForConditionalGeneration, import_model, load_model
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.importing import marian
-from vaswani_transformer.importing.sentencepiece import SentencePieceModel
+from vaswani_transformer.importing import marian, marian_vocabularies
+from vaswani_transformer.importing.sentencepiece import SentencePieceModel, Unsupported
 from vaswani_transformer.importing.source import Imported, ImportOptions
 from vaswani_transformer.json_and_yaml import read_vocabulary
 from vaswani_transformer.marian_format import CONFIG
@@ -178,8 +178,12 @@ def test_parameters_that_do_not_fit_are_named(tmp_path):
     line = error_of(import_model, changed(tmp_path / "a", arrays=arrays), tmp_path / "out")
     assert "model.decoder.layers.0.fc1.bias is missing; 'decoder_l1_ffn_QuantMultA' is left over" in line
     path = changed(tmp_path / "b", arrays={"decoder_Wemb": np.zeros((5, 16), dtype=np.float32)})
+    assert "and decoder_Wemb is of shape (5, 16): copy the file again" in error_of(import_model, path, tmp_path / "out")
+    path = changed(tmp_path / "c", arrays={"decoder_l1_ffn_W1": np.zeros((5, 16), dtype=np.float32)})
     line = error_of(import_model, path, tmp_path / "out")
-    assert "model.decoder.embed_tokens.weight" in line and "(5, 16)" in line
+    assert "model.decoder.layers.0.fc1.weight" in line and "(16, 5)" in line
+    path = changed(tmp_path / "d", options={"dim-vocabs": [10**12, 10**12]})
+    assert "has dim-vocabs [1000000000000, 1000000000000], and encoder_Wemb is of" in error_of(read, path)
     assert not (tmp_path / "out").exists()
 
 
@@ -256,6 +260,20 @@ def test_an_archive_of_opus_mt(tmp_path):
     line = error_of(read, tmp_path / model)
     assert "are not known (no decoder.yml beside it names one or two of them): give --vocabulary FILE" in line
     assert read(tmp_path / model, tmp_path / vocabulary).tokenizer(text).input_ids == ours.tokenizer(text).input_ids
+
+
+def test_sentencepiece_models_that_cannot_be_followed(tmp_path, monkeypatch):
+    for name in ("model.npz", "joint.spm"):
+        shutil.copy(FIXTURES / "src-spm" / name, tmp_path / name)
+
+    def unsupported(*arguments, **options):
+        raise Unsupported("it is neither a unigram model nor one of byte-pair encoding")
+
+    monkeypatch.setattr(marian_vocabularies, "backend", unsupported)
+    line = error_of(read, tmp_path, tmp_path / "joint.spm")
+    assert "joint.spm cannot be read exactly, since it is neither a unigram model nor" in line
+    (tmp_path / "joint.spm").write_bytes(b"")
+    assert "joint.spm is no SentencePiece model" in error_of(read, tmp_path, tmp_path / "joint.spm")
 
 
 def test_words_of_a_vocabulary(tmp_path):

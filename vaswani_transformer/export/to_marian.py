@@ -215,17 +215,27 @@ def _settings(model, type: str, rows: int) -> dict[str, Any]:
 
 def _write_vocabularies(tokenizer, config: VaswaniConfig, sizes: list[int], output: Path) -> list[str]:
     """Write one vocabulary for both sides, or two; returns their names."""
-    sides = [tokenizer.side(name) if hasattr(tokenizer, "side") else tokenizer for name in ("source", "target")]
-    texts = [_vocabulary(side, config, size) for side, size in zip(sides, sizes, strict=True)]
+    sides = (_words(tokenizer, name) for name in ("source", "target"))
+    texts = [_vocabulary(words, tokenizer, config, size) for words, size in zip(sides, sizes, strict=True)]
     names = [_JOINT] * 2 if texts[0] == texts[1] else _SIDES
     for name, text in zip(names, texts, strict=True):
         (output / name).write_text(text, encoding="utf-8")
     return names
 
 
-def _vocabulary(tokenizer, config: VaswaniConfig, size: int) -> str:
+def _words(tokenizer, side: str) -> dict[str, int]:
+    """The ids of one side's tokens."""
+    if hasattr(tokenizer, "side"):
+        return tokenizer.side(side).get_vocab()
+    decoder = getattr(tokenizer, "decoder", None)
+    if side == "target" and isinstance(decoder, dict):  # of MarianTokenizer and FSMTTokenizer
+        return {token: index for index, token in decoder.items()}
+    return tokenizer.get_vocab()
+
+
+def _vocabulary(words: dict[str, int], tokenizer, config: VaswaniConfig, size: int) -> str:
     """The tokens by id in YAML, with Marian's names for the end and the unknown token."""
-    tokens = dict(sorted((index, token) for token, index in tokenizer.get_vocab().items() if index < size))
+    tokens = dict(sorted((index, token) for token, index in words.items() if index < size))
     unknown = tokenizer.unk_token_id
     if unknown is None or unknown >= size:  # every text has ids; padding is in none
         unknown = config.pad_token_id

@@ -8,7 +8,6 @@ In that table's first row lies the embedding of the decoder's start token, since
 import io
 import json
 import re
-import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from ..marian_format import ACTIVATIONS, CONFIG, EOS, LAYER_NORM_EPS, NEW, OLD, 
 from ..model.configuration_vaswani import VaswaniConfig
 from .folder import MARIAN_FILES, position_table
 
-_MODEL, _SETTINGS, _JOINT, *_SIDES = MARIAN_FILES[:5]
-_SEGMENTERS = MARIAN_FILES[5:]
+_MODEL, _SETTINGS, _JOINT, *_SIDES = MARIAN_FILES
 _NO_PROBABILITY = -1e4  # output bias of ids that a model of Marian's did not have
 _BLOCK = 256  # bytes; options are filled up with NULs to a multiple
 # Signs in names of pieces by which `importing/sentencepiece.py` keeps texts apart from them.
@@ -79,11 +77,10 @@ def type_of(model) -> str:
     return type
 
 
-def write_marian(folder: Path, model, tokenizer, output: Path, rows: int) -> None:
+def write_marian(model, tokenizer, output: Path, rows: int) -> None:
     """Write a model into a folder that does not exist yet.
 
     Args:
-        folder: of the model; SentencePiece models in it are copied.
         model: in float32 on the CPU.
         tokenizer: the model's.
         output: what to make.
@@ -102,9 +99,6 @@ def write_marian(folder: Path, model, tokenizer, output: Path, rows: int) -> Non
     output.mkdir()
     _write_arrays(arrays, output / _MODEL)
     names = _write_vocabularies(tokenizer, model.config, sizes, output)
-    for name in _SEGMENTERS:
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, output / name)
     settings = _settings(model, type, rows)
     text = _yaml({"relative-paths": True, "models": [_MODEL], "vocabs": names, **settings})
     (output / _SETTINGS).write_text(text, encoding="utf-8")

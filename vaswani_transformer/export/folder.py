@@ -17,9 +17,11 @@ from ..model.layers_vaswani import VaswaniSinusoidalPositions
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, shift_right
 
 #: Formats, the extra of this package that each needs, and the modules that the extra brings.
-EXTRAS = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime", "onnxscript")}
+EXTRAS = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime", "onnxscript"), "marian": ()}
 #: Types that CTranslate2 stores weights in. What they are computed in is decided where the model is used.
 QUANTIZATIONS = ("float32", "int8", "int8_float32", "bfloat16", "float16", "int16")
+#: What an export to Marian may write: the model, settings, and one vocabulary or two.
+MARIAN_FILES = ("model.npz", "decoder.yml", "vocab.yml", "source.yml", "target.yml")
 #: Files of a model folder that are copied beside the exported weights.
 COPIED = (
     "tokenizer.json", "target_tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",

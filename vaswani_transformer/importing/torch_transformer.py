@@ -3,6 +3,8 @@
 Packed projections are split, biases that a model does without become zeros; all else is a change of names.
 """
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -141,12 +143,33 @@ class _Table:
             for name in self.tensors
             if name not in self.taken and name not in mapping.ignored and not _are_positions(self.tensors[name], scheme)
         }
-        faults = [f"there is no {name}{nearest(name, left_over)}" for name in self.missing]
+        faults = []
+        if self.missing:
+            names = [f"{name}{nearest(name, left_over)}" for name in _in_short(self.missing)]
+            faults.append(f"there is no {', '.join(names)}")
         if left_over:
-            names = ", ".join(f"{name}{hint}" for name, hint in left_over.items())
-            faults.append(f"nothing stands for {names}: correct the names, or name in `ignored` what is not needed")
+            names = [f"{name}{left_over.get(name, '')}" for name in _in_short(left_over)]
+            faults.append(
+                f"nothing stands for {', '.join(names)}: correct the names, or name in `ignored` what is not needed"
+            )
         if faults:
             raise UserError(f"{self.source} does not fit the mapping {path}: {'; '.join(faults)}")
+
+
+def _in_short(names: Iterable[str]) -> list[str]:
+    """Names of which those that differ in the number of the layer alone stand together.
+
+    >>> _in_short(["layers.0.norm1.bias", "output.bias", "layers.2.norm1.bias"])
+    ['layers.{0,2}.norm1.bias', 'output.bias']
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        start, number, end = re.fullmatch(r"(.*?)(?:\.(\d+)(\..*))?", name).groups("")
+        groups.setdefault((start, end), []).append(number)
+    return [
+        start if not end else f"{start}.{numbers[0] if len(numbers) == 1 else '{' + ','.join(numbers) + '}'}{end}"
+        for (start, end), numbers in groups.items()
+    ]
 
 
 def _full_name(module: str, kind: str) -> str:

@@ -260,6 +260,15 @@ def renamed(oracle: Tutorial) -> dict[str, torch.Tensor]:
     return weights
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_long_tables_of_sinusoids_are_those_of_the_paper(tmp_path, dtype):
+    weights = {**Tutorial().state_dict(), "pe": sinusoids(5000, 256).to(dtype)}
+    assert "pe" not in import_table(tmp_path, weights, mapping()).weights
+    weights["pe"][1, 0] += 0.01
+    with pytest.raises(UserError, match="nothing stands for pe"):
+        import_table(tmp_path, weights, mapping())
+
+
 def test_layers_may_have_names_of_their_own_and_projections_apart(tmp_path):
     torch.manual_seed(2)
     oracle = Tutorial()

@@ -21,7 +21,7 @@ from .word_tokenizer import read_tokenizer
 NAME = "torch.nn.Transformer"
 _SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 _STACKS = ("encoder", "decoder")
-_ROUNDING = 1e-6  # of float32 at position 1; angles grow with the position, and so do their errors
+_ROUNDING = 1e-6  # of an angle in float32, which may be wrong by 1.1e-7 a position, as programs compute it
 
 Weights = dict[str, torch.Tensor]
 
@@ -183,13 +183,13 @@ def _without_batch(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _are_positions(tensor: torch.Tensor, scheme: str) -> bool:
-    """Whether this is the table of a scheme, from position 0, to within the rounding of float32."""
+    """Whether this is the table of a scheme, from position 0, to within the rounding of its type."""
     tensor = _without_batch(tensor)
     if scheme == "learned" or tensor.dim() != 2 or tensor.shape[1] % 2 or not tensor.is_floating_point():
         return False
     positions = torch.arange(len(tensor))
     difference = (tensor.double() - sinusoidal_positions(positions, tensor.shape[1], scheme)).abs()
-    return bool((difference <= _ROUNDING * (1 + positions[:, None])).all())
+    return bool((difference <= torch.finfo(tensor.dtype).eps + _ROUNDING * positions[:, None]).all())
 
 
 def _other_positions(tensor: torch.Tensor, scheme: str) -> str:

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import torch
 from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from vaswani_transformer import VaswaniForConditionalGeneration, import_model
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, import_model
 
 LONGEST = 16  # tokens of a sentence
 BEAMS = 4
@@ -142,6 +143,90 @@ def fsmt(folder: Path, dtype: torch.dtype, **changes) -> Original:
     return of_transformers("`FSMTForConditionalGeneration`", model, folder, dtype)
 
 
+class TorchTransformer(torch.nn.Module):
+    """A model around `torch.nn.Transformer`, as tutorials write it."""
+
+    def __init__(self, source_size: int = 61, target_size: int = 53, d_model: int = 32):
+        super().__init__()
+        self.transformer = torch.nn.Transformer(d_model, 4, 2, 2, 40, 0.0, activation="gelu", batch_first=True)
+        self.source = torch.nn.Embedding(source_size, d_model)
+        self.target = torch.nn.Embedding(target_size, d_model)
+        self.generator = torch.nn.Linear(d_model, target_size)
+        self.positions = torch.nn.Embedding(100, d_model)
+
+    def embed(self, table: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+        """`(sentences, tokens, d_model)`."""
+        return (
+            table(ids) * ids.new_tensor(table.embedding_dim).to(table.weight.dtype).sqrt()
+            + self.positions.weight[: ids.shape[1]]
+        )
+
+    def encode(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """`(sentences, source tokens, d_model)`."""
+        return self.transformer.encoder(self.embed(self.source, ids), src_key_padding_mask=mask == 0)
+
+    def decode(self, memory: torch.Tensor, mask: torch.Tensor, decoder_ids: torch.Tensor) -> torch.Tensor:
+        """Logits `(sentences, target tokens, entries)`."""
+        length = decoder_ids.shape[1]
+        causal = torch.ones(length, length, dtype=torch.bool).triu(1)
+        states = self.embed(self.target, decoder_ids)
+        states = self.transformer.decoder(states, memory, tgt_mask=causal, memory_key_padding_mask=mask == 0)
+        return self.generator(states)
+
+
+class SearchOver(VaswaniForConditionalGeneration):
+    """Our search, of which each step's logits are another model's."""
+
+    class Encoder(torch.nn.Module):
+        """What `generate` calls first."""
+
+        def __init__(self, other: TorchTransformer):
+            super().__init__()
+            self.other = other
+
+        def forward(self, input_ids, attention_mask, **_) -> BaseModelOutput:
+            """As of any encoder of transformers."""
+            return BaseModelOutput(last_hidden_state=self.other.encode(input_ids, attention_mask))
+
+    def __init__(self, config: VaswaniConfig, other: TorchTransformer):
+        super().__init__(config)
+        self.over = self.Encoder(other)
+
+    def get_encoder(self, modality=None):
+        """The other's."""
+        return self.over
+
+    def forward(self, encoder_outputs, attention_mask, decoder_input_ids, **_) -> Seq2SeqLMOutput:
+        """Logits of a step."""
+        other = self.over.other
+        return Seq2SeqLMOutput(logits=other.decode(encoder_outputs[0], attention_mask, decoder_input_ids))
+
+
+def torch_transformer(folder: Path, dtype: torch.dtype) -> Original:
+    """`torch.nn.Transformer`, with two vocabularies, final norms, an output bias and learned positions."""
+    model = TorchTransformer().to(dtype).train()  # without dropout; torch's fused path in eval() rounds differently
+    randomize(model, 5)
+    with torch.no_grad():
+        model.generator.bias[3] += 2  # so that outputs end
+    folder.mkdir(parents=True)
+    torch.save({"model_state_dict": model.state_dict(), "epoch": 1}, folder / "model.pt")
+    lines = ["prefix: transformer.", "source_embedding: source", "target_embedding: target", "output: generator"]
+    lines += ["num_heads: 4", "activation_function: gelu", "position_encoding: learned", "position_tables: positions"]
+    lines += ["special_tokens: {pad: 1, bos: 2, eos: 3}"]
+    (folder / "mapping.yaml").write_text("\n".join(lines), encoding="utf-8")
+    ids = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2}
+    config = VaswaniConfig(vocab_size=61, decoder_vocab_size=53, d_model=32, encoder_layers=1, decoder_layers=1, **ids)
+    over = SearchOver(config, model)
+
+    def logits(ids, mask, decoder_ids):
+        return model.decode(model.encode(ids, mask), mask, decoder_ids)
+
+    def search(ids, mask, beams):
+        return over.generate(ids, attention_mask=mask, num_beams=beams, use_cache=False)
+
+    return Original("`torch.nn.Transformer`", logits, search, folder / "model.pt", {"mapping": folder / "mapping.yaml"})
+
+
 DOUBLE, SINGLE = torch.float64, torch.float32
 #: Functions and the types of numbers that they are asked for.
 FORMATS = {
@@ -149,6 +234,7 @@ FORMATS = {
     separate_marianmt: (DOUBLE, SINGLE),
     marian_positions: (DOUBLE, SINGLE),
     fsmt: (SINGLE,),  # its mask is not made for others
+    torch_transformer: (DOUBLE, SINGLE),
 }
 
 

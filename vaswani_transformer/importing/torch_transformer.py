@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from ..errors import UserError, one_line
 from ..model.configuration_vaswani import POSITION_ENCODINGS, VaswaniConfig
 from ..model.layers_vaswani import sinusoidal_positions
+from .pickles import read_pickle
 from .source import Facts, Imported, ImportOptions
 from .torch_mapping import IN_PROJ, Mapping, nearest, read_mapping
 from .word_tokenizer import read_tokenizer
@@ -61,19 +62,11 @@ def read(source: Path, options: ImportOptions) -> Imported:
 def _read_tensors(source: Path, key: str | None) -> Weights:
     """The table of tensors in a file, be it all of a checkpoint or, under `key`, one of its entries."""
     try:
-        if source.suffix == ".safetensors":
-            content = load_file(source)
-        else:
-            content = torch.load(source, map_location="cpu", weights_only=True)
+        content = load_file(source) if source.suffix == ".safetensors" else read_pickle(source)
     except OSError as error:
         raise UserError(f"cannot read {source}: {one_line(error)}") from error
     except SafetensorError as error:
         raise UserError(f"{source} is damaged ({one_line(error)}): copy it again") from error
-    except Exception as error:  # bytes that are no pickle make torch raise errors of any kind
-        raise UserError(
-            f"{source} is damaged or holds more than tensors and plain values, which could run code: save"
-            " model.state_dict() alone, in the program that made it"
-        ) from error
     content = content if isinstance(content, dict) else {}
     tables = {str(name): value for name, value in content.items() if _is_table(value)}
     if key is None and _is_table(content):

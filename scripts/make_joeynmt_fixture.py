@@ -187,7 +187,9 @@ def main(folder: str) -> None:
         output.mkdir()
         write_data(data)
         config_file = output / "config.yaml"
-        config_file.write_text(yaml.dump(configuration(data, output), Dumper=_WithoutAliases, sort_keys=False), encoding="utf-8")
+        config_file.write_text(
+            yaml.dump(configuration(data, output), Dumper=_WithoutAliases, sort_keys=False), encoding="utf-8"
+        )
         train(rank=0, world_size=1, cfg=load_config(config_file), skip_test=True)
         record = expected(output)
         written = Path(folder)

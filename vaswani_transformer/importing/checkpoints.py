@@ -46,9 +46,11 @@ def read_checkpoint(path: Path, advice: str, classes: Sequence[type] = ()) -> di
     except OSError as error:
         raise UserError(f"cannot read {path}: {one_line(error)}") from error
     except Exception as error:  # bytes that are no pickle make torch raise errors of any kind
-        if name := re.search(r"(?:GLOBAL|global|class) ([\w.]+\.\w+)", str(error)):
+        if name := re.search(r"GLOBAL ([\w.]+)", str(error)):
             raise UserError(f"{path} holds {name[1]}, and such an object could run code: {advice}") from error
-        raise UserError(f"{path} is damaged or holds objects that could run code: copy it again, or {advice}") from error
+        raise UserError(
+            f"{path} is damaged or holds objects that could run code: copy it again, or {advice}"
+        ) from error
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a checkpoint, which is a table of entries by name: {advice}")
     return content

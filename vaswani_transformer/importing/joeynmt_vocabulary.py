@@ -137,7 +137,7 @@ def _backend(source: Path, side: Any, codes: Path | None, symbols: SpecialSymbol
     elif kind == "subword-nmt":
         path = codes or _file(source, side, "codes")
         separator = str(_settings(side).get("separator", subword_nmt.SEPARATOR))
-        backend = subword_nmt.backend(path, ids, separator=separator, **options)
+        backend = subword_nmt.backend(path, ids, separator=separator, cuts_again=True, **options)
     elif kind == "sentencepiece":
         backend = _sentencepiece(codes or _file(source, side, "model_file"), ids, options)
     else:

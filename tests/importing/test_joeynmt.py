@@ -79,7 +79,6 @@ def test_beam_scores_are_those_of_joeynmt(imported, model):
     target, target_mask = padded([[2, *row] for row in EXPECTED["beam"]])
     with torch.no_grad():
         logits = model(input_ids=source, attention_mask=mask, decoder_input_ids=target[:, :-1]).logits
-    logits[..., imported.generation["suppress_tokens"]] = logits[..., imported.generation["suppress_tokens"]]
     scores = logits.log_softmax(-1).gather(-1, target[:, 1:, None])[..., 0] * target_mask[:, 1:]
     lengths = target_mask[:, 1:].sum(-1)
     scores = scores.sum(-1) / ((5 + lengths) / 6) ** imported.generation["length_penalty"]
@@ -89,3 +88,121 @@ def test_beam_scores_are_those_of_joeynmt(imported, model):
 def test_ids_are_those_of_joeynmt(imported):
     assert imported.tokenizer(EXPECTED["texts"])["input_ids"] == EXPECTED["source"]
     assert imported.tokenizer(text_target=EXPECTED["target_texts"])["input_ids"] == EXPECTED["target_ids"]
+
+
+def test_checkpoints_are_recognised(folder):
+    assert joeynmt.is_one(folder)
+    (folder / "best.ckpt").rename(folder / "2000.ckpt")
+    assert joeynmt.is_one(folder) and joeynmt.read(folder, ImportOptions()).config.d_model == 12
+    shutil.copyfile(folder / "2000.ckpt", folder / "3000.ckpt")
+    assert "best.ckpt" in error_of(joeynmt.read, folder, ImportOptions())
+    (folder / "config.yaml").unlink()
+    assert not joeynmt.is_one(folder) and not joeynmt.is_one(FIXTURE / "best.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("layer_norm", "pre"),
+        ("type", "recurrent"),
+        ("alpha", "0.5"),
+        ("activation", "tanh"),
+        ("level", "syllable"),
+        ("tokenizer_type", "wordpiece"),
+        ("lang_tags", "[<de>, <en>]"),
+        ("sep_token", "<sep>"),
+        ("num_heads", "many"),
+        ("num_heads", "5"),
+        ("beam_size", "wide"),
+        ("model", "small"),
+    ],
+)
+def test_other_models_are_refused_by_the_setting(folder, setting, value):
+    if setting == "alpha":
+        change(folder, "dropout", "0.1\n    alpha: 0.5")
+    elif setting in ("lang_tags", "sep_token"):
+        change(folder, "dataset_type", f"plain\n  special_symbols:\n    {setting}: {value}")
+    elif setting == "model":
+        text = (folder / "config.yaml").read_text(encoding="utf-8")
+        (folder / "config.yaml").write_text(text[: text.index("\nmodel:")] + "\nmodel: small\n", encoding="utf-8")
+    else:
+        change(folder, setting, value)
+    error = error_of(joeynmt.read, folder, ImportOptions())
+    assert "config.yaml" in error
+    assert {"beam_size": "wide"}.get(setting, setting) in error
+
+
+def test_one_stack_alone_is_pre_norm(folder):
+    """JoeyNMT's default is pre-norm in the encoder's layers and post-norm in the decoder's."""
+    text = (folder / "config.yaml").read_text(encoding="utf-8")
+    (folder / "config.yaml").write_text(text.replace("    layer_norm: post\n", ""), encoding="utf-8")
+    assert "model.encoder.layer_norm: pre" in error_of(joeynmt.read, folder, ImportOptions())
+
+
+@pytest.mark.parametrize("name", ["src_vocab.txt", "trg_vocab.txt", "codes"])
+def test_files_that_are_missing(folder, name):
+    (folder / name).unlink()
+    assert name in error_of(joeynmt.read, folder, ImportOptions())
+    options = {"bpe_codes": FIXTURE / name} if name == "codes" else {}
+    options = options or {"vocabularies": (FIXTURE / "src_vocab.txt", FIXTURE / "trg_vocab.txt")}
+    assert joeynmt.read(folder, ImportOptions(**options)).config.vocab_size == 55
+
+
+def test_vocabularies_and_checkpoints_that_do_not_fit(folder):
+    with (folder / "src_vocab.txt").open("a", encoding="utf-8") as file:
+        file.write("one more\n")
+    error = error_of(joeynmt.read, folder, ImportOptions())
+    assert "56" in error and "55" in error
+    for content in ({"model_state": {}}, {"model_state": {"a": torch.zeros(1)}}, [1]):
+        torch.save(content, folder / "best.ckpt")
+        assert "best.ckpt" in error_of(joeynmt.read, folder, ImportOptions())
+
+
+class Runs:
+    def __reduce__(self):
+        return print, ("code of a pickle ran",)
+
+
+def test_code_in_pickles_does_not_run(folder, capsys):
+    content = torch.load(folder / "best.ckpt", weights_only=True)
+    torch.save(content | {"stats_state": Runs()}, folder / "best.ckpt")
+    error = error_of(joeynmt.read, folder, ImportOptions())
+    assert "print" in error and not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tied_embeddings", "tied_softmax", "matrices"), [(True, True, 1), (False, True, 2), (True, False, 3)]
+)
+def test_ties(folder, tied_embeddings, tied_softmax, matrices):
+    change(folder, "tied_embeddings", str(tied_embeddings).lower())
+    change(folder, "tied_softmax", str(tied_softmax).lower())
+    shutil.copyfile(folder / "src_vocab.txt", folder / "trg_vocab.txt")
+    content = torch.load(folder / "best.ckpt", weights_only=True)
+    state = content["model_state"]
+    if tied_embeddings:
+        state["trg_embed.lut.weight"] = state["src_embed.lut.weight"]
+    state["trg_embed.lut.weight"] = state["trg_embed.lut.weight"][:55]
+    state["decoder.output_layer.weight"] = (
+        state["trg_embed.lut.weight"] if tied_softmax else state["decoder.output_layer.weight"][:55]
+    )
+    torch.save(content, folder / "best.ckpt")
+    imported = joeynmt.read(folder, ImportOptions())
+    model = loaded(imported)
+    names = ("src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight")
+    ours = (model.model.encoder.embed_tokens, model.model.decoder.embed_tokens, model.lm_head)
+    assert all(torch.equal(state[name], module.weight) for name, module in zip(names, ours, strict=True))
+    assert len({id(module.weight) for module in ours}) == matrices
+
+
+@pytest.mark.parametrize("level", ["word", "char"])
+def test_words_and_letters(folder, level):
+    change(folder, "level", level)
+    change(folder, "lowercase", "true")
+    entries = ["<unk>", "<pad>", "<s>", "</s>", "a", "▁", "cat", "c", "t"]
+    for side, size in (("src", 55), ("trg", 65)):
+        names = [*entries, *(f"entry{number}" for number in range(size - len(entries)))]
+        (folder / f"{side}_vocab.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    tokenizer = joeynmt.read(folder, ImportOptions()).tokenizer
+    ids = {"word": [4, 6, 0, 3], "char": [4, 5, 7, 4, 8, 5, 0, 4, 3]}[level]
+    assert tokenizer("A cat Ãa")["input_ids"] == ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == {"word": "a cat", "char": "a cat a"}[level]

@@ -12,7 +12,7 @@ import torch
 from conftest import error_of
 from transformers import FSMTConfig, FSMTForConditionalGeneration
 
-from vaswani_transformer import VaswaniForConditionalGeneration
+from vaswani_transformer import VaswaniForConditionalGeneration, VaswaniTokenizer
 from vaswani_transformer.importing import fairseq
 from vaswani_transformer.importing.source import ImportOptions
 
@@ -216,6 +216,24 @@ def test_pieces_are_those_of_the_dictionaries(tmp_path):
     assert tokenizer("unlikely ab the é q")["input_ids"] == [6, 7, 8, 9, 10, 4, 12, 3, 2]
     assert tokenizer(text_target="dog z zc")["input_ids"] == [5, 15, 3, 3, 2]
     assert tokenizer.decode([6, 7, 8, 15, 2], skip_special_tokens=True) == "unlikely z"
+
+
+def test_texts_are_tokenised_by_moses_where_the_dictionary_was(tmp_path):
+    sacremoses = pytest.importorskip("sacremoses")
+    words = ["well", "@-@", "known", "dog", "&apos;s", "&quot;", ",", "Hund", "."]
+    state = fairseq_state(fsmt(tgt_vocab_size=SIZES[0]))
+    path = write(tmp_path, state, {**OPTIONS, "source_lang": "en", "target_lang": "en"}, (words, words))
+    (tmp_path / "bpecodes").unlink()
+    tokenizer = fairseq.read(path, ImportOptions()).tokenizer
+    text = 'known dog\'s, "well-known" Hund.'
+    # As fairseq's data/encoders/moses_tokenizer.py calls it.
+    pieces = sacremoses.MosesTokenizer("en").tokenize(text, aggressive_dash_splits=True)
+    ids = [*(4 + words.index(piece) for piece in pieces), 2]
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    for loaded in (tokenizer, VaswaniTokenizer.from_pretrained(tmp_path / "tokenizer")):
+        assert loaded(text)["input_ids"] == loaded(text_target=text)["input_ids"] == ids
+        assert loaded.decode(ids, skip_special_tokens=True) == text
+        assert loaded.batch_decode([ids, ids[4:]], skip_special_tokens=True)[0] == text
 
 
 def test_one_dictionary_for_both_sides(tmp_path):

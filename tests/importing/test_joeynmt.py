@@ -206,3 +206,21 @@ def test_words_and_letters(folder, level):
     ids = {"word": [4, 6, 0, 3], "char": [4, 5, 7, 4, 8, 5, 0, 4, 3]}[level]
     assert tokenizer("A cat Ãa")["input_ids"] == ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == {"word": "a cat", "char": "a cat a"}[level]
+
+
+def test_texts_are_tokenised_by_moses(folder):
+    sacremoses = pytest.importorskip("sacremoses")
+    change(folder, "pretokenizer", "moses")
+    change(folder, "lowercase", "true\n    normalize: true")
+    tokenizer = joeynmt.read(folder, ImportOptions()).tokenizer
+    # As JoeyNMT's BasicTokenizer.pre_process does it; the quotation marks are not those of the tokens that follow.
+    text = sacremoses.MosesTokenizer("en").tokenize(
+        "The dog's house , the “old” garden.".translate({0x201C: '"', 0x201D: '"'}).replace(" ,", ","), return_str=True
+    )
+    plain = joeynmt.read(FIXTURE, ImportOptions()).tokenizer
+    assert tokenizer("The  dog’s house , the “old” garden.")["input_ids"] == plain(text)["input_ids"]
+    assert tokenizer.decode(tokenizer(text_target="das Haus .")["input_ids"], skip_special_tokens=True) == "das haus."
+    change(folder, "level", "bpe")
+    text = (folder / "config.yaml").read_text(encoding="utf-8")
+    (folder / "config.yaml").write_text(text[::-1].replace("sesom", "enon", 1)[::-1], encoding="utf-8")
+    assert "both sides" in error_of(joeynmt.read, folder, ImportOptions())

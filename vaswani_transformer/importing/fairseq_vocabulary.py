@@ -97,8 +97,8 @@ def read_tokenizer(
     segmentation = segmentation or _first(checkpoint, MODELS)
     if segmentation is None and any(map(_has_parts_of_words, dictionaries)):
         raise UserError(
-            f"the dictionaries of {checkpoint} hold parts of words, and there is no {CODES[0]} or {MODELS[0]} beside it:"
-            " give --bpe-codes FILE, the merges of subword-nmt or fastBPE or the model of SentencePiece"
+            f"the dictionaries of {checkpoint} hold parts of words, and there is no {CODES[0]} or {MODELS[0]} beside"
+            " it: give --bpe-codes FILE, the merges of subword-nmt or fastBPE or the model of SentencePiece"
         )
     options = {"special_tokens": SPECIAL_TOKENS, "end": "</s>", "unknown": "<unk>"}
     sides = dictionaries[:1] if dictionaries[0] == dictionaries[1] else dictionaries

@@ -32,7 +32,9 @@ class SpecialSymbols:
         settings = data.section("special_symbols") if "special_symbols" in data else {}
         for name in ("lang_tags", "sep_token"):
             if settings.get(name):
-                raise settings.refuse(name, settings[name], "models that are told what to do by tags have no counterpart")
+                raise settings.refuse(
+                    name, settings[name], "models that are told what to do by tags have no counterpart"
+                )
         tokens = {name: settings.get(f"{name}_token", token) for name, (_, token) in _DEFAULTS.items()}
         ids = {name: settings.get(f"{name}_id", number) for name, (number, _) in _DEFAULTS.items()}
         # A vocabulary begins with the four in this order, whatever the configuration says.
@@ -65,13 +67,15 @@ def read_vocabularies(
         paths = [given[min(number, len(given) - 1)]] if given else [source / name for name in names]
         path = next((path for path in paths if path.is_file()), None)
         if path is None:
-            raise UserError(f"{source} holds no {' or '.join(dict.fromkeys(names))}: copy it there, or give --vocabulary")
+            raise UserError(
+                f"{source} holds no {' or '.join(dict.fromkeys(names))}: copy it there, or give --vocabulary"
+            )
         # JoeyNMT reads lines so, each entry once, and puts special tokens first if they are not there.
         tokens = dict.fromkeys([*symbols.tokens.values(), *read_text(path, _ADVICE, _MOST_BYTES).splitlines()])
         if len(tokens) != size:
             raise UserError(
-                f"{path} has {len(tokens):,} entries with the special ones, and the checkpoint in {source} embeddings of"
-                f" {size:,}: give the vocabulary that JoeyNMT wrote for this model"
+                f"{path} has {len(tokens):,} entries with the special ones, and the checkpoint in {source} embeddings"
+                f" of {size:,}: give the vocabulary that JoeyNMT wrote for this model"
             )
         vocabularies.append({token: number for number, token in enumerate(tokens)})
     return vocabularies[0], vocabularies[1]
@@ -151,9 +155,7 @@ def _sentencepiece(path: Path, ids: dict[str, int], options: dict[str, Any]) -> 
     model = sentencepiece.SentencePieceModel.read(path)
     # JoeyNMT's SetVocabulary: pieces that the vocabulary lacks are not used, but for single letters.
     pieces = [
-        (piece, score, _UNUSED)
-        if kind == _NORMAL and len(piece) > 1 and piece not in ids
-        else (piece, score, kind)
+        (piece, score, _UNUSED) if kind == _NORMAL and len(piece) > 1 and piece not in ids else (piece, score, kind)
         for piece, score, kind in model.pieces
     ]
     return sentencepiece.backend(

@@ -45,8 +45,8 @@ def backend(
         end: the special token that ends a text.
         unknown: the special token that stands for letters of no piece.
         separator: what pieces within a word end in.
-        cuts_again: cut pieces that `ids` lacks, as subword-nmt does when it is given a vocabulary; `VaswaniTokenizer`
-            does it, by `SubwordText`.
+        cuts_again: cut pieces that `ids` lacks, as subword-nmt does when it is given a vocabulary (not in version 0.1);
+            `VaswaniTokenizer` does it, by `SubwordText`.
 
     Raises:
         UserError: there is no such file, or it holds something else than merges.
@@ -64,9 +64,9 @@ def backend(
     others = zip(sorted(symbols - pieces.keys()), count(1 + max(ids.values())), strict=False)
     vocabulary = {token: ids[token] for token in special_tokens} | pieces | dict(others)
     suffix = {} if is_first_version else {"end_of_word_suffix": mark}
-    if cuts_again and len(ids) <= MOST_PIECES:
-        first, ending = 1 + max(vocabulary.values()), "" if is_first_version else mark
-        vocabulary |= {letter_of(number) + ending: first + number for number in range(len(ids))}
+    if cuts_again and not is_first_version and len(ids) <= MOST_PIECES:
+        first = 1 + max(vocabulary.values())
+        vocabulary |= {letter_of(number) + mark: first + number for number in range(len(ids))}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, **suffix))
     if is_first_version:
         # Not behind letters that no piece has, which would not be joined with it.
@@ -83,6 +83,7 @@ def word_backend(ids: dict[str, int], *, special_tokens: Sequence[str], end: str
 def finished(tokenizer: Tokenizer, ids: dict[str, int], special_tokens: Sequence[str], end: str, decoder) -> Tokenizer:
     """The tokenizer with its special tokens, which cuts at spaces and ends a text with `end`."""
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
+    tokenizer.encode_special_tokens = True  # "</s>" in a text is text
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, ids[end])]

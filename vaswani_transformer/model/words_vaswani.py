@@ -11,6 +11,7 @@ _MOST_CACHED = 1 << 16
 # Letters of the supplementary private use areas, one for each number of a piece; a word of one of them is that piece.
 _FIRST, _PER_AREA = 0xF0000, 0xFFFE
 MOST_PIECES = 2 * _PER_AREA
+_END = "</w>"  # ends the last piece of a word
 _STRANGER = "\ufff1"  # in place of such letters in a text: as unknown as those
 
 
@@ -42,8 +43,7 @@ class SubwordText:
     @classmethod
     def for_backend(cls, backend) -> "SubwordText | None":
         """What a backend needs: None if its vocabulary has no letters that stand for pieces."""
-        has_letters = any(backend.token_to_id(letter_of(0) + suffix) is not None for suffix in ("", "</w>"))
-        return cls(backend) if has_letters else None
+        return None if backend.token_to_id(letter_of(0) + _END) is None else cls(backend)
 
     def __call__(self, text: str) -> str:
         """The text as the backend must get it; the same object where there is nothing to change."""

@@ -2,12 +2,11 @@
 
 import gzip
 import random
-from pathlib import Path
 
 import pytest
 from conftest import requires_shared_data
 from hypothesis import given
-from hypothesis import strategies as st
+from sentencepiece_models import TEXTS, trained
 
 from vaswani_transformer import UserError, VaswaniTokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
@@ -26,26 +25,6 @@ KINDS = {
     "byte pairs, bytes": {"model_type": "bpe", "byte_fallback": True, "vocab_size": 500, "character_coverage": 0.98},
     "byte pairs, no table": {"model_type": "bpe", "normalization_rule_name": "identity"},
 }
-# What the two libraries read by different rules, were it not for `SentencePieceText`: graphemes of several characters,
-# runs of spaces, the sign for a space itself, names of special tokens.
-POOLS = (
-    "ab ▁<", "aeou\u0301\u0302\u0323\u0308 ﬁﬂ½…", "가각ᄀ\u1161\u11a8 かが\u3099\uff76\uff9e", "\t\n\r\u00a0\u200d\u200b ab",
-    "กำา่้ क़\u093c\u09c7\u09be ﻻ\u064b", "👨\u200d👩❤\ufe0f🇩🇪🏽", "..--..  aaa", "\ufff1\ufff4 a\u0301",
-)  # fmt: skip
-TEXTS = st.one_of(
-    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\ufff0\ufff2\ufff3"), max_size=40),
-    st.lists(st.sampled_from(("".join(POOLS), "</s>", "<unk>", "<pad>")).map(str), max_size=3).map("".join),
-    st.sampled_from((*POOLS, "".join(POOLS))).flatmap(lambda pool: st.text(st.sampled_from(pool), max_size=25)),
-)
-
-
-def trained(folder: Path, texts, name: str = "model", **options) -> Path:
-    """A SentencePiece model file."""
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_prefix=str(folder / name), minloglevel=2, num_threads=1,
-        hard_vocab_limit=False, **{"vocab_size": 400, **options},
-    )  # fmt: skip
-    return folder / f"{name}.model"
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokeni
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTokenizer
 
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-SOURCE, TARGET = "ein kleiner Hund rare".split(), "a small big dog barks rare rarer".split()
+SOURCE = ["ein", "kleiner", "Hund", "rare"]
+TARGET = ["a", "small", "big", "dog", "barks", "rare", "rarer"]
 
 
 def words(names: list[str]) -> Tokenizer:

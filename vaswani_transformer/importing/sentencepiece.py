@@ -19,7 +19,10 @@ from ..model.sentencepiece_vaswani import (
     HAS_VALUE,
     LABEL,
     LESS_THAN,
+    MADE_UP,
     OTHERS,
+    RUN_END,
+    RUN_START,
     SEPARATOR,
     UNKNOWN_CODE,
     VALUE,
@@ -28,7 +31,6 @@ from ..model.sentencepiece_vaswani import (
 )
 
 _SPACE = "▁"  # U+2581, which stands for a space within pieces
-_MADE_UP = "\ufff4"  # begins the name of an entry of the dictionary that no text can become
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _UNIGRAM, _BPE = 1, 2
 _NODES_AT_ONCE = 4096
@@ -148,9 +150,10 @@ def backend(
         if token not in ids:
             raise UserError(f"the vocabulary has no {token}: give the one that belongs to the SentencePiece model")
     _check(spm, special)
-    scores = {piece: score for piece, score, kind in spm.pieces if kind == _NORMAL}
-    names = _names(spm, ids, scores)
     codes = list(codes)
+    scores = {piece: score for piece, score, kind in spm.pieces if kind == _NORMAL}
+    runs = _runs(spm, [token for token in ids if token not in (*special, *codes)], scores)
+    names = _names(spm, ids, scores, runs)
     if codes:
         names.append(UNKNOWN_CODE)
     tokenizer = Tokenizer(
@@ -164,7 +167,7 @@ def backend(
             byte_fallback=spm.byte_fallback,
         )
     )
-    tokenizer.normalizer = _normalizer(spm)
+    tokenizer.normalizer = _normalizer(spm, scores if runs else ())
     splits = [] if _renames(spm) else [pre_tokenizers.Split("<", "isolated")]
     # The pieces of a word do not depend on others unless a piece crosses the border, or unknown characters do.
     if _SPACE in scores and not any(_SPACE in piece[1:] for piece in scores):
@@ -245,11 +248,29 @@ def _name(piece: str) -> str:
     return piece.replace("<", LESS_THAN)
 
 
-def _names(spm: SentencePieceModel, ids: dict[str, int], scores: dict[str, float]) -> list[str]:
-    """The name for each id, so that texts match pieces of the model and nothing else: texts have no "<" any more."""
-    names = [f"{_MADE_UP}{number}" for number in range(1 + max(ids.values()))]
+def _runs(spm: SentencePieceModel, tokens: Iterable[str], scores: dict[str, float]) -> set[str]:
+    """Entries of the dictionary that the model has no character of.
+
+    SentencePiece gives a run of unknown characters as one piece. Where that is in the dictionary, as one of the other
+    language, it has its number.
+    """
+    known = set().union(*scores)
+    runs = {token for token in tokens if known.isdisjoint(token)} if not spm.byte_fallback else set()
+    if runs and (spm.kind == _BPE or not known <= scores.keys()):
+        raise Unsupported(f"its dictionary has {min(runs)!r}, of unknown characters")
+    return runs
+
+
+def _names(spm: SentencePieceModel, ids: dict[str, int], scores: dict[str, float], runs: set[str]) -> list[str]:
+    """The name for each id, so that texts match what they should and nothing else: texts have no "<" any more."""
+    names = [f"{MADE_UP}{number}" for number in range(1 + max(ids.values()))]
     for token, number in ids.items():
-        names[number] = _name(token) if token in scores else token if "<" in token else _MADE_UP + token
+        if token in scores:
+            names[number] = _name(token)
+        elif token in runs:
+            names[number] = f"{RUN_START}{_name(token)}{RUN_END}"
+        else:
+            names[number] = token if "<" in token else MADE_UP + token
     bytes_ = [piece for piece, _, kind in spm.pieces if kind == _BYTE]
     return names + [_name(piece) if piece in scores else piece for piece in (*scores, *bytes_) if piece not in ids]
 
@@ -274,8 +295,10 @@ def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
     ]
 
 
-def _normalizer(spm: SentencePieceModel) -> normalizers.Normalizer:
+def _normalizer(spm: SentencePieceModel, pieces: Iterable[str]) -> normalizers.Normalizer:
+    """Characters and spaces as in SentencePiece; with `pieces`, marks around what they have no character of."""
     extra = spm.remove_extra_whitespaces
+    known = "".join(rf"\x{{{ord(character):x}}}" for character in sorted(set().union(*map(_name, pieces))))
     rules = [
         spm.characters and normalizers.Precompiled(spm.characters),
         normalizers.Replace(SEPARATOR, ""),
@@ -285,12 +308,14 @@ def _normalizer(spm: SentencePieceModel) -> normalizers.Normalizer:
         normalizers.Replace(" ", _SPACE),
         spm.add_dummy_prefix and normalizers.Prepend(_SPACE),
         extra and normalizers.Replace(Regex(rf"(?<!{_SPACE}){_SPACE}+\z"), ""),
+        known and normalizers.Replace(Regex(f"(?<![^{known}])(?=[^{known}])"), RUN_START),
+        known and normalizers.Replace(Regex(f"(?<=[^{known}])(?![^{known}])"), RUN_END),
     ]
     return normalizers.Sequence([rule for rule in rules if rule])
 
 
 def _decoder(spm: SentencePieceModel) -> decoders.Decoder:
-    to_text = [decoders.Replace(LESS_THAN, "<"), decoders.Replace(_MADE_UP, "")]
+    to_text = [decoders.Replace(LESS_THAN, "<"), decoders.Replace(Regex(f"[{MADE_UP}-{RUN_END}]"), "")]
     to_text += [decoders.ByteFallback()] if spm.byte_fallback else []
     # As `MarianTokenizer`: without spaces around.
     to_text += [decoders.Fuse(), decoders.Replace(_SPACE, " "), decoders.Replace(Regex(r"\A +| +\z"), "")]

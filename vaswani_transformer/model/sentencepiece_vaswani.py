@@ -12,11 +12,13 @@ import json
 import re
 from array import array
 
-# Signs without a meaning in Unicode (unassigned), which no text holds after `SentencePieceText`.
+# Signs without a meaning in Unicode (unassigned), which no text holds of itself after `SentencePieceText`.
 SEPARATOR = "\ufff0"  # ends a grapheme, and is removed by the backend after `Precompiled`
-STRANGER = "\ufff1"  # in place of one of these four signs in a text: as unknown as that
+STRANGER = "\ufff1"  # in place of another of these signs in a text: as unknown as that
 LESS_THAN = "\ufff2"  # "<" of a text, so that no text spells "</s>" or another name with "<"
 UNKNOWN_CODE = "\ufff3"  # a language code that the vocabulary lacks
+MADE_UP = "\ufff4"  # begins the name of an entry of the vocabulary that no text can become
+RUN_START, RUN_END = "\ufff5", "\ufff6"  # around characters that the model has no pieces for
 
 # Characters of which each is a grapheme of its own beside any other of these. The others take the slower way.
 _PLAIN = (
@@ -28,7 +30,7 @@ OTHERS = re.compile(f"[^{_PLAIN}]+")
 # A match of several characters begins with any and goes on with others than plain ones (`importing/sentencepiece.py`
 # takes no other table), so none reaches over the border of such a run.
 _RUN = re.compile(f".?{OTHERS.pattern}", re.DOTALL)
-_RESERVED = re.compile(f"[{SEPARATOR}{LESS_THAN}{UNKNOWN_CODE}]")
+_RESERVED = re.compile(f"[{SEPARATOR}{LESS_THAN}-{RUN_END}]")
 _MOST_CACHED = 1 << 16
 
 # A unit of a Darts-clone trie: the byte that leads to it, whether the key so far has a value, where its children are.

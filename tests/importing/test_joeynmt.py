@@ -96,6 +96,8 @@ def test_checkpoints_are_recognised(folder):
     assert joeynmt.is_one(folder) and joeynmt.read(folder, ImportOptions()).config.d_model == 12
     shutil.copyfile(folder / "2000.ckpt", folder / "3000.ckpt")
     assert "best.ckpt" in error_of(joeynmt.read, folder, ImportOptions())
+    assert joeynmt.is_one(folder / "3000.ckpt")
+    assert joeynmt.read(folder / "3000.ckpt", ImportOptions()).config.d_model == 12
     (folder / "config.yaml").unlink()
     assert not joeynmt.is_one(folder) and not joeynmt.is_one(FIXTURE / "best.ckpt")
 

@@ -17,7 +17,7 @@ from .checkpoints import read_checkpoint, tensors_of
 from .joeynmt_vocabulary import SpecialSymbols, read_tokenizer, read_vocabularies
 from .source import Facts, Imported, ImportOptions
 
-NAME = "a model folder of JoeyNMT"
+NAME = "a model of JoeyNMT (.ckpt and config.yaml)"
 
 _CONFIG = "config.yaml"
 _ADVICE = "copy it again from the folder that JoeyNMT wrote"
@@ -43,8 +43,10 @@ _NAMES = [
 
 
 def is_one(source: Path) -> bool:
-    """Whether a source is a folder of JoeyNMT's: a configuration and checkpoints."""
-    return source.is_dir() and (source / _CONFIG).is_file() and any(source.glob("*.ckpt"))
+    """Whether a source is JoeyNMT's: a folder with a configuration and checkpoints, or one of these checkpoints."""
+    if source.is_dir():
+        return (source / _CONFIG).is_file() and any(source.glob("*.ckpt"))
+    return source.suffix == ".ckpt" and (source.parent / _CONFIG).is_file()
 
 
 def read(source: Path, options: ImportOptions) -> Imported:
@@ -54,12 +56,13 @@ def read(source: Path, options: ImportOptions) -> Imported:
         UserError: for a file that is missing, damaged or holds more than plain values, a setting without a
             counterpart here, by its name, and vocabularies that do not fit.
     """
+    given, source = (None, source) if source.is_dir() else (source, source.parent)
     path = source / _CONFIG
     config = _Section(read_yaml(path, _ADVICE), "", path)
     model, data = config.section("model"), config.section("data")
     encoder, decoder = model.section("encoder"), model.section("decoder")
     _check(model, encoder, decoder)
-    checkpoint = _checkpoint(source, config)
+    checkpoint = given or _checkpoint(source, config)
     weights = _renamed(tensors_of(read_checkpoint(checkpoint, _ADVICE), "model_state", checkpoint))
     symbols = SpecialSymbols.read(data)
     try:

@@ -5,16 +5,20 @@ The mapping is that of `convert_fsmt_original_pytorch_checkpoint_to_pytorch.py`,
 
 import argparse
 import functools
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import error_of
+from conftest import ROOT, error_of
 from transformers import FSMTConfig, FSMTForConditionalGeneration
 
 from vaswani_transformer import VaswaniForConditionalGeneration, VaswaniTokenizer
 from vaswani_transformer.importing import fairseq
 from vaswani_transformer.importing.source import ImportOptions
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from import_differences import sentencepiece_model
 
 WORDS = ["the", "dog", "un@@", "like@@", "ly", "a@@", "b", "c@@", "é"]
 SIZES = len(WORDS) + 4, len(WORDS) + 7
@@ -234,6 +238,20 @@ def test_texts_are_tokenised_by_moses_where_the_dictionary_was(tmp_path):
         assert loaded(text)["input_ids"] == loaded(text_target=text)["input_ids"] == ids
         assert loaded.decode(ids, skip_special_tokens=True) == text
         assert loaded.batch_decode([ids, ids[4:]], skip_special_tokens=True)[0] == text
+
+
+def test_sentencepiece(tmp_path):
+    words = ["▁", "a", "b", "▁ab", "c", "x", "y", "z", "q"]
+    path = write(tmp_path, fairseq_state(fsmt(tgt_vocab_size=SIZES[0])), words=(words, words))
+    (tmp_path / "bpecodes").unlink()
+    assert "--bpe-codes" in error_of(fairseq.read, path, ImportOptions())
+    model = sentencepiece_model(["▁", "a", "b", "▁ab", "c", "d"])
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(model)
+    (tmp_path / "other.model").write_bytes(model)
+    for codes in (None, tmp_path / "other.model"):
+        tokenizer = fairseq.read(path, ImportOptions(bpe_codes=codes)).tokenizer
+        assert tokenizer("ab abab acd")["input_ids"] == [7, 7, 5, 6, 4, 5, 8, 3, 2]
+        assert tokenizer.decode([7, 7, 5, 6, 2], skip_special_tokens=True) == "ab abab"
 
 
 def test_one_dictionary_for_both_sides(tmp_path):

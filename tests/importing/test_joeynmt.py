@@ -3,15 +3,19 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import TESTS, error_of
+from conftest import ROOT, TESTS, error_of
 
 from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer.importing import joeynmt
 from vaswani_transformer.importing.source import ImportOptions
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from import_differences import sentencepiece_model
 
 FIXTURE = TESTS / "fixtures" / "joeynmt"
 EXPECTED = json.loads((FIXTURE / "expected.json").read_text(encoding="utf-8"))
@@ -99,7 +103,7 @@ def test_checkpoints_are_recognised(folder):
     assert joeynmt.is_one(folder / "3000.ckpt")
     assert joeynmt.read(folder / "3000.ckpt", ImportOptions()).config.d_model == 12
     (folder / "config.yaml").unlink()
-    assert not joeynmt.is_one(folder) and not joeynmt.is_one(FIXTURE / "best.ckpt")
+    assert not joeynmt.is_one(folder) and not joeynmt.is_one(FIXTURE / "codes")
 
 
 @pytest.mark.parametrize(
@@ -208,6 +212,22 @@ def test_words_and_letters(folder, level):
     ids = {"word": [4, 6, 0, 3], "char": [4, 5, 7, 4, 8, 5, 0, 4, 3]}[level]
     assert tokenizer("A cat Ãa")["input_ids"] == ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == {"word": "a cat", "char": "a cat a"}[level]
+
+
+def test_sentencepiece(folder):
+    """JoeyNMT lets SentencePiece use the pieces of its vocabulary alone, and single letters."""
+    (folder / "spm.model").write_bytes(sentencepiece_model(["▁", "a", "b", "ab", "▁ab", "▁a", "c"]))
+    change(folder, "tokenizer_type", "sentencepiece")
+    change(folder, "codes", "/elsewhere/spm.model\n      model_file: /elsewhere/spm.model")
+    entries = ["<unk>", "<pad>", "<s>", "</s>", "▁", "a", "b", "▁ab"]
+    for side, size in (("src", 55), ("trg", 65)):
+        names = [*entries, *(f"entry{number}" for number in range(size - len(entries)))]
+        (folder / f"{side}_vocab.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    tokenizer = joeynmt.read(folder, ImportOptions()).tokenizer
+    assert tokenizer("ab abab acé")["input_ids"] == [7, 7, 5, 6, 4, 5, 0, 0, 3]
+    assert tokenizer.decode([7, 7, 5, 6, 4, 5, 3], skip_special_tokens=True) == "ab abab a"
+    (folder / "spm.model").unlink()
+    assert "spm.model" in error_of(joeynmt.read, folder, ImportOptions())
 
 
 def test_texts_are_tokenised_by_moses(folder):

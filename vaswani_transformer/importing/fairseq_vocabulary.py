@@ -113,7 +113,11 @@ def read_tokenizer(
         backends = [subword_nmt.backend(segmentation, ids, **options) for ids in sides]
     moses = None
     if is_moses := _wants_moses(settings, dictionaries):
-        moses = {"languages": list(languages) or ["en", "en"], "aggressive_dash_splits": True}
+        moses = {
+            "languages": list(languages) or ["en", "en"],
+            "aggressive_dash_splits": not settings.get("moses_no_dash_splits"),
+            "escape": not settings.get("moses_no_escape"),
+        }
     tokenizer = VaswaniTokenizer(
         tokenizer_object=backends[0],
         target_tokenizer_object=backends[1] if len(backends) == 2 else None,

@@ -15,7 +15,7 @@ from . import sentencepiece, subword_nmt
 _ADVICE = "copy it again from the folder that JoeyNMT wrote"
 _MOST_BYTES = 1 << 28
 _SPACE = "▁"  # what JoeyNMT writes for a space where letters are the pieces
-_NORMAL, _UNUSED = 1, 5  # types of pieces in sentencepiece_model.proto
+_NORMAL, _BPE = 1, 2  # a type of pieces and a type of models in sentencepiece_model.proto
 _DEFAULTS = {"unk": (0, "<unk>"), "pad": (1, "<pad>"), "bos": (2, "<s>"), "eos": (3, "</s>")}
 
 
@@ -154,10 +154,9 @@ def _backend(source: Path, side: Any, codes: Path | None, symbols: SpecialSymbol
 def _sentencepiece(path: Path, ids: dict[str, int], options: dict[str, Any]) -> Tokenizer:
     model = sentencepiece.SentencePieceModel.read(path)
     # JoeyNMT's SetVocabulary: pieces that the vocabulary lacks are not used, but for single letters.
-    pieces = [
-        (piece, score, _UNUSED) if kind == _NORMAL and len(piece) > 1 and piece not in ids else (piece, score, kind)
-        for piece, score, kind in model.pieces
-    ]
+    pieces = [piece for piece in model.pieces if piece[2] != _NORMAL or len(piece[0]) == 1 or piece[0] in ids]
+    if len(pieces) < len(model.pieces) and model.kind == _BPE:
+        raise sentencepiece.Unsupported("pieces of byte-pair encoding that the vocabulary lacks would be cut again")
     return sentencepiece.backend(
         replace(model, pieces=pieces),
         ids,

@@ -80,6 +80,7 @@ class MosesText:
     Args:
         language: an ISO 639-1 code; for one that it does not know, sacremoses takes the rules of English.
         aggressive_dash_splits: write `a-b` as `a @-@ b`.
+        escape: write `'` as `&apos;` and so on.
         normalize: replace Unicode's variants of letters and punctuation first, and spaces before punctuation, as
             JoeyNMT does.
 
@@ -87,21 +88,23 @@ class MosesText:
         ImportError: sacremoses is not installed.
     """
 
-    def __init__(self, language: str, aggressive_dash_splits: bool = False, normalize: bool = False):
+    def __init__(
+        self, language: str, aggressive_dash_splits: bool = False, escape: bool = True, normalize: bool = False
+    ):
         try:
             from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
         except ImportError as error:
             raise ImportError("this model's texts are tokenised by Moses' rules: pip install sacremoses") from error
         self._tokenizer, self._detokenizer = MosesTokenizer(lang=language), MosesDetokenizer(lang=language)
         self._punctuation = MosesPunctNormalizer() if normalize else None
-        self._splits_dashes = aggressive_dash_splits
+        self._settings = {"aggressive_dash_splits": aggressive_dash_splits, "escape": escape, "return_str": True}
 
     def __call__(self, text: str) -> str:
         """The tokens of a text with spaces between them."""
         if self._punctuation is not None:
             text = unicodedata.normalize("NFKC", text).translate({0x2019: "'", 0x201C: '"', 0x201D: '"'})
             text = self._punctuation.normalize(_without_extra_spaces(text))
-        return self._tokenizer.tokenize(text, aggressive_dash_splits=self._splits_dashes, return_str=True)
+        return self._tokenizer.tokenize(text, **self._settings)
 
     def back(self, text: str) -> str:
         """The text of tokens with spaces between them."""

@@ -18,6 +18,7 @@ from .folder import (
     COPIED,
     EXTRAS,
     QUANTIZATIONS,
+    VOCABULARIES,
     ExportFacts,
     check_expressible,
     reference_logits,
@@ -94,7 +95,7 @@ def _export(
 def _names(format: str) -> tuple[str, ...]:
     """What an export may write."""
     own = {
-        "ctranslate2": ("config.json", "model.bin", "shared_vocabulary.json"),
+        "ctranslate2": ("config.json", "model.bin", *VOCABULARIES),
         "onnx": ("encoder.onnx", "decoder.onnx"),
     }
     return (*own[format], *COPIED, FACTS)

@@ -12,7 +12,7 @@ from transformers import AutoModelForSeq2SeqLM
 from vaswani_transformer import import_model
 
 sys.path.insert(0, str(ROOT / "scripts"))
-from import_differences import SEARCHES, compare, fsmt
+from import_differences import SEARCHES, compare, fsmt, main
 
 
 @pytest.fixture
@@ -73,3 +73,10 @@ def test_parameters_that_do_not_fit_are_named(folder, tmp_path):
 def test_positions_are_known(folder, tmp_path):
     line = error_of(import_model, folder, tmp_path / "out", positions="marian")
     assert line.startswith("--positions does not apply to FSMTForConditionalGeneration")
+
+
+def test_the_table_of_differences(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["import_differences.py", "--only", "fsmt", "--sentences", "3"])
+    main()
+    header, _, row = capsys.readouterr().out.splitlines()
+    assert header.count("|") == row.count("|") and row.endswith("| 3 of 3 | 3 of 3 |")

@@ -123,26 +123,20 @@ def _checkpoint(source: Path) -> Path:
 
 
 def _settings(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The options that a model was trained with: `args`, or `cfg` of newer checkpoints, made flat."""
+    """The options that a model was trained with, made flat: `args`, or the parts of `cfg` of newer checkpoints."""
+    cfg = content.get("cfg") if isinstance(content.get("cfg"), dict) else {}
     settings: dict[str, Any] = {}
-    cfg = content.get("cfg")
-    parts = [(cfg.get("task"), cfg.get("bpe"), cfg.get("tokenizer"), cfg.get("model"))] if isinstance(cfg, dict) else []
-    for part in (*(parts[0] if parts else ()), content.get("args")):
+    for part in (*(cfg.get(name) for name in ("task", "bpe", "tokenizer", "model")), content.get("args")):
         part = vars(part) if isinstance(part, argparse.Namespace) else part
-        if not isinstance(part, dict):
-            continue
-        settings |= {name: value for name, value in part.items() if not isinstance(value, dict)}
-        for group in ("encoder", "decoder", "quant_noise"):
-            if isinstance(part.get(group), dict):
-                settings |= {f"{group}_{name}": value for name, value in part[group].items()}
-    if isinstance(cfg, dict):
-        for kind in ("bpe", "tokenizer"):
-            settings[kind] = cfg[kind].get("_name") if isinstance(cfg.get(kind), dict) else settings.get(kind)
-        if isinstance(cfg.get("model"), dict):
-            settings.setdefault("arch", cfg["model"].get("_name"))
+        for name, value in part.items() if isinstance(part, dict) else ():
+            is_group = name in ("encoder", "decoder", "quant_noise") and isinstance(value, dict)
+            settings |= {f"{name}_{key}": inner for key, inner in value.items()} if is_group else {name: value}
     if not settings:
         raise UserError(f"{path} holds no options of fairseq under args or cfg: {_ADVICE}")
-    return settings
+    for kind in ("bpe", "tokenizer"):
+        if isinstance(cfg.get(kind), dict):
+            settings[kind] = cfg[kind].get("_name")
+    return {"arch": settings.get("_name"), **settings}
 
 
 def _check(settings: dict[str, Any], path: Path) -> None:

@@ -39,6 +39,7 @@ class Original:
     search: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
     source: Path  # what `import_model` is given
     options: dict = field(default_factory=dict)  # and its options
+    search_options: dict = field(default_factory=dict)  # for our search, of what the source does not say
 
 
 def randomize(model: torch.nn.Module, seed: int, scale: float = 1.3) -> None:
@@ -227,6 +228,81 @@ def torch_transformer(folder: Path, dtype: torch.dtype) -> Original:
     return Original("`torch.nn.Transformer`", logits, search, folder / "model.pt", {"mapping": folder / "mapping.yaml"})
 
 
+def fairseq(folder: Path, dtype: torch.dtype) -> Original:
+    """A checkpoint of fairseq's `transformer`, computed by FSMT, whose weights are fairseq's under other names."""
+    original = fsmt(folder / "fsmt", dtype)
+    model = FSMTForConditionalGeneration.from_pretrained(folder / "fsmt").to(dtype).eval()
+    state = {
+        name.removeprefix("model."): tensor for name, tensor in model.state_dict().items() if "positions" not in name
+    }
+    heads = {f"{stack}_attention_heads": model.config.encoder_attention_heads for stack in ("encoder", "decoder")}
+    languages = {"source_lang": "de", "target_lang": "en"}
+    args = argparse.Namespace(arch="transformer", share_decoder_input_output_embed=True, **heads, **languages)
+    torch.save({"args": args, "model": state}, folder / "model.pt")
+    for language, size in (("de", model.config.src_vocab_size), ("en", model.config.tgt_vocab_size)):
+        (folder / f"dict.{language}.txt").write_text("".join(f"word{number} 1\n" for number in range(size - 4)))
+
+    def search(ids, mask, beams):
+        # Never padding, and no limit but this one, as fairseq.
+        limits = {"max_length": 20, "forced_eos_token_id": None, "suppress_tokens": [1], "length_penalty": 1.0}
+        return model.generate(ids, attention_mask=mask, num_beams=beams, **limits)
+
+    options = {"max_length": 20, "max_extra_tokens": None}
+    return Original("fairseq, computed by FSMT", original.logits, search, folder / "model.pt", search_options=options)
+
+
+def joeynmt(folder: Path, dtype: torch.dtype) -> Original:
+    """A post-norm Transformer of JoeyNMT's, with two vocabularies."""
+    from types import SimpleNamespace
+
+    from joeynmt.config import _check_special_symbols
+    from joeynmt.model import build_model
+    from joeynmt.search import beam_search, greedy
+    from joeynmt.vocabulary import Vocabulary
+
+    layers = {"type": "transformer", "num_layers": 2, "num_heads": 4, "hidden_size": 32, "ff_size": 40}
+    layers |= {"layer_norm": "post", "dropout": 0.0, "embeddings": {"embedding_dim": 32, "scale": True}}
+    settings = {
+        "encoder": layers, "decoder": layers, "tied_embeddings": False, "tied_softmax": True,
+        "initializer": "xavier_uniform", "embed_initializer": "normal",
+    }  # fmt: skip
+    symbols = SimpleNamespace(**_check_special_symbols({}))
+    vocabularies = [Vocabulary([f"word{number}" for number in range(size)], symbols) for size in (57, 49)]
+    model = build_model(settings, *vocabularies)
+    randomize(model, 4)
+    model = model.to(dtype).eval()
+    folder.mkdir(parents=True)
+    for side, vocabulary in zip(("src", "trg"), vocabularies, strict=True):
+        vocabulary.to_file(folder / f"{side}_vocab.txt")
+    sides = {"src": {"lang": "de", "level": "word"}, "trg": {"lang": "en", "level": "word"}}
+    content = {"data": sides, "model": settings, "testing": {"beam_size": BEAMS, "beam_alpha": 1.0}}
+    (folder / "config.yaml").write_text(json.dumps(content))  # JSON is YAML
+    torch.save({"model_state": model.state_dict()}, folder / "best.ckpt")
+
+    def encode(ids, mask):
+        seen = mask.bool().unsqueeze(1)
+        return model.encoder(model.src_embed(ids), mask.sum(1), seen)[0], seen
+
+    def logits(ids, mask, decoder_ids):
+        encoded, seen = encode(ids, mask)
+        target_mask = torch.ones(len(ids), 1, decoder_ids.shape[1], dtype=torch.bool)
+        return model.decoder(model.trg_embed(decoder_ids), encoded, None, seen, None, None, target_mask)[0]
+
+    def search(ids, mask, beams):
+        encoded, seen = encode(ids, mask)
+        if beams == 1:
+            rows = greedy(seen, 19, model, encoded, None)[0]
+        else:
+            rows = beam_search(model, beams, encoded, None, seen, 19, 1.0)[0]
+        # JoeyNMT leaves out the start, and pads with what it pleases behind the end.
+        rows = torch.as_tensor(rows)
+        rows = rows.masked_fill(((rows == 3).cumsum(1) - (rows == 3).long()) > 0, 1)
+        return torch.nn.functional.pad(rows, (1, 0), value=2)
+
+    options = {"max_length": 20, "max_extra_tokens": None}
+    return Original("JoeyNMT 2.3, `layer_norm: post`", logits, search, folder, search_options=options)
+
+
 DOUBLE, SINGLE = torch.float64, torch.float32
 #: Functions and the types of numbers that they are asked for.
 FORMATS = {
@@ -235,6 +311,8 @@ FORMATS = {
     marian_positions: (DOUBLE, SINGLE),
     fsmt: (SINGLE,),  # its mask is not made for others
     torch_transformer: (DOUBLE, SINGLE),
+    fairseq: (SINGLE,),
+    joeynmt: (DOUBLE, SINGLE),
 }
 
 
@@ -344,7 +422,7 @@ def compare(original: Original, output: Path, sentences: int, searches: dict[str
     certain = expected.abs() < 1e3  # but the bias of what has no probability
     result = {"difference": float((logits - expected).abs().max()), "largest": float(expected[certain].abs().max())}
     for name, beams in searches.items():
-        outputs = model.generate(ids, attention_mask=mask, num_beams=beams)
+        outputs = model.generate(ids, attention_mask=mask, num_beams=beams, **original.search_options)
         result[name] = same(outputs, original.search(ids, mask, beams), model.config.pad_token_id)
         result[f"{name}_different"] = len({tuple(row) for row in outputs.tolist()})
     return result
@@ -366,6 +444,9 @@ def main() -> None:
                 except ImportError as error:
                     print(f"{format.__name__} is left out: {error}", file=sys.stderr)
                     break
+
+                except ModuleNotFoundError:  # its program is not installed
+                    continue
                 result = compare(original, Path(folder) / "output", arguments.sentences)
             row = [original.name, str(dtype).removeprefix("torch."), f"{result['difference']:.1e}"]
             row += [

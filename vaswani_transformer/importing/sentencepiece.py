@@ -117,7 +117,7 @@ def _piece(fields: dict[int, list[Any]]) -> tuple[str, float, int]:
 
 
 def backend(
-    model: bytes | Path,
+    model: bytes | Path | SentencePieceModel,
     ids: dict[str, int] | None = None,
     *,
     eos_token: str = "</s>",
@@ -132,7 +132,7 @@ def backend(
     text, as for SentencePiece.
 
     Args:
-        model: a .spm file or its content.
+        model: a .spm file, its content, or what was read of it.
         ids: the dictionary; none: that of the model.
         eos_token, unk_token: entries of `ids`.
         special_tokens: further entries of `ids` that `decode` may drop.
@@ -142,7 +142,7 @@ def backend(
         UserError: this is no SentencePiece model, or `ids` lacks `eos_token` or `unk_token`.
         Unsupported: `tokenizers` cannot give the same ids.
     """
-    spm = SentencePieceModel.read(model)
+    spm = model if isinstance(model, SentencePieceModel) else SentencePieceModel.read(model)
     if ids is None:
         ids = {piece: number for number, (piece, _, _) in enumerate(spm.pieces)}
     special = dict.fromkeys([eos_token, unk_token, *special_tokens])

@@ -7,6 +7,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from .sentencepiece_vaswani import SentencePieceText
+from .words_vaswani import MosesText, SubwordText, number_of
 
 _TARGET_FILE = "target_tokenizer.json"
 _SIDES = ("source", "target")
@@ -26,6 +27,8 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         target_tokenizer_object: backend of the target; none: that of the source.
         known_tokens: for source and target, the number of ids that the model has. Ids from there on, pieces that the
             segmentation makes but the vocabulary lacks, become the unknown token's. None: all ids are known.
+        moses: how Moses' tokenizer cuts texts before the backend does: `languages` of source and target, and further
+            arguments of `MosesText`. None: it does not. It needs the package sacremoses.
         tokenizer_file, target_tokenizer_file: files of the backends, for `from_pretrained`.
         **kwargs: as of `PreTrainedTokenizerFast`: ``eos_token=``, ``pad_token=``, ``unk_token=``, ...
 
@@ -42,9 +45,10 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         target_tokenizer_object: Tokenizer | None = None,
         target_tokenizer_file: str | None = None,
         known_tokens: tuple[int, int] | None = None,
+        moses: dict | None = None,
         **kwargs,
     ):
-        self.known_tokens, self._target_backend = known_tokens, None
+        self.known_tokens, self._target_backend, self.moses = known_tokens, None, moses
         self._is_side, self._which, self._rewriters = False, 0, {}  # of a view that `side` gives
         if target_tokenizer_object is not None:
             self._target_backend = copy.deepcopy(target_tokenizer_object)
@@ -52,7 +56,7 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
             self._target_backend = Tokenizer.from_file(str(target_tokenizer_file))
         kwargs.setdefault("clean_up_tokenization_spaces", False)
         kwargs.setdefault("split_special_tokens", True)  # "</s>" in a text is text
-        super().__init__(*args, known_tokens=known_tokens, **kwargs)
+        super().__init__(*args, known_tokens=known_tokens, moses=moses, **kwargs)
         if self._target_backend is not None:
             self._target_backend.encode_special_tokens = self.split_special_tokens
             named = [getattr(self, name) for name in self.SPECIAL_TOKENS_ATTRIBUTES]
@@ -122,20 +126,35 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         return encoded
 
     def rewritten(self, text):
-        """A text, or texts in lists, as the backend of this side must get them: see `SentencePieceText`."""
-        if self._which not in self._rewriters:
-            self._rewriters[self._which] = SentencePieceText.for_backend(self._tokenizer)
-        rewriter = self._rewriters[self._which]
-        if rewriter is None or text is None:
+        """A text, or texts in lists, as the backend of this side must get them: see the modules of the rewriters."""
+        rewriters = self._rewriters_of_side()
+        if not rewriters or text is None:
             return text
-        return rewriter(text) if isinstance(text, str) else [self.rewritten(part) for part in text]
+        if not isinstance(text, str):
+            return [self.rewritten(part) for part in text]
+        for rewriter in rewriters:
+            text = rewriter(text)
+        return text
+
+    def _rewriters_of_side(self) -> list:
+        if self._which not in self._rewriters:
+            kinds = (SentencePieceText, SubwordText)
+            rewriters = [rewriter for kind in kinds if (rewriter := kind.for_backend(self._tokenizer)) is not None]
+            if self.moses is not None:
+                settings = {name: value for name, value in self.moses.items() if name != "languages"}
+                rewriters.insert(0, MosesText(self.moses["languages"][self._which], **settings))
+            self._rewriters[self._which] = rewriters
+        return self._rewriters[self._which]
 
     def known_ids(self, ids: list[int]) -> list[int]:
         """Ids of the backend of this side, with the unknown token's for those that the model lacks."""
         if self.known_tokens is None or not ids or max(ids) < self.known_tokens[0]:
             return ids
-        unknown = self.unk_token_id
-        return [number if number < self.known_tokens[0] else unknown for number in ids]
+        return [number if number < self.known_tokens[0] else self._known_id(number) for number in ids]
+
+    def _known_id(self, number: int) -> int:
+        stands_for = number_of(self._tokenizer.id_to_token(number))
+        return self.unk_token_id if stands_for is None else stands_for
 
     def _encode_plus(self, text, text_pair=None, **kwargs):
         return super()._encode_plus(text=self.rewritten(text), text_pair=self.rewritten(text_pair), **kwargs)
@@ -165,7 +184,9 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         return super(VaswaniTokenizer, self._target)._convert_id_to_token(index)
 
     def _decode(self, *args, **kwargs) -> str:
-        return super(VaswaniTokenizer, self._target)._decode(*args, **kwargs)
+        target = self._target
+        text = super(VaswaniTokenizer, target)._decode(*args, **kwargs)
+        return text if self.moses is None else target._rewriters_of_side()[0].back(text)
 
     def _add_tokens(self, new_tokens, special_tokens: bool = False) -> int:
         if self.known_tokens is not None:

@@ -1,0 +1,362 @@
+"""Checkpoints of fairseq's, against transformers' FSMT, whose weights are those of fairseq under other names.
+
+The mapping is that of `convert_fsmt_original_pytorch_checkpoint_to_pytorch.py`, backwards.
+"""
+
+import argparse
+import functools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, error_of
+from transformers import FSMTConfig, FSMTForConditionalGeneration
+
+from vaswani_transformer import VaswaniForConditionalGeneration, VaswaniTokenizer
+from vaswani_transformer.importing import fairseq
+from vaswani_transformer.importing.source import ImportOptions
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from import_differences import sentencepiece_model
+
+WORDS = ["the", "dog", "un@@", "like@@", "ly", "a@@", "b", "c@@", "é"]
+SIZES = len(WORDS) + 4, len(WORDS) + 7
+OPTIONS = {
+    "arch": "transformer_iwslt_de_en",
+    "source_lang": "de",
+    "target_lang": "en",
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3,
+    "encoder_normalize_before": False,
+    "decoder_normalize_before": False,
+    "share_decoder_input_output_embed": True,
+    "share_all_embeddings": False,
+    "activation_fn": "relu",
+    "dropout": 0.3,
+    "max_source_positions": 1024,
+    "max_target_positions": 1024,
+}
+
+
+def fsmt(ties=True, **changes) -> FSMTForConditionalGeneration:
+    torch.manual_seed(5)
+    config = FSMTConfig(
+        **{
+            "langs": ["de", "en"],
+            "src_vocab_size": SIZES[0],
+            "tgt_vocab_size": SIZES[1],
+            "d_model": 24,
+            "encoder_layers": 2,
+            "decoder_layers": 3,
+            "encoder_ffn_dim": 40,
+            "decoder_ffn_dim": 40,
+            "encoder_attention_heads": 3,
+            "decoder_attention_heads": 3,
+            "activation_function": "relu",
+            "dropout": 0.0,
+            "init_std": 0.3,
+            **changes,
+        }
+    )
+    model = FSMTForConditionalGeneration(config).eval()
+    if ties:
+        model.model.decoder.output_projection.weight = model.model.decoder.embed_tokens.weight
+    return model
+
+
+def fairseq_state(model: FSMTForConditionalGeneration) -> dict[str, torch.Tensor]:
+    """The parameters as fairseq writes them."""
+    state = {
+        name.removeprefix("model."): tensor.clone()
+        for name, tensor in model.state_dict().items()
+        if "embed_positions" not in name
+    }
+    for stack in ("encoder", "decoder"):
+        state[f"{stack}.version"] = torch.tensor([3.0])
+        state[f"{stack}.embed_positions._float_tensor"] = torch.zeros(1)
+    return state
+
+
+@functools.cache
+def some_state() -> dict[str, torch.Tensor]:
+    """The parameters of some model."""
+    return fairseq_state(fsmt())
+
+
+def packed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The parameters as fairseq wrote them in 2018: three projections in one, norms by number."""
+    names = {
+        "encoder": {"self_attn_layer_norm": 0, "final_layer_norm": 1},
+        "decoder": {"self_attn_layer_norm": 0, "encoder_attn_layer_norm": 1, "final_layer_norm": 2},
+    }
+    old = {}
+    for name, tensor in state.items():
+        if ".q_proj." in name:
+            parts = [state[name.replace(".q_proj.", f".{part}_proj.")] for part in "qkv"]
+            old[name.replace(".q_proj.", ".in_proj_")] = torch.cat(parts)
+        elif ".k_proj." not in name and ".v_proj." not in name:
+            for norm, number in names[name.partition(".")[0]].items():
+                name = name.replace(f".{norm}.", f".layer_norms.{number}.")
+            old[name] = tensor
+    return old
+
+
+def write(folder: Path, state, options=OPTIONS, words=(WORDS, [*WORDS, "x", "y", "z"]), **entries) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "model.pt"
+    torch.save({"args": argparse.Namespace(**options), "model": state, "extra_state": {"epoch": 3}} | entries, path)
+    for language, entries in zip(("de", "en"), words, strict=True):
+        text = "".join(f"{word} {99 - number}\n" for number, word in enumerate(entries))
+        (folder / f"dict.{language}.txt").write_text(text, encoding="utf-8")
+    (folder / "bpecodes").write_text(
+        "#version: 0.2\nu n\nl y</w>\nl i\nli k\nlik e\nt h\nth e</w>\nd o\ndo g</w>\n", encoding="utf-8"
+    )
+    return path
+
+
+def ours(imported) -> VaswaniForConditionalGeneration:
+    model = VaswaniForConditionalGeneration(imported.config).eval()
+    missing = model.load_state_dict(imported.weights, strict=False)
+    assert not missing.unexpected_keys
+    assert set(missing.missing_keys) <= {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}
+    model.tie_weights()
+    return model
+
+
+def batch(sizes=SIZES) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sources of several lengths with their mask, and targets from the end token on."""
+    generator = torch.Generator().manual_seed(3)
+    source = torch.randint(4, sizes[0], (5, 11), generator=generator)
+    mask = (torch.arange(11) < torch.tensor([11, 9, 6, 3, 1])[:, None]).long()
+    source = torch.where(mask.bool(), source, torch.tensor(1))
+    target = torch.randint(4, sizes[1], (5, 8), generator=generator)
+    target[:, 0] = 2
+    return source, mask, target
+
+
+def assert_same(model, reference, sizes=SIZES) -> None:
+    source, mask, target = batch(sizes)
+    with torch.no_grad():
+        logits = model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
+        expected = reference(input_ids=source, attention_mask=mask, decoder_input_ids=target, use_cache=False).logits
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", [dict, packed])
+def test_logits_are_those_of_fsmt(tmp_path, form):
+    reference = fsmt()
+    imported = fairseq.read(write(tmp_path, form(fairseq_state(reference))).parent, ImportOptions())
+    assert_same(ours(imported), reference)
+    assert imported.config.dropout == 0.3 and imported.facts.languages == ("de", "en")
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        (
+            {"activation_function": "gelu", "scale_embedding": False},
+            {"activation_fn": "gelu", "no_scale_embedding": True},
+        ),
+        ({"activation_function": "silu"}, {"activation_fn": "swish"}),
+        ({"ties": False}, {"share_decoder_input_output_embed": False}),
+        ({}, {"encoder_learned_pos": True, "decoder_learned_pos": True}),
+        ({"src_vocab_size": SIZES[1]}, {"share_all_embeddings": True}),
+    ],
+    ids=["gelu, not scaled", "swish", "three matrices", "learned positions", "one matrix"],
+)
+def test_options_of_fairseq(tmp_path, changes, options):
+    reference = fsmt(**changes)
+    shares, learns = ("share_all_embeddings" in options, "encoder_learned_pos" in options)
+    if shares:
+        reference.model.encoder.embed_tokens.weight.data = reference.model.decoder.embed_tokens.weight.data
+    state = fairseq_state(reference)
+    if learns:  # FSMT computes its table, which has fairseq's rows; here it gets the learned one
+        for stack, rows in (("encoder", 50), ("decoder", 40)):
+            table = torch.randn(rows, 24)
+            table[1] = 0
+            getattr(reference.model, stack).embed_positions.weight.data = table
+            state[f"{stack}.embed_positions.weight"] = table
+    words = ([*WORDS, "x", "y", "z"],) * 2 if shares else (WORDS, [*WORDS, "x", "y", "z"])
+    path = write(tmp_path, state, OPTIONS | options, words)
+    imported = fairseq.read(path, ImportOptions())
+    assert_same(ours(imported), reference, (reference.config.src_vocab_size, SIZES[1]))
+    assert imported.config.shares_embeddings == shares
+    assert not learns or imported.config.max_position_embeddings == 38  # rows 0 and 1 have no position
+
+
+def test_options_of_newer_checkpoints(tmp_path):
+    reference = fsmt()
+    groups = {
+        name: {key.removeprefix(f"{name}_"): value for key, value in OPTIONS.items() if key.startswith(f"{name}_")}
+        for name in ("encoder", "decoder")
+    }
+    flat = {key: value for key, value in OPTIONS.items() if not key.startswith(("encoder_", "decoder_"))}
+    task = {"_name": "translation", "source_lang": "de", "target_lang": "en"}
+    for model in ({"_name": "transformer", **flat, **groups}, argparse.Namespace(**OPTIONS)):
+        path = write(tmp_path, fairseq_state(reference), args=None, cfg={"model": model, "task": task, "bpe": None})
+        imported = fairseq.read(path, ImportOptions())
+        assert_same(ours(imported), reference)
+        assert imported.facts.languages == ("de", "en")
+
+
+def test_beams_are_those_of_fsmt(tmp_path):
+    reference = fsmt(init_std=0.4)
+    imported = fairseq.read(write(tmp_path, fairseq_state(reference)), ImportOptions())
+    model = ours(imported)
+    source, mask, _ = batch()
+    # Both by transformers' own search; the score of a hypothesis is divided by its length.
+    search = {"max_new_tokens": 12, "num_beams": 4, "length_penalty": 1.0, "early_stopping": False, "do_sample": False}
+    expected = reference.generate(
+        source, attention_mask=mask, decoder_start_token_id=2, forced_eos_token_id=None, **search
+    )
+    output = model.generate(source, attention_mask=mask, length_normalization="power", max_extra_tokens=None, **search)
+    assert output.tolist() == expected.tolist()
+
+
+def test_pieces_are_those_of_the_dictionaries(tmp_path):
+    tokenizer = fairseq.read(write(tmp_path, some_state()), ImportOptions()).tokenizer
+    # "unlikely" is un@@ like@@ ly; "ab" a@@ b; of "aé" the é stands for itself; q is in no piece.
+    assert tokenizer("unlikely ab the é q")["input_ids"] == [6, 7, 8, 9, 10, 4, 12, 3, 2]
+    assert tokenizer(text_target="dog z zc")["input_ids"] == [5, 15, 3, 3, 2]
+    assert tokenizer.decode([6, 7, 8, 15, 2], skip_special_tokens=True) == "unlikely z"
+
+
+def test_texts_are_tokenised_by_moses_where_the_dictionary_was(tmp_path):
+    sacremoses = pytest.importorskip("sacremoses")
+    words = ["well", "@-@", "known", "dog", "&apos;s", "&quot;", ",", "Hund", "."]
+    state = fairseq_state(fsmt(tgt_vocab_size=SIZES[0]))
+    path = write(tmp_path, state, {**OPTIONS, "source_lang": "en", "target_lang": "en"}, (words, words))
+    (tmp_path / "bpecodes").unlink()
+    tokenizer = fairseq.read(path, ImportOptions()).tokenizer
+    text = 'known dog\'s, "well-known" Hund.'
+    # As fairseq's data/encoders/moses_tokenizer.py calls it.
+    pieces = sacremoses.MosesTokenizer("en").tokenize(text, aggressive_dash_splits=True)
+    ids = [*(4 + words.index(piece) for piece in pieces), 2]
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    for loaded in (tokenizer, VaswaniTokenizer.from_pretrained(tmp_path / "tokenizer")):
+        assert loaded(text)["input_ids"] == loaded(text_target=text)["input_ids"] == ids
+        assert loaded.decode(ids, skip_special_tokens=True) == text
+        assert loaded.batch_decode([ids, ids[4:]], skip_special_tokens=True)[0] == text
+
+
+def test_sentencepiece(tmp_path):
+    words = ["▁", "a", "b", "▁ab", "c", "x", "y", "z", "q"]
+    path = write(tmp_path, fairseq_state(fsmt(tgt_vocab_size=SIZES[0])), words=(words, words))
+    (tmp_path / "bpecodes").unlink()
+    assert "--bpe-codes" in error_of(fairseq.read, path, ImportOptions())
+    model = sentencepiece_model(["▁", "a", "b", "▁ab", "c", "d"])
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(model)
+    (tmp_path / "other.model").write_bytes(model)
+    for codes in (None, tmp_path / "other.model"):
+        tokenizer = fairseq.read(path, ImportOptions(bpe_codes=codes)).tokenizer
+        assert tokenizer("ab abab acd")["input_ids"] == [7, 7, 5, 6, 4, 5, 8, 3, 2]
+        assert tokenizer.decode([7, 7, 5, 6, 2], skip_special_tokens=True) == "ab abab"
+
+
+def test_one_dictionary_for_both_sides(tmp_path):
+    path = write(tmp_path / "model", fairseq_state(fsmt(tgt_vocab_size=SIZES[0])))
+    given = tmp_path / "dict.txt"
+    (tmp_path / "model" / "dict.de.txt").rename(given)
+    tokenizer = fairseq.read(path, ImportOptions(vocabularies=(given,))).tokenizer
+    assert tokenizer("the dog")["input_ids"] == tokenizer(text_target="the dog")["input_ids"] == [4, 5, 2]
+
+
+def test_checkpoints_are_recognised(tmp_path):
+    path = write(tmp_path, some_state())
+    assert fairseq.is_one(path) and fairseq.is_one(tmp_path)
+    torch.save(fsmt().state_dict(), tmp_path / "pytorch_model.bin")
+    torch.save({"model": fsmt().state_dict(), "args": {}}, tmp_path / "other.pt")
+    assert not fairseq.is_one(tmp_path / "pytorch_model.bin") and not fairseq.is_one(tmp_path / "other.pt")
+    assert not fairseq.is_one(tmp_path / "dict.de.txt") and not fairseq.is_one(tmp_path / "nothing.pt")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("encoder_normalize_before", True),
+        ("decoder_normalize_before", True),
+        ("layernorm_embedding", True),
+        ("adaptive_softmax_cutoff", "10,20"),
+        ("cross_self_attention", True),
+        ("quant_noise_scalar", 0.5),
+        ("decoder_output_dim", 12),
+        ("decoder_attention_heads", 4),
+        ("activation_fn", "tanh"),
+        ("arch", "lightconv_wmt_en_de"),
+        ("arch", "transformer_lm"),
+        ("encoder_attention_heads", None),
+        ("encoder_attention_heads", "3"),
+        ("dropout", "much"),
+    ],
+)
+def test_other_models_are_refused_by_the_option(tmp_path, option, value):
+    options = {**OPTIONS, "decoder_embed_dim": 24, option: value}
+    if option == "encoder_attention_heads":
+        del options["decoder_attention_heads"]
+    path = write(tmp_path, some_state(), options)
+    error = error_of(fairseq.read, path, ImportOptions())
+    assert str(path) in error
+    assert {"arch": str(value), "encoder_attention_heads": "num_heads"}.get(option, option) in error
+
+
+@pytest.mark.parametrize("problem", ["missing", "one line less", "not a dictionary", "a word twice", "two of three"])
+def test_dictionaries_that_do_not_fit(tmp_path, problem):
+    path = write(tmp_path, some_state())
+    dictionary = tmp_path / "dict.en.txt"
+    lines = dictionary.read_text(encoding="utf-8").splitlines(keepends=True)
+    given, words = (), {"one line less": ["15", "16", "target"]}.get(problem, ["line 3"])
+    if problem == "missing":
+        dictionary.unlink()
+        words = ["dict.en.txt", "--vocabulary"]
+    elif problem == "two of three":
+        given, words = (dictionary,) * 3, ["3 dictionaries"]
+    else:
+        changed = {"one line less": [], "not a dictionary": ["\x00\x01\n"], "a word twice": [lines[0]]}[problem]
+        dictionary.write_text("".join([*lines[:2], *changed, *lines[3:]]), encoding="utf-8")
+    error = error_of(fairseq.read, path, ImportOptions(vocabularies=given))
+    assert all(word in error for word in words), error
+
+
+def test_merges_that_are_missing(tmp_path):
+    path = write(tmp_path, some_state())
+    (tmp_path / "bpecodes").unlink()
+    assert "--bpe-codes" in error_of(fairseq.read, path, ImportOptions())
+    assert "there is no file" in error_of(fairseq.read, path, ImportOptions(bpe_codes=tmp_path / "none"))
+
+
+class Runs:
+    def __reduce__(self):
+        return print, ("code of a pickle ran",)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_code_in_pickles_does_not_run(tmp_path, capsys, zipped):
+    path = write(tmp_path, some_state())
+    content = {"args": argparse.Namespace(**OPTIONS), "model": some_state(), "extra_state": Runs()}
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    assert fairseq.is_one(path)
+    error = error_of(fairseq.read, path, ImportOptions())
+    assert "print" in error and "could run code" in error and not capsys.readouterr().out
+
+
+def test_files_that_are_damaged(tmp_path):
+    path = write(tmp_path, some_state())
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert str(path) in error_of(fairseq.read, path, ImportOptions())
+    for content in ({"args": None, "model": some_state()}, {"args": {"a": 1}, "model": [1]}, {"args": {"a": 1}}):
+        torch.save(content, path)
+        assert str(path) in error_of(fairseq.read, path, ImportOptions())
+    state = dict(some_state())
+    del state["decoder.embed_tokens.weight"]
+    assert "decoder.embed_tokens.weight" in error_of(fairseq.read, write(tmp_path, state), ImportOptions())
+
+
+def test_several_checkpoints_in_a_folder(tmp_path):
+    path = write(tmp_path, some_state())
+    path.rename(tmp_path / "checkpoint1.pt")
+    write(tmp_path, some_state()).rename(tmp_path / "checkpoint2.pt")
+    assert "checkpoint1.pt, checkpoint2.pt" in error_of(fairseq.read, tmp_path, ImportOptions())
+    write(tmp_path, some_state())
+    assert fairseq.read(tmp_path, ImportOptions()).config.d_model == 24

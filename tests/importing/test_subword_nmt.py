@@ -1,0 +1,189 @@
+"""Pieces of byte-pair encoding, against the algorithm of the paper, FSMT's tokenizer and subword-nmt itself."""
+
+import gzip
+import io
+import json
+from pathlib import Path
+
+import pytest
+from conftest import SHARED_DATA, error_of
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import FSMTTokenizer
+
+from vaswani_transformer import VaswaniTokenizer
+from vaswani_transformer.importing import subword_nmt
+
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+OPTIONS = {"special_tokens": SPECIAL, "end": "</s>", "unknown": "<unk>"}
+MULTI30K = SHARED_DATA / "multi30k"
+TEXT = (
+    "the lower newest widest houses are wider than the newer ones , and the lowest house is the oldest . "
+    "die Häuser sind älter als die Straßen , und die älteste Straße ist die breiteste ; oh oooooh aaa aaaa ."
+)
+
+
+def learned(texts: list[str], size: int, version: str) -> str:
+    """A file of merges; `tokenizers` learns them, subword-nmt's versions differ in the letter that ends a word."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    ending = "\ue000" if version == "0.1" else ""
+    suffix = {} if ending else {"end_of_word_suffix": "</w>"}
+    trainer = trainers.BpeTrainer(vocab_size=size, show_progress=False, **suffix)
+    tokenizer.train_from_iterator([" ".join(word + ending for word in text.split()) for text in texts], trainer)
+    state = tokenizer.to_str()
+    merges = json.loads(state)["model"]["merges"]
+    lines = [" ".join(merge).replace("\ue000", "</w>") for merge in merges]
+    if version == "fastBPE":
+        return "".join(f"{line} {9999 - number}\n" for number, line in enumerate(lines))
+    return "".join(f"{line}\n" for line in (["#version: 0.2"] if version == "0.2" else []) + lines)
+
+
+def reference(word: str, merges: list[list[str]], version: str) -> list[str]:
+    """The pieces of a word, by Algorithm 1 of Sennrich, Haddow and Birch (2016): the merges one after the other."""
+    symbols = [*word, "</w>"] if version == "0.1" else [*word[:-1], word[-1] + "</w>"]
+    for left, right, *_ in merges:
+        place = 0
+        while place < len(symbols) - 1:
+            if symbols[place] == left and symbols[place + 1] == right:
+                symbols[place : place + 2] = [left + right]
+            place += 1
+    pieces = "\0".join(symbols).removesuffix("</w>").removesuffix("\0").split("\0")
+    return [f"{piece}@@" for piece in pieces[:-1]] + pieces[-1:]
+
+
+class Case:
+    """Merges of a version, a dictionary that lacks some pieces, and the backend."""
+
+    def __init__(self, folder: Path, version: str, texts: list[str], size: int):
+        self.version, self.path = version, folder / version
+        self.path.write_text(learned(texts, size, version), encoding="utf-8")
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        self.merges = [line.split(" ") for line in lines if not line.startswith("#")]
+        words = sorted({word for text in texts for word in text.split()})
+        pieces = dict.fromkeys(piece for word in words for piece in self.pieces(word))
+        kept = [piece for number, piece in enumerate(pieces) if number % 7]
+        self.ids = {token: number for number, token in enumerate((*SPECIAL, *kept))}
+        self.backend = subword_nmt.backend(self.path, self.ids, **OPTIONS)
+
+    def pieces(self, word: str) -> list[str]:
+        return reference(word, self.merges, self.version)
+
+    def encode(self, text: str) -> list[int]:
+        return [number if number < len(self.ids) else 3 for number in self.backend.encode(text).ids]
+
+
+@pytest.fixture(scope="module", params=["0.1", "0.2", "fastBPE"])
+def case(request, tmp_path_factory) -> Case:
+    return Case(tmp_path_factory.mktemp("codes"), request.param, [TEXT], 120)
+
+
+@given(texts=st.lists(st.text(st.sampled_from("aehnorstwäßo.é☃</>@"), min_size=1, max_size=9), max_size=6))
+def test_pieces_are_those_of_the_algorithm(case, texts):
+    expected = [case.ids.get(piece, 3) for word in texts for piece in case.pieces(word)]
+    assert case.encode(" ".join(texts)) == [*expected, 2]
+
+
+@given(text=st.text(st.characters(blacklist_categories=["Cs", "Cc", "Co"]), max_size=12))
+def test_any_unicode(case, text):
+    expected = [case.ids.get(piece, 3) for word in text.split() for piece in case.pieces(word)]
+    assert case.encode(text) == [*expected, 2]
+
+
+def test_texts_come_back(case):
+    words = [word for word in TEXT.split() if all(piece in case.ids for piece in case.pieces(word))]
+    assert len(words) > 10
+    assert case.backend.decode(case.backend.encode(" ".join(words)).ids) == " ".join(words)
+
+
+def test_special_tokens_in_texts_are_text(case):
+    tokenizer = VaswaniTokenizer(
+        tokenizer_object=case.backend, known_tokens=(len(case.ids),) * 2, eos_token="</s>", unk_token="<unk>"
+    )
+    ids = tokenizer("the </s> the", add_special_tokens=False)["input_ids"]
+    assert 2 not in ids and ids == [case.ids.get(p, 3) for w in ("the", "</s>", "the") for p in case.pieces(w)]
+
+
+@pytest.mark.skipif(not MULTI30K.is_dir(), reason="shared/data/multi30k is not beside the repository")
+@pytest.mark.parametrize("version", ["0.2", "fastBPE"])
+def test_multi30k_against_the_tokenizer_of_fsmt(tmp_path, version):
+    pytest.importorskip("sacremoses")
+    with gzip.open(MULTI30K / "val.de.gz", "rt", encoding="utf-8") as file:
+        texts = file.read().splitlines()[:400]
+    case = Case(tmp_path, version, texts, 900)
+    names = {
+        word if word in SPECIAL else word.removesuffix("@@") if word.endswith("@@") else f"{word}</w>": number
+        for word, number in case.ids.items()
+    }
+    for name in ("src", "tgt"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(names), encoding="utf-8")
+    merges = "".join(f"{left} {right}\n" for left, right, *_ in case.merges)
+    (tmp_path / "merges").write_text(merges, encoding="utf-8")
+    fsmt = FSMTTokenizer(["de", "en"], *(str(tmp_path / name) for name in ("src.json", "tgt.json", "merges")))
+    for text in texts:
+        pieces = [piece for word in text.split() for piece in fsmt.bpe(word).split(" ")]
+        assert case.encode(text) == [*(names.get(piece, 3) for piece in pieces), 2]
+
+
+@pytest.mark.parametrize("version", ["0.1", "0.2"])
+def test_against_subword_nmt_and_its_vocabulary(tmp_path, version):
+    """Needs the package subword-nmt; with a vocabulary, it cuts pieces again that the vocabulary lacks."""
+    apply_bpe = pytest.importorskip("subword_nmt.apply_bpe")
+    case = Case(tmp_path, version, [TEXT], 120)
+    theirs = apply_bpe.BPE(io.StringIO(case.path.read_text(encoding="utf-8")))
+    words = [one[:cut] + other for one in TEXT.split() for other in TEXT.split()[::3] for cut in (0, 2, 4)]
+    for word in words:
+        assert theirs.process_line(word).split() == case.pieces(word)
+    if version == "0.1":  # whose last pieces cannot be cut as they were joined
+        return
+    theirs = apply_bpe.BPE(
+        io.StringIO(case.path.read_text(encoding="utf-8")), vocab={word for word in case.ids if word not in SPECIAL}
+    )
+    backend = subword_nmt.backend(case.path, case.ids, cuts_again=True, **OPTIONS)
+    tokenizer = VaswaniTokenizer(
+        tokenizer_object=backend, known_tokens=(len(case.ids),) * 2, eos_token="</s>", unk_token="<unk>"
+    )
+    expected = [[*(case.ids.get(piece, 3) for piece in theirs.process_line(word).split()), 2] for word in words]
+    assert tokenizer(words)["input_ids"] == expected
+
+
+def test_pieces_that_the_vocabulary_lacks_are_cut_again(tmp_path):
+    codes = tmp_path / "codes"
+    codes.write_text("#version: 0.2\na b\nab c\nabc d</w>\nx y</w>\n", encoding="utf-8")
+    words = ["a@@", "b@@", "c@@", "abc@@", "d", "x@@", "q@@", "a"]
+    ids = {token: number for number, token in enumerate((*SPECIAL, *words))}
+    backend = subword_nmt.backend(codes, ids, cuts_again=True, **OPTIONS)
+    tokenizer = VaswaniTokenizer(
+        tokenizer_object=backend, known_tokens=(len(ids),) * 2, eos_token="</s>", unk_token="<unk>", pad_token="<pad>"
+    )
+    tokenizer.save_pretrained(tmp_path)
+
+    def pieces(text: str) -> list[str]:
+        rows = [loaded(text)["input_ids"] for loaded in (tokenizer, VaswaniTokenizer.from_pretrained(tmp_path))]
+        assert rows[0] == rows[1] and rows[0].pop() == 2
+        return [(*SPECIAL, *words)[number] for number in rows[0]]
+
+    assert pieces("abcd") == ["abc@@", "d"]  # in one piece, which the vocabulary lacks
+    assert pieces("abd") == ["a@@", "b@@", "d"]
+    assert pieces("xy abcq") == ["x@@", "<unk>", "abc@@", "<unk>"]
+    assert pieces("a \U000f0004 a") == ["a", "<unk>", "a"]  # the letter that stands for a piece inside
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("#version: 0.3\na b\n", ["version '0.3'"]),
+        ("#version: 0.2\na b\nabc\n", ["line 3", "abc"]),
+        ("a b 7\nc d\n", ["line 2", "c d"]),
+        ("a b c d\n", ["line 1"]),
+        (b"\xff\xfe", ["UTF-8"]),
+        (None, ["there is no file"]),
+    ],
+)
+def test_files_that_hold_no_merges(tmp_path, content, words):
+    path = tmp_path / "codes"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    error = error_of(subword_nmt.backend, path, {token: number for number, token in enumerate(SPECIAL)}, **OPTIONS)
+    assert str(path) in error and all(word in error for word in words)

@@ -1,0 +1,231 @@
+"""Checkpoints of fairseq's `transformer`, such as those of `transformer.wmt16.en-de` and `transformer.wmt19.en-ru`.
+
+What each option does to the arithmetic was read from fairseq's `models/transformer/` and `modules/`.
+"""
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import UserError, one_line, shortened
+from ..model.configuration_vaswani import VaswaniConfig
+from .checkpoints import holds_entries, read_checkpoint, tensors_of
+from .fairseq_vocabulary import read_dictionaries, read_tokenizer
+from .source import Facts, Imported, ImportOptions
+
+NAME = "a checkpoint of fairseq (.pt)"
+
+PAD, END = 1, 2  # numbers of every dictionary of fairseq's
+_ADVICE = (
+    "load it in fairseq and torch.save({'args': argparse.Namespace(...), 'model': state['model']}) with plain values"
+)
+#: Options of models that compute something else than the paper's post-norm Transformer, and what is then different.
+#: Dropout of layers and quantisation noise of the kind "pq" are not here: both act in training alone.
+_REFUSED = {
+    "encoder_normalize_before": "it is pre-norm: a layer normalises its input",
+    "decoder_normalize_before": "it is pre-norm: a layer normalises its input",
+    "layernorm_embedding": "it normalises embeddings",
+    "no_token_positional_embeddings": "it has no positions",
+    "adaptive_input": "it has adaptive embeddings",
+    "adaptive_softmax_cutoff": "it has an adaptive softmax",
+    "char_inputs": "it reads characters",
+    "merge_src_tgt_embed": "it has one table of embeddings for two vocabularies",
+    "no_cross_attention": "its decoder does not see the source as the paper's does",
+    "cross_self_attention": "its decoder does not see the source as the paper's does",
+    "base_layers": "it has layers of experts",
+    "quant_noise_scalar": "its weights are quantised",
+    "encoder_xformers_att_config": "it has attention of xFormers",
+    "decoder_xformers_att_config": "it has attention of xFormers",
+}
+#: Pairs of options that must agree.
+_EQUAL = {
+    "encoder_embed_dim": "decoder_embed_dim",
+    "encoder_ffn_embed_dim": "decoder_ffn_embed_dim",
+    "encoder_attention_heads": "decoder_attention_heads",
+    "encoder_learned_pos": "decoder_learned_pos",
+    "decoder_input_dim": "decoder_embed_dim",
+    "decoder_output_dim": "decoder_embed_dim",
+}
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
+#: Entries without a meaning for the model: counters of versions, and tables that are computed.
+_WITHOUT_MEANING = re.compile(r"(en|de)coder\.(version|embed_positions\.(weights|_float_tensor))")
+# Names that fairseq itself renames when it loads an old checkpoint.
+_OLD_NAMES = [
+    (re.compile(r"(?<=^decoder\.)embed_out$"), "output_projection.weight"),
+    (re.compile(r"(?<=\.)layer_norms\.0(?=\.)"), "self_attn_layer_norm"),
+    (re.compile(r"^(encoder\..*\.)layer_norms\.1(?=\.)"), r"\1final_layer_norm"),
+    (re.compile(r"^(decoder\..*\.)layer_norms\.1(?=\.)"), r"\1encoder_attn_layer_norm"),
+    (re.compile(r"^(decoder\..*\.)layer_norms\.2(?=\.)"), r"\1final_layer_norm"),
+]
+_NAMES_TO_KNOW_IT_BY = (
+    "encoder.embed_tokens.weight",
+    "decoder.embed_tokens.weight",
+    "encoder.version",
+    "decoder.version",
+)
+
+
+def is_one(source: Path) -> bool:
+    """Whether a source is fairseq's: a checkpoint, or a folder that holds one."""
+    return any(_looks_right(path) for path in (source.glob("*.pt") if source.is_dir() else [source]))
+
+
+def _looks_right(path: Path) -> bool:
+    return any(
+        holds_entries(path, ("model", options, name)) for options in ("args", "cfg") for name in _NAMES_TO_KNOW_IT_BY
+    )
+
+
+def read(source: Path, options: ImportOptions) -> Imported:
+    """A `transformer` of fairseq's in our terms, with the dictionaries and merges that lie beside it or are given.
+
+    Raises:
+        UserError: for a checkpoint that is damaged or holds more than plain values, an option without a counterpart
+            here, by its name, dictionaries that are missing or do not fit, and merges that are missing.
+    """
+    path = _checkpoint(source)
+    # An argparse.Namespace is made from its attributes alone: reading one runs nothing that stands in the file.
+    content = read_checkpoint(path, _ADVICE, [argparse.Namespace])
+    settings = _settings(content, path)
+    _check(settings, path)
+    weights = _renamed(tensors_of(content, "model", path))
+    try:
+        config = _config(settings, weights)
+    except KeyError as error:
+        raise UserError(f"{path} is no whole model: {one_line(error)}") from error
+    except Exception as error:  # values of a wrong kind make errors of many kinds
+        raise UserError(f"{path} has options that make no model: {one_line(error)}") from error
+    languages = _languages(settings)
+    sizes = config.vocab_size, config.target_vocab_size
+    dictionaries = read_dictionaries(path, options.vocabularies, languages, sizes)
+    tokenizer, note = read_tokenizer(path, options.bpe_codes, settings, languages, dictionaries)
+    facts = Facts(toolkit="fairseq", languages=languages, notes=(note,) if note else ())
+    # fairseq's own search: it divides a score by the number of tokens, the end counted, and never takes padding.
+    generation = {
+        "num_beams": 5, "length_normalization": "power", "length_penalty": 1.0, "suppress_tokens": [PAD],
+    }  # fmt: skip
+    return Imported(config, weights, tokenizer, facts, generation)
+
+
+def _checkpoint(source: Path) -> Path:
+    """The one checkpoint that a source stands for."""
+    if not source.is_dir():
+        return source
+    paths = sorted(path for path in source.glob("*.pt") if _looks_right(path))
+    for path in paths:
+        if len(paths) == 1 or path.name in ("model.pt", "checkpoint_best.pt"):
+            return path
+    names = ", ".join(path.name for path in paths)
+    raise UserError(f"{source} holds {len(paths)} checkpoints of fairseq ({shortened(names)}): give one of the files")
+
+
+def _settings(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The options that a model was trained with, made flat: `args`, or the parts of `cfg` of newer checkpoints."""
+    cfg = content.get("cfg") if isinstance(content.get("cfg"), dict) else {}
+    settings: dict[str, Any] = {}
+    for part in (*(cfg.get(name) for name in ("task", "bpe", "tokenizer", "model")), content.get("args")):
+        part = vars(part) if isinstance(part, argparse.Namespace) else part
+        for name, value in part.items() if isinstance(part, dict) else ():
+            is_group = name in ("encoder", "decoder", "quant_noise") and isinstance(value, dict)
+            settings |= {f"{name}_{key}": inner for key, inner in value.items()} if is_group else {name: value}
+    if not settings:
+        raise UserError(f"{path} holds no options of fairseq under args or cfg: {_ADVICE}")
+    for kind in ("bpe", "tokenizer"):
+        if isinstance(cfg.get(kind), dict):
+            settings[kind] = cfg[kind].get("_name")
+    return {"arch": settings.get("_name"), **settings}
+
+
+def _check(settings: dict[str, Any], path: Path) -> None:
+    """Refuse what computes something else than our model, by the option's name."""
+    architecture = str(settings.get("arch") or "transformer")
+    if not architecture.startswith("transformer") or architecture.startswith(("transformer_lm", "transformer_ulm")):
+        raise UserError(
+            f"{path} has the architecture {shortened(architecture, 60)}: of fairseq's models its 'transformer' alone,"
+            " from one language to another, can be imported"
+        )
+    for name, reason in _REFUSED.items():
+        if settings.get(name):
+            value = shortened(str(settings[name]), 60)
+            raise UserError(f"{path} was trained with {name}={value} and cannot be imported: {reason}")
+    for name, other in _EQUAL.items():
+        if name in settings and other in settings and settings[name] != settings[other]:
+            raise UserError(
+                f"{path} was trained with {name}={shortened(str(settings[name]), 60)} and {other}="
+                f"{shortened(str(settings[other]), 60)}: only models in which both are the same can be imported"
+            )
+    activation = settings.get("activation_fn") or "relu"
+    if activation not in _ACTIVATIONS:
+        raise UserError(
+            f"{path} was trained with activation_fn={shortened(str(activation), 60)}:"
+            f" only {', '.join(_ACTIVATIONS)} can be imported"
+        )
+
+
+def _renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The parameters under our names, which are those of fairseq's newer checkpoints behind `model.`."""
+    weights = {}
+    for name, tensor in state.items():
+        if _WITHOUT_MEANING.fullmatch(name):
+            continue
+        for pattern, replacement in _OLD_NAMES:
+            name = pattern.sub(replacement, name)
+        if name == "decoder.output_projection.weight":
+            weights["lm_head.weight"] = tensor
+        elif match := re.fullmatch(r"(.*_attn\.)in_proj_(weight|bias)", name):  # three in one, in old checkpoints
+            for part, rows in zip("qkv", tensor.chunk(3), strict=False):
+                weights[f"model.{match[1]}{part}_proj.{match[2]}"] = rows
+        elif name.endswith(".embed_positions.weight"):  # row `PAD` and those above it stand for no position
+            weights[f"model.{name}"] = tensor[PAD + 1 :]
+        else:
+            weights[f"model.{name}"] = tensor
+    positions = [name for name in weights if name.endswith(".embed_positions.weight")]
+    rows = min((len(weights[name]) for name in positions), default=0)
+    return weights | {name: weights[name][:rows] for name in positions}
+
+
+def _config(settings: dict[str, Any], weights: dict[str, torch.Tensor]) -> VaswaniConfig:
+    """The configuration that a model's options and the shapes of its parameters describe."""
+    source, target = (weights[f"model.{stack}.embed_tokens.weight"] for stack in ("encoder", "decoder"))
+    positions = weights.get("model.encoder.embed_positions.weight")
+    limits = [settings.get(f"max_{side}_positions") or 1024 for side in ("source", "target")]
+    shares_all = bool(settings.get("share_all_embeddings"))
+    return VaswaniConfig(
+        vocab_size=len(source),
+        decoder_vocab_size=None if len(target) == len(source) else len(target),
+        d_model=source.shape[1],
+        d_ff=len(weights["model.encoder.layers.0.fc1.weight"]),
+        num_heads=settings.get("encoder_attention_heads", 8),
+        encoder_layers=_layers(weights, "encoder"),
+        decoder_layers=_layers(weights, "decoder"),
+        dropout=settings.get("dropout", 0.1),
+        attention_dropout=settings.get("attention_dropout") or 0.0,
+        activation_dropout=settings.get("activation_dropout") or settings.get("relu_dropout") or 0.0,
+        activation_function=_ACTIVATIONS[settings.get("activation_fn") or "relu"],
+        attention_bias=True,
+        scale_embedding=not settings.get("no_scale_embedding"),
+        # SinusoidalPositionalEmbedding numbers positions from the padding's id on.
+        position_encoding="sinusoidal-tensor2tensor" if positions is None else "learned",
+        position_offset=PAD + 1 if positions is None else 0,
+        max_position_embeddings=min(limits) if positions is None else len(positions),
+        tie_word_embeddings=shares_all or bool(settings.get("share_decoder_input_output_embed")),
+        share_encoder_decoder_embeddings=shares_all,
+        bos_token_id=0,
+        pad_token_id=PAD,
+        eos_token_id=END,
+        decoder_start_token_id=END,
+    )
+
+
+def _layers(weights: dict[str, torch.Tensor], stack: str) -> int:
+    numbers = {match[1] for name in weights if (match := re.match(rf"model\.{stack}\.layers\.(\d+)\.", name))}
+    return len(numbers)
+
+
+def _languages(settings: dict[str, Any]) -> tuple[str, ...]:
+    """Source and target, as fairseq knows them by the endings of files; empty where it does not."""
+    names = [settings.get(f"{side}_lang") for side in ("source", "target")]
+    return tuple(names) if all(isinstance(name, str) and re.fullmatch(r"[\w.-]{1,40}", name) for name in names) else ()

@@ -1,0 +1,152 @@
+"""Dictionaries of fairseq's, and a tokenizer from them and the merges or the SentencePiece model beside them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, shortened
+from ..json_and_yaml import read_text
+from ..model.tokenization_vaswani import VaswaniTokenizer
+from . import sentencepiece, subword_nmt
+
+SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # the first numbers of every dictionary
+#: Files that fairseq's `from_pretrained` looks for beside a checkpoint, and other usual names.
+CODES = ("bpecodes", "code", "codes", "bpe.codes")
+MODELS = ("sentencepiece.bpe.model", "sentencepiece.model", "spm.model")
+_MOST_BYTES = 1 << 28
+_ADVICE = "give the dict.LANGUAGE.txt that fairseq-preprocess wrote for this model"
+_SHARE = 0.01  # of a dictionary's entries that look like parts of words, so that it is one of parts of words
+
+
+def read_dictionaries(
+    checkpoint: Path, given: Sequence[Path], languages: Sequence[str], sizes: tuple[int, int]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """The numbers of a model's words, of its source and of its target.
+
+    Args:
+        checkpoint: dictionaries are looked for beside it.
+        given: one file of both sides or two, instead.
+        languages: source and target, as in the names of the files; empty if they are not known.
+        sizes: rows of the embeddings of source and target.
+
+    Raises:
+        UserError: for a dictionary that is missing, damaged, or has another size.
+    """
+    paths = list(given) or _beside(checkpoint, languages)
+    if len(paths) not in (1, 2):
+        raise UserError(f"{len(paths)} dictionaries were given: give one of both sides, or those of source and target")
+    ids = [_read(path) for path in paths]
+    for side, path, numbers, size in zip(
+        ("source", "target"), (paths[0], paths[-1]), (ids[0], ids[-1]), sizes, strict=True
+    ):
+        if max(numbers.values()) + 1 != size:
+            raise UserError(
+                f"{path} has {max(numbers.values()) + 1:,} entries, the {len(SPECIAL_TOKENS)} special ones counted, and"
+                f" {checkpoint} embeddings of {size:,} for the {side}: {_ADVICE}"
+            )
+    return ids[0], ids[-1]
+
+
+def _beside(checkpoint: Path, languages: Sequence[str]) -> list[Path]:
+    folder = checkpoint.parent
+    paths = [folder / f"dict.{language}.txt" for language in languages]
+    if not paths:
+        raise UserError(f"{checkpoint} does not say its languages: give --vocabulary SOURCE TARGET, its dictionaries")
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise UserError(
+            f"{' and '.join(missing)} must lie beside {checkpoint}: copy what fairseq-preprocess wrote, or give"
+            " --vocabulary SOURCE TARGET"
+        )
+    return paths
+
+
+def _read(path: Path) -> dict[str, int]:
+    """The numbers of a dictionary's words: lines of a word and how often it was seen."""
+    try:
+        lines = read_text(path, _ADVICE, _MOST_BYTES).split("\n")
+    except FileNotFoundError:
+        raise UserError(f"there is no dictionary {path}: {_ADVICE}") from None
+    ids = {token: number for number, token in enumerate(SPECIAL_TOKENS)}
+    for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):
+        word, _, count = line.rstrip().rpartition(" ")
+        # fairseq's own mark for a word that replaces an earlier one of the same name.
+        overwrites = count == "#fairseq:overwrite"
+        if overwrites:
+            word, _, count = word.rpartition(" ")
+        if not word or not count.isdecimal():
+            raise UserError(f"{path}, line {number}, is no word with a count ({shortened(line, 60)!r}): {_ADVICE}")
+        if word in ids and not overwrites:
+            raise UserError(f"{path}, line {number}, has the word {word[:60]!r} again: {_ADVICE}")
+        ids[word] = len(SPECIAL_TOKENS) + number - 1
+    return ids
+
+
+def read_tokenizer(
+    checkpoint: Path,
+    codes: Path | None,
+    settings: dict[str, Any],
+    languages: Sequence[str],
+    dictionaries: tuple[dict[str, int], dict[str, int]],
+) -> tuple[VaswaniTokenizer | None, str]:
+    """A tokenizer that does to texts what was done before fairseq's training, and a note for the card, perhaps empty.
+
+    Raises:
+        UserError: the dictionaries are of parts of words, and the merges are missing or something else.
+    """
+    segmentation = codes or _first(checkpoint, CODES if settings.get("bpe") != "sentencepiece" else ())
+    segmentation = segmentation or _first(checkpoint, MODELS)
+    if segmentation is None and any(map(_has_parts_of_words, dictionaries)):
+        raise UserError(
+            f"the dictionaries of {checkpoint} hold parts of words, and there is no {CODES[0]} or {MODELS[0]} beside"
+            " it: give --bpe-codes FILE, the merges of subword-nmt or fastBPE or the model of SentencePiece"
+        )
+    options = {"special_tokens": SPECIAL_TOKENS, "end": "</s>", "unknown": "<unk>"}
+    sides = dictionaries[:1] if dictionaries[0] == dictionaries[1] else dictionaries
+    if segmentation is None:
+        backends = [subword_nmt.word_backend(ids, **options) for ids in sides]
+    elif segmentation.suffix in (".model", ".spm"):
+        try:
+            backends = [sentencepiece.backend(segmentation, ids, special_tokens=SPECIAL_TOKENS) for ids in sides]
+        except sentencepiece.Unsupported as error:
+            return None, f"It has no tokenizer: tokenizers cannot follow {segmentation.name}, since {error}."
+    else:
+        backends = [subword_nmt.backend(segmentation, ids, **options) for ids in sides]
+    moses = None
+    if is_moses := _wants_moses(settings, dictionaries):
+        moses = {
+            "languages": list(languages) or ["en", "en"],
+            "aggressive_dash_splits": not settings.get("moses_no_dash_splits"),
+            "escape": not settings.get("moses_no_escape"),
+        }
+    tokenizer = VaswaniTokenizer(
+        tokenizer_object=backends[0],
+        target_tokenizer_object=backends[1] if len(backends) == 2 else None,
+        known_tokens=tuple(max(ids.values()) + 1 for ids in dictionaries),
+        bos_token="<s>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        **({"moses": moses} if moses else {}),
+    )
+    return (
+        tokenizer,
+        "Its texts were tokenised by Moses: the tokenizer needs the package sacremoses." if is_moses else "",
+    )
+
+
+def _first(checkpoint: Path, names: Sequence[str]) -> Path | None:
+    return next((path for name in names if (path := checkpoint.parent / name).is_file()), None)
+
+
+def _has_parts_of_words(ids: dict[str, int]) -> bool:
+    parts = sum(word.endswith(subword_nmt.SEPARATOR) or word.startswith("▁") for word in ids)
+    return parts > _SHARE * len(ids)
+
+
+def _wants_moses(settings: dict[str, Any], dictionaries: tuple[dict[str, int], ...]) -> bool:
+    """Whether texts went through Moses' tokenizer, which few checkpoints record but dictionaries show.
+
+    It writes an apostrophe as `&apos;` and a quotation mark as `&quot;`.
+    """
+    marks = ("&apos;", "&quot;", "&apos;s")
+    return settings.get("tokenizer") == "moses" or any(mark in ids for ids in dictionaries for mark in marks)

@@ -47,7 +47,7 @@ _TOKENIZER = {
         "FSMTTokenizer",
     ),
     "sp_model_kwargs": ({},),
-    "auto_map": ({"AutoTokenizer": [None, "tokenization_vaswani.VaswaniTokenizer"]},),
+    "auto_map": ({"AutoTokenizer": ["tokenization_vaswani.VaswaniTokenizer", None]},),
     "padding_side": _SIDES,
     "truncation_side": _SIDES,
 }

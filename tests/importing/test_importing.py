@@ -1,6 +1,7 @@
 """The frame of `vaswani import`: sources, outputs, options, the card; formats have files of their own."""
 
 import json
+import os
 import zipfile
 
 import pytest
@@ -150,7 +151,11 @@ def test_options_that_do_not_apply(folder, toy, tmp_path):
     assert "nowhere.yaml is no file" in line
 
 
-def test_nothing_is_there(tmp_path):
+def test_nothing_is_there(folder, tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # at which a reader would wait for ever
+    assert "is neither a file nor a folder" in error_of(import_model, tmp_path / "pipe", tmp_path / "out")
+    (tmp_path / "pipe").rename(folder / "pytorch_model.bin")
+    assert "pytorch_model.bin is not a regular file" in error_of(import_model, folder, tmp_path / "out")
     assert error_of(import_model, tmp_path / "nowhere", tmp_path / "out").startswith(f"there is no {tmp_path}/nowhere")
 
 

@@ -127,8 +127,11 @@ def _formats() -> list[ModuleType]:
 
 def _found(source: str | Path) -> tuple[Path, str]:
     """Where a source lies, and the address of its page if it is a model on the Hub."""
-    if Path(source).exists():
-        return Path(source), ""
+    path = Path(source)
+    if path.is_file() or path.is_dir():
+        return path, ""
+    if path.exists():
+        raise UserError(f"{source} is neither a file nor a folder: give one")
     if is_hub_name(str(source)):
         return download(str(source)), f"https://huggingface.co/{source}"
     raise UserError(f"there is no {source}: give a file or folder, or the name owner/name of a model on the Hub")

@@ -1,4 +1,4 @@
-"""Fine-tuning by rate, all weights or adapters: a small model of Multi30k without captions on sport, then 1,000 of them.
+"""Fine-tuning by rate, all weights or adapters: a small model of Multi30k, then 1,000 captions on sport.
 
     python scripts/benchmarks/finetuning.py FOLDER_OF_MULTI30K --output runs/finetuning
 
@@ -27,7 +27,7 @@ SPORT = re.compile(
 MODEL = {
     "vocab_size": 4000, "d_model": 128, "d_ff": 512, "num_heads": 4, "encoder_layers": 2, "decoder_layers": 2,
     "dropout": 0.1, "tokens_per_batch": 2500, "tokens_per_device": 2500, "max_length": 100, "warmup_steps": 500,
-    "evaluate_every": 250, "validation_bleu": 0,
+    "evaluate_every": 250, "validation_bleu": 0, "best_by": "loss",
 }  # fmt: skip
 PARTS = {"train": (0, 1000), "valid": (1000, 1300), "test": (1300, 2300)}  # of the captions on sport
 

@@ -38,7 +38,9 @@ class Recipe:
 
     train_source: str | None = _option(None, "text file of training sources, or a pattern: a.*.en.gz", DATA)
     train_target: str | None = _option(None, "text file of training targets, aligned with train_source", DATA)
-    train_data: str | None = _option(None, "instead of both: TSV, CSV, JSON lines, Parquet, a folder, Hub data", DATA)
+    train_data: str | None = _option(
+        None, "instead of both: TSV, CSV, JSON lines, Parquet, TMX, a folder, Hub data", DATA
+    )
     prepared: str | None = _option(None, "folder made by `vaswani prepare`, to train on instead of the text", DATA)
     validation_source: str | None = _option(None, "text file of validation sources", DATA)
     validation_target: str | None = _option(None, "text file of validation targets", DATA)
@@ -50,8 +52,8 @@ class Recipe:
     validation_split: str | None = _option(
         None, "split of a Hub dataset to validate on, of train_data if there is no validation_data", DATA
     )
-    source_column: str = _option("source", "column of the sources, or its key in a translation column: en", DATA)
-    target_column: str = _option("target", "column of the targets, or its key in a translation column: de", DATA)
+    source_column: str = _option("source", "column of the sources, or its key or language (TMX): en", DATA)
+    target_column: str = _option("target", "column of the targets, or its key or language (TMX): de", DATA)
     max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
     max_length_ratio: float = _option(3.0, "pairs with a side over so many times longer are dropped; 0: no limit", DATA)
     expected_pairs: int | None = _option(None, "pairs of an epoch, for --dry-run where the data is not here", DATA)

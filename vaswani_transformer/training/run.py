@@ -12,7 +12,7 @@ import datasets
 import numpy as np
 import torch
 from accelerate import PartialState
-from transformers import PreTrainedTokenizerFast, PrinterCallback, ProgressCallback, set_seed
+from transformers import PreTrainedTokenizerFast, PrinterCallback, ProgressCallback
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 from transformers.trainer_callback import TrainerState
 
@@ -216,7 +216,7 @@ class TrainingRun:
         logger.info("model: %s parameters, vocabulary %s", f"{parameters:,}", f"{model.config.vocab_size:,}")
         if recipe.from_model is not None:
             logger.info("weights: of %s; %s parameters are trained", recipe.from_model, f"{trained:,}")
-        check_space(self.folder, parameters, checkpoints_at_most(recipe))
+        check_space(self.folder, parameters, trained, checkpoints_at_most(recipe))
         trainer = self._make_trainer(model, train, validation)
         sampler = trainer.batch_sampler  # on all processes: what it refuses, all refuse
         if trainer.is_world_process_zero():  # only now: nothing was written before mistakes in what was given are found
@@ -350,6 +350,7 @@ class TrainingRun:
             with self.output.staging() as staging:
                 if has_adapters(model):
                     merged_adapters(model, self.recipe, staging / ADAPTER)
+                    self.output.remove(self.output.names(f"{ADAPTER}/"))  # of a start that was cut off here
                     self.output.publish(staging / ADAPTER, ADAPTER)
                 model.save_pretrained(staging, state_dict=weights)
                 self.tokenizer.save_pretrained(staging)

@@ -36,7 +36,7 @@ MODEL_FILES = (
 )  # fmt: skip
 _FILES = (RECIPE, LOG, CURVE, *MODEL_FILES, f"{CHECKPOINTS}/{RECIPE}", f"{CHECKPOINTS}/{CONTENTS}")
 SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are compared for all
-BYTES_OF_A_CHECKPOINT, BYTES_OF_A_MODEL = 12, 4  # for each parameter: in float32 Adam's two averages and the weight
+BYTES_OF_A_MODEL = 4  # for each parameter, in float32
 # Fields that a resumed run may change: what has been computed so far does not depend on them.
 FREE_ON_RESUME = {
     "max_steps", "max_minutes", "early_stopping", "keep_checkpoints", "average_checkpoints", "checkpoint_minutes",
@@ -93,6 +93,8 @@ def check_output(recipe: Recipe) -> Path | None:
     if finished and not recipe.overwrite:
         raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it")
     output.check([RECIPE, LOG, CURVE, ORIGIN, *MODEL_FILES])
+    if recipe.lora_rank and os.path.lexists(folder / ADAPTER) and not output.names(f"{ADAPTER}/"):
+        raise UserError(f"{folder / ADAPTER} was not written by this program: move it, or give another --output")
     checkpoints = folder / CHECKPOINTS
     if os.path.lexists(checkpoints) and (not checkpoints.is_dir() or (not ours and any(checkpoints.glob("[!.]*")))):
         raise UserError(f"{checkpoints} was not made by a training of this program: give another --output")
@@ -231,10 +233,15 @@ def checkpoints_at_most(recipe: Recipe) -> int:
     return validated + (max(recipe.average_checkpoints, 1) if timed else 0) + 2
 
 
-def check_space(folder: Path, parameters: int, checkpoints: int) -> None:
+def bytes_of_a_checkpoint(parameters: int, trained: int) -> int:
+    """Its size: in float32 the parameters, and of each that is trained Adam's two averages."""
+    return 4 * parameters + 8 * trained
+
+
+def check_space(folder: Path, parameters: int, trained: int, checkpoints: int) -> None:
     """Refuse to start where so many checkpoints and the model would not fit; present ones count as free space."""
     taken = sum(path.stat().st_size for path in (folder / CHECKPOINTS).rglob("*") if path.is_file())
-    needed = (BYTES_OF_A_CHECKPOINT * checkpoints + BYTES_OF_A_MODEL) * parameters
+    needed = bytes_of_a_checkpoint(parameters, trained) * checkpoints + BYTES_OF_A_MODEL * parameters
     free = shutil.disk_usage(folder).free + taken
     if free < needed:
         raise UserError(

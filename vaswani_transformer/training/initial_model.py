@@ -91,7 +91,7 @@ def _read_model_of(folder: Path) -> VaswaniForConditionalGeneration:
         raise UserError(f"{folder} holds no complete model: {one_line(error)}") from error
     path = folder / "generation_config.json"
     if path.is_file():
-        check_generation_config(path, model.config.vocab_size)
+        check_generation_config(path, model.config.target_vocab_size)
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
 

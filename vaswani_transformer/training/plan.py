@@ -301,7 +301,8 @@ def describe_plan(plan: Plan) -> str:
     mark = "" if plan.epoch.exact else "~"
     rows = {
         "model": [
-            f"{sum(plan.parameters.values()):,} parameters ({_kind(plan)}, vocabulary {plan.config.vocab_size:,})",
+            f"{sum(plan.parameters.values()):,} parameters ({_kind(plan)}, vocabulary"
+            f" {plan.config.target_vocab_size:,})",
             ", ".join(f"{part} {count:,}" for part, count in plan.parameters.items()),
             *_weights_lines(plan),
         ],

@@ -1,8 +1,10 @@
 """The model that a training begins with: new weights, those of a model folder, or low-rank adapters on these."""
 
+import contextlib
 import copy
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,17 @@ from ..data.tokenization import check_tokenizer_matches
 from ..errors import UserError, one_line
 from ..evaluation.records import weights_sha256
 from ..hardware import on_cpu
+from ..json_and_yaml import read_json
 from ..loading import check_folder, check_generation_config, load_model, read_config
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import DROPOUTS, Recipe, model_config
+from .run_folder import IMPORT, ORIGIN
 
 SEARCH = ("num_beams", "length_penalty", "max_extra_tokens")
 # All linear layers of encoder and decoder. Embeddings and output projection may be one matrix and stay as they are.
 ADAPTED = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
+_TUNED = "They were then trained further, as stated below."
 
 
 def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
@@ -58,7 +63,7 @@ def model_of_folder(recipe: Recipe, folder: str | Path, weights: bool = True) ->
         UserError: as `load_model`, for learned positions that are fewer than `max_length`, and as `new_model`.
     """
     folder = Path(folder)
-    source = load_model(folder, "cpu", "float32")[0] if weights else _read_model_of(folder)
+    source = load_model(folder, "cpu", "float32")[0] if weights else read_model_of(folder)
     config = copy.deepcopy(source.config)
     for name in DROPOUTS:
         if getattr(recipe, name) is not None:
@@ -79,8 +84,13 @@ def model_of_folder(recipe: Recipe, folder: str | Path, weights: bool = True) ->
     return _prepared(model, recipe)
 
 
-def _read_model_of(folder: Path) -> VaswaniForConditionalGeneration:
-    """The model that a folder's configurations describe, on the meta device."""
+def read_model_of(folder: str | Path) -> VaswaniForConditionalGeneration:
+    """The model that a folder's configurations describe, on the meta device.
+
+    Raises:
+        UserError: for a folder that holds no model of ours; its weights and its tokenizer are not looked at.
+    """
+    folder = Path(folder)
     check_folder(folder)
     try:
         with torch.device("meta"):
@@ -126,9 +136,13 @@ def merged_adapters(model: VaswaniForConditionalGeneration, recipe: Recipe, fold
     """Save a model's adapters into a folder, and add them to its weights, which then have their own names again."""
     [adapted] = model.__dict__.pop("peft")
     adapted.peft_config["default"].base_model_name_or_path = recipe.from_model
-    adapted.save_pretrained(folder)
+    adapted.save_pretrained(folder, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's card has nothing filled in
-    adapted.merge_and_unload()
+    tied = model.config.tie_word_embeddings
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        adapted.merge_and_unload()
+    model.config.tie_word_embeddings = tied  # PEFT takes the encoder's embedding for that of the decoder
 
 
 def has_adapters(model: torch.nn.Module) -> bool:
@@ -141,10 +155,20 @@ def trained_parameters(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def origin(folder: str | Path) -> str:
-    """What a run notes of the model that it started from, as JSON: name and hash, and what is known of its origin."""
-    facts = {"model": Path(folder).resolve().name, "weights_sha256": weights_sha256(folder)}
-    return json.dumps(facts, indent=1) + "\n"
+def origin(folder: str | Path) -> dict[str, str]:
+    """The files by which a run notes the model that it started from: name and hash, and where an imported one is from.
+
+    The latter is what `vaswani import` wrote, with licence and languages, for the card of the new model.
+    """
+    folder = Path(folder)
+    facts = {"model": folder.resolve().name, "weights_sha256": weights_sha256(folder)}
+    files = {ORIGIN: json.dumps(facts, indent=1) + "\n"}
+    with contextlib.suppress(FileNotFoundError):
+        imported = read_json(folder / IMPORT, "import the model again, or remove it")
+        notes = imported.get("notes")
+        imported["notes"] = list(dict.fromkeys([*(notes if isinstance(notes, list) else []), _TUNED]))
+        files[IMPORT] = json.dumps(imported, indent=2, ensure_ascii=False) + "\n"
+    return files
 
 
 def _prepared(model: VaswaniForConditionalGeneration, recipe: Recipe) -> VaswaniForConditionalGeneration:

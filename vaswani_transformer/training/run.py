@@ -39,7 +39,15 @@ from .callbacks import (
     stored_attribute,
 )
 from .checkpoints import WEIGHTS, read_state, step_of
-from .initial_model import has_adapters, merged_adapters, model_of_folder, new_model, origin, trained_parameters
+from .initial_model import (
+    has_adapters,
+    merged_adapters,
+    model_of_folder,
+    new_model,
+    origin,
+    read_model_of,
+    trained_parameters,
+)
 from .monitoring import plot_learning_curve
 from .run_folder import (
     ADAPTER,
@@ -210,6 +218,8 @@ class TrainingRun:
         recipe = self.recipe
         with processes.first_process_first():  # one process reads and tokenizes, the others find it in the cache
             checkpoint = processes.share("checkpoint", lambda: check_output(recipe))
+            if recipe.from_model is not None and checkpoint is None:
+                read_model_of(recipe.from_model)  # mistakes are found before the data is read
             train, validation = self._load_data(processes, checkpoint is not None)
         model = self._initial_model(checkpoint)
         parameters, trained = model.num_parameters(), trained_parameters(model)
@@ -224,7 +234,7 @@ class TrainingRun:
             hashes = content_hashes(self.tokenizer, train, validation)
             if checkpoint is not None:
                 check_contents(self.folder, hashes)
-            start = None if checkpoint or recipe.from_model is None else origin(recipe.from_model)
+            start = {} if checkpoint or recipe.from_model is None else origin(recipe.from_model)
             self.output = claim_output(recipe, checkpoint, self.tokenizer, hashes, start)
         trainer.accelerator.wait_for_everyone()
         try:

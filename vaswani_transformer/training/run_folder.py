@@ -27,7 +27,8 @@ TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"  # a folder, and th
 EVENT_WORDS = (b'"tokens_per_batch"', b"eval/perplexity", b"train/best_loss", b"train/last_loss")  # of our runs only
 TOKENIZER = "tokenizer"  # a folder beside the checkpoints, for a resumed run
 ADAPTER = "adapter"  # a folder: what LoRA has trained, beside the model that it is merged into
-ORIGIN = "started_from.json"  # of a run that started from a model: which one, and what is known of it
+ORIGIN = "started_from.json"  # of a run that started from a model: its name and a hash of its weights
+IMPORT = "import.json"  # where that model is from, if it was imported
 CONTENTS = "contents.json"  # beside it: hashes of tokenizer and data when the run began
 # What a finished run puts beside its recipe and its log.
 MODEL_FILES = (
@@ -92,7 +93,7 @@ def check_output(recipe: Recipe) -> Path | None:
     finished = (folder / WEIGHTS).exists() or ((folder / "config.json").exists() and not ours)
     if finished and not recipe.overwrite:
         raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it")
-    output.check([RECIPE, LOG, CURVE, ORIGIN, *MODEL_FILES])
+    output.check([RECIPE, LOG, CURVE, ORIGIN, IMPORT, *MODEL_FILES])
     if recipe.lora_rank and os.path.lexists(folder / ADAPTER) and not output.names(f"{ADAPTER}/"):
         raise UserError(f"{folder / ADAPTER} was not written by this program: move it, or give another --output")
     checkpoints = folder / CHECKPOINTS
@@ -175,11 +176,11 @@ def check_contents(folder: Path, hashes: dict[str, str]) -> None:
 
 
 def claim_output(
-    recipe: Recipe, checkpoint: Path | None, tokenizer, hashes: dict[str, str], origin: str | None = None
+    recipe: Recipe, checkpoint: Path | None, tokenizer, hashes: dict[str, str], origin: dict[str, str]
 ) -> OutputFolder:
     """Take the folder for this run: write its recipe and, unless `checkpoint` is resumed, remove an earlier run.
 
-    `origin` is the content of the file that names the model that a new run starts from.
+    `origin` are names and contents of files about the model that a new run starts from.
 
     At whatever moment this is cut off, the next start finds an interrupted run with its own recipe, or none. A second
     recipe lies with the checkpoints, for the next start: the first is for the user, who may move it.
@@ -190,15 +191,15 @@ def claim_output(
         remove_checkpoint(path)
     if RECIPE in output:
         remove_leftovers(checkpoints)
-    for name in ("files", RECIPE, LOG, CURVE, WEIGHTS, CHECKPOINTS, ADAPTER, ORIGIN, RECORD):
+    for name in ("files", RECIPE, LOG, CURVE, WEIGHTS, CHECKPOINTS, ADAPTER, ORIGIN, IMPORT, RECORD):
         remove_leftovers(folder, name)
     output.make_way([LOG])
     output.note({LOG: None})  # and what was adopted, whose evidence is removed now
     if checkpoint is None:
         _remove_earlier_run(output)
     output.write_text(RECIPE, text)
-    if origin is not None:
-        output.write_text(ORIGIN, origin)
+    for name, content in origin.items():
+        output.write_text(name, content)
     checkpoints.mkdir(exist_ok=True)
     if checkpoint is None:
         with output.staging(CHECKPOINTS) as staging:  # which may be on another disk
@@ -220,7 +221,7 @@ def _remove_earlier_run(output: OutputFolder) -> None:
         if is_saved_batch(path):
             path.unlink()
     output.remove(output.names(f"{CHECKPOINTS}/"))
-    output.remove([WEIGHTS, "config.json", LOG, CURVE, ORIGIN, *output.names(f"{ADAPTER}/")])
+    output.remove([WEIGHTS, "config.json", LOG, CURVE, ORIGIN, IMPORT, *output.names(f"{ADAPTER}/")])
     for path in (output.path / TENSORBOARD).glob(EVENTS):  # shown together, two runs would look like one
         if path.is_file() and not path.is_symlink() and any(word in path.read_bytes() for word in EVENT_WORDS):
             path.unlink()

@@ -2,16 +2,20 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import finetuning
 import pytest
 import torch
-from conftest import TINY_RECIPE, TINY_SIZES, error_of, random_ids, tiny_config, tiny_model
+import yaml
+from conftest import ROOT, TINY_RECIPE, TINY_SIZES, error_of, random_ids, tiny_config, tiny_model
 from finetuning import weights_of
 from transformers import AutoModelForSeq2SeqLM
 
@@ -84,7 +88,8 @@ def test_a_training_starts_from_the_given_weights_tokenizer_and_search(source, r
 
 
 def test_all_weights_learn_with_the_recipes_dropout(source, recipe):
-    result = train(changed(recipe, dropout=0.25, attention_dropout=0.1, max_steps=12, evaluate_every=6), progress=False)
+    fields = {"dropout": 0.25, "attention_dropout": 0.1, "max_steps": 8, "evaluate_every": 4}
+    result = train(changed(recipe, learning_rate_scale=0.1, **fields), progress=False)
     losses = logged(result.folder, "eval_loss")
     assert losses[-1] < losses[0]
     before, after = weights_of(source), weights_of(result.folder)
@@ -326,7 +331,17 @@ def test_the_command_trains_on_a_translation_memory_prepared_with_the_models_tok
     ]
     recipe += ["--source-column", "en", "--target-column", "de"]
     assert main(["prepare", *recipe, "--output", str(tmp_path / "prepared"), "--quiet"]) == 0
-    few = ["--max-steps", "2", "--evaluate-every", "1", "--quiet", "--output", str(tmp_path / "run")]
+    few = [
+        "--max-steps",
+        "2",
+        "--evaluate-every",
+        "2",
+        "--validation-bleu",
+        "0",
+        "--quiet",
+        "--output",
+        str(tmp_path / "run"),
+    ]
     assert main(["train", *recipe, "--prepared", str(tmp_path / "prepared"), *few]) == 0
     assert main(["translate", str(tmp_path / "run"), "--device", "cpu", "a dog"]) == 0
     other = vt.train_tokenizer(["some other text"], vocab_size=280)
@@ -351,3 +366,23 @@ def test_the_card_names_the_model_that_was_started_from(source, recipe, tmp_path
     card = render_card(facts_of(vt.load_model(folder, device="cpu")[0], "me/mine", folder))
     assert re.search(r"\| started from \| opus, all weights \|", card)
     assert str(tmp_path) not in card
+
+
+@pytest.mark.slow
+def test_adapters_on_two_processes_are_those_of_one(source, recipe, tmp_path):
+    recipe = changed(recipe, lora_rank=2, tokens_per_device=300, dropout=0.0, learning_rate_scale=0.1)
+    one = train(recipe, progress=False).folder
+    path, output = tmp_path / "two.yaml", tmp_path / "two"
+    path.write_text(yaml.safe_dump(dataclasses.asdict(recipe) | {"output": str(output)}))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
+    command = [*launch, "-m", "vaswani_transformer", "train", str(path), "--quiet"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    alone, together = weights_of(one), weights_of(output)
+    assert alone.keys() == together.keys() and (output / "adapter" / "adapter_config.json").is_file()
+    for name in alone:
+        torch.testing.assert_close(alone[name], together[name], rtol=0, atol=1e-4)

@@ -91,8 +91,8 @@ def main() -> None:
     parser.add_argument("data", metavar="FOLDER_OF_MULTI30K", type=Path)
     parser.add_argument("--output", metavar="FOLDER", type=Path, required=True)
     parser.add_argument("--steps", metavar="N", type=int, default=1500, help="of the first training (default: 1500)")
-    parser.add_argument("--scales", metavar="X", type=float, nargs="+", default=[0.03, 0.1, 0.3])
-    parser.add_argument("--lora-scales", metavar="X", type=float, nargs="+", default=[0.3, 1.0, 3.0])
+    parser.add_argument("--scales", metavar="X", type=float, nargs="*", default=[0.03, 0.1, 0.3])
+    parser.add_argument("--lora-scales", metavar="X", type=float, nargs="*", default=[0.1, 0.3, 1.0])
     parser.add_argument("--rank", metavar="N", type=int, default=8)
     options = parser.parse_args()
     text, base = options.output / "text", options.output / "base"

@@ -142,6 +142,19 @@ def test_adapters_alone_are_trained_merged_and_saved(source, recipe, tmp_path, n
     assert trained == sum(4 * (rows + columns) for rows, columns in shapes)
 
 
+def test_the_zero_vector_that_a_decoder_starts_from_stays_zero(source, recipe, tmp_path):
+    """As of Marian, whose `.npz` has no row for it; output projection and embeddings are one matrix."""
+    _, tokenizer = vt.load_model(source, device="cpu")
+    pad = tokenizer.pad_token_id
+    base = tiny_model(vocab_size=len(tokenizer), decoder_start_token_id=pad)
+    base.model.shared.weight.data[pad] = 0
+    base.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    folder = train(changed(recipe, from_model=str(tmp_path / "base"), max_steps=2), progress=False).folder
+    before, after = (weights_of(where)["model.shared.weight"] for where in (tmp_path / "base", folder))
+    assert not after[pad].any() and (after != before).any(dim=1).sum() == len(before) - 1
+
+
 def test_weights_in_half_precision_are_trained_in_float32(source, recipe, tmp_path):
     model, tokenizer = vt.load_model(source, device="cpu")
     model.to(torch.bfloat16).save_pretrained(tmp_path / "half")

@@ -81,6 +81,12 @@ def model_of_folder(recipe: Recipe, folder: str | Path, weights: bool = True) ->
     _set_search(model, {name: value for name in SEARCH if (value := getattr(recipe, name)) != getattr(Recipe, name)})
     if recipe.lora_rank is not None:
         add_adapters(model, recipe)
+    elif config.decoder_start_token_id == config.pad_token_id:
+        # The zero vector that Marian's decoders start from, and without which there is no way back to Marian. Where the
+        # output projection is the same matrix the loss would move it.
+        model.model.decoder.embed_tokens.weight.register_hook(
+            lambda gradient: gradient.index_fill(0, torch.tensor(config.pad_token_id, device=gradient.device), 0)
+        )
     return _prepared(model, recipe)
 
 

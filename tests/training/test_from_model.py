@@ -276,6 +276,13 @@ def test_folders_that_are_no_models_of_ours_are_refused(source, recipe, tmp_path
     assert "exported to onnx" in refused("exported")
 
 
+def test_the_recipe_needs_a_model(text, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "finetune", "--output", str(tmp_path / "run"), *options(text)]) == 2
+    assert "error: there is no model folder MODEL" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_learned_positions_limit_the_length(source, recipe, tmp_path):
     _, tokenizer = vt.load_model(source, device="cpu")
     config = tiny_config(vocab_size=len(tokenizer), position_encoding="learned", max_position_embeddings=40)

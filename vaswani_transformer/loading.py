@@ -38,7 +38,7 @@ def load_model(
     """
     if precision is not None and precision not in PRECISIONS:
         raise UserError(f"precision is {precision!r}: it must be one of {', '.join(PRECISIONS)}")
-    _check_folder(folder)
+    check_folder(folder)
     model = _read_model(Path(folder))
     tokenizer = load_tokenizer(Path(folder))
     check_tokenizer_matches(tokenizer, model.config)
@@ -55,7 +55,8 @@ def load_model(
     return model.eval().to(device=choose_device(device)), tokenizer
 
 
-def _check_folder(folder: str | Path) -> None:
+def check_folder(folder: str | Path) -> None:
+    """Raise `UserError` for a folder that is missing, or holds no model, an exported one or an adapter."""
     check_path(folder, "the model folder")
     path = Path(folder)
     if not path.is_dir():

@@ -84,3 +84,22 @@ def test_a_sampled_search_is_recorded_as_one(evaluate, tmp_path):
     generation = json.loads((tmp_path / "scores.json").read_text())["generation"]
     assert {"num_beams": 1, "do_sample": True, "temperature": 0.7, "max_new_tokens": 8}.items() <= generation.items()
     assert not any(name.endswith("_id") for name in generation) and "transformers_version" not in generation
+
+
+def test_a_translation_memory_is_a_test_set(model, evaluate, tmp_path, capsys):
+    assert evaluate("--json", tmp_path / "lines.json") == 0
+    unit = "".join(
+        f'<tuv xml:lang="{language}"><seg>{(tmp_path / f"test.{side}").read_text().splitlines()[0]}</seg></tuv>'
+        for side, language in (("en", "en-GB"), ("de", "de"))
+    )
+    memory = tmp_path / "test.tmx"
+    memory.write_text(f'<tmx version="1.4"><header/><body>{f"<tu>{unit}</tu>" * 3}</body></tmx>')
+    command = ["evaluate", model, "--source", memory, "--reference", memory, "--max-new-tokens", "8"]
+    columns = ["--source-column", "en", "--target-column", "de", "--json", tmp_path / "units.json"]
+    assert main([str(word) for word in [*command, *columns]]) == 0
+    one, other = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("lines", "units"))
+    names = ("bleu", "chrf", "perplexity", "sentences")
+    assert [one[name] for name in names] == [other[name] for name in names]
+    capsys.readouterr()
+    assert main([str(word) for word in command]) == 2
+    assert "the languages are: en-GB, de" in capsys.readouterr().err

@@ -13,7 +13,6 @@ from pathlib import Path
 import finetuning
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from conftest import ROOT
 from finetuning import assert_same, weights_of
 from torch.nn.functional import cross_entropy
@@ -48,7 +47,7 @@ def files(text: Path, **others) -> list[str]:
     return [str(part) for pair in {**names, **others}.items() for part in pair]
 
 
-ALL = ["finetune_seq2seq_trainer", "finetune_accelerate", "finetune_lora"]
+ALL = ["finetune_seq2seq_trainer", "finetune_accelerate"]
 MISTAKES = {
     "no model": ({"model": "nowhere"}, {}, [], "'nowhere' does not exist"),
     "no file": ({}, {"--train-source": "nowhere.en"}, [], r"nowhere\.en cannot be read"),
@@ -61,8 +60,6 @@ MISTAKES = {
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_found_before_training(folder, text, tmp_path, monkeypatch, name, mistake):
-    if name == "finetune_lora":
-        pytest.importorskip("peft")
     places, replaced, more, message = MISTAKES[mistake]
     monkeypatch.chdir(text)
     where = {"model": str(folder), "output": str(tmp_path / "new"), **places}
@@ -84,24 +81,15 @@ REFUSED = {
     "--steps": ["0", "many"],
     "--max-length": ["0"],
     "--evaluate-every": ["0"],
-    "--rank": ["0"],
-    "--alpha": ["0", "-16"],
-    "--targets": ["lm_head", "shared", "embed_tokens", "model.decoder.embed_tokens"],
 }
-ONLY_LORA = ("--rank", "--alpha", "--targets")
-NOT_LORA = ("--warmup-steps", "--label-smoothing", "--gradient-accumulation")
 
 
 def has_option(name: str, option: str) -> bool:
-    if option == "--evaluate-every":
-        return name == "finetune_seq2seq_trainer"
-    return option not in (NOT_LORA if name == "finetune_lora" else ONLY_LORA)
+    return option != "--evaluate-every" or name == "finetune_seq2seq_trainer"
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_nonsense_is_refused_by_argparse(monkeypatch, capsys, name):
-    if name == "finetune_lora":
-        pytest.importorskip("peft")
     module = script(name)
     for option, values in REFUSED.items():
         for value in values if has_option(name, option) else []:
@@ -112,7 +100,7 @@ def test_nonsense_is_refused_by_argparse(monkeypatch, capsys, name):
             assert caught.value.code == 2 and f"error: argument {option}: {value} is " in line
 
 
-@pytest.mark.parametrize("name", ["finetune_seq2seq_trainer", "finetune_accelerate"])
+@pytest.mark.parametrize("name", ALL)
 def test_the_least_values_are_accepted(monkeypatch, name):
     options = ["--learning-rate", "1e-9", "--label-smoothing", "0", "--batch-size", "1", "--steps", "1"]
     monkeypatch.setattr(sys, "argv", [name, "m", "--output", "o", *files(Path()), *options])
@@ -122,8 +110,6 @@ def test_the_least_values_are_accepted(monkeypatch, name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_an_interrupted_script_says_so_in_one_line(folder, text, tmp_path, monkeypatch, capsys, name):
-    if name == "finetune_lora":
-        pytest.importorskip("peft")
     monkeypatch.setattr(sys, "argv", [name, str(folder), "--output", str(tmp_path / "new"), *files(text)])
 
     def interrupted(*_, **__):
@@ -133,34 +119,6 @@ def test_an_interrupted_script_says_so_in_one_line(folder, text, tmp_path, monke
     with pytest.raises(SystemExit) as caught:
         runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
     assert caught.value.code == 130 and capsys.readouterr().err == "interrupted\n"
-
-
-@pytest.fixture
-def precision(monkeypatch):
-    """Takes back what the Trainer says of the precision to the whole process."""
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["lm_head"]])
-@pytest.mark.usefixtures("precision")
-@pytest.mark.filterwarnings("ignore")  # PEFT warns of tied matrices
-def test_lora_script_keeps_a_merged_model_only_if_it_is_the_trained_one(folder, text, tmp_path, monkeypatch, targets):
-    pytest.importorskip("peft")
-    module, output = script("finetune_lora"), tmp_path / "new"
-    more = ["--steps", "3", "--learning-rate", "0.1", "--bf16", "--batch-size", "8"]
-    monkeypatch.setattr(sys, "argv", ["it", str(folder), "--output", str(output), *files(text), *more])
-    options = module.parse_options()
-    options.targets = targets  # past the check of the command line
-    if targets == ["lm_head"]:
-        with pytest.raises(vt.UserError, match=r"merged model: logits differ by .* do not use it"):
-            module.finetune(options)
-        assert [path.name for path in output.iterdir()] == ["adapter"]
-    else:
-        module.finetune(options)
-        assert sorted(path.name for path in output.iterdir()) == ["adapter", "merged"]
-        vt.load_model(output / "merged", device="cpu")
 
 
 def test_nothing_to_resume_from(folder, text, tmp_path, monkeypatch):
@@ -324,24 +282,3 @@ def test_accelerate_script_in_bf16_with_the_schedule_of_the_paper(trained, style
     before, after = before_and_after(run([*command, "--batch-size", 16], tmp_path).stdout, "loss")
     assert after < 0.8 * before
     assert {tensor.dtype for tensor in weights_of(tmp_path / "new").values()} == {torch.float32}
-
-
-@pytest.mark.slow
-def test_lora_script(trained, style, tmp_path):
-    pytest.importorskip("peft")
-    weights = (trained / "model.safetensors").read_bytes()
-    command = [SCRIPTS / "finetune_lora.py", trained, *files(style), "--output", tmp_path / "new"]
-    command += ["--steps", 100, "--batch-size", 16, "--learning-rate", 5e-3]
-    text = run(command, tmp_path).stdout
-    before, after = (float(loss) for loss in re.findall(r"validation loss ([0-9.]+)", text))
-    assert after < 0.8 * before
-    reloaded, merged = (float(number) for number in re.findall(r"logits differ by ([0-9.e+-]+)", text))
-    assert reloaded <= 1e-6 and merged <= 1e-5
-    assert (trained / "model.safetensors").read_bytes() == weights
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["adapter", "merged"]
-    size = (tmp_path / "new" / "adapter" / "adapter_model.safetensors").stat().st_size
-    assert size < 0.1 * len(weights)
-    pairs = vt.load_pairs(source=style / "validation.en", target=style / "validation.de")
-    model, tokenizer = vt.load_model(tmp_path / "new" / "merged", device="cpu")
-    losses, counts = vt.score_pairs(model, tokenizer, list(pairs["source"]), list(pairs["target"]))
-    assert sum(losses) / sum(counts) == pytest.approx(after, abs=1e-3)

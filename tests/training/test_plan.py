@@ -142,7 +142,7 @@ def test_dry_runs_of_the_papers_recipes(name, tmp_path, monkeypatch, capsys):
     assert [part for part in parts if part not in text] == []
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", sorted({*recipe_names()} - {"finetune"}))  # which needs a model to start from
 @pytest.mark.parametrize("device", [None, "h100", "RTX 4090 x2", "t4 x3"])
 def test_any_recipe_on_any_device(name, device):
     plan = make_plan(load_recipe(name), device)

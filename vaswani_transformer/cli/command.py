@@ -79,10 +79,10 @@ def add_recipe_options(parser: Parser, fields) -> None:
     for field in fields:
         default = "none" if field.default is None else field.default
         help_text = f"{field.metadata['help']} (default: {default})".replace("%", "%%")
+        flags = filter(None, (field.metadata["flag"], "--" + field.name.replace("_", "-")))
         groups[field.metadata["group"]].add_argument(
-            "--" + field.name.replace("_", "-"), default=argparse.SUPPRESS, help=help_text,
-            **shapes[field_type(field.name)[0]],
-        )  # fmt: skip
+            *flags, dest=field.name, default=argparse.SUPPRESS, help=help_text, **shapes[field_type(field.name)[0]]
+        )
 
 
 def leave_process_group() -> None:

@@ -70,7 +70,8 @@ def add_prepare(commands) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     fields = [field for field in dataclasses.fields(Recipe) if field.metadata["group"] in (DATA, TOKENIZER)]
     fields = [field for field in fields if field.name != "prepared" and not field.name.startswith("expected_")]
-    add_recipe_options(parser, [*fields, *(field for field in dataclasses.fields(Recipe) if field.name == "seed")])
+    fields += [field for field in dataclasses.fields(Recipe) if field.name in ("seed", "from_model")]
+    add_recipe_options(parser, fields)
 
 
 def _prepare(arguments: argparse.Namespace) -> int:

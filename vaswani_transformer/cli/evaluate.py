@@ -22,6 +22,8 @@ from .options import (
     load_for_decoding,
 )
 
+_OF_PAIRS = (".tmx", ".tsv", ".csv", ".jsonl", ".json", ".parquet")
+
 
 def _add_pairs(parser: argparse.ArgumentParser, target: str, help_text: str) -> None:
     """Add the model and the two files of line-aligned pairs."""
@@ -37,10 +39,25 @@ def _pairs(source: str, target: str) -> Iterator[tuple[str, str]]:
     return read_pairs("text", [(source, target)])
 
 
+def _test_pairs(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Pairs of two text files, or of one file of pairs that is given as both."""
+    from ..data.parallel_text import pair_source
+    from ..data.text_files import home_path
+
+    name = arguments.source
+    if name == arguments.reference and home_path(name.removesuffix(".gz")).suffix in _OF_PAIRS:
+        columns = {"source_column": arguments.source_column, "target_column": arguments.target_column}
+        return pair_source(data=name, **columns).stream()
+    return _pairs(arguments.source, arguments.reference)
+
+
 def add_evaluate(commands) -> None:
     """Add `vaswani evaluate`."""
     parser = add_command(commands, "evaluate", _evaluate, "BLEU, chrF and perplexity on a test set")
     _add_pairs(parser, "reference", "reference translations")
+    both = "column, or language of a translation memory (.tmx), where --source and --reference are one file of pairs"
+    for side in ("source", "target"):
+        parser.add_argument(f"--{side}-column", metavar="NAME", default=side, help=f"{both} (default: {side})")
     parser.add_argument("--output", metavar="FILE", help="also write the translations here")
     parser.add_argument("--json", metavar="FILE", help="also write the scores here, and how they were obtained")
     parser.add_argument("--test-set", metavar="NAME", help="its name in the --json file (default: from the file names)")
@@ -61,7 +78,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     check_files(arguments, read=("source", "reference"), written=("output", "json"))
     if arguments.paper_bleu:
         moses_tokenizer(arguments.paper_bleu)  # before the work, if it is not installed
-    pairs = list(_pairs(arguments.source, arguments.reference))
+    pairs = list(_test_pairs(arguments))
     sources, references = map(list, zip(*pairs, strict=True))
     filled = [pair for pair in pairs if all(side.strip() for side in pair)]
     if not filled:

@@ -44,6 +44,7 @@ from .options import (
 )
 
 _RECIPE, _PAPER = "parser-small", "parser"
+_OF_TRANSLATION = ("from_model", "lora_rank")
 _LIMITS = ("max_length", "max_length_ratio")  # the fields for data that apply to trees, too
 
 
@@ -77,7 +78,7 @@ def _add_train(commands) -> None:
     _add_skip_bad(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     shown = [field for field in dataclasses.fields(Recipe) if field.metadata["group"] != DATA or field.name in _LIMITS]
-    add_recipe_options(parser, [field for field in shown if field.name != "tokenizer"])
+    add_recipe_options(parser, [field for field in shown if field.name not in ("tokenizer", *_OF_TRANSLATION)])
 
 
 def _add_skip_bad(parser: argparse.ArgumentParser) -> None:

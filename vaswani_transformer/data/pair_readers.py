@@ -1,4 +1,4 @@
-"""Pairs of sentences in files of one format: line-aligned text, TSV, CSV, JSON lines, Parquet."""
+"""Pairs of sentences in files of one format: line-aligned text, TSV, CSV, JSON lines, Parquet, TMX."""
 
 import csv
 import difflib
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from ..errors import UserError
 from ..json_and_yaml import unique_keys
 from .text_files import LONGEST_LINE, has_undecoded, read_lines
+from .tmx import read_tmx
 
 DEFAULT_COLUMNS = ("source", "target")
 TABLE_ROWS = 1000  # rows of a table that are in memory at once
@@ -88,6 +89,11 @@ def _read_parquet(path: Path, columns: tuple[str, str]) -> Rows:
     return rows_of_tables(tables, str(path))
 
 
+def _read_tmx(path: Path, columns: tuple[str, str]) -> Rows:
+    for line, pair in read_tmx(path, columns):
+        yield f"{path}, line {line}", dict(zip(columns, pair, strict=True))
+
+
 READERS = {
     "text": _read_text,
     ".tsv": _read_tsv,
@@ -95,6 +101,7 @@ READERS = {
     ".jsonl": _read_json,
     ".json": _read_json,
     ".parquet": _read_parquet,
+    ".tmx": _read_tmx,
 }
 
 

@@ -213,7 +213,9 @@ def _common_format(data: str | Path, paths: list[Path]) -> str:
     kind, path = formats.popitem()
     if kind not in _FORMATS:
         check_on_disk(path)  # one that is missing is reported as such
-        raise UserError(f"{path}: not .tsv, .csv, .json(l) or .parquet; text files are given as source and target")
+        raise UserError(
+            f"{path}: not .tsv, .csv, .json(l), .parquet or .tmx; text files are given as source and target"
+        )
     return kind
 
 
@@ -376,13 +378,14 @@ def load_pairs(
     Args:
         source: UTF-8 text file, plain or ``.gz``. Only a line feed ends a line; empty lines stay as empty strings.
         target: the translations, line for line.
-        data: a ``.tsv``, ``.csv`` or ``.json(l)`` file (JSON lines), plain or ``.gz``, a ``.parquet`` file, a folder
-            (from ``save_to_disk``, or of data files, which are read as if named one by one) or a dataset on the Hub.
-            TSV has no quoting, and its first row is a header only if it holds both column names; otherwise the fields
-            are source and target. CSV has both.
+        data: a ``.tsv``, ``.csv``, ``.json(l)`` (JSON lines) or ``.tmx`` file, plain or ``.gz``, a ``.parquet`` file, a
+            folder (from ``save_to_disk``, or of data files, which are read as if named one by one) or a dataset on the
+            Hub. TSV has no quoting, and its first row is a header only if it holds both column names; otherwise the
+            fields are source and target. CSV has both.
         config: configuration of the Hub dataset or folder, such as ``"de-en"``.
         split: split of the Hub dataset or folder, also a slice such as ``"train[:1000]"``. A file has only one split.
-        source_column: column with the source text, or its key within a ``translation`` column, such as ``"en"``.
+        source_column: column with the source text, its key within a ``translation`` column, or its language in a TMX
+            file, such as ``"en"`` (which there stands for ``en-US`` too).
         target_column: the same for the target text.
 
     Raises:

@@ -300,8 +300,8 @@ def _saved_tokenizer(
     """The tokenizer in the folder; copied there before, or trained on the first pairs that are not held out."""
     folder = output.path / TOKENIZER
     if not folder.exists():
-        if recipe.tokenizer is not None:
-            tokenizer = load_tokenizer(recipe.tokenizer)
+        if recipe.tokenizer_folder is not None:
+            tokenizer = load_tokenizer(recipe.tokenizer_folder)
         else:
             tokenizer = new_tokenizer(recipe, (pair for row, pair in enumerate(train.stream()) if row not in held_out))
         with output.staging() as staging:
@@ -324,7 +324,7 @@ def _write_json(path: Path, value: dict) -> None:
 def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) -> dict:
     """What decides the content: a preparation is resumed with the same only."""
     fields = {name: getattr(recipe, name) for name in (*LIMIT_FIELDS, *DATA_FIELDS)}
-    fields |= {name: None if recipe.tokenizer else getattr(recipe, name) for name in TOKENIZER_FIELDS}
+    fields |= {name: None if recipe.tokenizer_folder else getattr(recipe, name) for name in TOKENIZER_FIELDS}
     files = list(train.files)
     if validation is None:
         fields["seed"] = recipe.seed
@@ -336,7 +336,7 @@ def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) 
         "format": FORMAT,
         "version": VERSION,
         "recipe": fields,
-        "tokenizer": tokenizer_sha256(load_tokenizer(recipe.tokenizer)) if recipe.tokenizer else None,
+        "tokenizer": recipe.tokenizer_folder and tokenizer_sha256(load_tokenizer(recipe.tokenizer_folder)),
         "files": {path: [stat.st_size, stat.st_mtime_ns] for path, stat in stats.items()},
     }
 

@@ -309,10 +309,10 @@ def check_recipe_matches(prepared: PreparedData, recipe: Recipe) -> None:
     fields = list(LIMIT_FIELDS)
     if any(getattr(recipe, name) for name in _TRAIN_FIELDS):
         fields += DATA_FIELDS
-    if recipe.tokenizer is not None:
-        if tokenizer_sha256(load_tokenizer(recipe.tokenizer)) != prepared.manifest["tokenizer"]["sha256"]:
+    if (folder := recipe.tokenizer_folder) is not None:
+        if tokenizer_sha256(load_tokenizer(folder)) != prepared.manifest["tokenizer"]["sha256"]:
             raise UserError(
-                f"the tokenizer {recipe.tokenizer} is not the one that {prepared.folder} was prepared with: leave it"
+                f"the tokenizer {folder} is not the one that {prepared.folder} was prepared with: leave it"
                 " out, or prepare the data with it"
             )
     elif made_with["tokenizer_kind"] is not None:

@@ -20,7 +20,7 @@ TOKENIZER_TEXTS = 2_000_000  # sentences a tokenizer is trained on at most; more
 
 def expand_home(recipe: Recipe) -> None:
     """Replace a leading ``~`` in the folders of a recipe: in a file, and in ``--output=~/x``, the shell does not."""
-    for name in ("output", "prepared", "tokenizer", "data_dir"):
+    for name in ("output", "prepared", "tokenizer", "from_model", "data_dir"):
         value = getattr(recipe, name)
         if value is not None and value.startswith("~"):
             setattr(recipe, name, str(home_path(value)))

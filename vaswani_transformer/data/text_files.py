@@ -71,14 +71,15 @@ def read_lines(path: Path, digest: Any = None, stamp: Stamp = None) -> Iterator[
     number = 0
     with file_errors(path, lambda: number), path.open("rb") as raw:
         stamp = stamp or file_stamp(raw)
-        _check_unchanged(path, raw, stamp)
+        check_unchanged(path, raw, stamp)
         stream = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
         for number, line in enumerate(decode_lines(stream, str(path), digest), 1):  # noqa: B007
             yield line
-        _check_unchanged(path, raw, stamp)
+        check_unchanged(path, raw, stamp)
 
 
-def _check_unchanged(path: Path, file: BinaryIO, stamp: Stamp) -> None:
+def check_unchanged(path: Path, file: BinaryIO, stamp: Stamp) -> None:
+    """Raise `UserError` for an open file that has not the size and time any more that it had."""
     if file_stamp(file) != stamp:
         raise UserError(f"{path} has changed while it was read: run the command again once nothing writes to it")
 

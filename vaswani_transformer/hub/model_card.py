@@ -38,6 +38,7 @@ KINDS = {"base": "base", "big": "big", "parser": "parsing"}  # template -> the p
 _SIZES = ("d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers", "d_k", "d_v")
 # Label of a row -> its text, in which fields of the recipe and values that are computed from the log are put.
 _TRAINING = {
+    "started from": "{started_from}",
     "training data": "{training_data}",
     "validation data": "{validation_data}",
     "longest pair": "{max_length:,} tokens on a side",
@@ -155,8 +156,11 @@ def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
     dropouts = [f"{config.dropout:g}"]
     dropouts += [f"{config.attention_dropout:g} on attention weights"] if config.attention_dropout else []
     dropouts += [f"{config.activation_dropout:g} inside feed-forward layers"] if config.activation_dropout else []
+    rank = recipe.get("lora_rank")
+    trained = "all weights" if rank is None else f"adapters of rank {rank}, merged"
     values = {
         **recipe,
+        "started_from": f"{file_name(recipe['from_model'])}, {trained}" if recipe.get("from_model") else None,
         "training_data": _data(recipe, "train"),
         "validation_data": _data(recipe, "validation"),
         "steps": last.get("step"),

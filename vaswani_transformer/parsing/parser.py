@@ -201,7 +201,7 @@ def _training_text(trees: Sequence[Tree], part: str, form: TextForm) -> dict[str
 
 # Fields of a recipe that are set from the trees.
 OWN_FIELDS = ("train_source", "train_target", "validation_source", "validation_target", "data_dir", "tokenizer")
-OTHER_DATA = ("train_data", "validation_data", "validation_split", "prepared")
+OTHER_DATA = ("train_data", "validation_data", "validation_split", "prepared", "from_model")
 
 
 def parsing_recipe(

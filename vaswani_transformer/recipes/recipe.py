@@ -23,8 +23,9 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import MAX_EXTRA_TOKENS, broken_range
 
 
-def _option(default, help_text: str, group: str):
-    return dataclasses.field(default=default, metadata={"help": help_text, "group": group})
+def _option(default, help_text: str, group: str, flag: str | None = None):
+    """A field; `flag` is a shorter name of its option."""
+    return dataclasses.field(default=default, metadata={"help": help_text, "group": group, "flag": flag})
 
 
 DATA, TOKENIZER, MODEL, BATCHES = "data", "tokenizer", "model", "batches"
@@ -37,7 +38,9 @@ class Recipe:
 
     train_source: str | None = _option(None, "text file of training sources, or a pattern: a.*.en.gz", DATA)
     train_target: str | None = _option(None, "text file of training targets, aligned with train_source", DATA)
-    train_data: str | None = _option(None, "instead of both: TSV, CSV, JSON lines, Parquet, a folder, Hub data", DATA)
+    train_data: str | None = _option(
+        None, "instead of both: TSV, CSV, JSON lines, Parquet, TMX, a folder, Hub data", DATA
+    )
     prepared: str | None = _option(None, "folder made by `vaswani prepare`, to train on instead of the text", DATA)
     validation_source: str | None = _option(None, "text file of validation sources", DATA)
     validation_target: str | None = _option(None, "text file of validation targets", DATA)
@@ -49,8 +52,8 @@ class Recipe:
     validation_split: str | None = _option(
         None, "split of a Hub dataset to validate on, of train_data if there is no validation_data", DATA
     )
-    source_column: str = _option("source", "column of the sources, or its key in a translation column: en", DATA)
-    target_column: str = _option("target", "column of the targets, or its key in a translation column: de", DATA)
+    source_column: str = _option("source", "column of the sources, or its key or language (TMX): en", DATA)
+    target_column: str = _option("target", "column of the targets, or its key or language (TMX): de", DATA)
     max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
     max_length_ratio: float = _option(3.0, "pairs with a side over so many times longer are dropped; 0: no limit", DATA)
     expected_pairs: int | None = _option(None, "pairs of an epoch, for --dry-run where the data is not here", DATA)
@@ -61,6 +64,10 @@ class Recipe:
     tokenizer_kind: str = _option("bpe", "kind to train: bpe or wordpiece", TOKENIZER)
     vocab_size: int = _option(VaswaniConfig.vocab_size, "entries shared by source and target", TOKENIZER)
 
+    from_model: str | None = _option(
+        None, "folder of a model to start from (fine-tuning): weights, sizes, tokenizer and search are its own", MODEL,
+        "--from",
+    )  # fmt: skip
     preset: str = _option("base", "model of the paper to start from: vaswani presets", MODEL)
     d_model: int | None = _option(None, "width of the model; from the preset if none, as all below", MODEL)
     d_ff: int | None = _option(None, "inner width of the feed-forward sublayers", MODEL)
@@ -88,6 +95,9 @@ class Recipe:
     max_steps: int = _option(100_000, "optimizer steps in all", OPTIMIZER)
     max_minutes: float = _option(0.0, "stop after this many minutes of training; 0 for no limit", OPTIMIZER)
     warmup_steps: int = _option(4000, "optimizer steps over which the learning rate grows", OPTIMIZER)
+    lora_rank: int | None = _option(
+        None, "train low-rank adapters of this rank (LoRA) in place of the weights of from_model", OPTIMIZER
+    )
     learning_rate_scale: float = _option(1.0, "factor on the learning rate of the paper's Equation 3", OPTIMIZER)
     label_smoothing: float = _option(0.1, "share of the target probability spread over the vocabulary", OPTIMIZER)
     adam_beta1: float = _option(0.9, "Adam's beta 1", OPTIMIZER)
@@ -132,13 +142,19 @@ class Recipe:
     def model_overrides(self) -> dict:
         """The configuration fields that this recipe sets over its preset."""
         names = [field.name for field in dataclasses.fields(self) if field.metadata["group"] == MODEL]
-        values = {name: getattr(self, name) for name in names if name != "preset"}
+        values = {name: getattr(self, name) for name in names if name not in ("from_model", "preset")}
         return {name: value for name, value in values.items() if value is not None}
 
+    @property
+    def tokenizer_folder(self) -> str | None:
+        """Where the tokenizer is; None if it is trained on the data."""
+        return self.tokenizer if self.from_model is None else self.from_model
 
+
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 PATHS = (
     "train_source", "train_target", "train_data", "prepared", "validation_source", "validation_target",
-    "validation_data", "data_dir", "tokenizer", "output",
+    "validation_data", "data_dir", "tokenizer", "from_model", "output",
 )  # fmt: skip
 _FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 _TYPES = typing.get_type_hints(Recipe)
@@ -252,7 +268,7 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
 
 
 _RANGES = (
-    ("tokens_per_batch tokens_per_device max_steps warmup_steps evaluate_every log_every keep_checkpoints"
+    ("lora_rank tokens_per_batch tokens_per_device max_steps warmup_steps evaluate_every log_every keep_checkpoints"
      " expected_pairs expected_source_length expected_target_length", lambda value: value >= 1, "1 or more"),
     ("validation_size max_minutes max_gradient_norm validation_bleu early_stopping average_checkpoints"
      " checkpoint_minutes seed", lambda value: value >= 0, "0 or more"),
@@ -308,12 +324,29 @@ def check_recipe(recipe: Recipe) -> None:
             f"max_length {recipe.max_length} is above tokens_per_batch {recipe.tokens_per_batch} or tokens_per_device"
             f" {recipe.tokens_per_device}: a sentence has to fit in a batch"
         )
+    _check_start(recipe)
     config = model_config(recipe, recipe.vocab_size)
     if config.position_encoding == "learned" and recipe.max_length > config.max_position_embeddings:
         raise UserError(
             f"max_length {recipe.max_length} is above the {config.max_position_embeddings} positions that the model"
             " learns: raise max_position_embeddings or lower max_length"
         )
+
+
+def _check_start(recipe: Recipe) -> None:
+    """Refuse what a model to start from decides, and adapters without one."""
+    if recipe.from_model is None:
+        if recipe.lora_rank is not None:
+            raise UserError(f"lora_rank is {recipe.lora_rank} and there is no model to adapt: give --from FOLDER too")
+        return
+    names = [name for name in recipe.model_overrides() if name not in DROPOUTS]
+    names += ["preset", *(field.name for field in _FIELDS.values() if field.metadata["group"] == TOKENIZER)]
+    for name in names:
+        if getattr(recipe, name) != _FIELDS[name].default:
+            raise UserError(
+                f"{name} is {getattr(recipe, name)!r} and a model to start from is given, which has its own: leave"
+                f" {name} out (the recipe `finetune` does), or --from"
+            )
 
 
 def model_config(recipe: Recipe, vocab_size: int) -> VaswaniConfig:

@@ -198,7 +198,8 @@ def _average_models(folders: list[Path], output: Path, overwrite: bool) -> Path:
     if not written.names() and _is_model_alone(output):
         written.adopt([WEIGHTS, *copied])  # an earlier version's, or a copy without hidden files
     written.check([WEIGHTS, *copied])
-    _open_checkpoints(folders)  # mistakes are found before the work
+    if any(".lora_A." in name for name in _open_checkpoints(folders)[0]):  # mistakes are found before the work
+        raise UserError(f"{folders[0]} holds adapters (LoRA), which their training merges: average finished models")
     _check_same_model(folders)
     with written.staging() as staging:
         _copy_rest(folders, staging)

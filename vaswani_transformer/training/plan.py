@@ -31,8 +31,9 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import Recipe
 from .flops import flops_per_token, model_flops
-from .run import make_tokenizer, new_model, reporters
-from .run_folder import BYTES_OF_A_CHECKPOINT, BYTES_OF_A_MODEL, checkpoints_at_most
+from .initial_model import model_of_folder, new_model, trained_parameters
+from .run import make_tokenizer, reporters
+from .run_folder import BYTES_OF_A_MODEL, bytes_of_a_checkpoint, checkpoints_at_most
 
 # Share of `tokens_per_batch` that is tokens on the longer side, the rest being padding. `TokenBatchSampler` gave 0.92
 # to 0.95 for 25,000 tokens and 400,000 generated pairs: log-normal lengths of mean 30, sides 15% to 25% apart.
@@ -77,6 +78,7 @@ class Plan:
     recipe: Recipe
     config: VaswaniConfig
     parameters: dict[str, int]  # by part, tied ones once
+    trained: int  # of these
     processes: int  # that share a step
     micro_batches: int  # parts of a step, over all processes and accumulation
     epoch: EpochFacts
@@ -163,6 +165,7 @@ def make_plan(recipe: Recipe, device: str | None = None, processes: int = 1, uti
         recipe=recipe,
         config=model.config,
         parameters=_parameters(model),
+        trained=trained_parameters(model),
         processes=processes,
         micro_batches=micro_batches,
         epoch=epoch,
@@ -199,6 +202,9 @@ def _empty_model(recipe: Recipe, tokenizer, on_this_machine: bool) -> VaswaniFor
         choose_precision(recipe.precision)
     else:
         recipe = replace(recipe, attention="auto")
+    if recipe.from_model is not None:
+        with torch.device("meta"):
+            return model_of_folder(recipe, recipe.from_model, weights=False)
     if tokenizer is None and recipe.tokenizer is not None:
         tokenizer = load_tokenizer(recipe.tokenizer)
     elif tokenizer is None:
@@ -295,9 +301,10 @@ def describe_plan(plan: Plan) -> str:
     mark = "" if plan.epoch.exact else "~"
     rows = {
         "model": [
-            f"{sum(plan.parameters.values()):,} parameters (preset {plan.recipe.preset}, vocabulary"
+            f"{sum(plan.parameters.values()):,} parameters ({_kind(plan)}, vocabulary"
             f" {plan.config.target_vocab_size:,})",
             ", ".join(f"{part} {count:,}" for part, count in plan.parameters.items()),
+            *_weights_lines(plan),
         ],
         **_token_lines(plan, mark),
         "checkpoints": _checkpoint_lines(plan),
@@ -308,6 +315,21 @@ def describe_plan(plan: Plan) -> str:
     return "\n".join(
         f"{'' if index else label:<13}{line}" for label, lines in rows.items() for index, line in enumerate(lines)
     )
+
+
+def _kind(plan: Plan) -> str:
+    return f"preset {plan.recipe.preset}" if plan.recipe.from_model is None else "sizes of the model to start from"
+
+
+def _weights_lines(plan: Plan) -> list[str]:
+    """Where the weights come from, and how many are trained; nothing for new ones."""
+    recipe = plan.recipe
+    if recipe.from_model is None:
+        return []
+    how = (
+        "all of them are" if recipe.lora_rank is None else f"adapters of rank {recipe.lora_rank}: {plan.trained:,} are"
+    )
+    return [f"weights: of {recipe.from_model}; {how} trained"]
 
 
 def _token_lines(plan: Plan, mark: str) -> dict[str, list[str]]:
@@ -353,7 +375,7 @@ def _billions(number: float) -> str:
 
 def _checkpoint_lines(plan: Plan) -> list[str]:
     recipe, parameters = plan.recipe, sum(plan.parameters.values())
-    size, kept = BYTES_OF_A_CHECKPOINT * parameters / 1e9, checkpoints_at_most(recipe)
+    size, kept = bytes_of_a_checkpoint(parameters, plan.trained) / 1e9, checkpoints_at_most(recipe)
     needed = kept * size + BYTES_OF_A_MODEL * parameters / 1e9
     written = f"every {recipe.evaluate_every:,} steps: {math.ceil(recipe.max_steps / recipe.evaluate_every):,} in all"
     too_few = []

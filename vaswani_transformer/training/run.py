@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,20 +12,14 @@ import datasets
 import numpy as np
 import torch
 from accelerate import PartialState
-from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, set_seed
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 from transformers.trainer_callback import TrainerState
 
 from ..data.parallel_text import pairs_of
 from ..data.prepared import TRAIN, VALIDATION, check_recipe_matches, open_prepared
 from ..data.recipe_data import load_training_pairs, new_tokenizer
-from ..data.tokenization import (
-    TOKENIZER_FILES,
-    check_tokenizer_matches,
-    has_two_sides,
-    load_tokenizer,
-    vocabulary_sizes,
-)
+from ..data.tokenization import TOKENIZER_FILES, load_tokenizer
 from ..data.tokenized_pairs import tokenize_pairs
 from ..distributed import Processes, joined_processes
 from ..errors import UserError, one_line
@@ -33,10 +27,9 @@ from ..evaluation.metrics import score_translations
 from ..files import unfinished
 from ..hardware import choose_precision, keep_freed_memory, on_cpu
 from ..model.checkpoint_vaswani import check_finite
-from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import locked_together
-from ..recipes.recipe import Recipe, check_paths, model_config
+from ..recipes.recipe import Recipe, check_paths
 from .callbacks import (
     LearningCurveCallback,
     ResumableEarlyStoppingCallback,
@@ -46,8 +39,18 @@ from .callbacks import (
     stored_attribute,
 )
 from .checkpoints import WEIGHTS, read_state, step_of
+from .initial_model import (
+    has_adapters,
+    merged_adapters,
+    model_of_folder,
+    new_model,
+    origin,
+    read_model_of,
+    trained_parameters,
+)
 from .monitoring import plot_learning_curve
 from .run_folder import (
+    ADAPTER,
     CHECKPOINTS,
     CURVE,
     LOG,
@@ -90,10 +93,10 @@ class TrainingResult:
 
 def make_tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer that the recipe names, or of the run that is resumed, or one trained on the training pairs."""
-    if recipe.tokenizer is not None:
-        return load_tokenizer(recipe.tokenizer)
-    if resumed:
+    if resumed and recipe.tokenizer is None:  # the model that was started from may be gone
         return load_tokenizer(Path(recipe.output) / CHECKPOINTS / TOKENIZER)
+    if recipe.tokenizer_folder is not None:
+        return load_tokenizer(recipe.tokenizer_folder)
     return new_tokenizer(recipe, pairs_of(train))
 
 
@@ -179,45 +182,6 @@ def _bleu(tokenizer, prediction) -> dict[str, float]:
     return {"bleu": score_translations(predictions, references)["bleu"]}
 
 
-def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
-    """A model with initial weights and the recipe's decoding settings.
-
-    Raises:
-        UserError: for a tokenizer without the special tokens that the model needs, sizes that no model can have, or an
-            attention implementation that is not there.
-    """
-    missing = [name for name in ("bos", "pad", "eos") if getattr(tokenizer, f"{name}_token_id") is None]
-    if missing:
-        raise UserError(f"the tokenizer has no {' and no '.join(missing)} token: use one of `vaswani tokenizer`")
-    config: VaswaniConfig = model_config(recipe, len(tokenizer))
-    if has_two_sides(tokenizer):
-        config.vocab_size, config.decoder_vocab_size = vocabulary_sizes(tokenizer)
-    for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
-        setattr(config, name, getattr(tokenizer, name))
-    config.decoder_start_token_id = tokenizer.bos_token_id
-    check_tokenizer_matches(tokenizer, config)
-    set_seed(recipe.seed)
-    model = VaswaniForConditionalGeneration(config)
-    # On a CPU torch's fused attention is slow backwards for short sequences: scripts/benchmarks/training_step.py.
-    # Eager attention is the faster one on a CPU, but knows no blocks of neighbours.
-    automatic = "eager" if on_cpu() and recipe.attention_window is None else "sdpa"
-    attention = automatic if recipe.attention == "auto" else recipe.attention
-    try:
-        model.set_attn_implementation(attention)
-    except (ValueError, ImportError) as error:
-        raise UserError(f"attention {attention!r} cannot be used here: {one_line(error, 200)}") from error
-    if recipe.compile:
-        # Layer by layer: all layers of a kind share what is compiled, and lengths differ from batch to batch.
-        for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
-            layer.compile(dynamic=True)
-    model.generation_config.update(
-        num_beams=recipe.num_beams,
-        length_penalty=recipe.length_penalty if recipe.num_beams > 1 else None,  # or it would not let itself be saved
-        max_extra_tokens=recipe.max_extra_tokens,
-    )
-    return model
-
-
 def check_trainable(recipe: Recipe, tokenizer) -> None:
     """Refuse what a training would refuse of this recipe once it has its data, without making or writing anything."""
     with torch.device("meta"):
@@ -254,11 +218,15 @@ class TrainingRun:
         recipe = self.recipe
         with processes.first_process_first():  # one process reads and tokenizes, the others find it in the cache
             checkpoint = processes.share("checkpoint", lambda: check_output(recipe))
+            if recipe.from_model is not None and checkpoint is None:
+                read_model_of(recipe.from_model)  # mistakes are found before the data is read
             train, validation = self._load_data(processes, checkpoint is not None)
-        model = self.build_model(recipe, self.tokenizer)
-        parameters = model.num_parameters()
+        model = self._initial_model(checkpoint)
+        parameters, trained = model.num_parameters(), trained_parameters(model)
         logger.info("model: %s parameters, vocabulary %s", f"{parameters:,}", f"{model.config.vocab_size:,}")
-        check_space(self.folder, parameters, checkpoints_at_most(recipe))
+        if recipe.from_model is not None:
+            logger.info("weights: of %s; %s parameters are trained", recipe.from_model, f"{trained:,}")
+        check_space(self.folder, parameters, trained, checkpoints_at_most(recipe))
         trainer = self._make_trainer(model, train, validation)
         sampler = trainer.batch_sampler  # on all processes: what it refuses, all refuse
         if trainer.is_world_process_zero():  # only now: nothing was written before mistakes in what was given are found
@@ -266,7 +234,8 @@ class TrainingRun:
             hashes = content_hashes(self.tokenizer, train, validation)
             if checkpoint is not None:
                 check_contents(self.folder, hashes)
-            self.output = claim_output(recipe, checkpoint, self.tokenizer, hashes)
+            start = {} if checkpoint or recipe.from_model is None else origin(recipe.from_model)
+            self.output = claim_output(recipe, checkpoint, self.tokenizer, hashes, start)
         trainer.accelerator.wait_for_everyone()
         try:
             self._train(trainer, checkpoint)
@@ -276,12 +245,20 @@ class TrainingRun:
         finally:
             _end_workers(trainer)
 
+    def _initial_model(self, checkpoint: Path | None) -> VaswaniForConditionalGeneration:
+        recipe = self.recipe
+        if recipe.from_model is None:
+            return self.build_model(recipe, self.tokenizer)
+        if checkpoint is not None:  # which has all of it: the model that was started from is not read again
+            return model_of_folder(recipe, checkpoint, weights=False)
+        return model_of_folder(recipe, recipe.from_model)
+
     def _load_data(self, processes: Processes, resumed: bool) -> tuple:
         """Training and validation pairs as token ids; sets the tokenizer."""
         recipe, loaded = self.recipe, []
         if recipe.prepared is not None:
             prepared = open_prepared(recipe.prepared)
-            check_recipe_matches(prepared, recipe)
+            check_recipe_matches(prepared, replace(recipe, from_model=None) if resumed else recipe)
             if processes.is_first_of_machine:  # each machine may have a copy of its own
                 prepared.verify(self.progress)
             self.tokenizer = prepared.tokenizer
@@ -379,8 +356,13 @@ class TrainingRun:
                 raise UserError(f"{error}: no model was written, checkpoints are in {self.folder}") from error
             self._draw_learning_curve()
             trainer.model.config.use_cache = True  # the Trainer has switched it off for training
+            model = trainer.accelerator.unwrap_model(trainer.model)
             with self.output.staging() as staging:
-                trainer.accelerator.unwrap_model(trainer.model).save_pretrained(staging, state_dict=weights)
+                if has_adapters(model):
+                    merged_adapters(model, self.recipe, staging / ADAPTER)
+                    self.output.remove(self.output.names(f"{ADAPTER}/"))  # of a start that was cut off here
+                    self.output.publish(staging / ADAPTER, ADAPTER)
+                model.save_pretrained(staging, state_dict=weights)
                 self.tokenizer.save_pretrained(staging)
                 self.output.place(staging, last=WEIGHTS, stale=TOKENIZER_FILES)
         trainer.accelerator.wait_for_everyone()

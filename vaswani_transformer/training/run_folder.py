@@ -26,6 +26,9 @@ CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.js
 TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"  # a folder, and the files in it that are TensorBoard's
 EVENT_WORDS = (b'"tokens_per_batch"', b"eval/perplexity", b"train/best_loss", b"train/last_loss")  # of our runs only
 TOKENIZER = "tokenizer"  # a folder beside the checkpoints, for a resumed run
+ADAPTER = "adapter"  # a folder: what LoRA has trained, beside the model that it is merged into
+ORIGIN = "started_from.json"  # of a run that started from a model: its name and a hash of its weights
+IMPORT = "import.json"  # where that model is from, if it was imported
 CONTENTS = "contents.json"  # beside it: hashes of tokenizer and data when the run began
 # What a finished run puts beside its recipe and its log.
 MODEL_FILES = (
@@ -34,7 +37,7 @@ MODEL_FILES = (
 )  # fmt: skip
 _FILES = (RECIPE, LOG, CURVE, *MODEL_FILES, f"{CHECKPOINTS}/{RECIPE}", f"{CHECKPOINTS}/{CONTENTS}")
 SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are compared for all
-BYTES_OF_A_CHECKPOINT, BYTES_OF_A_MODEL = 12, 4  # for each parameter: in float32 Adam's two averages and the weight
+BYTES_OF_A_MODEL = 4  # for each parameter, in float32
 # Fields that a resumed run may change: what has been computed so far does not depend on them.
 FREE_ON_RESUME = {
     "max_steps", "max_minutes", "early_stopping", "keep_checkpoints", "average_checkpoints", "checkpoint_minutes",
@@ -90,7 +93,9 @@ def check_output(recipe: Recipe) -> Path | None:
     finished = (folder / WEIGHTS).exists() or ((folder / "config.json").exists() and not ours)
     if finished and not recipe.overwrite:
         raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it")
-    output.check([RECIPE, LOG, CURVE, *MODEL_FILES])
+    output.check([RECIPE, LOG, CURVE, ORIGIN, IMPORT, *MODEL_FILES])
+    if recipe.lora_rank and os.path.lexists(folder / ADAPTER) and not output.names(f"{ADAPTER}/"):
+        raise UserError(f"{folder / ADAPTER} was not written by this program: move it, or give another --output")
     checkpoints = folder / CHECKPOINTS
     if os.path.lexists(checkpoints) and (not checkpoints.is_dir() or (not ours and any(checkpoints.glob("[!.]*")))):
         raise UserError(f"{checkpoints} was not made by a training of this program: give another --output")
@@ -170,8 +175,12 @@ def check_contents(folder: Path, hashes: dict[str, str]) -> None:
         )
 
 
-def claim_output(recipe: Recipe, checkpoint: Path | None, tokenizer, hashes: dict[str, str]) -> OutputFolder:
+def claim_output(
+    recipe: Recipe, checkpoint: Path | None, tokenizer, hashes: dict[str, str], origin: dict[str, str]
+) -> OutputFolder:
     """Take the folder for this run: write its recipe and, unless `checkpoint` is resumed, remove an earlier run.
+
+    `origin` are names and contents of files about the model that a new run starts from.
 
     At whatever moment this is cut off, the next start finds an interrupted run with its own recipe, or none. A second
     recipe lies with the checkpoints, for the next start: the first is for the user, who may move it.
@@ -182,13 +191,15 @@ def claim_output(recipe: Recipe, checkpoint: Path | None, tokenizer, hashes: dic
         remove_checkpoint(path)
     if RECIPE in output:
         remove_leftovers(checkpoints)
-    for name in ("files", RECIPE, LOG, CURVE, WEIGHTS, CHECKPOINTS, RECORD):
+    for name in ("files", RECIPE, LOG, CURVE, WEIGHTS, CHECKPOINTS, ADAPTER, ORIGIN, IMPORT, RECORD):
         remove_leftovers(folder, name)
     output.make_way([LOG])
     output.note({LOG: None})  # and what was adopted, whose evidence is removed now
     if checkpoint is None:
         _remove_earlier_run(output)
     output.write_text(RECIPE, text)
+    for name, content in origin.items():
+        output.write_text(name, content)
     checkpoints.mkdir(exist_ok=True)
     if checkpoint is None:
         with output.staging(CHECKPOINTS) as staging:  # which may be on another disk
@@ -211,7 +222,7 @@ def _remove_earlier_run(output: OutputFolder) -> None:
         if is_saved_batch(path):
             path.unlink()
     output.remove(output.names(f"{CHECKPOINTS}/"))
-    output.remove([WEIGHTS, "config.json", LOG, CURVE])
+    output.remove([WEIGHTS, "config.json", LOG, CURVE, ORIGIN, IMPORT, *output.names(f"{ADAPTER}/")])
     for path in (output.path / TENSORBOARD).glob(EVENTS):  # shown together, two runs would look like one
         if path.is_file() and not path.is_symlink() and any(word in path.read_bytes() for word in EVENT_WORDS):
             path.unlink()
@@ -224,10 +235,15 @@ def checkpoints_at_most(recipe: Recipe) -> int:
     return validated + (max(recipe.average_checkpoints, 1) if timed else 0) + 2
 
 
-def check_space(folder: Path, parameters: int, checkpoints: int) -> None:
+def bytes_of_a_checkpoint(parameters: int, trained: int) -> int:
+    """Its size: in float32 the parameters, and of each that is trained Adam's two averages."""
+    return 4 * parameters + 8 * trained
+
+
+def check_space(folder: Path, parameters: int, trained: int, checkpoints: int) -> None:
     """Refuse to start where so many checkpoints and the model would not fit; present ones count as free space."""
     taken = sum(path.stat().st_size for path in (folder / CHECKPOINTS).rglob("*") if path.is_file())
-    needed = (BYTES_OF_A_CHECKPOINT * checkpoints + BYTES_OF_A_MODEL) * parameters
+    needed = bytes_of_a_checkpoint(parameters, trained) * checkpoints + BYTES_OF_A_MODEL * parameters
     free = shutil.disk_usage(folder).free + taken
     if free < needed:
         raise UserError(

@@ -1,0 +1,408 @@
+"""Training that starts from a model folder: its weights, tokenizer and search, all weights or adapters (LoRA)."""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import finetuning
+import pytest
+import torch
+import yaml
+from conftest import ROOT, TINY_RECIPE, TINY_SIZES, error_of, random_ids, tiny_config, tiny_model
+from finetuning import weights_of
+from transformers import AutoModelForSeq2SeqLM
+
+import vaswani_transformer as vt
+from vaswani_transformer import UserError, train
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.data.prepare import prepare
+from vaswani_transformer.hub.card_facts import facts_of
+from vaswani_transformer.hub.model_card import render_card
+from vaswani_transformer.recipes.recipe import Recipe, check_recipe, load_recipe
+from vaswani_transformer.training import run as training
+from vaswani_transformer.training.initial_model import ADAPTED
+from vaswani_transformer.training.run import TrainingStopped
+
+pytestmark = pytest.mark.usefixtures("cache", "without_pictures")
+source = finetuning.folder  # a random model and its tokenizer
+EITHER = pytest.mark.parametrize("rank", [None, 2], ids=["weights", "adapters"])
+TINY_OF_NEW = {name: value for name, value in TINY_SIZES.items() if name != "vocab_size"}
+NO_STEP = 1e-12  # a rate at which nothing changes
+
+
+@pytest.fixture(scope="module")
+def without_pictures():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "plot_learning_curve", lambda *_: False)
+        yield
+
+
+@pytest.fixture
+def recipe(source, text, tmp_path):
+    fields = {name: value for name, value in TINY_RECIPE.items() if name not in TINY_SIZES}
+    places = {"data_dir": str(text), "output": str(tmp_path / "run"), "from_model": str(source)}
+    return Recipe(**fields, **places, max_steps=6, evaluate_every=2, average_checkpoints=2, precision="fp32")
+
+
+def changed(recipe, **fields):
+    recipe = dataclasses.replace(recipe, **fields)
+    check_recipe(recipe)
+    return recipe
+
+
+def logits_of(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(input_ids=random_ids(2, 7), decoder_input_ids=random_ids(2, 5, seed=1)).logits
+
+
+def logged(folder, name: str) -> list[float]:
+    lines = (folder / "training_log.jsonl").read_text().splitlines()
+    return [entry[name] for entry in map(json.loads, lines) if name in entry]
+
+
+@EITHER
+def test_a_training_starts_from_the_given_weights_tokenizer_and_search(source, recipe, text, rank):
+    fields = {"lora_rank": rank, "learning_rate_scale": NO_STEP, "num_beams": 3, "max_steps": 2}
+    result = train(changed(recipe, **fields), progress=False)
+    before, after = weights_of(source), weights_of(result.folder)
+    assert before.keys() == after.keys()
+    for name, weight in before.items():
+        torch.testing.assert_close(after[name], weight, rtol=0, atol=1e-7)
+    model, tokenizer = vt.load_model(source, device="cpu")
+    sides = [(text / f"validation.{side}").read_text().splitlines() for side in ("en", "de")]
+    losses, counts = vt.score_pairs(model, tokenizer, *sides)
+    assert result.metrics["eval_loss"] == pytest.approx(sum(losses) / sum(counts), rel=1e-5)
+    loaded, same = vt.load_model(result.folder, device="cpu")
+    assert same.get_vocab() == tokenizer.get_vocab()
+    own, now = model.generation_config, loaded.generation_config
+    assert now.num_beams == 3 and own.num_beams != 3  # the one setting in which the recipe differs from the paper
+    assert getattr(now, "max_extra_tokens", None) == getattr(own, "max_extra_tokens", None)
+    assert (now.decoder_start_token_id, now.pad_token_id) == (own.decoder_start_token_id, own.pad_token_id)
+
+
+def test_all_weights_learn_with_the_recipes_dropout(source, recipe):
+    fields = {"dropout": 0.25, "attention_dropout": 0.1, "max_steps": 8, "evaluate_every": 4}
+    result = train(changed(recipe, learning_rate_scale=0.1, **fields), progress=False)
+    losses = logged(result.folder, "eval_loss")
+    assert losses[-1] < losses[0]
+    before, after = weights_of(source), weights_of(result.folder)
+    assert not [name for name in before if torch.equal(before[name], after[name])]
+    config, own = (json.loads((folder / "config.json").read_text()) for folder in (result.folder, source))
+    dropouts = {"dropout": 0.25, "attention_dropout": 0.1}
+    assert {name for name in own if own[name] != config[name]} - {"transformers_version"} <= {
+        "label_smoothing",
+        *dropouts,
+    }
+    assert {name: config[name] for name in dropouts} == dropouts
+
+
+CONFIGURATIONS = {
+    "paper": {},
+    "sources apart": {"share_encoder_decoder_embeddings": False, "activation_function": "silu"},
+    "three matrices": {"tie_word_embeddings": False, "attention_bias": True, "output_bias": True}
+    | {"add_final_layer_norm": True, "position_encoding": "learned", "max_position_embeddings": 128},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_adapters_alone_are_trained_merged_and_saved(source, recipe, tmp_path, name):
+    peft = pytest.importorskip("peft")
+    base, _ = vt.load_model(source, device="cpu")
+    base = tiny_model(seed=3, vocab_size=base.config.vocab_size, **CONFIGURATIONS[name])
+    base.save_pretrained(tmp_path / "base")
+    for file in source.glob("tokenizer*"):
+        shutil.copy(file, tmp_path / "base")
+    fields = {"from_model": str(tmp_path / "base"), "lora_rank": 4, "learning_rate_scale": 2.0, "max_steps": 2}
+    result = train(changed(recipe, **fields), progress=False)
+    before, after = weights_of(tmp_path / "base"), weights_of(result.folder)
+    assert before.keys() == after.keys()
+    different = {name for name in before if not torch.equal(before[name], after[name])}
+    assert different == {name for name in before if name.split(".")[-2] in ADAPTED and name.endswith("weight")}
+    merged, _ = vt.load_model(result.folder, device="cpu")
+    adapted = peft.PeftModel.from_pretrained(
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base"), result.folder / "adapter"
+    )
+    expected = logits_of(adapted)
+    torch.testing.assert_close(logits_of(merged), expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+    assert (logits_of(base) - expected).abs().max() > 0.01
+    assert sorted(path.name for path in (result.folder / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    optimizer = torch.load(max((result.folder / "checkpoints").glob("checkpoint-*/optimizer.pt")), weights_only=True)
+    trained = sum(state["exp_avg"].numel() for state in optimizer["state"].values())
+    shapes = [weight.shape for name, weight in before.items() if name in different]
+    assert trained == sum(4 * (rows + columns) for rows, columns in shapes)
+
+
+def test_the_zero_vector_that_a_decoder_starts_from_stays_zero(source, recipe, tmp_path):
+    """As of Marian, whose `.npz` has no row for it; output projection and embeddings are one matrix."""
+    _, tokenizer = vt.load_model(source, device="cpu")
+    pad = tokenizer.pad_token_id
+    base = tiny_model(vocab_size=len(tokenizer), decoder_start_token_id=pad)
+    base.model.shared.weight.data[pad] = 0
+    base.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    folder = train(changed(recipe, from_model=str(tmp_path / "base"), max_steps=2), progress=False).folder
+    before, after = (weights_of(where)["model.shared.weight"] for where in (tmp_path / "base", folder))
+    assert not after[pad].any() and (after != before).any(dim=1).sum() == len(before) - 1
+
+
+def test_weights_in_half_precision_are_trained_in_float32(source, recipe, tmp_path):
+    model, tokenizer = vt.load_model(source, device="cpu")
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    tokenizer.save_pretrained(tmp_path / "half")
+    result = train(changed(recipe, from_model=str(tmp_path / "half"), max_steps=2), progress=False)
+    assert {weight.dtype for weight in weights_of(result.folder).values()} == {torch.float32}
+
+
+# Resuming
+
+
+def stop_after(step: int, recipe) -> None:
+    """Train until a signal, as of a cluster, ends it with a checkpoint."""
+    make = training.TrainingRun._make_trainer
+
+    def make_and_stop(self, *arguments):
+        trainer = make(self, *arguments)
+        self.stopper.on_step_end = lambda args, state, control, **_: _stop(self.stopper, state, control, step)
+        return trainer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training.TrainingRun, "_make_trainer", make_and_stop)
+        with pytest.raises(TrainingStopped):
+            train(recipe, progress=False)
+
+
+def _stop(stopper, state, control, step):
+    if state.global_step == step:
+        stopper.received = signal.SIGTERM
+        control.should_save = control.should_training_stop = True
+    return control
+
+
+@pytest.mark.parametrize(("rank", "prepared"), [(None, False), (2, True)], ids=["weights", "prepared-adapters"])
+def test_a_run_resumes_without_the_model_that_it_started_from(source, recipe, tmp_path, rank, prepared):
+    shutil.copytree(source, tmp_path / "base")
+    recipe = changed(recipe, from_model=str(tmp_path / "base"), lora_rank=rank, dropout=0.2)
+    if prepared:
+        prepare(recipe, tmp_path / "prepared", progress=False)
+        recipe = changed(recipe, prepared=str(tmp_path / "prepared"))
+    straight = train(changed(recipe, output=str(tmp_path / "straight")), progress=False)
+    stop_after(3, recipe)
+    shutil.rmtree(tmp_path / "base")
+    result = train(recipe, progress=False)
+    one, other = weights_of(straight.folder), weights_of(result.folder)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    notes = [json.loads((folder / "started_from.json").read_text()) for folder in (straight.folder, result.folder)]
+    assert notes[0] == notes[1] and notes[0]["model"] == "base" and len(notes[0]["weights_sha256"]) == 64
+    assert (result.folder / "adapter").is_dir() == (rank is not None)
+
+
+def test_another_start_or_rank_is_refused_on_resume(source, recipe, tmp_path):
+    shutil.copytree(source, tmp_path / "base")
+    stop_after(3, recipe)
+    other = changed(recipe, from_model=str(tmp_path / "base"))
+    assert f"from_model: {tmp_path / 'base'}, was {source}" in error_of(train, other, progress=False)
+    assert "lora_rank: 2, was None" in error_of(train, changed(recipe, lora_rank=2), progress=False)
+
+
+def test_what_adapters_leave_is_no_model_and_is_removed_by_overwriting(recipe, tmp_path):
+    pytest.importorskip("peft")
+    recipe = changed(recipe, max_steps=2, evaluate_every=1)
+    folder = Path(train(changed(recipe, lora_rank=2), progress=False).folder)
+    checkpoints = sorted((folder / "checkpoints").glob("checkpoint-*"))
+    assert "holds adapters (LoRA)" in error_of(vt.average_models, checkpoints, tmp_path / "mean")
+    assert "missing weights" in error_of(vt.load_model, checkpoints[0])
+    (folder / "adapter" / "mine.txt").write_text("mine")
+    train(changed(recipe, from_model=None, vocab_size=300, **TINY_OF_NEW, overwrite=True), progress=False)
+    assert [path.name for path in (folder / "adapter").iterdir()] == ["mine.txt"]
+    assert not (folder / "started_from.json").exists()
+    (tmp_path / "other" / "adapter").mkdir(parents=True)
+    message = error_of(train, changed(recipe, lora_rank=2, output=str(tmp_path / "other")), progress=False)
+    assert f"{tmp_path / 'other' / 'adapter'} was not written by this program" in message
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"d_model": 32}, "d_model is 32 and a model to start from is given"),
+        ({"preset": "big"}, "preset is 'big' and"),
+        ({"vocab_size": 300}, "vocab_size is 300 and"),
+        ({"tokenizer": "folder"}, "tokenizer is 'folder' and"),
+        ({"tokenizer_kind": "wordpiece"}, "leave tokenizer_kind out (the recipe `finetune` does), or --from"),
+        ({"from_model": None, "lora_rank": 4}, "lora_rank is 4 and there is no model to adapt: give --from FOLDER too"),
+        ({"lora_rank": 0}, "lora_rank is 0: it must be 1 or more, or none"),
+        ({"from_model": ""}, "from_model"),
+    ],
+)
+def test_fields_that_the_model_decides_are_refused(recipe, fields, message):
+    assert message in error_of(check_recipe, dataclasses.replace(recipe, **fields))
+
+
+def test_dropout_and_smoothing_are_set_by_the_training(recipe):
+    check_recipe(dataclasses.replace(recipe, dropout=0.3, label_smoothing=0.2))
+    with pytest.raises(UserError, match="d_model is 256 and a model to start from is given"):
+        load_recipe("small", {"from_model": "model"})
+
+
+def test_folders_that_are_no_models_of_ours_are_refused(source, recipe, tmp_path):
+    def refused(name):
+        message = error_of(train, changed(recipe, from_model=str(tmp_path / name)), progress=False)
+        assert not Path(recipe.output).exists()
+        return message
+
+    assert "there is no model folder" in refused("nowhere")
+    for name in ("nan", "bart", "exported"):
+        shutil.copytree(source, tmp_path / name)
+    model = AutoModelForSeq2SeqLM.from_pretrained(source)
+    model.model.encoder.layers[0].fc1.weight.data[0, 0] = torch.nan
+    model.save_pretrained(tmp_path / "nan")
+    assert "infinite or NaN" in refused("nan")
+    config = json.loads((source / "config.json").read_text()) | {"model_type": "bart"}
+    (tmp_path / "bart" / "config.json").write_text(json.dumps(config))
+    assert "holds a 'bart' model" in refused("bart")
+    (tmp_path / "exported" / "export.json").write_text('{"format": "onnx"}')
+    assert "exported to onnx" in refused("exported")
+
+
+def test_the_recipe_needs_a_model(text, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "finetune", "--output", str(tmp_path / "run"), *options(text)]) == 2
+    assert "error: there is no model folder MODEL" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_learned_positions_limit_the_length(source, recipe, tmp_path):
+    _, tokenizer = vt.load_model(source, device="cpu")
+    config = tiny_config(vocab_size=len(tokenizer), position_encoding="learned", max_position_embeddings=40)
+    vt.VaswaniForConditionalGeneration(config).save_pretrained(tmp_path / "learned")
+    tokenizer.save_pretrained(tmp_path / "learned")
+    message = error_of(train, changed(recipe, from_model=str(tmp_path / "learned")), progress=False)
+    assert "max_length is 60" in message and message.endswith("give --max-length 40")
+
+
+def test_adapters_without_peft_are_one_line(recipe, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    message = error_of(train, changed(recipe, lora_rank=2), progress=False)
+    assert message == "lora_rank needs PEFT: pip install 'vaswani_transformer[finetune]'"
+
+
+def test_adapters_and_fsdp_are_refused(recipe, monkeypatch):
+    pytest.importorskip("peft")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setattr(training, "join_process_group", lambda: None)
+    assert "lora_rank cannot be used with FSDP" in error_of(train, changed(recipe, lora_rank=2), progress=False)
+
+
+# Commands, prepared data, the card
+
+
+def options(text: Path) -> list[str]:
+    names = {f"--{split}-{side}": text / f"{split}.{language}" for split in ("train", "validation")
+             for side, language in (("source", "en"), ("target", "de"))}  # fmt: skip
+    return [str(part) for pair in names.items() for part in pair]
+
+
+@EITHER
+def test_the_plan_says_where_weights_come_from_and_what_is_trained(source, text, capsys, tmp_path, rank):
+    adapters = [] if rank is None else ["--lora-rank", str(rank)]
+    command = ["train", "finetune", "--from", str(source), "--output", str(tmp_path / "run"), "--dry-run", *adapters]
+    assert main([*command, *options(text)]) == 0
+    lines = capsys.readouterr().out
+    total = vt.load_model(source, device="cpu")[0].num_parameters()
+    assert not (tmp_path / "run").exists()
+    if rank is None:
+        assert f"{total:,} parameters (sizes of the model to start from, vocabulary 300)" in lines
+        assert f"weights: of {source}; all of them are trained" in lines
+    else:
+        shapes = [w.shape for name, w in weights_of(source).items() if name.split(".")[-2] in ADAPTED and w.dim() == 2]
+        trained = sum(rank * sum(shape) for shape in shapes)
+        assert (
+            f"adapters of rank {rank}: {trained:,} are trained" in lines and f"{total + trained:,} parameters" in lines
+        )
+
+
+def test_the_command_trains_on_a_translation_memory_prepared_with_the_models_tokenizer(source, tmp_path, capsys, text):
+    pairs = zip(*((text / f"train.{side}").read_text().splitlines() for side in ("en", "de")), strict=True)
+    units = "".join(
+        f'<tu><tuv xml:lang="en-US"><seg>{en}</seg></tuv><tuv xml:lang="de"><seg>{de}</seg></tuv></tu>'
+        for en, de in pairs
+    )
+    (tmp_path / "memory.tmx").write_text(f'<tmx version="1.4"><header/><body>{units}</body></tmx>')
+    recipe = [
+        "finetune",
+        "--from",
+        str(source),
+        "--train-data",
+        str(tmp_path / "memory.tmx"),
+        "--validation-size",
+        "20",
+    ]
+    recipe += ["--source-column", "en", "--target-column", "de"]
+    assert main(["prepare", *recipe, "--output", str(tmp_path / "prepared"), "--quiet"]) == 0
+    few = [
+        "--max-steps",
+        "2",
+        "--evaluate-every",
+        "2",
+        "--validation-bleu",
+        "0",
+        "--quiet",
+        "--output",
+        str(tmp_path / "run"),
+    ]
+    assert main(["train", *recipe, "--prepared", str(tmp_path / "prepared"), *few]) == 0
+    assert main(["translate", str(tmp_path / "run"), "--device", "cpu", "a dog"]) == 0
+    other = vt.train_tokenizer(["some other text"], vocab_size=280)
+    shutil.copytree(source, tmp_path / "other")
+    other.save_pretrained(tmp_path / "other")
+    capsys.readouterr()
+    recipe[2] = str(tmp_path / "other")
+    assert main(["train", *recipe, "--prepared", str(tmp_path / "prepared"), *few, "--overwrite"]) == 2
+    assert re.search(
+        r"error: the tokenizer .*other is not the one that .*prepared was prepared with", capsys.readouterr().err
+    )
+
+
+def test_the_card_names_the_model_that_was_started_from(source, recipe, tmp_path):
+    shutil.copytree(source, tmp_path / "opus")
+    imported = {"toolkit": "Marian", "source": "owner/name", "license": "apache-2.0", "notes": ["As it was."]}
+    (tmp_path / "opus" / "import.json").write_text(json.dumps(imported))
+    folder = train(changed(recipe, from_model=str(tmp_path / "opus"), max_steps=2), progress=False).folder
+    carried = json.loads((folder / "import.json").read_text())
+    assert carried.pop("notes") == ["As it was.", "They were then trained further, as stated below."]
+    assert carried.items() <= imported.items()
+    card = render_card(facts_of(vt.load_model(folder, device="cpu")[0], "me/mine", folder))
+    assert re.search(r"\| started from \| opus, all weights \|", card)
+    assert str(tmp_path) not in card
+
+
+@pytest.mark.slow
+def test_adapters_on_two_processes_are_those_of_one(source, recipe, tmp_path):
+    recipe = changed(recipe, lora_rank=2, tokens_per_device=300, dropout=0.0, learning_rate_scale=0.1)
+    one = train(recipe, progress=False).folder
+    path, output = tmp_path / "two.yaml", tmp_path / "two"
+    path.write_text(yaml.safe_dump(dataclasses.asdict(recipe) | {"output": str(output)}))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
+    command = [*launch, "-m", "vaswani_transformer", "train", str(path), "--quiet"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    alone, together = weights_of(one), weights_of(output)
+    assert alone.keys() == together.keys() and (output / "adapter" / "adapter_config.json").is_file()
+    for name in alone:
+        torch.testing.assert_close(alone[name], together[name], rtol=0, atol=1e-4)

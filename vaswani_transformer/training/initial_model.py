@@ -1,0 +1,196 @@
+"""The model that a training begins with: new weights, those of a model folder, or low-rank adapters on these."""
+
+import contextlib
+import copy
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, set_seed
+
+from ..data.tokenization import check_tokenizer_matches, has_two_sides, vocabulary_sizes
+from ..errors import UserError, one_line
+from ..evaluation.records import weights_sha256
+from ..hardware import on_cpu
+from ..json_and_yaml import read_json
+from ..loading import check_folder, check_generation_config, load_model, read_config
+from ..model.configuration_vaswani import VaswaniConfig
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..recipes.recipe import DROPOUTS, Recipe, model_config
+from .run_folder import IMPORT, ORIGIN
+
+SEARCH = ("num_beams", "length_penalty", "max_extra_tokens")
+# All linear layers of encoder and decoder. Embeddings and output projection may be one matrix and stay as they are.
+ADAPTED = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
+_TUNED = "They were then trained further, as stated below."
+
+
+def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
+    """A model with initial weights and the recipe's decoding settings.
+
+    Raises:
+        UserError: for a tokenizer without the special tokens that the model needs, sizes that no model can have, or an
+            attention implementation that is not there.
+    """
+    missing = [name for name in ("bos", "pad", "eos") if getattr(tokenizer, f"{name}_token_id") is None]
+    if missing:
+        raise UserError(f"the tokenizer has no {' and no '.join(missing)} token: use one of `vaswani tokenizer`")
+    config: VaswaniConfig = model_config(recipe, len(tokenizer))
+    if has_two_sides(tokenizer):
+        config.vocab_size, config.decoder_vocab_size = vocabulary_sizes(tokenizer)
+    for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
+        setattr(config, name, getattr(tokenizer, name))
+    config.decoder_start_token_id = tokenizer.bos_token_id
+    check_tokenizer_matches(tokenizer, config)
+    set_seed(recipe.seed)
+    model = VaswaniForConditionalGeneration(config)
+    _set_search(model, {name: getattr(recipe, name) for name in SEARCH})
+    return _prepared(model, recipe)
+
+
+def model_of_folder(recipe: Recipe, folder: str | Path, weights: bool = True) -> VaswaniForConditionalGeneration:
+    """The model in a folder, in float32, with the recipe's dropout and adapters.
+
+    Its search stays as it is but for settings in which the recipe differs from the paper.
+
+    Args:
+        recipe: the settings of the training.
+        folder: of a model, or of a checkpoint of the run.
+        weights: whether its weights are wanted, or the model alone, whose weights are read elsewhere, or nowhere.
+
+    Raises:
+        UserError: as `load_model`, for learned positions that are fewer than `max_length`, and as `new_model`.
+    """
+    folder = Path(folder)
+    source = load_model(folder, "cpu", "float32")[0] if weights else read_model_of(folder)
+    config = copy.deepcopy(source.config)
+    for name in DROPOUTS:
+        if getattr(recipe, name) is not None:
+            setattr(config, name, getattr(recipe, name))
+    if config.position_encoding == "learned" and recipe.max_length > config.max_position_embeddings:
+        raise UserError(
+            f"max_length is {recipe.max_length} and the model in {folder} has learned {config.max_position_embeddings}"
+            f" positions: give --max-length {config.max_position_embeddings}"
+        )
+    set_seed(recipe.seed)
+    model = VaswaniForConditionalGeneration(config)
+    if weights:
+        model.load_state_dict(source.state_dict())
+    model.generation_config = source.generation_config
+    _set_search(model, {name: value for name in SEARCH if (value := getattr(recipe, name)) != getattr(Recipe, name)})
+    if recipe.lora_rank is not None:
+        add_adapters(model, recipe)
+    elif config.decoder_start_token_id == config.pad_token_id:
+        # The zero vector that Marian's decoders start from, and without which there is no way back to Marian. Where the
+        # output projection is the same matrix the loss would move it.
+        model.model.decoder.embed_tokens.weight.register_hook(
+            lambda gradient: gradient.index_fill(0, torch.tensor(config.pad_token_id, device=gradient.device), 0)
+        )
+    return _prepared(model, recipe)
+
+
+def read_model_of(folder: str | Path) -> VaswaniForConditionalGeneration:
+    """The model that a folder's configurations describe, on the meta device.
+
+    Raises:
+        UserError: for a folder that holds no model of ours; its weights and its tokenizer are not looked at.
+    """
+    folder = Path(folder)
+    check_folder(folder)
+    try:
+        with torch.device("meta"):
+            model = VaswaniForConditionalGeneration(read_config(folder))
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{folder} holds no complete model: {one_line(error)}") from error
+    path = folder / "generation_config.json"
+    if path.is_file():
+        check_generation_config(path, model.config.target_vocab_size)
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model
+
+
+def _set_search(model: VaswaniForConditionalGeneration, settings: dict[str, Any]) -> None:
+    model.generation_config.update(**settings)
+    if model.generation_config.num_beams in (None, 1):
+        model.generation_config.length_penalty = None  # or it would not let itself be saved
+
+
+def add_adapters(model: VaswaniForConditionalGeneration, recipe: Recipe) -> None:
+    """Put low-rank adapters (LoRA) into a model, which alone are trained then; `merged_adapters` takes them out.
+
+    Their scale, alpha over rank, is 2; all else is as PEFT has it.
+
+    Raises:
+        UserError: without PEFT, and where FSDP would split what is to be merged.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise UserError("lora_rank needs PEFT: pip install 'vaswani_transformer[finetune]'") from error
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        raise UserError("lora_rank cannot be used with FSDP: launch with scripts/accelerate/8gpu.yaml")
+    settings = LoraConfig(
+        task_type="SEQ_2_SEQ_LM", r=recipe.lora_rank, lora_alpha=2 * recipe.lora_rank, target_modules=ADAPTED
+    )
+    model.peft = [get_peft_model(model, settings)]  # in a list, or it would be a part of the model
+
+
+def merged_adapters(model: VaswaniForConditionalGeneration, recipe: Recipe, folder: Path) -> None:
+    """Save a model's adapters into a folder, and add them to its weights, which then have their own names again."""
+    [adapted] = model.__dict__.pop("peft")
+    adapted.peft_config["default"].base_model_name_or_path = recipe.from_model
+    adapted.save_pretrained(folder, save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)  # PEFT's card has nothing filled in
+    tied = model.config.tie_word_embeddings
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        adapted.merge_and_unload()
+    model.config.tie_word_embeddings = tied  # PEFT takes the encoder's embedding for that of the decoder
+
+
+def has_adapters(model: torch.nn.Module) -> bool:
+    """Whether `add_adapters` has put adapters into a model."""
+    return "peft" in vars(model)
+
+
+def trained_parameters(model: torch.nn.Module) -> int:
+    """The number of parameters that are trained."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def origin(folder: str | Path) -> dict[str, str]:
+    """The files by which a run notes the model that it started from: name and hash, and where an imported one is from.
+
+    The latter is what `vaswani import` wrote, with licence and languages, for the card of the new model.
+    """
+    folder = Path(folder)
+    facts = {"model": folder.resolve().name, "weights_sha256": weights_sha256(folder)}
+    files = {ORIGIN: json.dumps(facts, indent=1) + "\n"}
+    with contextlib.suppress(FileNotFoundError):
+        imported = read_json(folder / IMPORT, "import the model again, or remove it")
+        notes = imported.get("notes")
+        imported["notes"] = list(dict.fromkeys([*(notes if isinstance(notes, list) else []), _TUNED]))
+        files[IMPORT] = json.dumps(imported, indent=2, ensure_ascii=False) + "\n"
+    return files
+
+
+def _prepared(model: VaswaniForConditionalGeneration, recipe: Recipe) -> VaswaniForConditionalGeneration:
+    """The model with the recipe's attention, compiled if it says so."""
+    # On a CPU torch's fused attention is slow backwards for short sequences: scripts/benchmarks/training_step.py.
+    # Eager attention is the faster one on a CPU, but knows no blocks of neighbours.
+    automatic = "eager" if on_cpu() and model.config.attention_window is None else "sdpa"
+    attention = automatic if recipe.attention == "auto" else recipe.attention
+    try:
+        model.set_attn_implementation(attention)
+    except (ValueError, ImportError) as error:
+        raise UserError(f"attention {attention!r} cannot be used here: {one_line(error, 200)}") from error
+    if recipe.compile:
+        # Layer by layer: all layers of a kind share what is compiled, and lengths differ from batch to batch.
+        for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+            layer.compile(dynamic=True)
+    return model

@@ -14,7 +14,7 @@ SHELVES = [
     "files json_and_yaml plots hardware distributed",
     "output_folder",
     "model",
-    "recipes evaluation",
+    "recipes evaluation marian_format",
     "data",
     "loading",
     "training decoding",

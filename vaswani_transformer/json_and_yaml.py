@@ -8,6 +8,7 @@ import json
 import math
 import re
 import stat
+from collections.abc import Iterable
 from json.decoder import JSONDecodeError, JSONDecoder
 from json.scanner import py_make_scanner
 from pathlib import Path
@@ -261,3 +262,41 @@ def read_yaml(path: str | Path, advice: str) -> Any:
         return parse_yaml(text)
     except ValueError as error:
         raise UserError(f"{path} is not valid YAML ({one_line(error)}): {advice}") from error
+
+
+def read_vocabulary(path: str | Path, advice: str) -> list[tuple[str, str]]:
+    """The entries of a YAML (or JSON) file of at most `MOST_BYTES` bytes that holds one flat mapping, all as texts.
+
+    In their order in the file; a key may be there twice. Made for vocabularies, in which `null`, `1.5` and `yes` are
+    words, and which have a hundred thousand entries: no value is built from them but the two texts.
+
+    Raises:
+        UserError: naming file and mistake, followed by `advice`: what to do about it.
+        FileNotFoundError: if there is none.
+    """
+    text = read_text(path, advice)
+    try:
+        scalars = _scalars(yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        return list(zip(scalars[::2], scalars[1::2], strict=True))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = one_line(getattr(error, "problem", None) or error)
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        raise UserError(f"{path} is no vocabulary in YAML ({where}{reason}): {advice}") from error
+
+
+def _scalars(events: Iterable[yaml.Event]) -> list[str]:
+    """Keys and values of the one mapping in a document, in turn."""
+    start = (yaml.StreamStartEvent, yaml.DocumentStartEvent, yaml.MappingStartEvent)
+    end = (yaml.MappingEndEvent, yaml.DocumentEndEvent, yaml.StreamEndEvent)
+    scalars, others = [], []
+    for event in events:
+        if type(event) is yaml.ScalarEvent:
+            scalars.append(event.value)
+        else:
+            others.append(type(event))
+            if len(others) > len(start + end):
+                break
+    if tuple(others) != start + end:
+        raise ValueError("it must hold one mapping of texts to numbers and nothing else")
+    return scalars

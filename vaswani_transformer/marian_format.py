@@ -1,0 +1,94 @@
+"""Names and shapes in the `.npz` files of Marian, which `importing` reads and `export` writes.
+
+Marian has two Transformers. `type: transformer` is what all its versions decode, and the engines made from it
+(translateLocally, Firefox): sinusoids of its own. `type: transformer-new` came with version 1.12; its positions may be
+a table. Parameters were read off models that Marian wrote; Marian's source is `src/models/transformer.h` and
+`src/layers_new/transformer.h`.
+"""
+
+from typing import NamedTuple
+
+from .model.configuration_vaswani import VaswaniConfig
+
+CONFIG = "special:model.yml"  # the array of bytes that holds a model's options
+OLD, NEW = "transformer", "transformer-new"
+#: Added to the variance in layer normalisation, by type.
+LAYER_NORM_EPS = {OLD: 1e-6, NEW: 1e-5}
+#: `transformer-ffn-activation`, and what we call it.
+ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
+EOS, UNK, PAD = "</s>", "<unk>", "<pad>"
+
+
+class Parameter(NamedTuple):
+    """A parameter in Marian's terms."""
+
+    name: str
+    kind: str  # "matrix": (inputs, outputs), the transpose of ours; "vector": a row of a matrix for OLD; "table": as ours
+
+
+def stack_parameters(config: VaswaniConfig, type: str) -> dict[str, Parameter]:
+    """Marian's names of all parameters of both stacks, by ours (biases of attention among them)."""
+    names = {}
+    for stack, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        for index in range(layers):
+            name_of = _old_layer if type == OLD else _new_layer
+            for ours, (kind, theirs) in name_of(stack, index, config.activation_function).items():
+                names[f"model.{stack}.layers.{index}.{ours}"] = Parameter(theirs, kind)
+        if config.add_final_layer_norm:
+            for ours, old, new in (("weight", "scale", "weight"), ("bias", "bias", "bias")):
+                theirs = f"{stack}_top_ln_{old}" if type == OLD else f"{_new_stack(stack)}postprocessor->norm->{new}"
+                names[f"model.{stack}.layer_norm.{ours}"] = Parameter(theirs, "vector")
+        if config.position_encoding == "learned":
+            theirs = f"{_new_stack(stack)}positionEmbedding->embeddings"
+            names[f"model.{stack}.embed_positions.weight"] = Parameter(theirs, "table")
+    return names
+
+
+def _old_layer(stack: str, index: int, activation: str) -> dict[str, tuple[str, str]]:
+    layer = f"{stack}_l{index + 1}"
+    names = {}
+    for ours, theirs in _attentions(stack, "self", "context"):
+        for projection in ("q", "k", "v", "out"):
+            names[f"{ours}.{projection}_proj.weight"] = ("matrix", f"{layer}_{theirs}_W{projection[0]}")
+            names[f"{ours}.{projection}_proj.bias"] = ("vector", f"{layer}_{theirs}_b{projection[0]}")
+        names[f"{ours}_layer_norm.weight"] = ("vector", f"{layer}_{theirs}_Wo_ln_scale")
+        names[f"{ours}_layer_norm.bias"] = ("vector", f"{layer}_{theirs}_Wo_ln_bias")
+    for number in ("1", "2"):
+        names[f"fc{number}.weight"] = ("matrix", f"{layer}_ffn_W{number}")
+        names[f"fc{number}.bias"] = ("vector", f"{layer}_ffn_b{number}")
+    names["final_layer_norm.weight"] = ("vector", f"{layer}_ffn_ffn_ln_scale")
+    names["final_layer_norm.bias"] = ("vector", f"{layer}_ffn_ffn_ln_bias")
+    return names
+
+
+def _new_layer(stack: str, index: int, activation: str) -> dict[str, tuple[str, str]]:
+    kind = "TransformerEncoderLayer" if stack == "encoder" else "TransformerDecoderLayerWithCrossAttention"
+    layer = f"{_new_stack(stack)}layers->at({index})->as<marian::nn::{kind}>()->"
+    own = "selfAttention" if stack == "encoder" else "autoRegressive"
+    names = {}
+    for ours, theirs in _attentions(stack, own, "crossAttention"):
+        attention = "crossAttention" if theirs == "crossAttention" else "selfAttention"
+        for projection in ("q", "k", "v", "out"):
+            parts = f"{layer}{theirs}Block->{attention}->{projection[0]}Proj->"
+            names[f"{ours}.{projection}_proj.weight"] = ("matrix", f"{parts}weight")
+            names[f"{ours}.{projection}_proj.bias"] = ("vector", f"{parts}bias")
+        for part in ("weight", "bias"):
+            names[f"{ours}_layer_norm.{part}"] = ("vector", f"{layer}{theirs}Block->postprocessor->norm->{part}")
+    # A ReLU is a part of the first linear layer; other activations, and dropout, are layers of their own.
+    places = ("0)->as<marian::nn::LinearReluDropout", "1)->as<marian::nn::Linear")
+    if activation != "relu":
+        places = ("0)->as<marian::nn::Linear", "3)->as<marian::nn::Linear")
+    for number, place in enumerate(places, start=1):
+        names[f"fc{number}.weight"] = ("matrix", f"{layer}filterBlock->layers->at({place}>()->weight")
+        names[f"fc{number}.bias"] = ("vector", f"{layer}filterBlock->layers->at({place}>()->bias")
+    for part in ("weight", "bias"):
+        names[f"final_layer_norm.{part}"] = ("vector", f"{layer}filterBlock->postprocessor->norm->{part}")
+    return names
+
+
+def _attentions(stack: str, own: str, other: str) -> list[tuple[str, str]]:
+    return [("self_attn", own)] + ([("encoder_attn", other)] if stack == "decoder" else [])
+
+
+def _new_stack(stack: str) -> str:
+    return f"TransformerBatch{stack.title()}->{stack}->"

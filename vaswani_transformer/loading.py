@@ -95,7 +95,7 @@ def _read_model(folder: Path) -> VaswaniForConditionalGeneration:
     try:
         with _quiet_transformers():
             config = read_config(folder)
-            check_generation_config(folder / "generation_config.json", config.vocab_size)
+            check_generation_config(folder / "generation_config.json", config.target_vocab_size)
             model, report = VaswaniForConditionalGeneration.from_pretrained(
                 folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True
             )

@@ -9,6 +9,7 @@ import torch
 import translating
 from conftest import padded_batch, tiny_model
 from model_folders import PAIRS
+from passes import OTHER_TOOLKITS
 from torch import nn
 from translating import run
 
@@ -30,7 +31,11 @@ def search(model, **options):
 
 
 @needs_onednn
-@pytest.mark.parametrize("sizes", [{}, {"tie_word_embeddings": False, "attention_bias": True}], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, {"tie_word_embeddings": False, "attention_bias": True}, OTHER_TOOLKITS[-1]],
+    ids=["tied", "untied", "another toolkit's"],
+)
 @pytest.mark.parametrize("options", [{}, {"num_beams": 4}, {"num_beams": 3, "num_return_sequences": 2}], ids=str)
 def test_in_float32_the_search_is_the_same(options, sizes):
     model = tiny_model(scale=2.0, **sizes)

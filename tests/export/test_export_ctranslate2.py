@@ -16,6 +16,7 @@ from exporting_models import (
     save_trained_model,
     small_tokenizer,
 )
+from passes import OTHER_TOOLKITS
 
 from vaswani_transformer import (
     CTranslate2Translator,
@@ -92,6 +93,8 @@ def test_every_preset(tmp_path, tokenizer, name):
         {"d_k": 3, "d_v": 30},
         {"d_model": 25, "d_k": 7, "d_v": 9, "position_encoding": "learned"},
         {"encoder_layers": 1, "decoder_layers": 3, "decoder_start_token_id": 2, "vocab_size": 300},
+        {"scale_embedding": False, "share_encoder_decoder_embeddings": False, "activation_function": "gelu"},
+        OTHER_TOOLKITS[-1] | {"decoder_vocab_size": None, "position_offset": 2},
     ],
     ids=lambda changes: "-".join(changes),
 )

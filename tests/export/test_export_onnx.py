@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import ROOT, padded_batch
 from exporting_models import SOURCES, save_model, small_tokenizer
+from passes import OTHER_TOOLKITS
 
 from vaswani_transformer import Translator, export_model, load_model
 from vaswani_transformer.cli.main import main
@@ -102,6 +103,7 @@ def test_what_an_onnx_export_is_not_for(exported, tmp_path, capsys):
         {"encoder_layers": 0, "decoder_layers": 1},
         {"attention_window": 3},
         {"decoder_start_token_id": 2, "vocab_size": 300, "layer_norm_eps": 0.05},
+        OTHER_TOOLKITS[-1] | {"decoder_vocab_size": None, "position_offset": 2},
     ],
     ids=lambda changes: "-".join(changes),
 )

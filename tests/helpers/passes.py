@@ -4,6 +4,20 @@ import torch
 from conftest import padded_batch
 
 IMPLEMENTATIONS = ["eager", "sdpa"]
+# What models of other toolkits have and the paper's has not.
+OTHER_TOOLKITS = [
+    {"activation_function": "gelu"},
+    {"activation_function": "silu", "output_bias": True},
+    {"decoder_vocab_size": 31},
+    {"share_encoder_decoder_embeddings": False},
+    {"scale_embedding": False, "add_final_layer_norm": True},
+    {"position_encoding": "sinusoidal-halves"},
+    {"position_encoding": "sinusoidal-tensor2tensor", "position_offset": 2},
+    {
+        "activation_function": "silu", "output_bias": True, "attention_bias": True, "decoder_vocab_size": 33,
+        "add_final_layer_norm": True, "position_encoding": "sinusoidal-tensor2tensor",
+    },
+]  # fmt: skip
 
 
 def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:

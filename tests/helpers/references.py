@@ -27,6 +27,25 @@ def sinusoids_by_formula(length: int, d_model: int) -> list[list[float]]:
     return table
 
 
+def halves_by_formula(length: int, d_model: int) -> list[list[float]]:
+    """The same numbers, all sines before all cosines."""
+    return [row[0::2] + row[1::2] for row in sinusoids_by_formula(length, d_model)]
+
+
+def tensor2tensor_sinusoids(length: int, d_model: int) -> list[list[float]]:
+    """`get_timing_signal_1d` of tensor2tensor: timescales from 1 to 10000, both ends included."""
+    step = math.log(10_000) / (d_model // 2 - 1)
+    angles = [[position * math.exp(-i * step) for i in range(d_model // 2)] for position in range(length)]
+    return [[math.sin(angle) for angle in row] + [math.cos(angle) for angle in row] for row in angles]
+
+
+SINUSOIDS = {
+    "sinusoidal": sinusoids_by_formula,
+    "sinusoidal-halves": halves_by_formula,
+    "sinusoidal-tensor2tensor": tensor2tensor_sinusoids,
+}
+
+
 def _copy_linear(target: nn.Linear, source: nn.Linear) -> None:
     target.weight.copy_(source.weight)
     target.bias.zero_() if source.bias is None else target.bias.copy_(source.bias)
@@ -55,14 +74,17 @@ def torch_transformer(model: VaswaniForConditionalGeneration) -> nn.Transformer:
             num_decoder_layers=config.decoder_layers,
             dim_feedforward=config.d_ff,
             dropout=0.0,
-            activation="relu",
+            activation={"relu": "relu", "gelu": "gelu", "silu": nn.functional.silu}[config.activation_function],
             layer_norm_eps=config.layer_norm_eps,
             batch_first=True,
             norm_first=False,
             dtype=torch.float64,
         )
-    reference.encoder.norm = None  # torch adds a last norm that the paper does not have
-    reference.decoder.norm = None
+    for target, source in ((reference.encoder, model.model.encoder), (reference.decoder, model.model.decoder)):
+        if config.add_final_layer_norm:
+            target.norm.load_state_dict(source.layer_norm.state_dict())
+        else:
+            target.norm = None  # torch adds a last norm that the paper does not have
     for target, source in zip(reference.encoder.layers, model.model.encoder.layers, strict=True):
         _copy_attention(target.self_attn, source.self_attn)
         target.norm1.load_state_dict(source.self_attn_layer_norm.state_dict())
@@ -90,8 +112,10 @@ def torch_transformer_logits(
     """Logits `(batch_size, target_length, vocab_size)` in float64, of a model with sinusoids."""
 
     def embed(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        positions = torch.tensor(sinusoids_by_formula(ids.shape[1], model.config.d_model), dtype=torch.float64)
-        return weight.double()[ids] * model.config.d_model**0.5 + positions
+        config = model.config
+        first, formula = config.position_offset, SINUSOIDS[config.position_encoding]
+        positions = torch.tensor(formula(first + ids.shape[1], config.d_model)[first:], dtype=torch.float64)
+        return weight.double()[ids] * (config.d_model**0.5 if config.scale_embedding else 1.0) + positions
 
     is_padding = attention_mask == 0
     length = decoder_input_ids.shape[1]
@@ -102,7 +126,8 @@ def torch_transformer_logits(
         src_key_padding_mask=is_padding,
         memory_key_padding_mask=is_padding,
     )
-    return hidden @ model.lm_head.weight.double().T
+    logits = hidden @ model.lm_head.weight.double().T
+    return logits if model.lm_head.bias is None else logits + model.lm_head.bias.double()
 
 
 def naive_attention(

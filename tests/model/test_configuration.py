@@ -103,8 +103,31 @@ class TestValidation:
             VaswaniConfig(layer_norm_eps=value)
 
     def test_position_encoding_must_be_known(self):
-        with pytest.raises(StrictDataclassError, match=r"position_encoding is 'rotary'.*'sinusoidal' or 'learned'"):
+        with pytest.raises(StrictDataclassError, match=r"position_encoding is 'rotary'.*one of sinusoidal, learned"):
             VaswaniConfig(position_encoding="rotary")
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"activation_function": "tanh"}, r"activation_function is 'tanh'.*relu, gelu, silu"),
+            ({"position_offset": -1}, "position_offset is -1"),
+            ({"position_offset": 2, "position_encoding": "learned"}, "position_offset is 2.*learned"),
+            ({"decoder_vocab_size": 0}, "decoder_vocab_size is 0"),
+            (
+                {"vocab_size": 60, "decoder_vocab_size": 50, "pad_token_id": 50},
+                "pad_token_id is 50.*decoder_vocab_size 50",
+            ),
+            ({"vocab_size": 50, "decoder_vocab_size": 60, "pad_token_id": 50}, "pad_token_id is 50.*vocab_size 50"),
+            (
+                {"vocab_size": 50, "decoder_vocab_size": 60, "share_encoder_decoder_embeddings": True},
+                "share_encoder_decoder_embeddings is True.*False.*50 and 60",
+            ),
+        ],
+        ids=str,
+    )
+    def test_what_other_toolkits_have_is_checked(self, changes, message):
+        with pytest.raises(StrictDataclassError, match=message):
+            VaswaniConfig(**changes)
 
     def test_odd_width_is_refused_with_sinusoids_only(self):
         odd = {"d_model": 45, "num_heads": 3}

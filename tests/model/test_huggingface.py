@@ -10,6 +10,7 @@ import torch
 import transformers.modeling_flash_attention_utils as flash_utils
 from accelerate import infer_auto_device_map
 from conftest import padded_batch, random_ids, tiny_config, tiny_model
+from passes import OTHER_TOOLKITS
 from safetensors import safe_open
 from transformers import AttentionInterface, AutoModelForSeq2SeqLM, DynamicCache
 from transformers.integrations.flash_attention import flash_attention_forward
@@ -24,6 +25,8 @@ VARIANTS = [
     {"position_encoding": "learned"},
     {"tie_word_embeddings": False},
     {"position_encoding": "learned", "tie_word_embeddings": False, "attention_bias": True},
+    {"share_encoder_decoder_embeddings": False, "output_bias": True},
+    OTHER_TOOLKITS[-1],
 ]
 
 

@@ -7,6 +7,7 @@ import torch
 from conftest import padded_batch, random_ids, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from passes import OTHER_TOOLKITS
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 
@@ -35,6 +36,7 @@ MODELS = {
         "max_position_embeddings": 80,
     },
     "beyond the table of sinusoids": {"max_position_embeddings": 8},
+    "another toolkit's": {**OTHER_TOOLKITS[-1], "max_position_embeddings": 8, "position_offset": 2},
 }  # fmt: skip
 
 

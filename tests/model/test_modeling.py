@@ -5,7 +5,14 @@ import json
 import pytest
 import torch
 from conftest import random_ids, tiny_config, tiny_model
-from passes import IMPLEMENTATIONS, batch_of_three, embedding_matrices, relative_difference, step_by_step
+from passes import (
+    IMPLEMENTATIONS,
+    OTHER_TOOLKITS,
+    batch_of_three,
+    embedding_matrices,
+    relative_difference,
+    step_by_step,
+)
 from references import naive_attention, torch_transformer_logits
 from safetensors import safe_open
 from torch import nn
@@ -19,7 +26,9 @@ from vaswani_transformer.model.modeling_vaswani import shift_right
 class TestAgainstTorch:
     @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
     @pytest.mark.parametrize(
-        "changes", [{}, {"attention_bias": True}, {"tie_word_embeddings": False}, {"layer_norm_eps": 0.1}], ids=str
+        "changes",
+        [{}, {"attention_bias": True}, {"tie_word_embeddings": False}, {"layer_norm_eps": 0.1}, *OTHER_TOOLKITS],
+        ids=str,
     )
     def test_logits_equal_torch_nn_transformer(self, changes, attn_implementation):
         sizes = {"encoder_layers": 2, "decoder_layers": 3, **changes}
@@ -232,6 +241,48 @@ class TestUntied:
         model.resize_token_embeddings(40)
         sizes = (model.encoder.embed_tokens.num_embeddings, model.decoder.embed_tokens.num_embeddings)
         assert sizes == (40, 40)
+
+
+class TestTargetTied:
+    """Target embeddings and output projection are one matrix, the source's another."""
+
+    @pytest.mark.parametrize(
+        "changes", [{"share_encoder_decoder_embeddings": False}, {"decoder_vocab_size": 31}], ids=str
+    )
+    def test_two_matrices_are_saved_and_loaded(self, changes, tmp_path):
+        model = tiny_model(**changes)
+        model.save_pretrained(tmp_path)
+        with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+            stored = [name for name in file.keys() if "embed_tokens" in name or "lm_head" in name]  # noqa: SIM118
+        assert sorted(stored) == ["model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"]
+        for loaded in (model, AutoModelForSeq2SeqLM.from_pretrained(tmp_path)):
+            source, target, output = embedding_matrices(loaded)
+            assert target is output and source is not target
+            ids = random_ids(1, 3)
+            torch.testing.assert_close(
+                loaded(ids, decoder_input_ids=ids).logits, model(ids, decoder_input_ids=ids).logits
+            )
+
+    def test_resizing_keeps_the_tie(self):
+        model = tiny_model(share_encoder_decoder_embeddings=False)
+        before = [weight.detach().clone() for weight in embedding_matrices(model)]
+        model.resize_token_embeddings(40)
+        source, target, output = embedding_matrices(model)
+        assert target is output and source is not target
+        for actual, old in zip((source, target), before, strict=False):
+            assert actual.shape == (40, 24)
+            assert torch.equal(actual[:29], old[:29])
+
+    def test_two_vocabularies_are_not_resized(self):
+        with pytest.raises(ValueError, match="two vocabularies, of 29 and 31 entries"):
+            tiny_model(decoder_vocab_size=31).resize_token_embeddings(40)
+
+    @pytest.mark.parametrize(
+        "changes", [*OTHER_TOOLKITS, {"tie_word_embeddings": False, "decoder_vocab_size": 31}], ids=str
+    )
+    def test_parameters_are_counted(self, changes):
+        model = tiny_model(**changes)
+        assert model.config.num_parameters() == model.num_parameters()
 
 
 class TestAutoClasses:

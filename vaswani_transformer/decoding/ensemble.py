@@ -20,7 +20,7 @@ from ..model.modeling_vaswani import VaswaniPreTrainedModel, shift_right
 #: How the members' distributions of the next token are averaged.
 COMBINATIONS = ("probabilities", "log_probabilities")
 
-_SAME = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
+_SAME = ("vocab_size", "target_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 class _MemberCaches:

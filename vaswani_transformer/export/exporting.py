@@ -124,7 +124,11 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
     config = model.config
     random_numbers = random.Random(0)
     sentences = [
-        [random_numbers.randrange(config.vocab_size) for _ in range(min(length, rows) - 1)] + [config.eos_token_id]
+        [
+            random_numbers.randrange(min(config.vocab_size, config.target_vocab_size))
+            for _ in range(min(length, rows) - 1)
+        ]
+        + [config.eos_token_id]
         for length in (12, 5, 20)
     ]
     logits = reference_logits(model, sentences)  # first: writing changes the model

@@ -1,5 +1,6 @@
 """What an exported model's folder holds beside the weights, and what exporting to every format shares."""
 
+import copy
 import importlib.util
 import json
 from dataclasses import asdict, dataclass, fields
@@ -118,10 +119,12 @@ def set_positions(model: VaswaniForConditionalGeneration, positions: int | None)
         raise UserError(f"positions is {positions}: it must be from 1 to the {most} {kind}")
     rows = positions or min(config.max_position_embeddings, most)
     for stack in (model.model.encoder, model.model.decoder):
-        if config.position_encoding == "sinusoidal":
-            stack.embed_positions = VaswaniSinusoidalPositions(rows, config.d_model)
-        else:
+        if config.position_encoding == "learned":
             stack.embed_positions.weight = torch.nn.Parameter(stack.embed_positions.weight[:rows].detach())
+        else:
+            longer = copy.copy(config)
+            longer.max_position_embeddings = rows
+            stack.embed_positions = VaswaniSinusoidalPositions(longer)
     return rows
 
 

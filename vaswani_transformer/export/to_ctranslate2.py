@@ -17,6 +17,12 @@ from ..errors import UserError, one_line
 from .ctranslate2_model import open_engine
 from .folder import position_table, read_vocabulary
 
+_ACTIVATIONS = {
+    "relu": common_spec.Activation.RELU,
+    "gelu": common_spec.Activation.GELU,
+    "silu": common_spec.Activation.SWISH,
+}
+
 
 @register_loader("VaswaniConfig")
 class VaswaniLoader(BartLoader):
@@ -37,18 +43,29 @@ class VaswaniLoader(BartLoader):
             )
         width = max(config.d_k, config.d_v)
         options = {
-            "pre_norm": False,
-            "activation": common_spec.Activation.RELU,
+            "pre_norm": config.add_final_layer_norm,  # which alone makes room for these norms; taken back below
+            "activation": _ACTIVATIONS[config.activation_function],
             "head_dim": None if config.num_heads * width == config.d_model else width,
         }
         spec = transformer_spec.TransformerSpec(
             transformer_spec.TransformerEncoderSpec(config.encoder_layers, config.num_heads, **options),
             transformer_spec.TransformerDecoderSpec(config.decoder_layers, config.num_heads, **options),
         )
+        spec.encoder.pre_norm = spec.decoder.pre_norm = False
         self.set_encoder(spec.encoder, model.model.encoder)
         self.set_decoder(spec.decoder, model.model.decoder)
         self.set_linear(spec.decoder.projection, model.lm_head)
         return spec
+
+    def set_common_layers(self, spec, module) -> None:
+        """What a stack has besides its layers."""
+        spec.scale_embeddings = module.embed_scale
+        self.set_position_encodings(spec.position_encodings, module.embed_positions)
+        self.set_embeddings(
+            spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings, module.embed_tokens
+        )
+        if module.layer_norm is not None:
+            self.set_layer_norm(spec.layer_norm, module.layer_norm)
 
     def set_attention(self, spec, attention, self_attention: bool = False) -> None:
         """Projections side by side: one matrix for all three, or one for queries and one for keys and values."""

@@ -112,7 +112,10 @@ def compare_with_paper(config: VaswaniConfig, kind: str) -> str:
     if _has_sizes_of(config, KINDS[kind]):
         return f"Its sizes are those of the paper's {words}."
     # Parameters that vocabulary and kind of embeddings add are not compared.
-    shared = ("vocab_size", "tie_word_embeddings", "position_encoding", "max_position_embeddings", "attention_bias")
+    shared = (
+        *("vocab_size", "decoder_vocab_size", "tie_word_embeddings", "share_encoder_decoder_embeddings", "output_bias"),
+        *("position_encoding", "max_position_embeddings", "attention_bias"),
+    )
     paper = VaswaniConfig.from_preset(KINDS[kind], **{name: getattr(config, name) for name in shared})
     ratio = config.num_parameters() / paper.num_parameters()
     if 1 / 1.1 < ratio < 1.1:
@@ -123,7 +126,12 @@ def compare_with_paper(config: VaswaniConfig, kind: str) -> str:
 def size_rows(facts: CardFacts) -> list[tuple[str, str]]:
     """Rows (label, value) of the table of sizes."""
     config = facts.config
-    shared = "shared by source, target and output" if config.tie_word_embeddings else "three matrices of embeddings"
+    shared = "three matrices of embeddings"
+    if config.tie_word_embeddings:
+        shared = "shared by source, target and output" if config.shares_embeddings else "shared by target and output"
+    entries = f"{config.vocab_size:,} entries"
+    if config.target_vocab_size != config.vocab_size:
+        entries = f"{config.vocab_size:,} source and {config.target_vocab_size:,} target entries"
     learned = config.position_encoding == "learned"
     return [
         ("parameters", f"{facts.parameters:,}"),
@@ -131,8 +139,9 @@ def size_rows(facts: CardFacts) -> list[tuple[str, str]]:
         ("d_model", f"{config.d_model:,}"),
         ("d_ff", f"{config.d_ff:,}"),
         ("attention heads", f"{config.num_heads}, d_k {config.d_k}, d_v {config.d_v}"),
-        ("vocabulary", f"{config.vocab_size:,} entries, {shared}"),
-        ("positions", f"learned, {config.max_position_embeddings:,}" if learned else "sinusoidal"),
+        ("vocabulary", f"{entries}, {shared}"),
+        ("positions", f"learned, {config.max_position_embeddings:,}" if learned else config.position_encoding),
+        *([("activation", config.activation_function)] if config.activation_function != "relu" else []),
         *([("self-attention", f"{config.attention_window} neighbours")] if config.attention_window else []),
     ]
 

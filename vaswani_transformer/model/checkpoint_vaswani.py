@@ -67,7 +67,7 @@ class VaswaniCheckpointMixin:
                 check_shard_name(file)
             types = None if load_config.is_quantized else WEIGHT_TYPES
             check_weights(checkpoint_files, model, types)
-            if not model.config.tie_word_embeddings:
+            if not model.config.shares_embeddings:
                 state_dict = untied_weights(checkpoint_files)
         parent = super(VaswaniCheckpointMixin, type(model))
         return parent._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
@@ -116,7 +116,7 @@ class VaswaniCheckpointMixin:
 
 
 def untied_weights(files: list[str]) -> dict | None:
-    """The weights in safetensors files with the matrix of a tied model under three names; None for an untied model."""
+    """The weights in safetensors files with the shared matrix under three names; None if they hold none."""
     names = []
     for file in files:
         with safe_open(file, framework="pt") as weights:

@@ -1,5 +1,6 @@
 """Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al., 2017, arXiv 1706.03762v7)."""
 
+import copy
 import difflib
 
 from huggingface_hub.dataclasses import strict
@@ -44,9 +45,13 @@ _PRESETS: dict[str, dict] = {
     },
 }
 
+#: Values of `activation_function` and `position_encoding`.
+ACTIVATIONS = ("relu", "gelu", "silu")
+POSITION_ENCODINGS = ("sinusoidal", "learned", "sinusoidal-halves", "sinusoidal-tensor2tensor")
+
 # Far beyond any model of this kind (400 GB in float32): a configuration that asks for more is damaged or hostile, and
 # building its model would only fill the memory.
-_MAX_PARAMETERS, _MAX_LAYERS, _MAX_LABELS = 10**11, 1_000, 10_000
+_MAX_PARAMETERS, _MAX_LAYERS, _MAX_LABELS, _MAX_OFFSET = 10**11, 1_000, 10_000, 1_000
 
 # Entries that decide how a model is run, not what it is. Some make transformers fetch and run code (a kernel named by
 # `attn_implementation`), so that a file may not set them; an argument of `from_pretrained` may.
@@ -86,6 +91,7 @@ class VaswaniConfig(PreTrainedConfig):
 
     Args:
         vocab_size (`int`, defaults to 37000): entries of the vocabulary shared by source and target (Section 5.1).
+        decoder_vocab_size (`int`, *optional*): entries of the target's vocabulary where it is another one.
         d_model (`int`, defaults to 512): width of the residual stream and of the embeddings.
         d_ff (`int`, defaults to 2048): inner width of the feed-forward sublayers (Equation 2).
         num_heads (`int`, defaults to 8): attention heads, the paper's h.
@@ -95,11 +101,20 @@ class VaswaniConfig(PreTrainedConfig):
         decoder_layers (`int`, defaults to 6): layers of the decoder.
         dropout (`float`, defaults to 0.1): the paper's P_drop, on sublayer outputs and on embedding sums (Section 5.4).
         attention_dropout (`float`, defaults to 0.0): dropout on attention weights.
-        activation_dropout (`float`, defaults to 0.0): dropout after the ReLU of the feed-forward sublayers.
+        activation_dropout (`float`, defaults to 0.0): dropout after the activation of the feed-forward sublayers.
+        activation_function (`str`, defaults to `"relu"`): of the feed-forward sublayers: `"relu"` (Equation 2),
+            `"gelu"` or `"silu"`.
         label_smoothing (`float`, defaults to 0.0): share of the target probability that the loss of `forward` spreads
             over the vocabulary (Section 5.4: 0.1). Like dropout it acts in training mode only.
         attention_bias (`bool`, defaults to `False`): biases in the attention projections; Section 3.2.2 has none.
-        position_encoding (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (Section 3.5) or `"learned"` (Table 3 E).
+        output_bias (`bool`, defaults to `False`): a bias in the projection to the vocabulary.
+        scale_embedding (`bool`, defaults to `True`): embeddings times sqrt(d_model) (Section 3.4).
+        add_final_layer_norm (`bool`, defaults to `False`): one more layer normalisation after each stack, as
+            `torch.nn.Transformer` has.
+        position_encoding (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (Section 3.5) or `"learned"` (Table 3 E);
+            for models of other toolkits `"sinusoidal-halves"`, the sines before the cosines, or
+            `"sinusoidal-tensor2tensor"`, so ordered and with the frequencies of the authors' released code.
+        position_offset (`int`, defaults to 0): number of the first position; for sinusoids only.
         max_position_embeddings (`int`, defaults to 1024): rows of the position table, in tokens. A limit for learned
             positions only: sinusoids are computed for any position.
         attention_window (`int`, *optional*): positions that self-attention sees around each one, half of them to a side
@@ -107,6 +122,8 @@ class VaswaniConfig(PreTrainedConfig):
         layer_norm_eps (`float`, defaults to 1e-5): added to the variance in layer normalisation.
         tie_word_embeddings (`bool`, defaults to `True`): one matrix for both embeddings and the output projection
             (Section 3.4). `False` gives three matrices.
+        share_encoder_decoder_embeddings (`bool`, *optional*): `False` leaves the source a matrix of its own when the
+            others are tied, as do two vocabularies; without effect when they are not.
         use_cache (`bool`, defaults to `True`): keep keys and values between decoding steps.
         bos_token_id, pad_token_id, eos_token_id, decoder_start_token_id (`int`, default to 0, 1, 2 and 0): special
             tokens as `vaswani tokenizer` numbers them. Padding is not 0 because transformers' beam search fills the
@@ -133,6 +150,7 @@ class VaswaniConfig(PreTrainedConfig):
     base_model_tp_plan = _TENSOR_PARALLEL_PLAN
 
     vocab_size: int = 37_000
+    decoder_vocab_size: int | None = None
     d_model: int = 512
     d_ff: int = 2048
     num_heads: int = 8
@@ -143,13 +161,19 @@ class VaswaniConfig(PreTrainedConfig):
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
+    activation_function: str = "relu"
     label_smoothing: float | int = 0.0
     attention_bias: bool = False
+    output_bias: bool = False
+    scale_embedding: bool = True
+    add_final_layer_norm: bool = False
     position_encoding: str = "sinusoidal"
+    position_offset: int = 0
     max_position_embeddings: int = 1024
     attention_window: int | None = None
     layer_norm_eps: float | int = 1e-5
     tie_word_embeddings: bool = True
+    share_encoder_decoder_embeddings: bool | None = None
     use_cache: bool = True
     is_encoder_decoder: bool = True
     bos_token_id: int | None = 0
@@ -171,6 +195,25 @@ class VaswaniConfig(PreTrainedConfig):
                         )
                     setattr(self, name, self.d_model // self.num_heads)
         super().__post_init__(**kwargs)
+
+    def get_text_config(self, decoder=None, encoder=None):
+        """As in `PreTrainedConfig`, to which a `decoder_...` entry that is not set would be a decoder without one."""
+        own = self
+        if decoder and not encoder and self.decoder_vocab_size is None:
+            own = copy.copy(self)
+            own.decoder_vocab_size = self.vocab_size
+        return super(VaswaniConfig, own).get_text_config(decoder, encoder)
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Entries of the target's vocabulary."""
+        return self.vocab_size if self.decoder_vocab_size is None else self.decoder_vocab_size
+
+    @property
+    def shares_embeddings(self) -> bool:
+        """Whether one matrix is both embeddings and the output projection (Section 3.4)."""
+        may_share = self.share_encoder_decoder_embeddings is not False and self.target_vocab_size == self.vocab_size
+        return self.tie_word_embeddings and may_share
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
@@ -198,13 +241,20 @@ class VaswaniConfig(PreTrainedConfig):
 
         for name in ("vocab_size", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_position_embeddings"):
             check((getattr(self, name) or 0) > 0, name, "1 or more")
+        check(self.target_vocab_size > 0, "decoder_vocab_size", "1 or more, or not given")
+        check(
+            not self.share_encoder_decoder_embeddings or self.target_vocab_size == self.vocab_size,
+            "share_encoder_decoder_embeddings",
+            f"False, since the vocabularies have {self.vocab_size} and {self.target_vocab_size} entries",
+        )
         check(self.attention_window is None or self.attention_window > 0, "attention_window", "1 or more, or not given")
         for name in ("encoder_layers", "decoder_layers"):
             check(0 <= getattr(self, name) <= _MAX_LAYERS, name, f"0 or more and at most {_MAX_LAYERS:,}")
         if (parameters := self.num_parameters()) > _MAX_PARAMETERS:
             raise ValueError(
                 f"the sizes make a model of {parameters:,} parameters and at most {_MAX_PARAMETERS:,} are accepted:"
-                f" check vocab_size {self.vocab_size}, d_model {self.d_model}, d_ff {self.d_ff}, num_heads"
+                f" check vocab_size {self.vocab_size}, decoder_vocab_size {self.decoder_vocab_size}, d_model"
+                f" {self.d_model}, d_ff {self.d_ff}, num_heads"
                 f" {self.num_heads}, d_k {self.d_k}, d_v {self.d_v}, max_position_embeddings"
                 f" {self.max_position_embeddings}"
             )
@@ -212,8 +262,14 @@ class VaswaniConfig(PreTrainedConfig):
             check(0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
         check(0 < self.layer_norm_eps <= 1, "layer_norm_eps", "above 0 and at most 1")
         check(self.is_encoder_decoder, "is_encoder_decoder", "True: this model is an encoder and a decoder")
-        is_known = self.position_encoding in ("sinusoidal", "learned")
-        check(is_known, "position_encoding", "'sinusoidal' or 'learned'")
+        for name, known in (("activation_function", ACTIVATIONS), ("position_encoding", POSITION_ENCODINGS)):
+            check(getattr(self, name) in known, name, f"one of {', '.join(known)}")
+        check(0 <= self.position_offset <= _MAX_OFFSET, "position_offset", f"at least 0 and at most {_MAX_OFFSET:,}")
+        check(
+            self.position_encoding != "learned" or self.position_offset == 0,
+            "position_offset",
+            "0 with learned positions, whose first row is the first position",
+        )
         check(
             self.position_encoding == "learned" or self.d_model % 2 == 0,
             "d_model",
@@ -222,8 +278,10 @@ class VaswaniConfig(PreTrainedConfig):
         for name in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
             ids = getattr(self, name)
             ids = ids if isinstance(ids, list) else [ids]
-            is_right = all(token is None or 0 <= token < self.vocab_size for token in ids)
-            check(is_right, name, f"at least 0 and below vocab_size {self.vocab_size}")
+            size = min(self.vocab_size, self.target_vocab_size)
+            is_right = all(token is None or 0 <= token < size for token in ids)
+            which = "vocab_size" if size == self.vocab_size else "decoder_vocab_size"
+            check(is_right, name, f"at least 0 and below {which} {size}")
 
     def num_parameters(self) -> int:
         """Parameters of a [`VaswaniForConditionalGeneration`] of these sizes, tied ones counted once (Table 3)."""
@@ -235,9 +293,14 @@ class VaswaniConfig(PreTrainedConfig):
         norm = 2 * self.d_model
         encoder_layer = attention + feed_forward + 2 * norm
         decoder_layer = 2 * attention + feed_forward + 3 * norm
-        embeddings = self.vocab_size * self.d_model * (1 if self.tie_word_embeddings else 3)
+        source, target = self.vocab_size * self.d_model, self.target_vocab_size * self.d_model
+        embeddings = target + (0 if self.tie_word_embeddings else target)  # of the target, and the output projection
+        embeddings += 0 if self.shares_embeddings else source
+        embeddings += self.target_vocab_size if self.output_bias else 0
         positions = 2 * self.max_position_embeddings * self.d_model if self.position_encoding == "learned" else 0
-        return embeddings + positions + self.encoder_layers * encoder_layer + self.decoder_layers * decoder_layer
+        last_norms = 2 * norm if self.add_final_layer_norm else 0
+        layers = self.encoder_layers * encoder_layer + self.decoder_layers * decoder_layer
+        return embeddings + positions + layers + last_norms
 
     @classmethod
     def preset_names(cls) -> list[str]:

@@ -107,6 +107,7 @@ class IncrementalDecoder:
         self.stack, self.lm_head = model.model.decoder, Projection(model.lm_head)
         self.layers = [_Layer(layer) for layer in self.stack.layers]
         self.window: int | None = model.config.attention_window
+        self.activation: str = model.config.activation_function
 
     def read_source(self, states: torch.Tensor, mask: torch.Tensor | None, cache: "DecodingCache") -> None:
         """Project the encoder's output, `(rows, source_length, d_model)`, for all steps; the mask is 0 for padding."""
@@ -134,8 +135,8 @@ class IncrementalDecoder:
             query = layer.encoder_attn.queries(states, len(source[0]))
             attended = layer.encoder_attn.attend(query, *source, cache.source_mask, states)
             states = _normalize(layer.norms[1], attended)
-            states = _normalize(layer.norms[2], layer.fc2.plus(layer.fc1.relu(states), states))
-        return states
+            states = _normalize(layer.norms[2], layer.fc2.plus(layer.fc1.activated(states, self.activation), states))
+        return states if self.stack.layer_norm is None else _normalize(self.stack.layer_norm, states)
 
     def _embed(self, input_ids: torch.LongTensor, start: int) -> torch.Tensor:
         """The first layer's input from position `start` on, `(rows * new tokens, d_model)`."""
@@ -304,6 +305,7 @@ def _is_as_built(model) -> bool:
         return False
     attentions = [attention for layer in decoder.layers for attention in (layer.self_attn, layer.encoder_attn)]
     norms = [norm for layer in decoder.layers for norm in _Layer.norms_of(layer)]
+    norms += [] if decoder.layer_norm is None else [decoder.layer_norm]
     weights = [parameter for module in (decoder, model.lm_head) for parameter in module.parameters()]
     return (
         not any(has_hooks(module) for module in (model, model.model, model.lm_head, *decoder.modules()))

@@ -33,14 +33,19 @@ def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     return states * kept.to(states.dtype).mul_(65_536 / (65_536 - threshold))
 
 
-def sinusoidal_positions(positions: torch.Tensor, d_model: int) -> torch.Tensor:
+def sinusoidal_positions(positions: torch.Tensor, d_model: int, kind: str = "sinusoidal") -> torch.Tensor:
     r"""Section 3.5: \(PE_{(pos,2i)} = \sin(pos/10000^{2i/d})\) and \(PE_{(pos,2i+1)} = \cos(pos/10000^{2i/d})\).
 
-    For integer positions from 0, of any shape `(...)`, and an even `d_model`: float64, `(..., d_model)`.
+    For integer positions from 0, of any shape `(...)`, and an even `d_model`: float64, `(..., d_model)`. Of the other
+    kinds of `config.position_encoding`, `"sinusoidal-halves"` has all sines before all cosines, and besides this
+    `"sinusoidal-tensor2tensor"` the frequencies \(10000^{-i/(d/2-1)}\) (`get_timing_signal_1d` of tensor2tensor).
     """
-    exponents = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device) / d_model
-    angles = positions.to(torch.float64)[..., None] / 10_000.0**exponents  # (..., d_model / 2)
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+    pairs = torch.arange(d_model // 2, dtype=torch.float64, device=positions.device)
+    steps = max(1, d_model // 2 - 1) if kind == "sinusoidal-tensor2tensor" else d_model / 2
+    angles = positions.to(torch.float64)[..., None] / 10_000.0 ** (pairs / steps)  # (..., d_model / 2)
+    if kind == "sinusoidal":
+        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)
 
 
 class VaswaniSinusoidalPositions(nn.Module):
@@ -48,20 +53,24 @@ class VaswaniSinusoidalPositions(nn.Module):
 
     max_rows = 16_384  # no sentence is longer, and no configuration may ask for terabytes
 
-    def __init__(self, num_positions: int, d_model: int):
+    def __init__(self, config: VaswaniConfig):
         super().__init__()
-        self.num_positions, self.d_model = min(num_positions, self.max_rows), d_model
+        self.num_positions, self.d_model = min(config.max_position_embeddings, self.max_rows), config.d_model
+        self.kind, self.offset = config.position_encoding, config.position_offset
         self.register_buffer("table", self.compute_table(), persistent=False)
 
     def compute_table(self) -> torch.Tensor:
         """`(num_positions, d_model)`, in torch's default floating-point type."""
-        return sinusoidal_positions(torch.arange(self.num_positions), self.d_model).to(torch.get_default_dtype())
+        return self._compute(torch.arange(self.num_positions)).to(torch.get_default_dtype())
+
+    def _compute(self, position_ids: torch.Tensor) -> torch.Tensor:
+        return sinusoidal_positions(position_ids + self.offset, self.d_model, self.kind)
 
     def forward(self, position_ids: torch.Tensor, end: int) -> torch.Tensor:
         """Encodings of shape `(length, d_model)` of `position_ids`, all below `end`."""
         if end <= self.num_positions:
             return nn.functional.embedding(position_ids, self.table)
-        return sinusoidal_positions(position_ids, self.d_model).to(self.table.dtype)
+        return self._compute(position_ids).to(self.table.dtype)
 
 
 class VaswaniLearnedPositions(nn.Embedding):
@@ -223,6 +232,7 @@ class VaswaniLayer(GradientCheckpointingLayer):
         super().__init__()
         self.dropout = config.dropout
         self.activation_dropout = config.activation_dropout
+        self.activation = config.activation_function
         self.fc1 = nn.Linear(config.d_model, config.d_ff)
         self.fc2 = nn.Linear(config.d_ff, config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
@@ -232,8 +242,11 @@ class VaswaniLayer(GradientCheckpointingLayer):
         return norm(residual + dropout(sublayer_output, p=self.dropout, training=self.training))
 
     def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Section 3.3, Equation (2): max(0, xW1 + b1)W2 + b2, of `(batch_size, length, d_model)`, with its residual."""
-        inner = nn.functional.relu(project(self.fc1, hidden_states))  # (batch_size, length, d_ff)
+        """Section 3.3, Equation (2): max(0, xW1 + b1)W2 + b2, of `(batch_size, length, d_model)`, with its residual.
+
+        The maximum is the ReLU, in whose place `config.activation_function` may name another function.
+        """
+        inner = getattr(nn.functional, self.activation)(project(self.fc1, hidden_states))  # (batch_size, length, d_ff)
         inner = dropout(inner, p=self.activation_dropout, training=self.training)
         return self.add_and_norm(self.final_layer_norm, hidden_states, project(self.fc2, inner))
 

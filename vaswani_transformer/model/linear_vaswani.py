@@ -112,6 +112,10 @@ class Projection:
         """`(rows, in_features)` to `(rows, out_features)`."""
         return _pointwise(states, self.weight, self.bias) if self.is_quick else self.module(states)
 
+    def activated(self, states: torch.Tensor, function: str) -> torch.Tensor:
+        """A function of `torch.nn.functional`, given by name, of `self(states)`."""
+        return self.relu(states) if function == "relu" else getattr(nn.functional, function)(self(states))
+
     def relu(self, states: torch.Tensor) -> torch.Tensor:
         """`max(0, self(states))`; oneDNN gives 0 for nan."""
         if self.is_quick:

@@ -51,14 +51,15 @@ def projected_cross_entropy(
     labels: torch.Tensor,
     epsilon: float = 0.1,
     num_items_in_batch: torch.Tensor | int | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`label_smoothed_cross_entropy` of the logits `hidden @ weight.T`, which never exist all at once.
+    """`label_smoothed_cross_entropy` of the logits `hidden @ weight.T + bias`, which never exist all at once.
 
     25,000 tokens of a vocabulary of 37,000 are 1.9 GB of bf16 logits, and as much again for their gradient. Products
     are computed in autocast's type where it is on. `scripts/benchmarks/loss.py` measures time and memory.
 
-    `hidden` is `(..., d_model)`, float32 or bf16, `weight` `(vocab_size, d_model)`; all else, errors too, as in
-    `label_smoothed_cross_entropy`.
+    `hidden` is `(..., d_model)`, float32 or bf16, `weight` `(vocab_size, d_model)`, `bias` `(vocab_size,)`; all else,
+    errors too, as in `label_smoothed_cross_entropy`.
 
     Raises:
         ValueError: for float16, whose gradients must be scaled before they are computed.
@@ -68,7 +69,7 @@ def projected_cross_entropy(
         raise ValueError("projected_cross_entropy does not compute in float16: use label_smoothed_cross_entropy")
     labels, items = _checked(labels.to(hidden.device), epsilon, num_items_in_batch, len(weight))
     with torch.autocast(hidden.device.type, enabled=False):
-        return _ProjectedCrossEntropy.apply(hidden.flatten(0, -2), weight, labels, epsilon, items, dtype)
+        return _ProjectedCrossEntropy.apply(hidden.flatten(0, -2), weight, bias, labels, epsilon, items, dtype)
 
 
 def can_be_fused(projection: nn.Module, hidden: torch.Tensor) -> bool:
@@ -76,7 +77,7 @@ def can_be_fused(projection: nn.Module, hidden: torch.Tensor) -> bool:
 
     Not if the matrix is spread over devices, or the layer has been replaced or has hooks.
     """
-    if type(projection) is not nn.Linear or projection.bias is not None or has_hooks(projection):
+    if type(projection) is not nn.Linear or has_hooks(projection):
         return False
     weight = projection.weight
     is_whole = type(weight) is nn.Parameter and type(weight.data) is torch.Tensor and weight.device == hidden.device
@@ -161,36 +162,43 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden, weight, labels, epsilon, items, dtype):
-        wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+    def forward(ctx, hidden, weight, bias, labels, epsilon, items, dtype):
+        wanted = any(ctx.needs_input_grad)
         matrix = weight.detach().to(dtype)
         mean_row = matrix.mean(dim=0, dtype=torch.float32)
+        mean_bias = 0.0 if bias is None else bias.detach().mean(dtype=torch.float32)
         kept = labels != IGNORE_INDEX
         share = kept.float() / items  # (tokens,)
         label = labels.masked_fill(~kept, 0)[:, None]
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden) if wanted else None
         weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if wanted else None
+        bias_gradient = torch.zeros_like(bias, dtype=torch.float32) if wanted and bias is not None else None
         vocab_size, width = weight.shape
         rows = max(1, PROJECTED_ELEMENTS // vocab_size, PROJECTED_WIDTHS * width)
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             inputs = hidden[part].to(dtype)
-            logits = inputs @ matrix.T
+            logits = nn.functional.linear(inputs, matrix, None if bias is None else bias.detach().to(dtype))
             losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
             for block in _blocks(logits):  # the gradient takes the place of the logits
                 losses[block], logits[block] = _differentiate(logits[block].float(), label[part][block], epsilon)
             if epsilon:
-                losses -= epsilon * (inputs.float() @ mean_row)
+                losses -= epsilon * (inputs.float() @ mean_row + mean_bias)
             total += losses.masked_fill_(~kept[part], 0.0).sum() / items
             if wanted:
                 factor = share[part, None]
                 hidden_gradient[part] = factor * ((logits @ matrix).float() - epsilon * mean_row)
                 weight_gradient += logits.T @ (inputs * factor).to(dtype)
+                if bias is not None:
+                    bias_gradient += (logits.T @ factor.to(dtype))[:, 0]
         if wanted:
             if epsilon:
                 weight_gradient -= epsilon / vocab_size * (share @ hidden.to(dtype).float())
-            ctx.save_for_backward(hidden_gradient, weight_gradient.to(weight.dtype))
+            gradients = [hidden_gradient, weight_gradient.to(weight.dtype)]
+            if bias is not None:
+                gradients.append((bias_gradient - epsilon / vocab_size * share.sum()).to(bias.dtype))
+            ctx.save_for_backward(*gradients)
         return total
 
     @staticmethod
@@ -199,7 +207,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         gradients = ctx.saved_tensors
         if not grad_output.is_cpu or grad_output != 1:
             gradients = [gradient * grad_output.to(gradient.dtype) for gradient in gradients]
-        return *gradients, None, None, None, None
+        return *gradients, *[None] * (7 - len(gradients))
 
 
 def _blocks(logits: torch.Tensor) -> list[slice]:

@@ -83,7 +83,18 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Resize the vocabulary; untied, the decoder's embeddings follow the encoder's."""
+        """Resize the vocabulary of both sides; untied, the decoder's embeddings follow the encoder's.
+
+        Raises:
+            ValueError: for a model with two vocabularies.
+        """
+        if self.config.target_vocab_size != self.config.vocab_size and new_num_tokens is not None:
+            raise ValueError(
+                f"the model has two vocabularies, of {self.config.vocab_size} and {self.config.target_vocab_size}"
+                " entries: resizing would not know which"
+            )
+        if new_num_tokens is not None:
+            self.config.decoder_vocab_size = None
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         decoder = getattr(self.base_model, "decoder", None)
         if decoder is not None and decoder.embed_tokens.num_embeddings != embeddings.num_embeddings:
@@ -106,12 +117,15 @@ class VaswaniStack(VaswaniPreTrainedModel):
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
         self.dropout = config.dropout
-        self.embed_scale = math.sqrt(config.d_model)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
-        if config.position_encoding == "sinusoidal":
-            self.embed_positions = VaswaniSinusoidalPositions(config.max_position_embeddings, config.d_model)
-        else:
+        self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.embed_tokens = nn.Embedding(self.vocabulary_of(config), config.d_model, config.pad_token_id)
+        if config.position_encoding == "learned":
             self.embed_positions = VaswaniLearnedPositions(config.max_position_embeddings, config.d_model)
+        else:
+            self.embed_positions = VaswaniSinusoidalPositions(config)
+        self.layer_norm = None
+        if config.add_final_layer_norm:
+            self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
 
     def init_parallel_plans(self) -> None:
@@ -120,6 +134,11 @@ class VaswaniStack(VaswaniPreTrainedModel):
         own, other = ("encoder.", "decoder.") if isinstance(self, VaswaniEncoder) else ("decoder.", "encoder.")
         plan = self._tp_plan.items()
         self._tp_plan = {name.removeprefix(own): style for name, style in plan if not name.startswith(other)}
+
+    @staticmethod
+    def vocabulary_of(config: VaswaniConfig) -> int:
+        """Entries of the vocabulary that this stack reads."""
+        return config.vocab_size
 
     def look_up(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, name: str) -> torch.Tensor:
         """Token embeddings `(batch_size, length, d_model)`, not yet scaled; `name` is what errors call the input."""
@@ -142,6 +161,10 @@ class VaswaniStack(VaswaniPreTrainedModel):
         positions = self.embed_positions(position_ids, end).to(embeddings.dtype)
         summed = embeddings * self.embed_scale + positions
         return dropout(summed, p=self.dropout, training=self.training)
+
+    def output_of(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The stack's output, given that of its last layer, both `(batch_size, length, d_model)`."""
+        return hidden_states if self.layer_norm is None else self.layer_norm(hidden_states)
 
     def self_attention_mask(
         self,
@@ -206,7 +229,7 @@ class VaswaniEncoder(VaswaniStack):
         mask = self.self_attention_mask(hidden_states, attention_mask)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, **kwargs)
-        return BaseModelOutput(last_hidden_state=hidden_states)
+        return BaseModelOutput(last_hidden_state=self.output_of(hidden_states))
 
 
 class VaswaniDecoder(VaswaniStack):
@@ -228,6 +251,11 @@ class VaswaniDecoder(VaswaniStack):
         super().__init__(config)
         self.layers = nn.ModuleList(VaswaniDecoderLayer(config, index) for index in range(config.decoder_layers))
         self.post_init()
+
+    @staticmethod
+    def vocabulary_of(config: VaswaniConfig) -> int:
+        """Entries of the target's vocabulary."""
+        return config.target_vocab_size
 
     @merge_with_config_defaults
     @capture_outputs
@@ -289,20 +317,20 @@ class VaswaniDecoder(VaswaniStack):
                 **kwargs,
             )
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, past_key_values=past_key_values
+            last_hidden_state=self.output_of(hidden_states), past_key_values=past_key_values
         )
 
 
 class VaswaniModel(VaswaniPreTrainedModel):
     """Encoder and decoder without the output projection.
 
-    With `config.tie_word_embeddings` both embeddings are the one matrix `shared` (Section 3.4); without it each has
-    its own.
+    Where `config.shares_embeddings`, as in the paper, both embeddings are the one matrix `shared` (Section 3.4); else
+    each has its own.
     """
 
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
-        if config.tie_word_embeddings:
+        if config.shares_embeddings:
             self.shared = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
             self._tied_weights_keys = {
                 "encoder.embed_tokens.weight": "shared.weight",
@@ -316,17 +344,17 @@ class VaswaniModel(VaswaniPreTrainedModel):
         """The configuration's plan, and for the matrix behind the embeddings the same as for them."""
         super().init_parallel_plans()
         self._tp_plan.pop("embed_tokens", None)  # transformers 5.20 adds it to every plan
-        if self.config.tie_word_embeddings and "encoder.embed_tokens" in self._tp_plan:
+        if self.config.shares_embeddings and "encoder.embed_tokens" in self._tp_plan:
             self._tp_plan["shared"] = self._tp_plan["encoder.embed_tokens"]
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The source embeddings: the shared matrix when tied."""
+        """The source embeddings: the shared matrix where there is one."""
         return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the shared matrix, or the source embeddings alone when untied."""
+        """Replace the shared matrix, or the source embeddings alone."""
         self.encoder.embed_tokens = value
-        if self.config.tie_word_embeddings:
+        if self.config.shares_embeddings:
             self.shared = value
             self.decoder.embed_tokens = value
 
@@ -394,8 +422,10 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
         self.model = VaswaniModel(config)
-        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        if config.tie_word_embeddings:
+        self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.output_bias)
+        if config.tie_word_embeddings and not config.shares_embeddings:
+            self._tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
+        elif config.tie_word_embeddings:
             self._tied_weights_keys = {
                 "lm_head.weight": "model.shared.weight",
                 "model.encoder.embed_tokens.weight": "model.shared.weight",
@@ -485,7 +515,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         smoothing = self.config.label_smoothing if self.training else 0.0  # Section 5.4
         hidden_states = outputs.last_hidden_state
         if skip_logits and can_be_fused(self.lm_head, hidden_states):
-            loss = projected_cross_entropy(hidden_states, self.lm_head.weight, labels, smoothing, num_items_in_batch)
+            weight, bias = self.lm_head.weight, self.lm_head.bias
+            loss = projected_cross_entropy(hidden_states, weight, labels, smoothing, num_items_in_batch, bias)
         else:
             logits = project(self.lm_head, hidden_states)  # Section 3.4
             if labels is not None:

@@ -61,5 +61,5 @@ def flops_per_token(config: VaswaniConfig) -> tuple[float, float]:
     half = attention / 2  # of attention over the source: queries and outputs; keys and values fall to the source
     feed_forward = 4.0 * config.d_model * config.d_ff
     source = config.encoder_layers * (attention + feed_forward) + config.decoder_layers * half
-    target = config.decoder_layers * (attention + half + feed_forward) + 2.0 * config.d_model * config.vocab_size
+    target = config.decoder_layers * (attention + half + feed_forward) + 2.0 * config.d_model * config.target_vocab_size
     return source, target

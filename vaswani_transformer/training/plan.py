@@ -296,7 +296,7 @@ def describe_plan(plan: Plan) -> str:
     rows = {
         "model": [
             f"{sum(plan.parameters.values()):,} parameters (preset {plan.recipe.preset}, vocabulary"
-            f" {plan.config.vocab_size:,})",
+            f" {plan.config.target_vocab_size:,})",
             ", ".join(f"{part} {count:,}" for part, count in plan.parameters.items()),
         ],
         **_token_lines(plan, mark),

@@ -52,6 +52,7 @@ _MODULES = {
     "export.ctranslate2_model": "CTranslate2Translator",
     "export.exporting": "export_model",
     "hub.push": "publish",
+    "importing.importing": "import_model",
     "loading": "load_model",
     "model.pipeline_vaswani": "SummarizationPipeline Text2TextGenerationPipeline TranslationPipeline",
     "parsing.evalb": "BracketMetric score_trees",

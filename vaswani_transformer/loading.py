@@ -93,7 +93,7 @@ def _check_index(folder: Path) -> None:
 
 def _read_model(folder: Path) -> VaswaniForConditionalGeneration:
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             config = read_config(folder)
             check_generation_config(folder / "generation_config.json", config.target_vocab_size)
             model, report = VaswaniForConditionalGeneration.from_pretrained(
@@ -121,7 +121,7 @@ _one_at_a_time = RLock()
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """No progress bars and warnings of transformers while the body runs, in one thread at a time."""
     with _one_at_a_time:
         progress, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
@@ -238,6 +238,11 @@ def check_generation_config(path: Path, vocab_size: int) -> None:
         settings = read_json(path, "copy it again, or delete it for the defaults", finite=False)
     except FileNotFoundError:
         return
+    check_settings(settings, path, vocab_size)
+
+
+def check_settings(settings: dict[str, Any], path: Path, vocab_size: int) -> None:
+    """As `check_generation_config`, of settings that were read from `path` already."""
     draws = settings.get("do_sample") not in (None, False)
     for name, value in settings.items():
         is_unset = value is None and not hasattr(GenerationConfig, name)  # nor hides one of its methods

@@ -9,7 +9,7 @@ from exporting_models import save_model, small_tokenizer
 from vaswani_transformer import average_models, export_model, load_ensemble, load_model, pipeline, publish
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.export.folder import ExportFacts
-from vaswani_transformer.importing.pickles import convert_pickled_weights
+from vaswani_transformer.importing.importing import import_model
 
 TAKE_IT = {"ctranslate2": "`vaswani translate`, `score` and `evaluate`", "onnx": "ONNX Runtime runs it"}
 
@@ -41,7 +41,7 @@ CALLS = {
     "pipeline": lambda model, exported, new: pipeline("translation", model=exported),
     "pipeline without a task": lambda model, exported, new: pipeline(model=str(exported)),
     "average_models": lambda model, exported, new: average_models([model, exported], new),
-    "convert_pickled_weights": lambda model, exported, new: convert_pickled_weights(exported),
+    "import_model": lambda model, exported, new: import_model(exported, new),
 }
 
 

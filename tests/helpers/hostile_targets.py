@@ -72,7 +72,7 @@ TARGETS = [
     *_reads("evaluate model --source in.txt --reference reference.txt", *_MODEL, folder="model/"),
     *_reads("translate shards words", "shards/model.safetensors.index.json"),
     *_reads("average shards model --output new", "shards/model.safetensors.index.json", **_NEW),
-    *_reads("convert pickled", "pickled/pytorch_model.bin", writes=("pickled",), tolerant=True),
+    *_reads("import pickled --output new", "pickled/pytorch_model.bin", tolerant=True, **_NEW),
     # What goes onto a card.
     *_reads(f"{_PUSH} --evaluation scores.json", "scores.json"),
     *_reads(f"{_PUSH} --card card.md", "card.md", tolerant=True),

@@ -1,4 +1,4 @@
-"""Pickled weights to safetensors: the same bits, no code run, and one line for whatever does not convert."""
+"""Folders of this package with pickled weights: vaswani import."""
 
 import json
 import pickle
@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import tiny_model
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
-from vaswani_transformer import UserError
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.importing import pickles as conversion
-from vaswani_transformer.importing.pickles import convert_pickled_weights
+from vaswani_transformer.importing.importing import import_model
 
 FC1 = "model.encoder.layers.0.fc1.weight"
 INDEX = "pytorch_model.bin.index.json"
@@ -67,36 +65,50 @@ def listed(folder: Path) -> set[str]:
 
 def fails_in_one_line(folder: Path, capsys) -> str:
     """The command's one line on a folder that it must leave as it was."""
-    before = listed(folder)
-    assert main(["convert", str(folder)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and error.startswith("error: ") and listed(folder) == before
-    return error
+    before, output = listed(folder), folder.parent / "output"
+    assert main(["import", str(folder), "--output", str(output)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and lines[1].startswith("error: ") and listed(folder) == before and not output.exists()
+    return lines[1]
+
+
+@pytest.fixture
+def converted(folder, tmp_path):
+    """A call that imports the folder, and gives the weights that were written."""
+
+    def run():
+        import_model(folder, tmp_path / "output", overwrite=True)
+        return load_file(tmp_path / "output" / "model.safetensors")
+
+    return run
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("every_name", [True, False])
-def test_converted_weights_are_the_same(tmp_path, tied, every_name):
+def test_imported_weights_are_the_same(tmp_path, tied, every_name):
+    folder, output = tmp_path / "pickled", tmp_path / "output"
     model = tiny_model(seed=3, tie_word_embeddings=tied)
-    model.save_pretrained(tmp_path)
-    expected = load_file(tmp_path / "model.safetensors")
-    pickle_weights(tmp_path, lambda weights: model.state_dict() if every_name else weights)
-    before = listed(tmp_path)
-    assert convert_pickled_weights(tmp_path) == tmp_path / "model.safetensors"
-    converted = load_file(tmp_path / "model.safetensors")
-    assert converted.keys() == expected.keys()
-    assert all(torch.equal(converted[name], expected[name]) for name in expected)
-    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+    model.generation_config.num_beams = 3
+    model.save_pretrained(folder)
+    expected = load_file(folder / "model.safetensors")
+    pickle_weights(folder, lambda weights: model.state_dict() if every_name else weights)
+    before = listed(folder)
+    assert import_model(folder, output).folder == output
+    written = load_file(output / "model.safetensors")
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[name], expected[name]) for name in expected)
+    with safe_open(output / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}  # without it older versions of transformers load nothing
-    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path).num_parameters() == model.num_parameters()
-    assert listed(tmp_path) == before | {"model.safetensors"}
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(output)
+    assert loaded.num_parameters() == model.num_parameters() and loaded.generation_config.num_beams == 3
+    assert listed(folder) == before
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.decoder.embed_tokens.weight"])
-def test_the_tied_matrix_may_stand_under_any_of_its_names(folder, model, name):
+def test_the_tied_matrix_may_stand_under_any_of_its_names(folder, model, name, converted, tmp_path):
     pickle_weights(folder, lambda weights: {**weights, name: weights.pop("model.shared.weight")})
-    convert_pickled_weights(folder)
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict()
+    converted()
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "output").state_dict()
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in model.state_dict().items())
 
 
@@ -111,25 +123,23 @@ def half_first(weights):
     [
         half_first,
         every(torch.Tensor.double),
-        one(lambda tensor: tensor.index_fill(0, torch.tensor([1]), torch.nan)),
         one(torch.nn.Parameter),
         one(lambda tensor: tensor.t().contiguous().t()),
         one(lambda tensor: tensor[:1].expand_as(tensor)),
         one(torch._neg_view),  # as imag() of a conjugate is; safetensors would write it without its sign
     ],
-    ids=["mixed", "double", "NaN", "a parameter", "transposed", "expanded", "a negative view"],
+    ids=["mixed", "double", "a parameter", "transposed", "expanded", "a negative view"],
 )
-def test_every_tensor_is_written_as_it_is(folder, change):
+def test_every_tensor_is_written_as_it_is(folder, change, converted):
     weights = pickle_weights(folder, change)
-    convert_pickled_weights(folder)
-    converted = load_file(folder / "model.safetensors")
-    assert converted.keys() == weights.keys()
+    written = converted()
+    assert written.keys() == weights.keys()
     for name, tensor in weights.items():
-        assert converted[name].dtype == tensor.dtype
-        assert torch.equal(converted[name].nan_to_num(7.0), tensor.nan_to_num(7.0))
+        assert written[name].dtype == tensor.dtype
+        assert torch.equal(written[name], tensor)
 
 
-def test_weights_that_share_memory(folder):
+def test_weights_that_share_memory(folder, converted):
     def shared(weights):
         decoder = FC1.replace("encoder", "decoder")
         both = torch.cat([weights[FC1], weights[decoder]])
@@ -139,17 +149,13 @@ def test_weights_that_share_memory(folder):
         return {**weights, FC1: both[:half], decoder: both[half:], **same}
 
     weights = pickle_weights(folder, shared)
-    convert_pickled_weights(folder)
-    converted = load_file(folder / "model.safetensors")
-    assert all(torch.equal(converted[name], weights[name]) for name in weights)
+    written = converted()
+    assert all(torch.equal(written[name], weights[name]) for name in weights)
 
 
-def test_nan_in_a_tied_matrix_is_the_same_as_itself(folder, model):
-    matrix = model.state_dict()["model.shared.weight"].clone()
-    matrix[2] = torch.nan
-    pickle_weights(folder, lambda weights: {**weights, "model.shared.weight": matrix, "lm_head.weight": matrix.clone()})
-    convert_pickled_weights(folder)
-    assert load_file(folder / "model.safetensors")["model.shared.weight"][2].isnan().all()
+def test_nan_is_refused(folder, capsys):
+    pickle_weights(folder, one(lambda tensor: tensor.index_fill(0, torch.tensor([1]), torch.nan)))
+    assert f"{FC1} of {folder} has numbers that are infinite or NaN" in fails_in_one_line(folder, capsys)
 
 
 @pytest.fixture
@@ -166,11 +172,11 @@ def sharded(folder):
     return folder
 
 
-def test_sharded_pickles_are_converted(sharded, model):
-    with pytest.raises(ValueError, match="pickle"):
+def test_sharded_pickles_are_imported(sharded, model, tmp_path):
+    with pytest.raises(ValueError, match="`vaswani import"):
         AutoModelForSeq2SeqLM.from_pretrained(sharded)
-    assert main(["convert", str(sharded)]) == 0
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(sharded).state_dict()
+    assert main(["import", str(sharded), "--output", str(tmp_path / "output")]) == 0
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "output").state_dict()
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in model.state_dict().items())
 
 
@@ -207,7 +213,7 @@ def test_a_bad_index(sharded, capsys, text, message):
     assert message in fails_in_one_line(sharded, capsys)
 
 
-def test_converting_runs_no_code(folder, tmp_path, capsys):
+def test_importing_runs_no_code(folder, tmp_path, capsys):
     pickle_weights(folder, lambda _: {"lm_head.weight": Canary(str(tmp_path / "ran"))})
     assert "could run code" in fails_in_one_line(folder, capsys)
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Canary(str(tmp_path / "ran"))))
@@ -219,21 +225,28 @@ def test_converting_runs_no_code(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda weights: {**weights, "extra.weight": torch.ones(1)}, "do not fit its config.json, such as 'extra"),
-        (lambda weights: {**weights, "extra\nweight": torch.ones(1)}, r"such as 'extra\nweight'"),
-        (lambda weights: dict(list(weights.items())[1:]), "do not fit its config.json"),
-        (one(lambda tensor: tensor[:-1]), f"{FC1} has the shape (39, 24) and config.json makes it (40, 24)"),
+        (
+            lambda weights: {**weights, "extra.weight": torch.ones(1), "extra\nbias": torch.ones(1)},
+            r"do not fit its configuration: 'extra.weight' is left over; 'extra\nbias' is left over",
+        ),
+        (
+            lambda weights: {name: tensor for name, tensor in weights.items() if ".0.fc1" not in name},
+            "; ".join(
+                f"model.{s}.layers.0.fc1.{n} is missing" for s in ("encoder", "decoder") for n in ("weight", "bias")
+            ),
+        ),
+        (one(lambda tensor: tensor[:-1]), f"{FC1} has the shape (39, 24) and should have (40, 24)"),
         (lambda weights: list(weights.values()), "not a table of weights"),
         (lambda weights: {**weights, 5: torch.ones(1)}, "not a table of weights"),
         (lambda weights: {"epoch": 3, "weights": weights}, "not a table of weights"),
         (lambda weights: {}, "are empty"),
         (
             lambda weights: {**weights, "lm_head.weight": weights["model.shared.weight"] + 1},
-            "lm_head.weight in {folder} differs from the matrix that config.json ties it to",
+            "lm_head.weight in {folder} differs from model.shared.weight, to which",
         ),
         (
             lambda weights: {**weights, "lm_head.weight": weights["model.shared.weight"].double()},
-            "lm_head.weight in {folder} differs from the matrix that config.json ties it to",
+            "lm_head.weight in {folder} differs from model.shared.weight, to which",
         ),
         (
             one(lambda tensor: torch.complex(tensor, tensor)),
@@ -245,11 +258,11 @@ def test_converting_runs_no_code(folder, tmp_path, capsys):
         (one(lambda tensor: tensor.to("meta")), "(torch.strided, on meta)"),
     ],
     ids=[
-        *("one too many", "a name of two lines", "one missing", "other shape", "a list", "a number as name"),
+        *("two too many", "four missing", "other shape", "a list", "a number as name"),
         *("a checkpoint", "empty", "untied", "untied by dtype", "complex", "whole numbers", "sparse", "nested", "meta"),
     ],
 )
-def test_what_does_not_convert_is_said_in_one_line(folder, change, message, capsys):
+def test_what_cannot_be_imported_is_one_line(folder, change, message, capsys):
     pickle_weights(folder, change)
     assert message.replace("{folder}", str(folder)) in fails_in_one_line(folder, capsys)
 
@@ -262,7 +275,7 @@ def test_a_file_that_is_no_pickle(folder, content, capsys):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_bytes_convert_or_are_one_line(folder, capsys):
+def test_damaged_bytes_are_imported_or_one_line(folder, capsys, tmp_path):
     """Damage at the start and the end, where the structure of the file is, of both of torch's formats."""
     weights = pickle_weights(folder)
     path, dice = folder / "pytorch_model.bin", random.Random(0)
@@ -275,22 +288,18 @@ def test_damaged_bytes_convert_or_are_one_line(folder, capsys):
             for _ in range(3):
                 damaged[dice.randrange(4000) * dice.choice([1, -1])] = dice.randrange(256)
             path.write_bytes(damaged)
-            if main(["convert", str(folder)]):
-                error = capsys.readouterr().err
-                assert error.count("\n") == 1 and error.startswith("error: ")
+            if main(["import", str(folder), "--output", str(tmp_path / "output"), "--overwrite"]):
+                lines = capsys.readouterr().err.splitlines()
+                assert len(lines) == 2 and lines[1].startswith("error: ")
                 failed += 1
-            (folder / "model.safetensors").unlink(missing_ok=True)
+            capsys.readouterr()
     assert failed > 12
 
 
-def test_nothing_to_convert(folder, tmp_path):
-    with pytest.raises(UserError, match="already holds safetensors"):
-        convert_pickled_weights(folder)
+def test_nothing_to_import(folder, capsys):
+    assert "is a model of this package already" in fails_in_one_line(folder, capsys)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="nothing to convert"):
-        convert_pickled_weights(folder)
-    with pytest.raises(UserError, match="no model folder"):
-        convert_pickled_weights(tmp_path / "nowhere")
+    assert "holds no weights" in fails_in_one_line(folder, capsys)
 
 
 @pytest.mark.parametrize(
@@ -309,38 +318,6 @@ def test_a_bad_configuration(folder, capsys, monkeypatch, tmp_path, changes):
     pickle_weights(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **changes} if isinstance(changes, dict) else changes))
-    expected = "models of type 'vaswani'" if "model_type" in str(changes) else "config.json"
+    expected = "in no format that can be imported" if "model_type" in str(changes) else "config.json"
     assert expected in fails_in_one_line(folder, capsys)
     assert not (tmp_path / "ran").exists()
-
-
-def test_another_architecture(folder, capsys):
-    pickle_weights(folder)
-    (folder / "config.json").write_text('{"model_type": "bart"}')
-    assert "holds a 'bart' model: this command takes models of type 'vaswani'" in fails_in_one_line(folder, capsys)
-
-
-def test_a_link_in_the_folder_is_not_followed(folder, tmp_path):
-    pickle_weights(folder)
-    (tmp_path / "elsewhere").mkdir()
-    (folder / ".converted").symlink_to(tmp_path / "elsewhere")
-    before = listed(folder)
-    convert_pickled_weights(folder)
-    assert not listed(tmp_path / "elsewhere")
-    assert listed(folder) == before | {"model.safetensors"}
-
-
-@pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device"), SafetensorError("full"), KeyboardInterrupt()]
-)
-def test_what_cannot_be_written_leaves_nothing(folder, monkeypatch, error):
-    def write_half(weights, path, metadata):
-        path.write_bytes(b"half")
-        raise error
-
-    pickle_weights(folder)
-    before = listed(folder)
-    monkeypatch.setattr(conversion, "save_file", write_half)
-    with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else UserError):
-        convert_pickled_weights(folder)
-    assert listed(folder) == before

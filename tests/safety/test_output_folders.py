@@ -29,7 +29,7 @@ from vaswani_transformer.data.prepared import open_prepared
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.export.exporting import export_model
 from vaswani_transformer.files import _warn_of_no_locks, finish
-from vaswani_transformer.importing.pickles import convert_pickled_weights
+from vaswani_transformer.importing.importing import import_model
 from vaswani_transformer.output_folder import LOCK, OWN, OutputFolder, locked, locked_together
 from vaswani_transformer.recipes.recipe import PATHS, load_recipe
 from vaswani_transformer.training import run as training
@@ -443,7 +443,7 @@ def test_every_command_refuses_empty_paths(fails, tmp_path, monkeypatch):
         name = empty.option_strings[0] if empty.option_strings else empty.metavar
         assert f"error: {name} is empty" in fails(*words)
         seen.add((*command, name))
-    assert {("train", "RECIPE"), ("convert", "FOLDER"), ("parse", "train", "--trees")} <= seen and len(seen) > 40
+    assert {("train", "RECIPE"), ("import", "--output"), ("parse", "train", "--trees")} <= seen and len(seen) > 40
     for name in PATHS:
         line = fails("train", "small", "--" + name.replace("_", "-"), "")
         assert f"error: {name} is empty" in line or f"error: --{name.replace('_', '-')} is empty" in line
@@ -456,7 +456,7 @@ def test_functions_refuse_empty_paths(text, models, tmp_path, monkeypatch):
     for name in PATHS:
         assert f"{name} is empty" in error_of(train, dataclasses.replace(recipe, **{name: ""}), progress=False)
     calls = [(prepare, recipe, ""), (average_models, models, ""), (average_models, [""], "x"), (load_model, "")]
-    calls += [(load_tokenizer, ""), (open_prepared, ""), (convert_pickled_weights, "")]
+    calls += [(load_tokenizer, ""), (open_prepared, ""), (import_model, "", "x"), (import_model, "x", "")]
     for function, *arguments in calls:
         assert "is empty" in error_of(function, *arguments)
     assert not list(tmp_path.iterdir())
@@ -520,7 +520,7 @@ def test_every_command_leaves_a_folder_alone_that_another_writes(held, recipe, m
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vaswani_transformer.export.exporting.require", lambda _: None)
         assert "another process is writing" in fails("export", models[0], "--output", folder)
-    assert "another process is writing" in fails("convert", folder)
+    assert "another process is writing" in fails("import", models[0], "--output", folder)
     assert [path.name for path in folder.iterdir()] == [LOCK]
     os.kill(child, signal.SIGKILL)  # which frees the lock; the file that it leaves behind is taken over
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
@@ -714,8 +714,10 @@ def test_all_files_follow_the_umask(recipe, models, text, tmp_path):
     folder = shutil.copytree(models[0], tmp_path / "pickled")
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert in_a_child(["convert", folder], tmp_path, lambda: os.umask(0o027))[0] == 0
-    assert stat.S_IMODE((folder / "model.safetensors").stat().st_mode) == 0o640
+    command = ["import", folder, "--output", tmp_path / "imported"]
+    assert in_a_child(command, tmp_path, lambda: os.umask(0o027))[0] == 0
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "imported").iterdir()}
+    assert modes == {0o640}
 
 
 def test_a_files_mode_is_that_of_its_folder(tmp_path, monkeypatch):

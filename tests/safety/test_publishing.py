@@ -30,7 +30,7 @@ from vaswani_transformer.hub import push as push_module
 from vaswani_transformer.hub.card_facts import CardFacts, datasets_of, file_name, published_record, read_run
 from vaswani_transformer.hub.existing_card import MOST_BYTES, carry_over, may_be_replaced, read_card, seal
 from vaswani_transformer.hub.model_card import escaped, render_card
-from vaswani_transformer.importing.pickles import convert_pickled_weights
+from vaswani_transformer.importing.importing import import_model
 from vaswani_transformer.parsing.tokenizer import train_parser_tokenizer, tree_token_ids
 
 services = pushing.services
@@ -459,8 +459,8 @@ def test_pickles_that_grow_are_refused(model, tmp_path):
     with zipfile.ZipFile(tmp_path / "stored.bin") as stored, deflated:
         for entry in stored.infolist():
             deflated.writestr(entry.filename, stored.read(entry))
-    assert "is compressed" in error_of(convert_pickled_weights, folder)
+    assert "is compressed" in error_of(import_model, folder, tmp_path / "new")
     edit(folder / "config.json", vocab_size=300_000_000)
     big = {name: torch.zeros(1).expand(300_000_000, 24) if len(t) == 300 else t for name, t in weights.items()}
     torch.save(big, folder / "pytorch_model.bin")
-    assert "cannot hold so many" in error_of(convert_pickled_weights, folder)
+    assert "cannot hold so many" in error_of(import_model, folder, tmp_path / "new")

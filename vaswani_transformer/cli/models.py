@@ -1,4 +1,4 @@
-"""What is done to a finished model: `vaswani average`, `push`, `convert` and `export`."""
+"""What is done to a finished model: `vaswani average`, `push`, `import` and `export`."""
 
 import argparse
 import os
@@ -159,23 +159,59 @@ def _push(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def add_convert(commands) -> None:
-    """Add `vaswani convert`."""
+def add_import(commands) -> None:
+    """Add `vaswani import`."""
     parser = add_command(
         commands,
-        "convert",
-        _convert,
-        "turn pickled weights into safetensors",
-        "Write the weights of FOLDER/pytorch_model.bin as safetensors beside it. Tensors are read and nothing else:"
-        " code in the pickle does not run.",
+        "import",
+        _import,
+        "make a model of another toolkit a model of this package",
+        "Write a model that another toolkit trained as a model folder, with its tokenizer and a card. SOURCE is the"
+        " folder or Hub name (owner/name) of a MarianMT (OPUS-MT) or FSMT model of transformers, Marian's .npz,"
+        " fairseq's .pt, a JoeyNMT checkpoint, the weights of a torch.nn.Transformer, or a folder of this package with"
+        " pickled weights. The format is found out. Of pickles tensors are read and nothing else: code in them does not"
+        " run.",
     )
-    parser.add_argument("folder", metavar="FOLDER", help="model folder with config.json and pytorch_model.bin")
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help="file, folder, or name of a model on the Hub")
+    add("--output", required=True, metavar="FOLDER", help="a new folder for the model")
+    add(
+        "--vocabulary",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="vocabulary of both languages, or of source and target, where it does not lie beside SOURCE",
+    )
+    add("--bpe-codes", metavar="FILE", help="merges of byte-pair encoding, of fairseq and JoeyNMT")
+    add("--mapping", metavar="FILE", help="YAML file that names the weights of a torch.nn.Transformer")
+    add(
+        "--positions",
+        choices=("marian", "transformers"),
+        help="of a MarianMT folder: Marian's own, which Helsinki-NLP/opus-mt-* and all others that Marian trained have,"
+        " or those of transformers, for a model that was trained or fine-tuned there (default: marian, or transformers"
+        " where its Trainer has left training_args.bin or trainer_state.json)",
+    )
+    add("--overwrite", action="store_true", help="replace an imported model in the output folder")
 
 
-def _convert(arguments: argparse.Namespace) -> int:
-    from ..importing.pickles import convert_pickled_weights
+def _import(arguments: argparse.Namespace) -> int:
+    from ..importing.importing import import_model
 
-    print(f"wrote {convert_pickled_weights(arguments.folder)}; the pickle is still there and may be deleted")
+    print(f"importing {arguments.source}", file=sys.stderr)
+    result = import_model(
+        arguments.source,
+        arguments.output,
+        vocabularies=arguments.vocabulary,
+        bpe_codes=arguments.bpe_codes,
+        mapping=arguments.mapping,
+        positions=arguments.positions,
+        overwrite=arguments.overwrite,
+    )
+    print(f"imported {result.format}: {arguments.output}, {result.parameters:,} parameters")
+    for note in result.facts.notes:
+        print(note)
+    if result.has_tokenizer:
+        print(f"use it with: {command_name()} translate {shlex.quote(arguments.output)}")
     return 0
 
 

@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from ..errors import UserError, one_line
 from ..evaluation.records import search_settings
-from ..json_and_yaml import read_yaml
+from ..json_and_yaml import read_json, read_yaml
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import LENGTH_NORMALIZATIONS
 from ..recipes.recipe import Recipe, convert
@@ -31,6 +31,7 @@ METRICS = {
     "bracket_precision": ("precision", "labelled bracket precision", 2),
     "bracket_recall": ("recall", "labelled bracket recall", 2),
 }
+IMPORT = "import.json"  # in the folder of an imported model: where it comes from
 # Settings of a search: transformers', the model's own, and those of `vaswani evaluate` and `vaswani parse evaluate`.
 _SETTINGS = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
 _SETTINGS |= {"length_normalization", "max_extra_tokens", "exact", "constrained"}
@@ -48,6 +49,7 @@ class CardFacts:
     generation: Mapping = field(default_factory=dict)  # `search_settings` of its generation configuration
     recipe: Mapping = field(default_factory=dict)  # of its training run
     log: Sequence[Mapping] = ()  # entries of its training log
+    imported: Mapping = field(default_factory=dict)  # toolkit, source and notes of a model that `vaswani import` wrote
     evaluations: Sequence[Mapping] = ()  # records of `vaswani evaluate --json`
     languages: Sequence[str] = ()  # ISO 639 codes, source first
     license: str | None = None  # the Hub's identifier
@@ -194,6 +196,26 @@ def read_run(folder: str | Path) -> tuple[dict, list[dict]]:
     return recipe, [{name: value for name, value in entry if is_number(value)} for entry in entries]
 
 
+def read_import(folder: str | Path) -> dict:
+    """Where an imported model comes from: `toolkit`, `source` and `notes`, and its `license` and `languages`.
+
+    Empty for a model that was not imported; what has not the form that it must have is left out.
+    """
+    try:
+        values = read_json(Path(folder) / IMPORT, "import the model again")
+    except (OSError, UserError):
+        return {}
+    notes, languages = (value if isinstance(value, list) else [] for value in map(values.get, ("notes", "languages")))
+    known = {name: values[name] for name in ("toolkit", "source") if _is_text(values.get(name))}
+    license = values.get("license")
+    return {
+        **known,
+        "notes": list(filter(_is_text, notes)),
+        "languages": list(filter(is_language, languages)),
+        "license": license if is_license(license) else None,
+    }
+
+
 def languages_of(recipe: Mapping) -> list[str]:
     """Source and target language if the recipe's columns or files are named by codes of two letters; else empty."""
     columns = [recipe.get("source_column"), recipe.get("target_column")]
@@ -215,6 +237,7 @@ def datasets_of(recipe: Mapping) -> list[str]:
 def facts_of(model, repo_id: str, folder: str | Path | None, weights: str | None = None) -> CardFacts:
     """The facts in a model, after `save_pretrained`, which sets what is saved with it, and in the folder of its run."""
     recipe, log = read_run(folder) if folder is not None else ({}, [])
+    imported = read_import(folder) if folder is not None else {}
     settings = search_settings(model.generation_config)
     return CardFacts(
         repo_id=repo_id,
@@ -223,7 +246,9 @@ def facts_of(model, repo_id: str, folder: str | Path | None, weights: str | None
         generation={name: value for name, value in settings.items() if is_search_setting(name, value)},
         recipe=recipe,
         log=log,
-        languages=languages_of(recipe),
+        imported=imported,
+        languages=imported.get("languages") or languages_of(recipe),
+        license=imported.get("license"),
         datasets=datasets_of(recipe),
         remote_code="AutoModelForSeq2SeqLM" in (getattr(model.config, "auto_map", None) or {}),
         pipeline="translation" if "translation" in (getattr(model.config, "custom_pipelines", None) or {}) else None,

@@ -73,25 +73,32 @@ def read_card(text: str) -> dict:
     if not is_sealed(text):
         return {}
     text = text.replace("\r\n", "\n")
-    data, state = {}, {}
-    with contextlib.suppress(ValueError):
-        data = parse_yaml(_split(text)[0])
+    state = {}
     with contextlib.suppress(ValueError, IndexError):
         state = parse_json(_STATE.findall(text)[-1])
-    data, state = (value if isinstance(value, dict) else {} for value in (data, state))
+    state = state if isinstance(state, dict) else {}
     evaluations = []
     for record in _list(state.get("evaluations")):
         with contextlib.suppress(UserError, AttributeError):
             known = published_record(record)
             evaluations += [known] if "test_set" in known and METRICS.keys() & known.keys() else []
+    facts = metadata(text)
+    return facts | ({"weights": state.get("weights"), "evaluations": evaluations} if state else {})
+
+
+def metadata(text: str) -> dict:
+    """Languages, datasets and licence in the front matter of any card, by their names in `CardFacts`, or None each."""
+    data = {}
+    with contextlib.suppress(ValueError):
+        data = parse_yaml(_split(text)[0])
+    data = data if isinstance(data, dict) else {}
     license = data.get("license")
-    facts = {
+    return {
         # YAML reads the code of Norwegian as False.
         "languages": list(filter(is_language, _list(data.get("language")))) or None,
         "datasets": list(filter(is_dataset, _list(data.get("datasets")))) or None,
         "license": license if is_license(license) else None,
     }
-    return facts | ({"weights": state.get("weights"), "evaluations": evaluations} if state else {})
 
 
 def _list(value: Any) -> list:

@@ -356,6 +356,7 @@ def render_card(facts: CardFacts, card: str | None = None) -> str:
         "name": Markdown(facts.name),
         "size": compare_with_paper(config, kind),
         "sizes": size_rows(facts),
+        "imported": dict(facts.imported) or None,
         "training": training_rows(facts),
         "decoding": decoding_rows(facts.generation),
         "evaluations": list(map(_evaluation, facts.evaluations)),

@@ -55,8 +55,8 @@ class VaswaniCheckpointMixin:
                 raise
             raise ValueError(
                 f"{folder} holds its weights in {PICKLED_WEIGHTS[0]}, a pickle, which can run code when it is read:"
-                f" `vaswani convert {folder}` (of the package vaswani_transformer) writes them as model.safetensors,"
-                " reading tensors and nothing else from it"
+                f" `vaswani import {folder} --output FOLDER` (of the package vaswani_transformer) writes them as"
+                " safetensors, reading tensors and nothing else from it"
             ) from error
 
     @staticmethod
@@ -184,7 +184,7 @@ def check_weights(files: list[str], model: torch.nn.Module, types: Iterable[str]
     own = {"shared.weight"} | {key.removeprefix("model.") for key in model.state_dict()}
     for file in files:
         if not str(file).endswith(".safetensors"):
-            raise ValueError(f"{file} is not a safetensors file: convert it with `vaswani convert FOLDER`")
+            raise ValueError(f"{file} is not a safetensors file: make it one with `vaswani import FOLDER`")
         if Path(file).exists() and not Path(file).is_file():
             raise ValueError(f"{file} is not a regular file: copy or download it again")
         try:

@@ -1,0 +1,90 @@
+"""OPUS-MT and its kin: folders of transformers' `MarianMTModel`."""
+
+from pathlib import Path
+
+import torch
+from transformers import MarianConfig
+
+from ..errors import UserError
+from ..model.configuration_vaswani import VaswaniConfig
+from .pickles import read_weights
+from .source import Imported, ImportOptions, embeddings, model_type
+from .transformers_folders import (
+    config_of,
+    facts_of_folder,
+    search_settings,
+    shared_settings,
+    take,
+    tokenizer_languages,
+    was_trained_there,
+)
+
+NAME = "MarianMTModel of transformers (OPUS-MT)"
+# Marian computes tensor2tensor's positions; transformers computes others for the same weights, and models that were
+# trained there have learned with those. The two add different numbers to the variance in layer normalisation.
+_POSITIONS = {"marian": ("sinusoidal-tensor2tensor", 1e-6), "transformers": ("sinusoidal-halves", 1e-5)}
+_TRAINED_BY = {"marian": "Marian", "transformers": "transformers (MarianMTModel)"}
+_NOTES = {
+    "marian": "Positions are Marian's own (frequencies of tensor2tensor), not those that transformers computes.",
+    "transformers": "Positions are those that transformers computes for MarianMTModel, not Marian's own.",
+}
+_NEVER = -1e4  # a logit for padding, to which Marian gives no probability; float16 can express it
+
+
+def is_one(source: Path) -> bool:
+    """Whether this is a folder of a `MarianMTModel`."""
+    return model_type(source) == MarianConfig.model_type
+
+
+def read(source: Path, options: ImportOptions) -> Imported:
+    """The model of a folder, with Marian's own positions unless it was trained with those of transformers.
+
+    Raises:
+        UserError: for a folder that is incomplete or damaged, and settings that our architecture does not have.
+    """
+    from .transformers_tokenizers import marian_tokenizer
+
+    positions = options.positions or ("transformers" if was_trained_there(source) else "marian")
+    if positions not in _POSITIONS:
+        raise UserError(f"positions is {positions!r}: it must be one of {', '.join(_POSITIONS)}")
+    config = config_of(source, MarianConfig)
+    ties, weights = _renamed(read_weights(source), config, source)
+    if positions == "marian":
+        weights["lm_head.bias"][config.pad_token_id] = _NEVER
+    encoding, epsilon = _POSITIONS[positions]
+    facts = facts_of_folder(source, _TRAINED_BY[positions], tokenizer_languages(source))
+    facts.notes = (_NOTES[positions],)
+    return Imported(
+        VaswaniConfig(
+            **shared_settings(config),
+            **ties,
+            vocab_size=config.vocab_size,
+            decoder_vocab_size=len(weights["lm_head.bias"]),
+            output_bias=True,
+            position_encoding=encoding,
+            layer_norm_eps=epsilon,
+            bos_token_id=None,  # Marian has none
+        ),
+        weights,
+        marian_tokenizer(source),
+        facts,
+        search_settings(source, config),
+    )
+
+
+def _renamed(
+    weights: dict[str, torch.Tensor], config: MarianConfig, source: Path
+) -> tuple[dict[str, bool], dict[str, torch.Tensor]]:
+    """The ties of the embeddings, and the weights by our names, which differ in the embeddings and the bias alone."""
+    for stack in ("encoder", "decoder"):
+        weights.pop(f"model.{stack}.embed_positions.weight", None)  # computed, not trained
+    decoder = take(weights, source, "model.decoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight")
+    output = take(weights, source, "lm_head.weight", "model.decoder.embed_tokens.weight", "model.shared.weight")
+    encoder = take(weights, source, "model.encoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight")
+    for name in ("encoder.embed_tokens", "decoder.embed_tokens", "shared"):
+        weights.pop(f"model.{name}.weight", None)
+    weights.pop("lm_head.weight", None)
+    bias = weights.pop("final_logits_bias", None)
+    bias = output.new_zeros(len(output)) if bias is None else bias.flatten().clone()
+    ties, matrices = embeddings(encoder, decoder, output)
+    return ties, weights | matrices | {"lm_head.bias": bias}

@@ -1,0 +1,76 @@
+"""What every format gives the frame of `importing.py`: a model of another toolkit in our terms."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ..json_and_yaml import read_json
+from ..model.configuration_vaswani import VaswaniConfig
+
+
+@dataclass
+class Facts:
+    """Where a model comes from, for its card; what is empty or None is not known."""
+
+    toolkit: str  # that trained it, in words, such as "Marian"
+    source: str = ""  # name or URL of the original; the frame fills in the name of the source that was given
+    license: str | None = None  # the Hub's identifier
+    languages: tuple[str, ...] = ()  # ISO 639 codes, source first
+    notes: tuple[str, ...] = ()  # sentences about this import
+
+
+@dataclass
+class Imported:
+    """A model of another toolkit in our terms."""
+
+    config: VaswaniConfig
+    #: Names and shapes of `VaswaniForConditionalGeneration.state_dict()`; tied ones once or under each name.
+    weights: dict[str, torch.Tensor]
+    tokenizer: PreTrainedTokenizerBase | None  # saved by `save_pretrained`
+    facts: Facts
+    generation: dict[str, Any] = field(default_factory=dict)  # entries of generation_config.json besides our defaults
+
+
+@dataclass
+class ImportOptions:
+    """What a user may say about a source; what is empty or None is found out."""
+
+    vocabularies: tuple[Path, ...] = ()  # one of both sides, or source and target
+    bpe_codes: Path | None = None
+    mapping: Path | None = None  # of the names of a `torch.nn.Transformer`
+    positions: str | None = None  # "marian" or "transformers", for folders of MarianMTModel
+
+
+def model_type(source: Path) -> str | None:
+    """The `model_type` of a folder's `config.json`, if it is a folder of transformers.
+
+    Raises:
+        UserError: for a `config.json` that is damaged.
+    """
+    if not (source / "config.json").is_file():
+        return None
+    kind = read_json(source / "config.json", "copy it again").get("model_type")
+    return kind if isinstance(kind, str) else None
+
+
+def embeddings(
+    encoder: torch.Tensor, decoder: torch.Tensor, output: torch.Tensor
+) -> tuple[dict[str, bool], dict[str, torch.Tensor]]:
+    """The ties between the two embeddings and the output projection, and these matrices under our names.
+
+    Args:
+        encoder: `(vocab_size, d_model)`, and `decoder` and `output` of the decoder's vocabulary.
+
+    Returns:
+        the entries `tie_word_embeddings` and `share_encoder_decoder_embeddings` of a configuration, by which of the
+        matrices are the same, and the weights, each once.
+    """
+    tied, shared = torch.equal(decoder, output), torch.equal(encoder, decoder)
+    ties = {"tie_word_embeddings": tied, "share_encoder_decoder_embeddings": shared}
+    if tied and shared:
+        return ties, {"model.shared.weight": decoder}
+    names = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+    return ties, dict(zip(names, (encoder, decoder, output), strict=True))

@@ -82,7 +82,7 @@ class MarianEngine:
         """One translation a line."""
         options = (
             f"--models {self.model} --vocabs {self.vocabulary} {self.vocabulary} --beam-size {beams}"
-            f" --normalize {self.alpha} --max-length 1000 --max-length-factor 100 --mini-batch {SENTENCES_PER_BATCH}"
+            f" --normalize {self.alpha} --max-length 1000 --mini-batch {SENTENCES_PER_BATCH}"
             f" --maxi-batch 100 --maxi-batch-sort src --cpu-threads {self.threads} --workspace 512 --quiet"
         )
         self.server.stdin.write(json.dumps([options, lines]) + "\n")
@@ -258,7 +258,8 @@ def marian_mt_model(npz: Path, pad_bias: float = 0.0) -> MarianMTModel:
     weights["final_logits_bias"] = np.append(arrays["decoder_ff_logit_out_b"], np.float32(pad_bias))[None]
     for theirs, ours in _layer_names(options):
         array = arrays[theirs]
-        weights[ours] = array.T if ours.endswith("_proj.weight") or ".fc" in ours and array.shape[0] > 1 else array[0]
+        is_matrix = ours.endswith(("_proj.weight", "fc1.weight", "fc2.weight"))
+        weights[ours] = array.T if is_matrix else array[0]  # Marian's vectors are matrices of one row
     missing, unknown = model.load_state_dict({name: torch.tensor(array) for name, array in weights.items()}, False)
     known = ("embed_positions.weight", "embed_tokens.weight", "lm_head.weight")  # computed, or tied
     if unknown or not all(name.endswith(known) for name in missing):

@@ -12,6 +12,7 @@ translations and tables.md. Files may be gzipped. Speed: `scripts/benchmarks/imp
 
 import argparse
 import importlib.metadata
+import itertools
 import json
 import platform
 import subprocess
@@ -78,10 +79,9 @@ def engines(options: argparse.Namespace, folder: Path) -> dict:
 
 
 def compare(outputs: dict[str, list[str]], baseline: str, references: list[str]) -> dict[str, dict]:
-    """Of each engine BLEU and chrF with bootstrap intervals, and differences from the baseline.
+    """Of each engine BLEU and chrF with their intervals, and p-values of differences from the baseline.
 
-    Scores, their intervals and p-values are those of sacreBLEU's paired bootstrap; the interval of a difference is that
-    of the middle 95% of as many resamples.
+    All by sacreBLEU's paired bootstrap. `identical` is the share of outputs that are the baseline's.
     """
     names = [baseline, *(name for name in outputs if name != baseline)]
     metrics = {"BLEU": BLEU(), "chrF": CHRF()}
@@ -93,12 +93,15 @@ def compare(outputs: dict[str, list[str]], baseline: str, references: list[str])
         for metric, results in ((key.split("2")[0], value) for key, value in scores.items() if key != "System"):
             result = results[place]
             rows[name][metric] = {"score": result.score, "interval": result.ci, "p": result.p_value}
-            rows[name][metric] |= difference(metrics[metric], outputs[name], outputs[baseline], references)
+            rows[name][metric]["baseline"] = results[0].score
     return rows
 
 
 def difference(metric, system: list[str], baseline: list[str], references: list[str]) -> dict:
-    """What a metric gives a system beyond the baseline, and the middle 95% of that over resamples."""
+    """What a metric gives a system beyond the baseline, and the middle 95% of that over resamples.
+
+    sacreBLEU tests whether there is a difference, and does not return how large it may be.
+    """
     places = np.random.default_rng(12345).integers(0, len(references), (RESAMPLES, len(references)))
     resampled, whole = [], []
     for outputs in (system, baseline):
@@ -112,10 +115,8 @@ def difference(metric, system: list[str], baseline: list[str], references: list[
 def by_length(outputs: dict[int, dict], texts: dict, lengths: dict[int, list[int]]) -> list[dict]:
     """BLEU of each engine by tokens of the source, over all sets together."""
     rows = []
-    for low, high in zip(LENGTHS, LENGTHS[1:], strict=False):
-        chosen = [
-            (join, place) for join in JOINS for place, length in enumerate(lengths[join]) if low <= length < high
-        ]
+    for low, high in itertools.pairwise(LENGTHS):
+        chosen = [(join, place) for join in JOINS for place, length in enumerate(lengths[join]) if low <= length < high]
         if len(chosen) < 20:  # BLEU of fewer means nothing
             continue
         references = [texts[join][1][place] for join, place in chosen]
@@ -135,7 +136,9 @@ def forced_scores(named: dict, options: argparse.Namespace, texts: dict) -> dict
         engine = TransformersEngine(options.npz, tokenizer, positions, pad_bias=-1e4)
         scorers["transformers, " * (positions == "transformers") + "no probability of <pad>"] = engine
         if positions == "marian":
-            scorers["transformers, Marian's positions, no probability of <pad>"] = scorers.pop("no probability of <pad>")
+            scorers["transformers, Marian's positions, no probability of <pad>"] = scorers.pop(
+                "no probability of <pad>"
+            )
     report = {}
     for join, (sources, references) in texts.items():
         expected = np.array(named[MARIAN].score(sources, references))
@@ -164,7 +167,7 @@ def by_place(named: dict, texts: dict) -> list[dict]:
             changes += np.subtract(theirs, ours).tolist()
     places, changes = np.array(places), np.array(changes)
     rows = []
-    for low, high in zip(PLACES, PLACES[1:], strict=False):
+    for low, high in itertools.pairwise(PLACES):
         chosen = changes[(low <= places) & (places < high)]
         if len(chosen):
             row = {"from": low, "below": high, "tokens": len(chosen), "mean": float(np.abs(chosen).mean())}
@@ -199,7 +202,9 @@ def main() -> None:
         tokenizer = named[OURS].tokenizer
         lengths = {join: [len(ids) for ids in tokenizer(sources)["input_ids"]] for join, (sources, _) in texts.items()}
         results = {"machine": machine(options.marian_python), "beams": options.beams, "alpha": options.alpha}
-        results["sets"] = {j: {"sources": len(l), "mean tokens": float(np.mean(l))} for j, l in lengths.items()}
+        results["sets"] = {
+            join: {"sources": len(values), "mean tokens": float(np.mean(values))} for join, values in lengths.items()
+        }
         for beams in (options.beams, 1):
             outputs = {}
             for join, (sources, references) in texts.items():
@@ -213,12 +218,16 @@ def main() -> None:
                 part["against Marian"] = compare(outputs[join], MARIAN, references)
                 pair = {name: outputs[join][name] for name in (OURS, OTHER_POSITIONS, "ours, int8")}
                 part["positions"] = compare(pair, OURS, references)
+                for name in pair:
+                    for metric, scorer in (("BLEU", BLEU()), ("chrF", CHRF())):
+                        values = difference(scorer, pair[name], pair[OURS], references)
+                        part["positions"][name][metric] |= values
             if beams == options.beams:
                 results["by length"] = by_length(outputs, texts, lengths)
         results["scores"] = forced_scores(named, options, texts)
         results["by place"] = by_place(named, texts)
         named[MARIAN].close()
-    text = json.dumps(results, indent=1)
+    text = json.dumps(results, indent=1, default=float)  # some are numpy's
     (options.output / "measurements.json").write_text(text + "\n", encoding="utf-8")
     page = tables(json.loads(text))
     (options.output / "tables.md").write_text(page, encoding="utf-8")

@@ -1,7 +1,5 @@
 """Markdown tables of what `scripts/import_measurements.py` measured."""
 
-MARIAN = "Marian"
-
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
     """A Markdown table; all columns but the first are numbers."""
@@ -17,7 +15,12 @@ def score(value: dict) -> str:
 def change(value: dict) -> str:
     """A difference, its 95% interval and p-value."""
     low, high = value["between"]
-    return f"{value['difference']:+.2f} ({low:+.2f} to {high:+.2f}), p {value['p']:.2f}"
+    return f"{value['difference']:+.2f} ({low:+.2f} to {high:+.2f}){p_value(value)}"
+
+
+def p_value(value: dict) -> str:
+    """The p-value of a difference, if there is one to test."""
+    return f", p {value['p']:.3f}" if value["p"] is not None and value["score"] != value["baseline"] else ""
 
 
 def sentences(join: str) -> str:
@@ -49,8 +52,8 @@ def engines_table(results: dict, search: str) -> str:
         cells = [name]
         for join in part:
             values = part[join]["against Marian"][name]
-            p = "" if name == MARIAN else f", p {values['BLEU']['p']:.2f}"
-            cells += [score(values["BLEU"]) + p, score(values["chrF"]), f"{values['identical']:.1%}"]
+            cells += [score(values[metric]) + p_value(values[metric]) for metric in ("BLEU", "chrF")]
+            cells.append(f"{values['identical']:.1%}")
         rows.append(cells)
     heads = [f"{sentences(join)}: {what}" for join in part for what in ("BLEU", "chrF", "identical to Marian's")]
     return table(["engine", *heads], rows)
@@ -63,9 +66,10 @@ def span(row: dict) -> str:
 
 def lengths_table(results: dict) -> str:
     """BLEU by tokens of the source."""
-    names = list(results["by length"][0]["BLEU"])
+    names = [name for name in results["beam 1"]["1"]["against Marian"] if "," not in name]  # engines as they come
     rows = [
-        [span(row), str(row["sources"]), *(f"{row['BLEU'][name]:.2f}" for name in names)] for row in results["by length"]
+        [span(row), str(row["sources"]), *(f"{row['BLEU'][name]:.2f}" for name in names)]
+        for row in results["by length"]
     ]
     return table(["source tokens", "sources", *names], rows)
 
@@ -107,7 +111,9 @@ def tables(results: dict) -> str:
         for join, part in results["sets"].items()
     )
     parts = {
-        "Positions alone: ours with Marian's positions, changed to transformers' (or to int8)": positions_table(results),
+        "Positions alone: ours with Marian's positions, changed to transformers' (or to int8)": positions_table(
+            results
+        ),
         f"Engines, {beam}": engines_table(results, beam),
         "Engines, greedy": engines_table(results, "beam 1"),
         f"BLEU by length of the source, all sets together, {beam}": lengths_table(results),

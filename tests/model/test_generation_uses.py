@@ -46,6 +46,20 @@ class TestNBest:
                 assert score == pytest.approx(gnmt(total, len(tokens) - 1, 0.6), rel=1e-4)
 
 
+@pytest.mark.parametrize("decoder_vocab_size", [31, 27])
+def test_with_two_vocabularies_the_steps_of_the_best_hypothesis_add_up(decoder_vocab_size):
+    model = tiny_model(scale=1.5, decoder_vocab_size=decoder_vocab_size)
+    input_ids, attention_mask = padded_batch((6, 3))
+    options = {"num_beams": 3, "length_penalty": 0.0, **WITH_SCORES}
+    outputs = model.generate(input_ids, attention_mask=attention_mask, **options)
+    steps = model.compute_transition_scores(outputs.sequences, outputs.scores, outputs.beam_indices)
+    for sentence, length in enumerate((6, 3)):
+        tokens = without_padding(outputs.sequences[sentence, : 1 + length + 50])
+        total = log_probability(model, input_ids[sentence, :length], tokens)
+        assert float(steps[sentence].sum()) == pytest.approx(total, rel=1e-4)
+        assert float(outputs.sequences_scores[sentence]) == pytest.approx(total, rel=1e-4)
+
+
 class TestTargetPrefix:
     @pytest.mark.parametrize("start", [[START], []])  # transformers puts the start token in front where it is missing
     def test_greedy_goes_on_from_it(self, start):

@@ -264,9 +264,11 @@ class TestTargetTied:
             )
 
     def test_resizing_keeps_the_tie(self):
-        model = tiny_model(share_encoder_decoder_embeddings=False)
+        model = tiny_model(share_encoder_decoder_embeddings=False, output_bias=True)
         before = [weight.detach().clone() for weight in embedding_matrices(model)]
+        bias = model.lm_head.bias.detach().clone()
         model.resize_token_embeddings(40)
+        assert torch.equal(model.lm_head.bias, torch.cat((bias, torch.zeros(11))))
         source, target, output = embedding_matrices(model)
         assert target is output and source is not target
         for actual, old in zip((source, target), before, strict=False):

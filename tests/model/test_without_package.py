@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, tiny_model
+from passes import OTHER_TOOLKITS
 from transformers import AutoModelForSeq2SeqLM
 from transformers.dynamic_module_utils import get_relative_import_files
 
@@ -116,7 +117,13 @@ def check(found: dict, folder: Path) -> None:
 
 def test_folders_work_without_the_package(tmp_path):
     changes = {"position_encoding": "learned", "tie_word_embeddings": False, "d_k": 5, "d_v": 7, "attention_bias": True}
-    folders = [model_folder(tmp_path / "paper"), model_folder(tmp_path / "every_variant", **changes)]
+    folders = [
+        model_folder(tmp_path / "paper"),
+        model_folder(tmp_path / "every_variant", **changes),
+        model_folder(
+            tmp_path / "imported", **(OTHER_TOOLKITS[-1] | {"decoder_vocab_size": None}), decoder_start_token_id=1
+        ),
+    ]
     check_as_a_user(sys.executable, folders, tmp_path, block=True)
 
 

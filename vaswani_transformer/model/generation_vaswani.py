@@ -8,9 +8,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral, Real
+from types import SimpleNamespace
 
 import torch
-from transformers.generation import ForcedEOSTokenLogitsProcessor, LogitsProcessor, StoppingCriteria
+from transformers.generation import (
+    ForcedEOSTokenLogitsProcessor,
+    GenerationMixin,
+    LogitsProcessor,
+    StoppingCriteria,
+)
 
 #: How many tokens longer than its source an output may get (Section 6.1: "input length + 50").
 MAX_EXTRA_TOKENS = 50
@@ -199,6 +205,11 @@ class VaswaniGenerationMixin:
         """
         self._take_back_defaults()
         return super().generate(*args, **kwargs)
+
+    def compute_transition_scores(self, *args, **kwargs) -> torch.Tensor:
+        """As in `GenerationMixin`, which reads only the configuration of a model; with the target's vocabulary."""
+        decoder = SimpleNamespace(config=self.config.get_text_config(decoder=True))
+        return GenerationMixin.compute_transition_scores(decoder, *args, **kwargs)
 
     def _take_back_defaults(self):
         known, own = getattr(self, "_own_generation_settings", (None, set()))

@@ -101,6 +101,11 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
             decoder.embed_tokens = self._get_resized_embeddings(
                 decoder.embed_tokens, embeddings.num_embeddings, mean_resizing=mean_resizing
             )
+        head = getattr(self, "lm_head", None)
+        if head is not None and head.bias is not None and len(head.bias) != len(head.weight):
+            # A tied matrix is resized with the embeddings, without its bias.
+            bias = nn.functional.pad(head.bias.detach(), (0, len(head.weight) - len(head.bias)))
+            head.bias = nn.Parameter(bias, requires_grad=head.bias.requires_grad)
         return embeddings
 
     @property

@@ -35,6 +35,21 @@ class VaswaniVariantTest(VaswaniModelTest):
         )
 
 
+class VaswaniImportedTest(VaswaniModelTest):
+    """The same with what models of other toolkits have and the paper's has not."""
+
+    def setUp(self):
+        self.model_tester = new_tester(
+            activation_function="silu",
+            output_bias=True,
+            attention_bias=True,
+            add_final_layer_norm=True,
+            share_encoder_decoder_embeddings=False,
+            position_encoding="sinusoidal-tensor2tensor",
+            position_offset=2,
+        )
+
+
 class VaswaniConfigurationTest(ConfigurationTests, unittest.TestCase):
     def setUp(self):
         self.model_tester = new_tester()

@@ -5,21 +5,24 @@ Importing it registers the architecture, so that `AutoModelForSeq2SeqLM.from_pre
 
 import importlib
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from .errors import UserError
 from .model.configuration_vaswani import VaswaniConfig
 from .model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel, VaswaniPreTrainedModel
+from .model.tokenization_vaswani import VaswaniTokenizer
 
 __version__ = "0.1.0"
 
 AutoConfig.register(VaswaniConfig.model_type, VaswaniConfig, exist_ok=True)
 AutoModel.register(VaswaniConfig, VaswaniModel, exist_ok=True)
 AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration, exist_ok=True)
+AutoTokenizer.register(VaswaniConfig, VaswaniTokenizer, exist_ok=True)
 # Saved models bring this code along for users without the package (with trust_remote_code).
 VaswaniConfig.register_for_auto_class()
 VaswaniModel.register_for_auto_class("AutoModel")
 VaswaniForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+VaswaniTokenizer.register_for_auto_class()
 
 
 def _write_card(model: VaswaniPreTrainedModel, repo_id: str, card: str) -> str:
@@ -74,6 +77,7 @@ __all__ = [
     "VaswaniForConditionalGeneration",
     "VaswaniModel",
     "VaswaniPreTrainedModel",
+    "VaswaniTokenizer",
     *sorted(_MODULE_OF),
 ]
 

@@ -1,0 +1,151 @@
+"""SentencePiece models as backends of `tokenizers`: the ids of the package sentencepiece for every text."""
+
+import gzip
+import random
+
+import pytest
+from conftest import requires_shared_data
+from hypothesis import given
+from sentencepiece_models import TEXTS, trained
+
+from vaswani_transformer import UserError, VaswaniTokenizer
+from vaswani_transformer.data.synthetic import generate_corpus
+from vaswani_transformer.importing.sentencepiece import SentencePieceModel, Unsupported, backend
+
+sentencepiece = pytest.importorskip("sentencepiece", reason="SentencePiece models are trained by its own package")
+
+SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>"}
+KINDS = {
+    "unigram": {},
+    "unigram, bytes": {"byte_fallback": True, "vocab_size": 500, "character_coverage": 0.98},
+    "unigram, no table": {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},
+    "unigram, no prefix": {"add_dummy_prefix": False},
+    "unigram, pieces of several words": {"split_by_whitespace": False},
+    "byte pairs": {"model_type": "bpe"},
+    "byte pairs, bytes": {"model_type": "bpe", "byte_fallback": True, "vocab_size": 500, "character_coverage": 0.98},
+    "byte pairs, no table": {"model_type": "bpe", "normalization_rule_name": "identity"},
+}
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    pairs = generate_corpus(300, 1, 1).train
+    return [text for pair in pairs for text in pair] + ['ein <b> 1 > 2 & 3... (so) "was"', "a_b"]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory, texts):
+    """For each kind of model the package's reader and our tokenizer."""
+    made = {}
+    for number, (kind, options) in enumerate(KINDS.items()):
+        path = trained(tmp_path_factory.mktemp("spm"), texts, str(number), **options)
+        reader = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        made[kind] = reader, VaswaniTokenizer(tokenizer_object=backend(path), **SPECIAL)
+    return made
+
+
+def assert_same_ids(reader, tokenizer, text: str) -> None:
+    """The same ids, or another way to cut the text of the same score.
+
+    SentencePiece adds scores in float32 and `tokenizers` in float64, so that of two ways with the same score ("o", "oo"
+    and "oo", "o") either may win.
+    """
+    expected, ids = reader.encode(text), tokenizer(text)["input_ids"]
+    assert ids[-1] == tokenizer.eos_token_id
+    if ids[:-1] != expected:
+        scores = [sum(map(reader.get_score, way)) for way in (expected, ids[:-1])]
+        assert reader.unk_id() not in ids and scores[0] == pytest.approx(scores[1], rel=1e-6), ascii(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXTS)
+def test_same_ids_for_any_text(both, kind, text):
+    assert_same_ids(*both[kind], text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_ids_for_text_of_the_language(both, kind, texts):
+    reader, tokenizer = both[kind]
+    assert [ids[:-1] for ids in tokenizer(texts)["input_ids"]] == reader.encode(texts)
+    known = [text for text in texts if reader.unk_id() not in reader.encode(text)]
+    decoded = tokenizer.batch_decode(tokenizer(known)["input_ids"], skip_special_tokens=True)
+    assert decoded == [text.strip() for text in reader.decode(reader.encode(known))]
+
+
+def test_ids_of_a_dictionary(texts, tmp_path):
+    """Numbers of the dictionary's own; what it lacks is unknown; what it has besides, no text becomes."""
+    path = trained(tmp_path, texts)
+    reader = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    pieces = [reader.id_to_piece(number) for number in range(3, len(reader))]
+    random.Random(0).shuffle(pieces)
+    names = ["</s>", "<unk>", *pieces[: len(pieces) * 2 // 3], "▁ein▁Haus", ">>fra<<", "Mann", "<pad>"]
+    ids = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    ids["<pad>"] += 2  # with a gap
+    tokenizer = VaswaniTokenizer(
+        tokenizer_object=backend(path, ids, codes=[">>fra<<"], special_tokens=["<pad>"]),
+        known_tokens=(1 + max(ids.values()),) * 2, pad_token="<pad>", **SPECIAL,
+    )  # fmt: skip
+    assert len(tokenizer) == 1 + max(ids.values())
+    for text in (*texts, "ein Haus", "Mann", "<pad> </s>"):
+        numbers = [ids.get(piece, ids["<unk>"]) for piece in reader.encode(text, out_type=str)]
+        assert tokenizer(text)["input_ids"] == [*numbers, 0]
+        code = tokenizer(f">>fra<< {text}")["input_ids"]
+        assert code == [ids[">>fra<<"], *numbers, 0]
+        assert tokenizer(f">>xyz<< {text}")["input_ids"] == [ids["<unk>"], *numbers, 0]
+    for text in ("a >>fra<< b", " >>fra<<", ">>>fra<<"):
+        numbers = [ids.get(piece, ids["<unk>"]) for piece in reader.encode(text, out_type=str)]
+        if text.startswith(">>"):  # the first "<<" ends a code
+            numbers = [ids["<unk>"]]
+        assert tokenizer(text)["input_ids"] == [*numbers, 0]
+    assert tokenizer.decode([ids["Mann"], ids["▁ein▁Haus"], 0], skip_special_tokens=True) == "Mann ein Haus"
+
+
+def test_what_has_no_counterpart_is_refused(texts, tmp_path):
+    for number, (fault, options) in enumerate(
+        {
+            "user-defined": {"user_defined_symbols": ["<sep>"]},
+            "at the end of its pieces": {"treat_whitespace_as_suffix": True},
+            "neither a unigram model": {"model_type": "char"},
+        }.items()
+    ):
+        with pytest.raises(Unsupported, match=fault):
+            backend(trained(tmp_path, texts, str(number), **options))
+
+
+def test_same_as_protobuf(texts, tmp_path):
+    """Our reader of the file against the package's."""
+    path = trained(tmp_path, texts, byte_fallback=True, vocab_size=500, add_dummy_prefix=False)
+    from transformers.utils import sentencepiece_model_pb2_new as proto
+
+    message = proto.ModelProto.FromString(path.read_bytes())
+    model = SentencePieceModel.read(path)
+    assert model.pieces == [(piece.piece, piece.score, piece.type) for piece in message.pieces]
+    assert model.characters == message.normalizer_spec.precompiled_charsmap
+    assert (model.kind, model.byte_fallback, model.add_dummy_prefix) == (1, True, False)
+    assert (model.space_is_suffix, model.remove_extra_whitespaces, model.escape_whitespaces) == (False, True, True)
+
+
+def test_a_damaged_file_is_one_line(texts, tmp_path):
+    path = trained(tmp_path, texts)
+    whole = path.read_bytes()
+    for content in (b"", b"no protobuf", whole[: len(whole) // 2], whole[:-1]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"model\.model is no SentencePiece model"):
+            backend(path)
+    with pytest.raises(UserError, match="the vocabulary has no </s>"):
+        backend(whole, {"<unk>": 0})
+
+
+@requires_shared_data
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["unigram", "byte pairs", "unigram, bytes"])
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_same_ids_on_multi30k(shared_data, tmp_path, kind, language):
+    files = [shared_data / "multi30k" / f"{part}.{language}.gz" for part in ("train", "test_2016_flickr")]
+    train, test = (gzip.decompress(file.read_bytes()).decode().splitlines() for file in files)
+    path = trained(tmp_path, train, **{"vocab_size": 8000, **KINDS[kind]})
+    reader = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    tokenizer = VaswaniTokenizer(tokenizer_object=backend(path), **SPECIAL)
+    assert [ids[:-1] for ids in tokenizer(test)["input_ids"]] == reader.encode(test)
+    for text in train:
+        assert_same_ids(reader, tokenizer, text)

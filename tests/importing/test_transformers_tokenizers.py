@@ -1,0 +1,173 @@
+"""Tokenizers of MarianMT and FSMT folders: the ids of transformers' own classes, on both sides."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from sentencepiece_models import TEXTS, trained
+from transformers import AutoTokenizer
+from transformers.models.fsmt.tokenization_fsmt import FSMTTokenizer
+
+from vaswani_transformer import UserError, VaswaniTokenizer
+from vaswani_transformer.data.synthetic import generate_corpus
+from vaswani_transformer.importing.transformers_tokenizers import fsmt_tokenizer, marian_tokenizer
+
+LANGUAGES = ("en", "de")
+
+
+@pytest.fixture(scope="module")
+def pairs() -> list[tuple[str, str]]:
+    return generate_corpus(300, 1, 1).train
+
+
+def marian_folder(folder: Path, pairs, separate: bool = False, codes: tuple[str, ...] = (), **options) -> Path:
+    """What a MarianMT folder holds of its tokenizer."""
+    sentencepiece = pytest.importorskip("sentencepiece", reason="MarianTokenizer needs it")
+    folder.mkdir()
+    sides = []
+    for name, texts in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
+        path = trained(folder, texts, name, **options)
+        path.rename(folder / f"{name}.spm")
+        reader = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm"))
+        sides.append([reader.id_to_piece(number) for number in range(3, len(reader))][:-7])  # some are unknown
+    sides = sides if separate else [sides[0] + sides[1]]
+    most = max(map(len, sides))
+    for name, pieces in zip(("vocab.json", "target_vocab.json"), sides, strict=False):
+        names = dict.fromkeys(["</s>", "<unk>", *codes, *pieces])
+        ids = {piece: number for number, piece in enumerate(names)} | {"<pad>": most + len(codes) + 2}
+        (folder / name).write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
+    config = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": separate, "model_max_length": 512}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def marian_reference(folder: Path):
+    from transformers import MarianTokenizer
+
+    return MarianTokenizer.from_pretrained(folder, split_special_tokens=True)
+
+
+@pytest.fixture(scope="module", params=["one dictionary", "two dictionaries", "byte pairs", "language codes"])
+def marian(request, pairs, tmp_path_factory):
+    options = {
+        "one dictionary": {},
+        "two dictionaries": {"separate": True},
+        "byte pairs": {"model_type": "bpe", "separate": True},
+        "language codes": {"codes": (">>fra<<", ">>deu<<")},
+    }[request.param]
+    folder = marian_folder(tmp_path_factory.mktemp("marian") / "folder", pairs, **options)
+    return marian_reference(folder), marian_tokenizer(folder)
+
+
+def test_same_ids_as_marian(marian, pairs):
+    reference, tokenizer = marian
+    assert type(tokenizer) is VaswaniTokenizer
+    for side, texts in zip(("text", "text_target"), zip(*pairs, strict=True), strict=True):
+        texts = [*texts, "a >>fra<< b", "</s>", ""]
+        if ">>fra<<" in tokenizer.get_vocab():  # `MarianTokenizer` takes any such beginning for a code
+            texts += [">>fra<< Haus", ">>xyz<< Haus", ">>fra<<"]
+        assert tokenizer(**{side: texts})["input_ids"] == reference(**{side: texts})["input_ids"]
+    assert tokenizer.model_max_length == 512
+    targets = [text for _, text in pairs]
+    ids = tokenizer(text_target=targets)["input_ids"]
+    assert tokenizer.batch_decode(ids, skip_special_tokens=True) == reference.batch_decode(
+        ids, skip_special_tokens=True
+    )
+
+
+@given(text=TEXTS)
+def test_same_ids_as_marian_for_any_text(marian, text):
+    reference, tokenizer = marian
+    for side in ("text", "text_target"):
+        ids, expected = (each(**{side: text})["input_ids"] for each in (tokenizer, reference))
+        assert ids == expected or sorted(ids) == sorted(expected)  # the order of pieces of a tie
+
+
+def test_a_model_that_tokenizers_cannot_follow_keeps_its_class(pairs, tmp_path):
+    folder = marian_folder(tmp_path / "folder", pairs, user_defined_symbols=["<sep>"], separate=True)
+    reference, tokenizer = marian_reference(folder), marian_tokenizer(folder)
+    assert type(tokenizer).__name__ == "MarianTokenizer"
+    assert_slow_works(tokenizer, reference, *map(list, zip(*pairs[:20], strict=True)), tmp_path / "saved")
+    assert tokenizer(text_target=["der Hund"])["input_ids"] == reference(text_target=["der Hund"])["input_ids"]
+
+
+def assert_slow_works(tokenizer, reference, sources: list[str], targets: list[str], saved: Path) -> None:
+    expected = reference(sources)["input_ids"]
+    labels = tokenizer(text_target=targets)["input_ids"]
+    assert tokenizer(sources)["input_ids"] == expected
+    assert tokenizer.side("source")(sources)["input_ids"] == expected
+    assert tokenizer.side("target")(targets)["input_ids"] == labels
+    assert tokenizer(sources, text_target=targets)["labels"] == labels
+    tokenizer.save_pretrained(saved)
+    assert type(AutoTokenizer.from_pretrained(saved)) is type(reference)
+    for copy in (pickle.loads(pickle.dumps(tokenizer)), AutoTokenizer.from_pretrained(saved)):
+        assert copy(sources)["input_ids"] == expected
+    assert tokenizer.batch_decode(labels, skip_special_tokens=True) == reference.batch_decode(
+        labels, skip_special_tokens=True
+    )
+
+
+def test_bad_folders_of_marian_are_one_line(pairs, tmp_path):
+    folder = marian_folder(tmp_path / "folder", pairs)
+    vocabulary = json.loads((folder / "vocab.json").read_text())
+    for content, fault in (
+        ({"a": 0}, "has no </s> and no <unk> and no <pad>"),
+        ({**vocabulary, "a": 0}, "one number"),
+        ({**vocabulary, "a": "b"}, "not a vocabulary"),
+        ({**vocabulary, "a": 10**12}, "far apart"),
+    ):
+        (folder / "vocab.json").write_text(json.dumps(content))
+        with pytest.raises(UserError, match=fault):
+            marian_tokenizer(folder)
+    (folder / "vocab.json").unlink()
+    with pytest.raises(UserError, match=r"there is no .*vocab\.json"):
+        marian_tokenizer(folder)
+
+
+def fsmt_folder(folder: Path) -> Path:
+    """A dictionary of letters for each side and a few merges."""
+    folder.mkdir()
+    for name, letters in (("src", "abcdefghijklmnopqrstuvwxyz.,"), ("tgt", "zyxwvutsrqponmlkjihgfedcbaäöü.,")):
+        pieces = ["<s>", "<pad>", "</s>", "<unk>", *(letter + end for letter in letters for end in ("", "</w>")), "th"]
+        ids = {piece: number for number, piece in enumerate([*pieces, "the</w>"])}
+        (folder / f"vocab-{name}.json").write_text(json.dumps(ids))
+    (folder / "merges.txt").write_text("t h 9\nth e</w> 8\n")
+    config = {"tokenizer_class": "FSMTTokenizer", "langs": list(LANGUAGES), "model_max_length": 1024}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_fsmt_on_both_sides(tmp_path):
+    folder = fsmt_folder(tmp_path / "folder")
+    reference, tokenizer = FSMTTokenizer.from_pretrained(folder, split_special_tokens=True), fsmt_tokenizer(folder)
+    sources, targets = ["the cat, it's here.", "A dog."], ["der Hund, über.", "the cat."]
+    # transformers' class encodes sources alone, so the target's reference is one with the languages turned round.
+    turned = tmp_path / "turned"
+    fsmt_folder(turned)
+    for name, other in (("src", "tgt"), ("tgt", "src")):
+        (turned / f"vocab-{name}.json").write_bytes((folder / f"vocab-{other}.json").read_bytes())
+    turned = FSMTTokenizer.from_pretrained(turned, langs=list(LANGUAGES[::-1]))
+    labels = tokenizer(text_target=targets)["input_ids"]
+    assert labels == turned(targets)["input_ids"] != reference(targets)["input_ids"]
+    assert all(ids[-1] == tokenizer.eos_token_id == 2 for ids in labels)
+    assert_slow_works(tokenizer, reference, sources, targets, tmp_path / "saved")
+    assert tokenizer.decode(labels[1], skip_special_tokens=True) == "the cat."
+
+
+def test_bad_folders_of_fsmt_are_one_line(tmp_path, monkeypatch):
+    folder = fsmt_folder(tmp_path / "folder")
+    (folder / "merges.txt").rename(folder / "codes")
+    with pytest.raises(UserError, match=r"lacks merges\.txt"):
+        fsmt_tokenizer(folder)
+    (folder / "codes").rename(folder / "merges.txt")
+    with monkeypatch.context() as patch:
+        patch.setitem(__import__("sys").modules, "sacremoses", None)
+        with pytest.raises(
+            UserError, match=r"needs the package sacremoses: pip install 'vaswani_transformer\[moses\]'"
+        ):
+            fsmt_tokenizer(folder)
+    (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(UserError, match="does not name the two languages"):
+        fsmt_tokenizer(folder)

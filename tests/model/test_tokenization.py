@@ -1,0 +1,159 @@
+"""The tokenizer with two sides: each side against a plain fast tokenizer of the same backend."""
+
+import json
+import pickle
+import subprocess
+import sys
+import threading
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokenizerFast
+
+from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTokenizer
+
+SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+SOURCE = ["ein", "kleiner", "Hund", "rare"]
+TARGET = ["a", "small", "big", "dog", "barks", "rare", "rarer"]
+
+
+def words(names: list[str]) -> Tokenizer:
+    """A backend whose tokens are words."""
+    ids = {name: number for number, name in enumerate([*SPECIAL.values(), *names])}
+    backend = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    backend.add_special_tokens(list(SPECIAL.values()))
+    return backend
+
+
+def plain(names: list[str]) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=words(names), split_special_tokens=True, **SPECIAL)
+
+
+@pytest.fixture
+def tokenizer() -> VaswaniTokenizer:
+    """ "rare", and "rarer" of the target, have ids that the model lacks."""
+    return VaswaniTokenizer(
+        tokenizer_object=words(SOURCE), target_tokenizer_object=words(TARGET), known_tokens=(7, 9), **SPECIAL
+    )
+
+
+def test_each_side_has_its_ids(tokenizer):
+    source, target = plain(SOURCE[:-1]), plain(TARGET[:-2])
+    assert tokenizer("ein Hund rare")["input_ids"] == source("ein Hund rare")["input_ids"] == [4, 6, 3, 2]
+    assert tokenizer(text_target=["a dog barks", "dog"])["input_ids"] == target(["a dog barks", "dog"])["input_ids"]
+    both = tokenizer(["ein Hund"], text_target=["a dog"], return_tensors="pt", padding=True)
+    assert both["input_ids"].tolist() == [[4, 6, 2]]
+    assert both["labels"].tolist() == [[4, 7, 2]]
+    assert tokenizer("ein Hund", text_target="a big dog", max_length=3, max_target_length=2, truncation=True)[
+        "labels"
+    ] == [4, 2]
+    assert tokenizer.decode([4, 7, 2], skip_special_tokens=True) == "a dog"
+    assert tokenizer.batch_decode([[4, 2], [7, 8, 2, 1]], skip_special_tokens=True) == ["a", "dog barks"]
+    assert tokenizer.convert_ids_to_tokens([4, 7, 2]) == ["a", "dog", "</s>"]
+    assert tokenizer.tokenize("ein Hund") == ["ein", "Hund"]
+    assert tokenizer.convert_tokens_to_ids("Hund") == 6
+
+
+def test_pieces_that_the_model_lacks_are_unknown(tokenizer):
+    assert tokenizer(["rare Hund"])["input_ids"] == [[3, 6, 2]]
+    assert tokenizer(text_target=["rare rarer dog"], return_tensors="pt")["input_ids"].tolist() == [[3, 3, 7, 2]]
+    assert tokenizer.convert_tokens_to_ids("rare") == 3
+    assert len(tokenizer) == 7 and tokenizer.vocab_size == 7
+    assert tokenizer.get_vocab() == plain(TARGET[:-2]).get_vocab()
+    with pytest.raises(ValueError, match="cannot be added"):
+        tokenizer.add_tokens(["new"])
+
+
+def test_a_side_alone(tokenizer):
+    for name, names, text in (("source", SOURCE[:-1], "ein Hund"), ("target", TARGET[:-2], "a dog rare")):
+        side, reference = tokenizer.side(name), plain(names)
+        assert side(text)["input_ids"] == side(text_target=text)["input_ids"] == reference(text)["input_ids"]
+        assert side.get_vocab() == reference.get_vocab() and len(side) == len(reference)
+        assert side.decode([4, 5]) == reference.decode([4, 5])
+        assert side.side("target").get_vocab() == reference.get_vocab()
+    with pytest.raises(ValueError, match="source and target"):
+        tokenizer.side("left")
+
+
+def test_saved_and_loaded(tokenizer, tmp_path):
+    names = {path.rpartition("/")[2] for path in tokenizer.save_pretrained(tmp_path)}
+    assert {"tokenizer.json", "target_tokenizer.json", "tokenizer_config.json"} <= names
+    for loaded in (
+        AutoTokenizer.from_pretrained(tmp_path),
+        VaswaniTokenizer.from_pretrained(tmp_path),
+        pickle.loads(pickle.dumps(tokenizer)),
+    ):
+        assert type(loaded) is VaswaniTokenizer
+        for texts in ({"text": "rare Hund"}, {"text_target": "rare dog rarer"}):
+            assert loaded(**texts).data == tokenizer(**texts).data
+        assert loaded.get_vocab() == tokenizer.get_vocab()
+        again = loaded.save_pretrained(tmp_path / "again")
+        assert len(again) == len(names)
+
+
+def test_one_backend_for_both_sides(tmp_path):
+    tokenizer = VaswaniTokenizer(tokenizer_object=words(SOURCE), known_tokens=(7, 7), **SPECIAL)
+    tokenizer.save_pretrained(tmp_path)
+    assert not (tmp_path / "target_tokenizer.json").exists()
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded("rare Hund")["input_ids"] == loaded(text_target="rare Hund")["input_ids"] == [3, 6, 2]
+
+
+def test_special_tokens_have_one_number():
+    target = Tokenizer(models.WordLevel({"</s>": 0, "<s>": 1, "<pad>": 2, "<unk>": 3}, unk_token="<unk>"))
+    with pytest.raises(ValueError, match="bos_token '<s>' is number 0 of the source's vocabulary and 1"):
+        VaswaniTokenizer(tokenizer_object=words(SOURCE), target_tokenizer_object=target, **SPECIAL)
+
+
+def test_without_this_package(tokenizer, tmp_path):
+    VaswaniForConditionalGeneration(
+        VaswaniConfig(vocab_size=9, d_model=8, d_ff=8, num_heads=1, encoder_layers=1, decoder_layers=1)
+    ).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    code = (
+        "import sys; sys.modules['vaswani_transformer'] = None\n"
+        "from transformers import AutoTokenizer\n"
+        f"tokenizer = AutoTokenizer.from_pretrained({str(tmp_path)!r}, trust_remote_code=True)\n"
+        "print(tokenizer('rare Hund')['input_ids'], tokenizer(text_target='a dog')['input_ids'])\n"
+        f"tokenizer.save_pretrained({str(tmp_path / 'again')!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[3, 6, 2] [4, 7, 2]", done.stderr
+    assert (tmp_path / "again" / "target_tokenizer.json").exists()
+
+
+def test_collator_pads_labels(tokenizer):
+    rows = [tokenizer(text, text_target=target) for text, target in (("ein Hund", "a dog"), ("Hund", "a big dog"))]
+    batch = DataCollatorForSeq2Seq(tokenizer)(rows)
+    assert batch["labels"].tolist() == [[4, 7, 2, -100], [4, 6, 7, 2]]
+
+
+def test_threads_do_not_see_each_others_side(tokenizer):
+    def encode(side: str, expected: list[int], faults: list):
+        for _ in range(300):
+            ids = tokenizer(**{side: ["rare"] * 3})["input_ids"][0]
+            if ids != expected:
+                faults.append(ids)
+
+    target_only = words(["dog", "rare"])
+    tokenizer = VaswaniTokenizer(tokenizer_object=words(["rare"]), target_tokenizer_object=target_only, **SPECIAL)
+    faults: list = []
+    threads = [
+        threading.Thread(target=encode, args=arguments)
+        for arguments in (("text", [4, 2], faults), ("text_target", [5, 2], faults)) * 2
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+
+
+def test_the_class_is_named_in_the_configuration(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "VaswaniTokenizer"
+    assert config["known_tokens"] == [7, 9]
+    assert "tokenization_vaswani.VaswaniTokenizer" in config["auto_map"]["AutoTokenizer"]

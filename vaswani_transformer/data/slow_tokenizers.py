@@ -1,0 +1,114 @@
+"""`MarianTokenizer` and `FSMTTokenizer` of transformers, with two sides as our own tokenizers have them.
+
+They are taken where no fast tokenizer gives the same ids. As transformers has them, `MarianTokenizer` switches itself
+to its target's side, which another thread would see, and `FSMTTokenizer` encodes targets as sources. Both are saved
+under the names that transformers knows.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from transformers.models.fsmt import tokenization_fsmt as fsmt
+
+from ..errors import UserError
+
+try:
+    from transformers.models.marian import tokenization_marian as marian
+except ImportError:  # without sentencepiece
+    marian = None
+
+
+class _TwoSides:
+    """`side`, and targets encoded by it."""
+
+    def side(self, name: str):
+        """A tokenizer of the same class for ``"source"`` or ``"target"`` alone."""
+        if name not in ("source", "target"):
+            raise ValueError(f"a tokenizer has the sides source and target, not {name!r}")
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__)
+        if name == "target":
+            view._become_target()
+        return view
+
+    def __call__(self, text=None, text_pair=None, text_target=None, text_pair_target=None, *args, **kwargs):
+        """As of every tokenizer."""
+        limit = kwargs.pop("max_target_length", None)
+        if text_target is None:
+            return super().__call__(text, text_pair, None, None, *args, **kwargs)
+        limited = kwargs if limit is None else {**kwargs, "max_length": limit}
+        labels = self.side("target")(text_target, text_pair_target, None, None, *args, **limited)
+        if text is None:
+            return labels
+        encoded = super().__call__(text, text_pair, None, None, *args, **kwargs)
+        encoded["labels"] = labels["input_ids"]
+        return encoded
+
+
+class FSMTTokenizer(_TwoSides, fsmt.FSMTTokenizer):
+    """Moses' tokenizer and byte-pair encoding, for both sides."""
+
+    def __init__(self, *args, sep_token="</s>", eos_token=None, **kwargs):
+        # transformers calls it the separator alone.
+        super().__init__(*args, sep_token=sep_token, eos_token=sep_token if eos_token is None else eos_token, **kwargs)
+
+    def _become_target(self) -> None:
+        self.src_lang, self.encoder = self.tgt_lang, {token: number for number, token in self.decoder.items()}
+
+    def state(self) -> dict[str, Any]:
+        """All that decides the ids."""
+        return {
+            "languages": [self.src_lang, self.tgt_lang],
+            "vocabularies": [self.encoder, {token: number for number, token in self.decoder.items()}],
+            "merges": list(self.bpe_ranks),
+            "lower case": self.do_lower_case,
+        }
+
+
+if marian is not None:
+
+    class MarianTokenizer(_TwoSides, marian.MarianTokenizer):
+        """SentencePiece and a dictionary, for both sides."""
+
+        def _become_target(self) -> None:
+            self.spm_source = self.current_spm = self.spm_target
+            if self.separate_vocabs:
+                self.encoder = self.current_encoder = self.target_encoder
+
+        def state(self) -> dict[str, Any]:
+            """All that decides the ids."""
+            models = [model.serialized_model_proto() for model in (self.spm_source, self.spm_target)]
+            return {
+                "vocabularies": [self.encoder, self.target_encoder if self.separate_vocabs else self.encoder],
+                "models": [hashlib.sha256(model).hexdigest() for model in models],
+            }
+
+
+# By the name in tokenizer_config.json: files, those that may be missing, and what must be installed.
+FILES = {
+    "MarianTokenizer": ("source.spm", "target.spm", "vocab.json"),
+    "FSMTTokenizer": ("vocab-src.json", "vocab-tgt.json", "merges.txt"),
+}
+OPTIONAL_FILES = ("target_vocab.json",)
+_PACKAGES = {"MarianTokenizer": ("sentencepiece", "sentencepiece"), "FSMTTokenizer": ("sacremoses", "moses")}
+
+
+def load_slow_tokenizer(folder: Path, name: str):
+    """The tokenizer of one of these classes in a local folder, of its own files only.
+
+    Raises:
+        UserError: a file or the package that it needs is missing.
+    """
+    missing = [file for file in FILES[name] if not (folder / file).is_file()]
+    if missing:
+        raise UserError(f"the {name} in {folder} lacks {', '.join(missing)}: copy the whole folder")
+    package, extra = _PACKAGES[name]
+    try:
+        __import__(package)
+    except ImportError as error:
+        raise UserError(
+            f"the {name} in {folder} needs the package {package}: pip install 'vaswani_transformer[{extra}]'"
+        ) from error
+    # "</s>" in a text is text, as for our own tokenizers.
+    return globals()[name].from_pretrained(str(folder), local_files_only=True, split_special_tokens=True)

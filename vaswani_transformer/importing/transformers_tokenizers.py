@@ -1,0 +1,114 @@
+"""Tokenizers of MarianMT and FSMT folders of transformers: fast ones with the same ids where they exist."""
+
+import warnings
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from ..data.slow_tokenizers import load_slow_tokenizer
+from ..errors import UserError
+from ..json_and_yaml import read_json
+from ..model.tokenization_vaswani import VaswaniTokenizer
+from .sentencepiece import Unsupported, backend
+
+_AGAIN = "copy the whole folder of the model"
+_MOST_BYTES = 1 << 28
+# Entries of tokenizer_config.json that are kept.
+_KEPT = ("model_max_length", "source_lang", "target_lang")
+
+
+def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a MarianMT folder: source.spm, target.spm, vocab.json, perhaps target_vocab.json.
+
+    Its ids are those of `MarianTokenizer`, but that "</s>" in a text is text, and so is a beginning such as ``>>Oh<<`` for
+    models without language codes, as for Marian itself. Where two ways to cut a text have the same score, the other one
+    may be taken: SentencePiece adds scores in float32 and `tokenizers` in float64.
+
+    Returns:
+        A `VaswaniTokenizer`; `MarianTokenizer` for SentencePiece models that `tokenizers` cannot follow.
+
+    Raises:
+        UserError: a file is missing or damaged, the special tokens have different ids in the two vocabularies, or
+            `MarianTokenizer` is needed and sentencepiece is not installed.
+    """
+    settings = _settings(folder)
+    separate = bool(settings.get("separate_vocabs", False))
+    names = ("vocab.json", "target_vocab.json" if separate else "vocab.json")
+    vocabularies = [_vocabulary(folder / name) for name in names]
+    tokens = {name: _text(settings.get(name)) or default for name, default in _MARIAN_TOKENS.items()}
+    for name, vocabulary in zip(names, vocabularies, strict=True):
+        if lacking := [token for token in tokens.values() if token not in vocabulary]:
+            raise UserError(f"{folder / name} has no {' and no '.join(lacking)}: {_AGAIN}")
+    codes = [] if separate else [token for token in vocabularies[0] if token.startswith(">>") and token.endswith("<<")]
+    try:
+        if settings.get("sp_model_kwargs"):
+            raise Unsupported("it draws pieces at random")
+        backends = [
+            backend(
+                _existing(folder / file),
+                vocabulary,
+                eos_token=tokens["eos_token"],
+                unk_token=tokens["unk_token"],
+                special_tokens=[tokens["pad_token"]],
+                codes=codes,
+            )
+            for file, vocabulary in zip(("source.spm", "target.spm"), vocabularies, strict=True)
+        ]
+    except Unsupported:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it recommends sacremoses, which it does not use
+            return load_slow_tokenizer(folder, "MarianTokenizer")
+    try:
+        return VaswaniTokenizer(
+            tokenizer_object=backends[0],
+            target_tokenizer_object=backends[1],
+            known_tokens=tuple(1 + max(vocabulary.values()) for vocabulary in vocabularies),
+            **tokens,
+            **{name: settings[name] for name in _KEPT if settings.get(name) is not None},
+        )
+    except ValueError as error:
+        raise UserError(f"the vocabularies of {folder} do not fit together: {error}") from error
+
+
+_MARIAN_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+
+
+def fsmt_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of an FSMT folder: vocab-src.json, vocab-tgt.json, merges.txt.
+
+    It is transformers' own, since Moses' rules have no counterpart in `tokenizers`.
+
+    Raises:
+        UserError: a file is missing or damaged, or sacremoses is not installed.
+    """
+    settings = _settings(folder)
+    for name in ("vocab-src.json", "vocab-tgt.json"):
+        _vocabulary(folder / name)
+    if not isinstance(settings.get("langs"), list) or len(settings["langs"]) != 2:
+        raise UserError(f"{folder / 'tokenizer_config.json'} does not name the two languages as langs: add them")
+    return load_slow_tokenizer(folder, "FSMTTokenizer")
+
+
+def _settings(folder: Path) -> dict:
+    path = folder / "tokenizer_config.json"
+    return read_json(path, _AGAIN, most_bytes=_MOST_BYTES) if path.exists() else {}
+
+
+def _vocabulary(path: Path) -> dict[str, int]:
+    vocabulary = read_json(_existing(path), _AGAIN, most_bytes=_MOST_BYTES)
+    numbers = list(vocabulary.values())
+    if not numbers or not all(type(number) is int and number >= 0 for number in numbers):
+        raise UserError(f"{path} is not a vocabulary, tokens with their numbers: {_AGAIN}")
+    if len(set(numbers)) < len(numbers) or max(numbers) >= 2 * len(numbers) + 100:
+        raise UserError(f"{path} gives two tokens one number, or numbers far apart: {_AGAIN}")
+    return vocabulary
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise UserError(f"there is no {path}: {_AGAIN}")
+    return path
+
+
+def _text(token) -> str | None:
+    return token.get("content") if isinstance(token, dict) else token

@@ -1,0 +1,189 @@
+"""A fast tokenizer with a vocabulary and a segmentation for sources and others for targets."""
+
+import copy
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from .sentencepiece_vaswani import SentencePieceText
+
+_TARGET_FILE = "target_tokenizer.json"
+_SIDES = ("source", "target")
+
+
+class VaswaniTokenizer(PreTrainedTokenizerFast):
+    """A fast tokenizer that encodes sources by one backend and targets by another.
+
+    ``tokenizer(texts)`` encodes sources and ``tokenizer(text_target=texts)`` targets; `decode`, `batch_decode` and
+    `convert_ids_to_tokens` read ids of targets. `get_vocab` is the target's, too, since generation compares its output
+    with it (``stop_strings``); `len`, `vocab_size`, `tokenize` and `convert_tokens_to_ids` are the source's. For all of
+    one side there is `side`. No call changes what another thread's call does, but for padding and truncation, which
+    fast tokenizers keep from their last call.
+
+    Args:
+        tokenizer_object: backend of the source.
+        target_tokenizer_object: backend of the target; none: that of the source.
+        known_tokens: for source and target, the number of ids that the model has. Ids from there on, pieces that the
+            segmentation makes but the vocabulary lacks, become the unknown token's. None: all ids are known.
+        tokenizer_file, target_tokenizer_file: files of the backends, for `from_pretrained`.
+        **kwargs: as of `PreTrainedTokenizerFast`: ``eos_token=``, ``pad_token=``, ``unk_token=``, ...
+
+    Raises:
+        ValueError: a special token of the model (beginning, padding, end) has another id in the target's vocabulary.
+    """
+
+    vocab_files_names = {"tokenizer_file": "tokenizer.json", "target_tokenizer_file": _TARGET_FILE}  # noqa: RUF012
+    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
+
+    def __init__(
+        self,
+        *args,
+        target_tokenizer_object: Tokenizer | None = None,
+        target_tokenizer_file: str | None = None,
+        known_tokens: tuple[int, int] | None = None,
+        **kwargs,
+    ):
+        self.known_tokens, self._target_backend = known_tokens, None
+        self._is_side, self._which, self._rewriters = False, 0, {}  # of a view that `side` gives
+        if target_tokenizer_object is not None:
+            self._target_backend = copy.deepcopy(target_tokenizer_object)
+        elif target_tokenizer_file is not None:
+            self._target_backend = Tokenizer.from_file(str(target_tokenizer_file))
+        kwargs.setdefault("clean_up_tokenization_spaces", False)
+        kwargs.setdefault("split_special_tokens", True)  # "</s>" in a text is text
+        super().__init__(*args, known_tokens=known_tokens, **kwargs)
+        if self._target_backend is not None:
+            self._target_backend.encode_special_tokens = self.split_special_tokens
+            named = [getattr(self, name) for name in self.SPECIAL_TOKENS_ATTRIBUTES]
+            self._target_backend.add_special_tokens([AddedToken(str(name), normalized=False) for name in named if name])
+        self._check_special_ids()
+
+    def _check_special_ids(self) -> None:
+        target = self.side("target")
+        for name in ("bos_token", "pad_token", "eos_token"):
+            ids = [getattr(side, f"{name}_id") for side in (self, target)]
+            if ids[0] != ids[1]:
+                raise ValueError(
+                    f"{name} {getattr(self, name)!r} is number {ids[0]} of the source's vocabulary and {ids[1]} of the"
+                    " target's: a model has one number for it"
+                )
+
+    @classmethod
+    def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs):
+        """The files as they are: transformers would take the first apart for a class with an `__init__` of its own."""
+        return kwargs
+
+    def side(self, name: str) -> "VaswaniTokenizer":
+        """A tokenizer for ``"source"`` or ``"target"`` alone, in every respect; it shares the backend of this one."""
+        if name not in _SIDES:
+            raise ValueError(f"a tokenizer has the sides {' and '.join(_SIDES)}, not {name!r}")
+        view = copy.copy(self)
+        view._rewriters = self._rewriters
+        if not self._is_side:
+            view._is_side, view._which = True, _SIDES.index(name)
+            view.known_tokens = None if self.known_tokens is None else (self.known_tokens[view._which],) * 2
+            view.init_kwargs = {**self.init_kwargs, "known_tokens": view.known_tokens}
+            if view._which and self._target_backend is not None:
+                view._tokenizer = self._target_backend
+            view._target_backend = None
+        return view
+
+    def __len__(self) -> int:
+        size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        return size if self.known_tokens is None else min(size, self.known_tokens[0])
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of the source's tokens, without those that were added."""
+        size = self._tokenizer.get_vocab_size(with_added_tokens=False)
+        return size if self.known_tokens is None else min(size, self.known_tokens[0])
+
+    def get_vocab(self) -> dict[str, int]:
+        """The ids of the target's tokens."""
+        target = self._target
+        vocabulary = super(VaswaniTokenizer, target).get_vocab()
+        if target.known_tokens is None:
+            return vocabulary
+        return {token: number for token, number in vocabulary.items() if number < target.known_tokens[0]}
+
+    def __call__(self, text=None, text_pair=None, text_target=None, text_pair_target=None, *args, **kwargs):
+        """As of every tokenizer: sources as `text`, targets as `text_target`, both together with ``labels``."""
+        limit = kwargs.pop("max_target_length", None)
+        if text_target is None:
+            return super().__call__(text, text_pair, None, None, *args, **kwargs)
+        # Not by switching this object to its other side: pipelines share one tokenizer between threads.
+        limited = kwargs if limit is None else {**kwargs, "max_length": limit}
+        labels = self.side("target")(text_target, text_pair_target, None, None, *args, **limited)
+        if text is None:
+            return labels
+        encoded = super().__call__(text, text_pair, None, None, *args, **kwargs)
+        encoded["labels"] = labels["input_ids"]
+        return encoded
+
+    def rewritten(self, text):
+        """A text, or texts in lists, as the backend of this side must get them: see `SentencePieceText`."""
+        if self._which not in self._rewriters:
+            self._rewriters[self._which] = SentencePieceText.for_backend(self._tokenizer)
+        rewriter = self._rewriters[self._which]
+        if rewriter is None or text is None:
+            return text
+        return rewriter(text) if isinstance(text, str) else [self.rewritten(part) for part in text]
+
+    def known_ids(self, ids: list[int]) -> list[int]:
+        """Ids of the backend of this side, with the unknown token's for those that the model lacks."""
+        if self.known_tokens is None or not ids or max(ids) < self.known_tokens[0]:
+            return ids
+        unknown = self.unk_token_id
+        return [number if number < self.known_tokens[0] else unknown for number in ids]
+
+    def _encode_plus(self, text, text_pair=None, **kwargs):
+        return super()._encode_plus(text=self.rewritten(text), text_pair=self.rewritten(text_pair), **kwargs)
+
+    def _convert_encoding(self, *args, **kwargs):
+        values, encodings = super()._convert_encoding(*args, **kwargs)
+        values["input_ids"] = [self.known_ids(ids) for ids in values["input_ids"]]
+        return values, encodings
+
+    def _convert_token_to_id_with_added_voc(self, token: str) -> int:
+        number = super()._convert_token_to_id_with_added_voc(token)
+        return number if number is None else self.known_ids([number])[0]
+
+    @property
+    def _target(self) -> "VaswaniTokenizer":
+        return self if self._is_side else self.side("target")
+
+    def convert_ids_to_tokens(self, ids, skip_special_tokens: bool = False):
+        """The target's tokens for ids."""
+        return super(VaswaniTokenizer, self._target).convert_ids_to_tokens(ids, skip_special_tokens)
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """The text of tokens of the target."""
+        return super(VaswaniTokenizer, self._target).convert_tokens_to_string(tokens)
+
+    def _convert_id_to_token(self, index: int) -> str | None:
+        return super(VaswaniTokenizer, self._target)._convert_id_to_token(index)
+
+    def _decode(self, *args, **kwargs) -> str:
+        return super(VaswaniTokenizer, self._target)._decode(*args, **kwargs)
+
+    def _add_tokens(self, new_tokens, special_tokens: bool = False) -> int:
+        if self.known_tokens is not None:
+            lacking = [str(token) for token in new_tokens if self._tokenizer.token_to_id(str(token)) is None]
+            if lacking:
+                raise ValueError(f"{', '.join(lacking)} cannot be added: the ids above the vocabulary stand for <unk>")
+        if self._target_backend is not None:
+            add = self._target_backend.add_special_tokens if special_tokens else self._target_backend.add_tokens
+            add(new_tokens)
+        return super()._add_tokens(new_tokens, special_tokens)
+
+    def _save_pretrained(self, save_directory, file_names, legacy_format=None, filename_prefix=None):
+        names = super()._save_pretrained(save_directory, file_names, legacy_format, filename_prefix)
+        if self._target_backend is None:
+            return names
+        path = Path(save_directory) / (f"{filename_prefix}-{_TARGET_FILE}" if filename_prefix else _TARGET_FILE)
+        self._target_backend.save(str(path))
+        return (*names, str(path))
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_rewriters": {}}  # made again where it is needed

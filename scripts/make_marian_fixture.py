@@ -3,8 +3,9 @@
     python scripts/make_marian_fixture.py tests/fixtures/marian
 
 It needs `pymarian` 1.12.42 (Python 3.11, 604 MB), the tests do not. Each folder below the given one holds a model, its
-vocabularies and settings as Marian writes them, and `scores.json`: for pairs of sentences, as pieces, the log-probability
-of each target token (5 decimals, as Marian prints them) and their sum (6 decimals).
+vocabularies and settings as Marian writes them, and `scores.json`: for pairs of sentences the log-probability of each
+target token (5 decimals, as Marian prints them) and their sum, of 6 decimals where the pair was given (`forced`) and of
+6 digits where the target was found (`n_best`, whose targets are pieces).
 """
 
 import argparse
@@ -16,24 +17,29 @@ import sys
 from pathlib import Path
 
 _MARIAN = "import sys, _pymarian; sys.exit(_pymarian.main(sys.argv[1:]))"
-_COMMON = """--cpu-threads 1 --seed 1 --mini-batch 64 --after 8e --learn-rate 0.01 --transformer-heads 2 --dec-depth 1 --workspace 64 --overwrite --disp-freq 100 --keep-best
-    --relative-paths --beam-size 3 --normalize 0.6"""
+_COMMON = (
+    "--cpu-threads 1 --seed 1 --mini-batch 64 --after 8e --learn-rate 0.01 --transformer-heads 2 --dec-depth 1"
+    " --workspace 64 --overwrite --disp-freq 100 --keep-best --relative-paths --beam-size 3 --normalize 0.6"
+)
 _SYLLABLES = [first + last for first in "bdgklm" for last in "aeiou"]
-_LARGER = "--enc-depth 2 --dim-emb 16 --transformer-dim-ffn 24"
-_SMALLER = "--enc-depth 1 --dim-emb 8 --transformer-dim-ffn 12"
+_D16 = "--dim-emb 16 --transformer-dim-ffn 20 --enc-depth 1"
+_D8 = "--dim-emb 8 --transformer-dim-ffn 12 --enc-depth"
 _TWO, _ONE = "source.yml target.yml", "joint.yml joint.yml"
 #: Options and vocabularies of each model.
 MODELS = {
-    "relu-two": (f"{_LARGER} --transformer-ffn-activation relu", _TWO),
-    "swish-all": (f"{_SMALLER} --tied-embeddings-all", _ONE),
-    "gelu-tied": (f"{_SMALLER} --tied-embeddings --transformer-ffn-activation gelu --transformer-postprocess-top n", _TWO),
+    "relu-two": (f"{_D16} --transformer-ffn-activation relu", _TWO),
+    "swish-all": (f"{_D8} 2 --tied-embeddings-all", _ONE),
+    "gelu-tied": (
+        f"{_D8} 1 --tied-embeddings --transformer-ffn-activation gelu --transformer-postprocess-top n",
+        _TWO,
+    ),
     "src-spm": (
-        f"{_SMALLER} --tied-embeddings-src --output-omit-bias --dim-vocabs 60 60 --sentencepiece-options"
+        f"{_D8} 1 --tied-embeddings-src --output-omit-bias --dim-vocabs 60 60 --sentencepiece-options"
         " --normalization_rule_name=identity",
         "joint.spm joint.spm",
     ),
     "new-learned": (
-        f"{_SMALLER} --type transformer-new --transformer-train-position-embeddings --transformer-ffn-activation relu"
+        f"{_D8} 1 --type transformer-new --transformer-train-position-embeddings --transformer-ffn-activation relu"
         " --max-length 40",
         _TWO,
     ),
@@ -104,9 +110,11 @@ def make(name: str, output: Path) -> None:
         for source, target, line in zip(sources[:5], targets, sums.splitlines(), strict=True)
     ]
     for path in folder.iterdir():
-        if path.name in ("train.src", "train.trg", "in", "src", "trg") or re.search(r"optimizer|progress|npz\.yml", path.name):
+        if path.name in ("train.src", "train.trg", "in", "src", "trg") or re.search(
+            r"optimizer|progress|npz\.yml", path.name
+        ):
             path.unlink()
-    text = json.dumps({"n_best": best, "forced": forced}, ensure_ascii=False).replace('}, {', '},\n{')
+    text = json.dumps({"n_best": best, "forced": forced}, ensure_ascii=False).replace("}, {", "},\n{")
     (folder / "scores.json").write_text(text + "\n", encoding="utf-8")
 
 

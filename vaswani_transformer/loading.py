@@ -283,6 +283,7 @@ def refuse_exported(folder: str | Path) -> None:
     use = {
         "ctranslate2": "`vaswani translate`, `score` and `evaluate` and CTranslate2Translator take it",
         "onnx": "ONNX Runtime runs it (scripts/translate_onnx.py)",
+        "marian": "marian-decoder runs it, and `vaswani import` reads its model.npz",
     }
     raise UserError(
         f"{folder} holds a model exported to {format}, which cannot be made a model again: give the folder that it was"

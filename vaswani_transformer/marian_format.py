@@ -23,7 +23,9 @@ class Parameter(NamedTuple):
     """A parameter in Marian's terms."""
 
     name: str
-    kind: str  # "matrix": (inputs, outputs), the transpose of ours; "vector": a row of a matrix for OLD; "table": as ours
+    kind: (
+        str  # "matrix": (inputs, outputs), the transpose of ours; "vector": a row of a matrix for OLD; "table": as ours
+    )
 
 
 def stack_parameters(config: VaswaniConfig, type: str) -> dict[str, Parameter]:

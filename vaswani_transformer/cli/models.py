@@ -223,10 +223,10 @@ def add_export(commands) -> None:
         commands,
         "export",
         _export,
-        "write a model for CTranslate2 or ONNX Runtime",
+        "write a model for CTranslate2, ONNX Runtime or Marian",
         "Write a model in the format of another engine, its tokenizer beside it, and compare the two on a few"
-        " sentences before the folder appears. Each format is an extra: pip install"
-        " 'vaswani_transformer[ctranslate2]' or '[onnx]'.",
+        " sentences before the folder appears. CTranslate2 and ONNX Runtime are extras: pip install"
+        " 'vaswani_transformer[ctranslate2]' or '[onnx]'; Marian is not run.",
     )
     add = parser.add_argument
     add("model", metavar="MODEL", help="model folder")
@@ -252,6 +252,12 @@ def _export(arguments: argparse.Namespace) -> int:
     )
     what = "log-probabilities" if arguments.format == "ctranslate2" else "logits"
     print(f"exported: {arguments.output}, {result.bytes / 1e6:,.1f} MB, {result.positions:,} positions")
+    if arguments.format == "marian":
+        settings = shlex.quote(f"{arguments.output}/decoder.yml")
+        print(
+            f"use it with: marian-decoder -c {settings}, on the tokens of this folder's tokenizer, separated by spaces"
+        )
+        return 0
     print(
         f"{what} differ from the model's by at most {result.difference:.2g} on this CPU (3 sentences of random tokens)"
     )

@@ -17,6 +17,7 @@ from ..output_folder import OutputFolder, is_empty, locked
 from .folder import (
     COPIED,
     EXTRAS,
+    MARIAN_FILES,
     QUANTIZATIONS,
     ExportFacts,
     check_expressible,
@@ -35,8 +36,8 @@ class Export(NamedTuple):
     positions: int  # rows of the position table
     bytes: int  # size of the folder
     #: The largest difference of a log-probability (CTranslate2) or a logit (ONNX) from the model's, over a few
-    #: sentences of random tokens, as this machine computes them.
-    difference: float
+    #: sentences of random tokens, as this machine computes them; None for Marian, which is not run.
+    difference: float | None
 
 
 def export_model(
@@ -52,7 +53,7 @@ def export_model(
     Args:
         model: a folder that `vaswani train` or `save_pretrained` wrote.
         output: a new or empty folder; it appears when all of it is written and compared.
-        format: `"ctranslate2"` or `"onnx"`.
+        format: `"ctranslate2"`, `"onnx"` or `"marian"`.
         quantization: how CTranslate2 stores weights: float32 (the default), int8, int8_float32, bfloat16, float16 or
             int16.
         positions: rows of the exported position table; the model's max_position_embeddings if not given.
@@ -68,8 +69,10 @@ def export_model(
     quantization = quantization or "float32"
     if format == "ctranslate2" and quantization not in QUANTIZATIONS:
         raise UserError(f"quantization is {quantization!r}: it must be one of {', '.join(QUANTIZATIONS)}")
-    if format == "onnx" and quantization != "float32":
-        raise UserError(f"quantization is {quantization!r}: weights in ONNX are float32; for others use ctranslate2")
+    if format != "ctranslate2" and quantization != "float32":
+        raise UserError(
+            f"quantization is {quantization!r}: weights exported to {format} are float32; for others use ctranslate2"
+        )
     check_path(model, "model")
     with locked(output):
         return _export(Path(model), Path(output), format, quantization, positions, overwrite)
@@ -87,7 +90,7 @@ def _export(
         staging = place / format
         difference = _write(format, folder, loaded, tokenizer, staging, rows, quantization)
         size = sum(path.stat().st_size for path in staging.iterdir())
-        written.place(staging, last=FACTS, stale=[FACTS, *_names("ctranslate2"), *_names("onnx")])
+        written.place(staging, last=FACTS, stale=[FACTS, *(name for kind in EXTRAS for name in _names(kind))])
     return Export(output.absolute(), rows, size, difference)
 
 
@@ -96,6 +99,7 @@ def _names(format: str) -> tuple[str, ...]:
     own = {
         "ctranslate2": ("config.json", "model.bin", "shared_vocabulary.json"),
         "onnx": ("encoder.onnx", "decoder.onnx"),
+        "marian": MARIAN_FILES,
     }
     return (*own[format], *COPIED, FACTS)
 
@@ -117,8 +121,8 @@ def _check_output(output: Path, model: Path, format: str, overwrite: bool) -> Ou
     return written
 
 
-def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int, quantization: str) -> float:
-    """Write all files of an export; returns the largest difference from the model."""
+def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int, quantization: str) -> float | None:
+    """Write all files of an export; returns the largest difference from the model, where that can be computed."""
     from .. import __version__
 
     config = model.config
@@ -138,6 +142,10 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
         from .to_ctranslate2 import largest_difference, write_ctranslate2
 
         write_ctranslate2(folder, model, tokenizer, staging, quantization)
+    elif format == "marian":
+        from .to_marian import write_marian
+
+        write_marian(folder, model, tokenizer, staging, rows)
     else:
         from .to_onnx import largest_difference, write_onnx
 
@@ -153,6 +161,8 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
         vaswani_transformer=__version__,
         **{name: getattr(config, name) for name in (*names, "d_k", "d_v")},
     ).write(staging)
+    if format == "marian":
+        return None
     difference = largest_difference(staging, sentences, logits)
     if quantization != "float32" and not math.isfinite(difference):
         raise UserError(

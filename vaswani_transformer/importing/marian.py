@@ -85,7 +85,7 @@ def read(source: Path, options: ImportOptions) -> Imported:
         }
         if decoder.get("allow-unk"):
             del generation["suppress_tokens"]
-    return Imported(config, weights, read_tokenizer(vocabularies, config), _facts(path, settings), generation)
+    return Imported(config, weights, read_tokenizer(vocabularies), _facts(path, settings), generation)
 
 
 def _models(folder: Path) -> list[Path]:
@@ -108,7 +108,7 @@ def _model_file(source: Path) -> Path:
         models = [path for path in models if path.name in names] or models
     if len(models) > 1:
         raise UserError(
-            f"{source} holds {len(models)} models ({', '.join(path.name for path in models[:5])}): give one of the files"
+            f"{source} holds {len(models)} models ({', '.join(path.name for path in models[:5])}): give one"
         )
     return models[0]
 
@@ -117,7 +117,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     """All arrays of an `.npz` file by name, without running pickled code."""
     try:
         with zipfile.ZipFile(path) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise UserError(f"{path} is compressed, which Marian never does: write it with numpy.savez")
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
@@ -132,8 +132,8 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
             raise UserError(f"{name!r:.200} in {path} is no array: {_AGAIN}")
         if not name.startswith("special:") and array.dtype not in (np.float32, np.float16, np.float64):
             raise UserError(
-                f"{name!r:.200} in {path} is of type {array.dtype}: packed and quantised models of Marian cannot be read,"
-                " give the model in float32"
+                f"{name!r:.200} in {path} is of type {array.dtype}: packed and quantised models of Marian cannot be"
+                " read, give the model in float32"
             )
     return arrays
 
@@ -173,8 +173,8 @@ def _check(settings: dict[str, Any], path: Path) -> None:
     # d(ropout), a(dd), n(ormalise): the paper adds and normalises after each sublayer. Dropout is for training.
     if "n" in str(settings.get("transformer-preprocess", "")):
         raise UserError(
-            f"{path} is pre-norm (transformer-preprocess {settings['transformer-preprocess']!r}): the paper's Transformer"
-            " normalises after each sublayer"
+            f"{path} is pre-norm (transformer-preprocess {settings['transformer-preprocess']!r}): the paper's"
+            " Transformer normalises after each sublayer"
         )
     operations = {
         "transformer-preprocess": ("", ("",)),
@@ -247,11 +247,11 @@ def _ties(settings: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def _weights(
-    arrays: dict[str, np.ndarray], config: VaswaniConfig, settings: dict[str, Any]
-) -> dict[str, torch.Tensor]:
+def _weights(arrays: dict[str, np.ndarray], config: VaswaniConfig, settings: dict[str, Any]) -> dict[str, torch.Tensor]:
     """The weights under our names; what the configuration does not describe stays under Marian's."""
-    theirs = {name: torch.from_numpy(array).float() for name, array in arrays.items() if not name.startswith("special:")}
+    theirs = {
+        name: torch.from_numpy(array).float() for name, array in arrays.items() if not name.startswith("special:")
+    }
     weights, rows = {}, config.vocab_size
     for ours, (name, kind) in stack_parameters(config, settings["type"]).items():
         if name in theirs:
@@ -282,7 +282,6 @@ def _weights(
         weights["lm_head.bias"] = _with_rows(bias.flatten(), settings["dim-vocabs"][1], rows, _NO_PROBABILITY)
     taken = {*names.values(), "decoder_ff_logit_out_b"}
     return weights | {name: tensor for name, tensor in theirs.items() if name not in taken}
-
 
 
 def _with_rows(tensor: torch.Tensor, size: int, rows: int, value: float) -> torch.Tensor:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import UserError
 from ..json_and_yaml import read_vocabulary
 from ..marian_format import EOS, PAD, UNK
-from ..model.configuration_vaswani import VaswaniConfig
+from ..model.tokenization_vaswani import VaswaniTokenizer
+from .sentencepiece import SentencePieceModel, backend
 
 _AGAIN = "give a vocabulary of Marian's, one line `word: id` an entry"
 _SEGMENTERS = ("source.spm", "target.spm")  # in archives of OPUS-MT
@@ -49,10 +50,12 @@ class Vocabularies:
 
     @property
     def eos(self) -> int:
+        """The id of the end token."""
         return self.target.eos
 
     @property
     def unk(self) -> int:
+        """The target's id of unknown words, which Marian does not put out."""
         return self.target.unk
 
     @classmethod
@@ -75,19 +78,19 @@ class Vocabularies:
             named = named if isinstance(named, list) else [named]
             paths = [model.parent / Path(str(name)).name for name in named]  # a path of another machine leads nowhere
         if missing := [path for path in paths if not path.is_file()]:
-            raise UserError(f"the vocabulary {missing[0].name} of {model.name} is not beside it: give --vocabulary FILE")
+            raise UserError(
+                f"the vocabulary {missing[0].name} of {model.name} is not beside it: give --vocabulary FILE"
+            )
         if len(paths) not in (1, 2):
             raise UserError(
                 f"the vocabularies of {model.name} are not known (no decoder.yml beside it names one or two of them):"
                 " give --vocabulary FILE, or --vocabulary SOURCE TARGET"
             )
-        sides = [
-            _read(path, size, name) for path, size, name in zip((paths * 2)[:2], sizes, _SEGMENTERS, strict=True)
-        ]
+        sides = [_read(path, size, name) for path, size, name in zip((paths * 2)[:2], sizes, _SEGMENTERS, strict=True)]
         if sides[0].eos != sides[1].eos:
             raise UserError(
-                f"{EOS} has id {sides[0].eos} in {sides[0].path} and {sides[1].eos} in {sides[1].path}: give vocabularies"
-                " of one model"
+                f"{EOS} has id {sides[0].eos} in {sides[0].path} and {sides[1].eos} in {sides[1].path}: give"
+                " vocabularies of one model"
             )
         return cls(*sides, pad=max(sizes))
 
@@ -95,9 +98,8 @@ class Vocabularies:
 def _read(path: Path, size: int, segmenter: str) -> Vocabulary:
     """A vocabulary for a matrix of so many rows."""
     if path.suffix == ".spm":
-        from .sentencepiece import pieces
-
-        ids = {piece: index for index, piece in enumerate(pieces(path)) if index < size}
+        pieces = enumerate(SentencePieceModel.read(path).pieces)
+        ids = {piece: index for index, (piece, *_) in pieces if index < size}
         return Vocabulary(path, ids, path, *(_required(path, ids, name, None) for name in (EOS, UNK)))
     if path.suffix not in (".yml", ".yaml", ".json"):
         raise UserError(f"{path} is no vocabulary that can be read: give a .yml or a .spm file")
@@ -126,25 +128,24 @@ def _required(path: Path, ids: dict[str, int], name: str, index: int | None) -> 
     return ids[name]
 
 
-def read_tokenizer(vocabularies: Vocabularies, config: VaswaniConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model: a plain one where both sides are alike, else one with a backend for each."""
-    from ..model.tokenization_vaswani import VaswaniTokenizer
-
-    sides = vocabularies.source, vocabularies.target
-    source, target = (_backend(side, vocabularies.pad) for side in sides)
-    names = vocabularies.target.names(vocabularies.pad)
+def read_tokenizer(vocabularies: Vocabularies) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model: one backend where both sides are alike, else two."""
+    pad = vocabularies.pad
+    source, target = (_backend(side, pad) for side in (vocabularies.source, vocabularies.target))
+    names = vocabularies.target.names(pad)
     special = {
         "eos_token": names[vocabularies.eos],
         "unk_token": names[vocabularies.unk],
-        "pad_token": names[vocabularies.pad],
+        "pad_token": names[pad],
         "clean_up_tokenization_spaces": False,
     }
-    if source.to_str() == target.to_str():
+    is_one = source.to_str() == target.to_str()
+    if is_one and vocabularies.source.segmenter is None:
         return PreTrainedTokenizerFast(tokenizer_object=source, **special)
     return VaswaniTokenizer(
         tokenizer_object=source,
-        target_tokenizer_object=target,
-        known_tokens=(vocabularies.pad + 1,) * 2,
+        target_tokenizer_object=None if is_one else target,
+        known_tokens=(pad + 1, pad + 1),
         **special,
     )
 
@@ -153,17 +154,14 @@ def _backend(side: Vocabulary, pad: int) -> Tokenizer:
     """A tokenizer with the ids of one side that ends each text."""
     names = side.names(pad)
     ids = {name: index for index, name in enumerate(names)}
+    eos, unk = names[side.eos], names[side.unk]
     if side.segmenter is not None:
-        from .sentencepiece import backend
-
-        tokenizer = backend(side.segmenter, ids)
-    else:
-        tokenizer = Tokenizer(models.WordLevel(ids, unk_token=names[side.unk]))
-        tokenizer.pre_tokenizer = pre_tokenizers.CharDelimiterSplit(" ")
+        # Models of many languages are told the target's by such a word at the beginning, which no piece may begin in.
+        codes = [name for name in side.ids if name.startswith(">>") and name.endswith("<<")]
+        return backend(side.segmenter, ids, eos_token=eos, unk_token=unk, special_tokens=names[pad:], codes=codes)
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=unk))
+    tokenizer.pre_tokenizer = pre_tokenizers.CharDelimiterSplit(" ")
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {names[side.eos]}", special_tokens=[(names[side.eos], side.eos)]
+        single=f"$A {eos}", pair=f"$A $B {eos}", special_tokens=[(eos, side.eos)]
     )
-    # Models of many languages are told the target's by such a word at the beginning, which no segmentation may cut.
-    languages = [AddedToken(name, normalized=False) for name in side.ids if name[:2] == ">>" and name[-2:] == "<<"]
-    tokenizer.add_tokens(languages)
     return tokenizer

@@ -1,0 +1,197 @@
+"""Models exported to Marian: back to the very arrays they came from, and the paper's own with the same scores."""
+
+import itertools
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import TESTS, error_of, tiny_model
+from exporting_models import SOURCES, save_model, small_tokenizer
+
+from vaswani_transformer import VaswaniForConditionalGeneration, export_model, load_model
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.export.folder import set_positions
+from vaswani_transformer.export.to_marian import write_marian
+from vaswani_transformer.importing import marian
+from vaswani_transformer.importing.source import ImportOptions
+from vaswani_transformer.marian_format import CONFIG
+
+FIXTURES = TESTS / "fixtures" / "marian"
+#: A Python with the package pymarian, whose Marian then scores what was exported.
+PYTHON = os.environ.get("MARIAN_PYTHON")
+#: The paper's models, and what comes from other toolkits; Marian's own layout last.
+MODELS = {
+    "the paper's": {},
+    "learned positions": {
+        "position_encoding": "learned", "activation_function": "silu", "tie_word_embeddings": False,
+        "attention_bias": True, "output_bias": True, "max_position_embeddings": 60, "scale": 1.0,
+    },
+    "last norms": {
+        "position_encoding": "sinusoidal-halves", "position_offset": 2, "activation_function": "gelu",
+        "scale_embedding": False, "share_encoder_decoder_embeddings": False, "add_final_layer_norm": True,
+    },
+    "Marian's": {"position_encoding": "sinusoidal-tensor2tensor", "layer_norm_eps": 1e-6},
+}  # fmt: skip
+
+
+def arrays_of(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path) as archive:
+        return dict(archive)
+
+
+def model_of(source: Path, *vocabularies: Path):
+    imported = marian.read(source, ImportOptions(vocabularies=vocabularies))
+    model = VaswaniForConditionalGeneration(imported.config).eval()
+    model.load_state_dict(imported.weights, strict=False)
+    model.tie_weights()
+    model.generation_config.update(**imported.generation)
+    return model, imported.tokenizer
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def exported(request, tmp_path_factory):
+    """A model folder, and what it was exported to."""
+    root = tmp_path_factory.mktemp("model")
+    folder = save_model(root / "model", small_tokenizer(), **MODELS[request.param])
+    if request.param == "Marian's":  # whose decoder starts from zeros
+        model, _ = load_model(folder, "cpu")
+        model.model.shared.weight.data[model.config.decoder_start_token_id] = 0
+        model.save_pretrained(folder)
+    return folder, export_model(folder, root / "marian", "marian").folder
+
+
+@pytest.mark.parametrize("name", ["relu-two", "swish-all", "gelu-tied", "src-spm", "new-learned"])
+def test_what_marian_trained_becomes_the_same_file_again(tmp_path, name):
+    """Every array to the bit, so that Marian's recorded scores are those of the export as well."""
+    model, tokenizer = model_of(FIXTURES / name)
+    rows = set_positions(model, None)
+    write_marian(tmp_path, model, tokenizer, tmp_path / "marian", rows)
+    theirs, ours = (arrays_of(folder / "model.npz") for folder in (FIXTURES / name, tmp_path / "marian"))
+    names = theirs.keys()
+    if name == "src-spm":  # a matrix of two uses is written twice, and a bias of zeros
+        names = names - {"Wemb"} | {"encoder_Wemb", "decoder_Wemb", "decoder_ff_logit_out_b"}
+        theirs |= {"encoder_Wemb": theirs["Wemb"], "decoder_Wemb": theirs["Wemb"]}
+        theirs["decoder_ff_logit_out_b"] = np.zeros((1, len(theirs["Wemb"])), dtype=np.float32)
+    assert ours.keys() == names
+    for key in names - {CONFIG}:
+        assert ours[key].dtype == theirs[key].dtype and np.array_equal(ours[key], theirs[key]), key
+    options = [yaml.safe_load(arrays[CONFIG].tobytes().rstrip(b"\0")) for arrays in (ours, theirs)]
+    differing = {key for key in options[0] if options[0][key] != options[1].get(key)}
+    assert differing <= {"version", "tied-embeddings-src"}
+    settings = yaml.safe_load((tmp_path / "marian" / "decoder.yml").read_text())
+    assert settings["beam-size"] == 3 and settings["normalize"] == pytest.approx(0.6) and not settings["allow-unk"]
+    again, tokenizer_again = model_of(tmp_path / "marian" / "model.npz")
+    for text in ("mukamu di ba", "bobuma </s> <unk> x"):
+        if name != "src-spm":  # whose words are given by the .spm file, not by the .yml file
+            assert tokenizer_again(text).input_ids == tokenizer(text).input_ids
+    assert again.config.to_dict() | {"tie_word_embeddings": 0} == model.config.to_dict() | {"tie_word_embeddings": 0}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_it_scores_as_the_model(exported):
+    folder, output = exported
+    model, tokenizer = load_model(folder, "cpu")
+    theirs, splitter = model_of(output / "model.npz")
+    expected_type = "transformer" if model.config.position_encoding == "sinusoidal-tensor2tensor" else "transformer-new"
+    options = yaml.safe_load(arrays_of(output / "model.npz")[CONFIG].tobytes().rstrip(b"\0"))
+    assert options["type"] == expected_type
+    for source, target in itertools.pairwise(SOURCES):
+        ids, labels = (tokenizer(text).input_ids for text in (source, target))
+        tokens = [" ".join(tokenizer.convert_ids_to_tokens(one[:-1])) for one in (ids, labels)]
+        assert [splitter(text).input_ids for text in tokens] == [ids, labels]
+        with torch.no_grad():
+            logits = [
+                one(
+                    input_ids=torch.tensor([ids]),
+                    decoder_input_ids=torch.tensor([[one.config.decoder_start_token_id, *labels[:-1]]]),
+                ).logits[..., : len(tokenizer)]
+                for one in (model, theirs)
+            ]
+        assert (logits[0] - logits[1]).abs().max() < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PYTHON is None, reason="MARIAN_PYTHON names no Python with pymarian, by which Marian is run")
+def test_marian_gives_the_same_scores(exported):
+    folder, output = exported
+    model, tokenizer = load_model(folder, "cpu")
+    pairs = list(itertools.pairwise(SOURCES))
+    for name, side in zip(("in", "out"), zip(*pairs, strict=True), strict=True):
+        lines = [" ".join(tokenizer.convert_ids_to_tokens(tokenizer(text).input_ids[:-1])) for text in side]
+        (output / name).write_text("\n".join(lines) + "\n")
+    limit = yaml.safe_load((output / "decoder.yml").read_text()).get("max-length", 1000)
+    command = f"score -m model.npz -v vocab.yml vocab.yml -t in out --word-scores --max-length {limit}"
+    scored = [line.partition("WordScores= ")[2].split() for line in run_marian(command, output)]
+    for scores, (source, target) in zip(scored, pairs, strict=True):
+        ids, labels = (torch.tensor([tokenizer(text).input_ids]) for text in (source, target))
+        with torch.no_grad():
+            logits = model(input_ids=ids, labels=labels).logits
+        expected = logits.log_softmax(-1).gather(-1, labels[..., None])[0, :, 0].tolist()
+        assert [float(score) for score in scores] == pytest.approx(expected, abs=1.5e-5)  # printed with 5 decimals
+    greedy = run_marian("decode -c decoder.yml --beam-size 1 -i in --max-length-factor 1", output)
+    for line, (source, _) in zip(greedy, pairs, strict=True):
+        ids = tokenizer.convert_tokens_to_ids(line.split(" "))
+        encoded = tokenizer(source, return_tensors="pt")
+        ours = model.generate(**encoded, num_beams=1, max_new_tokens=len(ids))[0, 1:].tolist()
+        assert ours[: len(ids)] == ids
+
+
+def run_marian(arguments: str, folder: Path) -> list[str]:
+    code = "import sys, _pymarian; sys.exit(_pymarian.main(sys.argv[1:]))"
+    command = [PYTHON, "-c", code, *arguments.split(), "--cpu-threads", "1", "--quiet"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+def test_names_of_tokens_are_what_yaml_makes_of_them(exported):
+    """Also signs that end a line in YAML, or that a library in C++ could not read."""
+    folder, output = exported
+    _, tokenizer = load_model(folder, "cpu")
+    words = yaml.safe_load((output / "vocab.yml").read_text(encoding="utf-8"))
+    assert words == tokenizer.get_vocab() and words["</s>"] == 2 and words["<unk>"] == 3
+
+
+def test_the_command(tmp_path, capsys):
+    folder = save_model(tmp_path / "model", small_tokenizer())
+    arguments = ["export", str(folder), "--format", "marian", "--output", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert f"use it with: marian-decoder -c {tmp_path}/out/decoder.yml, on the tokens of this folder's" in printed
+    files = {path.name for path in (tmp_path / "out").iterdir()} - {".vaswani.json"}
+    assert files >= {"model.npz", "decoder.yml", "vocab.yml", "tokenizer.json", "export.json"}
+    settings = yaml.safe_load((tmp_path / "out" / "decoder.yml").read_text())
+    assert settings["vocabs"] == ["vocab.yml", "vocab.yml"] and settings["max-length"] == 100
+    assert main([*arguments, "--overwrite", "--positions", "40"]) == 0
+    assert (
+        len(
+            arrays_of(tmp_path / "out" / "model.npz")["TransformerBatchDecoder->decoder->positionEmbedding->embeddings"]
+        )
+        == 40
+    )
+    line = error_of(load_model, tmp_path / "out")
+    assert "holds a model exported to marian" in line and "marian-decoder runs it" in line
+    line = error_of(export_model, folder, tmp_path / "int8", "marian", "int8")
+    assert line == "quantization is 'int8': weights exported to marian are float32; for others use ctranslate2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"d_k": 7}, "d_k is 7: a Transformer of Marian has 8, so this model cannot be exported to it"),
+        ({"d_v": 6}, "d_v is 6: a Transformer of Marian has 8"),
+        ({"attention_window": 5}, "attention_window is 5: a Transformer of Marian has None"),
+        ({"layer_norm_eps": 1e-3}, "layer_norm_eps is 0.001: a Transformer of Marian has 1e-06 or 1e-05"),
+        ({"layer_norm_eps": 1e-6}, "layer_norm_eps is 1e-06, with which Marian has position_encoding"),
+        ({"num_heads": 5, "d_k": 4, "d_v": 4}, "num_heads is 5: in Marian d_model (24) is a multiple of it"),
+    ],
+)
+def test_what_marian_does_not_have_is_refused_by_its_name(tmp_path, changes, words):
+    model = tiny_model(**changes)
+    assert words in error_of(write_marian, tmp_path, model, None, tmp_path / "out", 32)
+    assert not (tmp_path / "out").exists()

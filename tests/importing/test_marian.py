@@ -1,0 +1,308 @@
+"""Models that Marian trained (`scripts/make_marian_fixture.py`): its own scores; and files that are damaged."""
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import TESTS, error_of
+
+from vaswani_transformer import VaswaniForConditionalGeneration
+from vaswani_transformer.importing import marian
+from vaswani_transformer.importing.sentencepiece import SentencePieceModel
+from vaswani_transformer.importing.source import Imported, ImportOptions
+from vaswani_transformer.json_and_yaml import read_vocabulary
+from vaswani_transformer.marian_format import CONFIG
+
+FIXTURES = TESTS / "fixtures" / "marian"
+NAMES = ["relu-two", "swish-all", "gelu-tied", "src-spm", "new-learned"]
+
+
+def read(source: Path, *vocabularies: Path) -> Imported:
+    return marian.read(source, ImportOptions(vocabularies=vocabularies))
+
+
+def model_of(imported: Imported, dtype: torch.dtype = torch.float32) -> VaswaniForConditionalGeneration:
+    model = VaswaniForConditionalGeneration(imported.config)
+    result = model.load_state_dict(imported.weights, strict=False)
+    assert not result.unexpected_keys and set(result.missing_keys) <= model.all_tied_weights_keys.keys()
+    model.tie_weights()
+    model.generation_config.update(**imported.generation)
+    return model.eval().to(dtype)
+
+
+def target_ids(imported: Imported, pair: dict) -> list[int]:
+    """Of a target that is a text, or pieces."""
+    tokenizer = imported.tokenizer
+    if "normalized" not in pair:
+        return tokenizer(text_target=pair["target"]).input_ids
+    side = tokenizer.side("target") if hasattr(tokenizer, "side") else tokenizer
+    return [*side.convert_tokens_to_ids(pair["target"].split()), tokenizer.eos_token_id]
+
+
+@torch.no_grad()
+def log_probabilities(model, imported: Imported, source: str, target: list[int]) -> torch.Tensor:
+    """Of each token of a target, `(length,)`."""
+    encoded = imported.tokenizer(source, return_tensors="pt")
+    inputs = torch.tensor([[model.config.decoder_start_token_id, *target[:-1]]])
+    logits = model(input_ids=encoded.input_ids, attention_mask=encoded.attention_mask, decoder_input_ids=inputs).logits
+    return logits.log_softmax(-1)[0].gather(-1, torch.tensor(target)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_marian_itself_gives_the_same_scores(name, dtype):
+    imported = read(FIXTURES / name)
+    model = model_of(imported, dtype)
+    scores = json.loads((FIXTURES / name / "scores.json").read_text(encoding="utf-8"))
+    for pair in scores["forced"] + scores["n_best"]:
+        ids = target_ids(imported, pair)
+        words = torch.tensor(pair["words"], dtype=dtype)
+        ours = log_probabilities(model, imported, pair["source"], ids)[: len(words)]  # Marian cuts off long ones
+        assert (ours - words).abs().max() < 1e-5, pair  # of which 5e-6 may be Marian's rounding
+        if "normalized" not in pair:
+            assert len(ours) == len(ids) and abs(float(ours.sum()) - pair["sum"]) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["swish-all", "new-learned"])
+def test_the_search_finds_what_marian_finds(name):
+    """Its settings are those of decoder.yml, but for the beam of 2 in the recorded lists."""
+    imported = read(FIXTURES / name)
+    assert imported.generation == {
+        "suppress_tokens": [1], "num_beams": 3, "length_normalization": "power",
+        "length_penalty": pytest.approx(0.6),
+    }  # fmt: skip
+    model = model_of(imported)
+    best = json.loads((FIXTURES / name / "scores.json").read_text(encoding="utf-8"))["n_best"][::2]
+    equal = 0
+    for pair in best:
+        encoded = imported.tokenizer(pair["source"], return_tensors="pt")
+        found = model.generate(
+            **encoded, num_beams=2, early_stopping="never", return_dict_in_generate=True, output_scores=True
+        )
+        ids = target_ids(imported, pair)
+        if found.sequences[0, 1 : 1 + len(ids)].tolist() == ids:
+            equal += 1
+            assert float(found.sequences_scores[0]) == pytest.approx(pair["normalized"], abs=1e-5)
+    assert equal >= len(best) - 1, (equal, len(best))
+
+
+def changed(folder: Path, name: str = "relu-two", options: dict | None = None, arrays: dict | None = None) -> Path:
+    """A copy of a model with other options (None: left out) and arrays (likewise)."""
+    shutil.copytree(FIXTURES / name, folder)
+    path = folder / "model.npz"
+    with np.load(path) as archive:
+        content = dict(archive)
+    settings = yaml.safe_load(content[CONFIG].tobytes().rstrip(b"\0")) | (options or {})
+    text = yaml.safe_dump({name: value for name, value in settings.items() if value is not None})
+    content[CONFIG] = np.frombuffer(text.encode() + bytes(300), dtype=np.int8)
+    content |= arrays or {}
+    np.savez(path, **{name: array for name, array in content.items() if array is not None})
+    return path
+
+
+REFUSED = {
+    "type": "multi-transformer",
+    "transformer-decoder-autoreg": "rnn",
+    "transformer-ffn-depth": 3,
+    "transformer-decoder-ffn-depth": 1,
+    "transformer-decoder-dim-ffn": 7,
+    "transformer-ffn-activation": "tanh",
+    "transformer-postprocess": "da",
+    "transformer-postprocess-emb": "nd",
+    "transformer-postprocess-top": "an",
+    "transformer-attention-mask": "alibi",
+    "transformer-disable-position-embeddings": True,
+    "transformer-no-projection": True,
+    "transformer-no-bias": True,
+    "transformer-no-affine": True,
+    "transformer-pool": True,
+    "transformer-tied-layers": [1, 1],
+    "transformer-train-positions": True,
+    "right-left": True,
+    "ulr": True,
+    "lemma-dim-emb": 8,
+    "input-types": ["sequence", "class"],
+}
+
+
+@pytest.mark.parametrize("option", REFUSED)
+def test_an_option_without_counterpart_is_refused_by_its_name(tmp_path, option):
+    path = changed(tmp_path / "model", options={option: REFUSED[option]})
+    line = error_of(read, path)
+    assert f"has {option} {REFUSED[option]!r}, which has no counterpart here: only " in line
+
+
+def test_pre_norm_is_refused_as_what_it_is(tmp_path):
+    path = changed(tmp_path / "model", options={"transformer-preprocess": "n", "transformer-postprocess": "da"})
+    assert "model.npz is pre-norm (transformer-preprocess 'n')" in error_of(read, path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transformer-train-position-embeddings": True, "guided-alignment": "file", "label-smoothing": 0.1},
+        {"transformer-attention-mask": None, "transformer-decoder-ffn-depth": None, "input-types": None},
+        {"transformer-decoder-dim-ffn": 20, "transformer-decoder-ffn-depth": 2, "transformer-postprocess": "and"},
+    ],
+    ids=["without effect on this type", "of an earlier version", "the same in other words"],
+)
+def test_options_that_change_nothing(tmp_path, options):
+    ours, same = read(FIXTURES / "relu-two"), read(changed(tmp_path / "model", options=options))
+    assert same.config == ours.config and same.weights.keys() == ours.weights.keys()
+    assert all(torch.equal(ours.weights[name], same.weights[name]) for name in ours.weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dim-emb": None}, "describes no usable model: there is no entry 'dim-emb'"),
+        ({"transformer-heads": 3}, "describes no usable model: d_model 16 is not a multiple of num_heads 3"),
+        ({"dim-emb": "16"}, "describes no usable model"),
+        ({"enc-depth": 10**9}, "describes no usable model: encoder_layers is 1000000000"),
+        ({"dim-vocabs": [5]}, "has dim-vocabs [5]: a model from one source to one target has two sizes"),
+    ],
+)
+def test_sizes_that_are_none(tmp_path, options, words):
+    assert words in error_of(read, changed(tmp_path / "model", options=options))
+
+
+def test_parameters_that_do_not_fit_keep_names_by_which_they_can_be_found(tmp_path):
+    """The frame compares them with the model's."""
+    arrays = {"decoder_l1_ffn_b1": None, "decoder_l1_ffn_QuantMultA": np.ones(1, dtype=np.float32)}
+    imported = read(changed(tmp_path / "a", arrays=arrays))
+    names = VaswaniForConditionalGeneration(imported.config).state_dict().keys()
+    assert names - imported.weights.keys() == {"model.decoder.layers.0.fc1.bias"}
+    assert imported.weights.keys() - names == {"decoder_l1_ffn_QuantMultA"}
+    short = read(changed(tmp_path / "b", arrays={"decoder_Wemb": np.zeros((5, 16), dtype=np.float32)}))
+    assert short.weights["model.decoder.embed_tokens.weight"].shape == (5, 16)
+
+
+def test_damaged_files(tmp_path):
+    path = tmp_path / "model.npz"
+    content = (FIXTURES / "relu-two" / "model.npz").read_bytes()
+    for damaged in (b"", content[:1000], content[:-30], content[:20_000] + bytes(100) + content[20_100:]):
+        path.write_bytes(damaged)
+        assert "model.npz is damaged, or holds more than plain arrays (" in error_of(read, path)
+    with np.load(FIXTURES / "relu-two" / "model.npz") as archive:
+        arrays = dict(archive)
+    np.savez(path, **arrays, pickled=np.array([{}], dtype=object))
+    assert "Object arrays cannot be loaded when allow_pickle=False" in error_of(read, path)
+    np.savez_compressed(path, **arrays)
+    assert "is compressed, which Marian never does" in error_of(read, path)
+    np.savez(path, **{**arrays, "decoder_l1_ffn_W1": np.zeros((16, 20), dtype=np.int8)})
+    assert "'decoder_l1_ffn_W1' in" in (line := error_of(read, path)) and "int8: packed and quantised" in line
+    np.savez(path, **{**arrays, CONFIG: np.frombuffer(b"type: [transformer\0", dtype=np.int8)})
+    assert f"{CONFIG} in {path} is damaged (line 1: " in error_of(read, path)
+    del arrays[CONFIG]
+    np.savez(path, **arrays)
+    assert f"has no {CONFIG}, in which Marian keeps a model's options" in error_of(read, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("text", "no array")
+    assert "'text' in" in (line := error_of(read, path)) and "is no array" in line
+    assert "there is no file" in error_of(read, tmp_path / "nothing.npz")
+
+
+def test_what_is_a_model_of_marian(tmp_path):
+    assert marian.is_one(FIXTURES / "relu-two") and marian.is_one(FIXTURES / "relu-two" / "model.npz")
+    (tmp_path / "model.npz.optimizer.npz").touch()
+    assert not marian.is_one(tmp_path) and not marian.is_one(tmp_path / "config.json")
+    packed = tmp_path / "model.intgemm.bin"
+    packed.write_bytes(b"\1" + bytes(20))
+    assert marian.is_one(packed) and "give the .npz file that it was made from" in error_of(read, packed)
+    for name in ("model1.npz", "model2.npz"):
+        shutil.copy(FIXTURES / "relu-two" / "model.npz", tmp_path / name)
+    assert "holds 2 models (model1.npz, model2.npz): give one" in error_of(read, tmp_path)
+
+
+def test_an_archive_of_opus_mt(tmp_path):
+    """One .yml file for both sides, SentencePiece models beside it, several models of which decoder.yml names one."""
+    spm = FIXTURES / "src-spm" / "joint.spm"
+    model, vocabulary = "opus.spm32k-spm32k.transformer.model1.npz.best-perplexity.npz", "opus.spm32k-spm32k.vocab.yml"
+    for name in (model, "older.npz"):
+        shutil.copy(FIXTURES / "src-spm" / "model.npz", tmp_path / name)
+    for name in ("source.spm", "target.spm"):
+        shutil.copy(spm, tmp_path / name)
+    pieces = SentencePieceModel.read(spm).pieces
+    lines = [f"{json.dumps(piece)}: {number}\n" for number, (piece, *_) in enumerate(pieces)]
+    (tmp_path / vocabulary).write_text("".join(reversed(lines)), encoding="utf-8")
+    settings = f"relative-paths: true\nmodels:\n  - {model}\nvocabs:\n  - /far/away/{vocabulary}\n  - {vocabulary}\n"
+    (tmp_path / "decoder.yml").write_text(settings + "beam-size: 6\nnormalize: 1\nallow-unk: true\n")
+    (tmp_path / "LICENSE").write_text("Attribution 4.0 International\n")
+    ours, opus = read(FIXTURES / "src-spm"), read(tmp_path)
+    assert opus.generation == {"num_beams": 6, "length_normalization": "power", "length_penalty": 1.0}
+    assert opus.facts.license == "cc-by-4.0" and opus.facts.source == model and "v1.12.42" in opus.facts.notes[0]
+    text = "mukamu  di ba LEDE zß gidax"
+    for sides in ({"text": text}, {"text_target": text}):
+        assert opus.tokenizer(**sides).input_ids == ours.tokenizer(**sides).input_ids
+    assert opus.tokenizer.decode(opus.tokenizer("ba lede").input_ids, skip_special_tokens=True) == "ba lede"
+    (tmp_path / "decoder.yml").unlink()
+    assert f"holds 2 models (older.npz, {model}): give one" in error_of(read, tmp_path)
+    line = error_of(read, tmp_path / model)
+    assert "are not known (no decoder.yml beside it names one or two of them): give --vocabulary FILE" in line
+    assert read(tmp_path / model, tmp_path / vocabulary).tokenizer(text).input_ids == ours.tokenizer(text).input_ids
+
+
+def test_words_of_a_vocabulary(tmp_path):
+    """As Marian reads them: a scalar is a text, ids beyond the matrix are unknown, the first of two entries counts."""
+    path = changed(tmp_path / "model", "swish-all")
+    size = read(path).config.vocab_size - 1
+    lines = [
+        "eos: 0",
+        "UNK: 1",
+        "null: 2",
+        "1.50: 3",
+        '"ye\\u00e9 s": 4',
+        "yes: 5",
+        "~: 6",
+        "yes: 7",
+        f"beyond: {size}",
+    ]
+    (tmp_path / "words.yml").write_text("\n".join(lines))
+    imported = read(path, tmp_path / "words.yml")
+    tokenizer = imported.tokenizer
+    assert tokenizer("null  1.50 yes ~ beyond other").input_ids == [2, 3, 5, 6, 1, 1, 0]
+    assert (tokenizer.eos_token, tokenizer.unk_token, tokenizer.pad_token_id) == ("eos", "UNK", size)
+    assert imported.config.decoder_start_token_id == imported.config.pad_token_id == size
+    assert tokenizer.decode([2, 5, 0], skip_special_tokens=True) == "null yes"
+
+
+def test_vocabularies_that_do_not_fit(tmp_path):
+    path = changed(tmp_path / "model")
+    source, target = (path.parent / name for name in ("source.yml", "target.yml"))
+    assert read(path, source, target).tokenizer("mukamu").input_ids == read(path).tokenizer("mukamu").input_ids
+    assert "give --vocabulary FILE, or --vocabulary SOURCE TARGET" in error_of(read, path, source, source, target)
+    other = tmp_path / "other.yml"
+    cases = {
+        "<unk>: 0\n</s>: 1": "</s> has id 1 in",
+        "a: 0\nb: 1\n<unk>: 2": "has no entry </s>, which Marian needs",
+        "a: one": "gives 'a' the id 'one', no whole number",
+        "a: -1": "gives 'a' the id '-1', no whole number",
+        "- a": "is no vocabulary in YAML (it must hold one mapping",
+        "a: [1]": "is no vocabulary in YAML (it must hold one mapping",
+        "a: {b: 1}": "is no vocabulary in YAML (it must hold one mapping",
+        "a: &b 1\nc: *b": "is no vocabulary in YAML (it must hold one mapping",
+        "a: 1\n'b": "is no vocabulary in YAML (line ",
+        "": "is no vocabulary in YAML (it must hold one mapping",
+        "a: 99": "has no entry",
+    }
+    for content, words in cases.items():
+        other.write_text(content)
+        assert words in error_of(read, path, other, target), content
+    shutil.copy(source, tmp_path / "source.txt")
+    assert "source.txt is no vocabulary that can be read: give a .yml or a .spm file" in error_of(
+        read, path, tmp_path / "source.txt"
+    )
+    target.unlink()
+    assert "the vocabulary target.yml of model.npz is not beside it: give --vocabulary FILE" in error_of(read, path)
+
+
+def test_a_large_vocabulary_is_read_in_its_order(tmp_path):
+    entries = [(f"word{number} \u2028é", str(number)) for number in range(32_000)]
+    path = tmp_path / "large.yml"
+    path.write_text("".join(f"{json.dumps(word)}: {number}\n" for word, number in reversed(entries)))
+    assert read_vocabulary(path, "") == entries[::-1]

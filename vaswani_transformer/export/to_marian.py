@@ -1,0 +1,253 @@
+"""Export to Marian: `model.npz` with its options inside, vocabularies, and settings for marian-decoder.
+
+A model with Marian's own layout (one that came from there, as all of OPUS-MT) becomes `type: transformer`, which every
+version of Marian decodes. All others become `type: transformer-new` of Marian 1.12, with their positions as a table.
+In that table's first row lies the embedding of the decoder's start token, since Marian's decoder starts from zeros.
+"""
+
+import io
+import json
+import re
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import UserError
+from ..marian_format import ACTIVATIONS, CONFIG, EOS, LAYER_NORM_EPS, NEW, OLD, UNK, stack_parameters
+from ..model.configuration_vaswani import VaswaniConfig
+from .folder import MARIAN_FILES, position_table
+
+_MODEL, _SETTINGS, _JOINT, *_SIDES = MARIAN_FILES[:5]
+_SEGMENTERS = MARIAN_FILES[5:]
+_NO_PROBABILITY = -1e4  # output bias of ids that a model of Marian's did not have
+_BLOCK = 256  # bytes; options are filled up with NULs to a multiple
+# Signs in names of pieces by which `importing/sentencepiece.py` keeps texts apart from them.
+_SIGNS = str.maketrans({"\ufff2": "<", "\ufff4": None})
+# Characters that YAML does not allow, or takes for the end of a line, unless they are escaped.
+_UNPRINTABLE = re.compile("[\x7f-\xa0\u2028\u2029\ufeff\ufffe\uffff]")
+
+
+def check_marian(config: VaswaniConfig) -> None:
+    """Refuse a configuration that neither of Marian's Transformers has.
+
+    Raises:
+        UserError: naming the field, its value and what Marian has.
+    """
+    width = config.d_model // config.num_heads
+    only = {
+        "attention_window": (None,),
+        "d_k": (width,),
+        "d_v": (width,),
+        "layer_norm_eps": tuple(LAYER_NORM_EPS.values()),
+    }
+    for name, values in only.items():
+        if getattr(config, name) not in values:
+            raise UserError(
+                f"{name} is {getattr(config, name)}: a Transformer of Marian has {' or '.join(map(str, values))}, so"
+                " this model cannot be exported to it"
+            )
+    if config.d_model % config.num_heads:
+        raise UserError(f"num_heads is {config.num_heads}: in Marian d_model ({config.d_model}) is a multiple of it")
+
+
+def type_of(model) -> str:
+    """Marian's `type` for a model whose configuration `check_marian` accepts.
+
+    Raises:
+        UserError: for a `layer_norm_eps` that belongs to the other type.
+    """
+    config = model.config
+    start = model.model.decoder.embed_tokens.weight[config.decoder_start_token_id]
+    is_old = (
+        config.position_encoding == "sinusoidal-tensor2tensor"
+        and config.position_offset == 0
+        and config.scale_embedding
+        and not start.any()
+        and config.layer_norm_eps == LAYER_NORM_EPS[OLD]
+    )
+    type = OLD if is_old else NEW
+    if config.layer_norm_eps != LAYER_NORM_EPS[type]:
+        raise UserError(
+            f"layer_norm_eps is {config.layer_norm_eps}, with which Marian has position_encoding"
+            " 'sinusoidal-tensor2tensor' from position 0, scale_embedding and a decoder that starts from zeros alone:"
+            f" this model could be exported to it with {LAYER_NORM_EPS[NEW]}"
+        )
+    return type
+
+
+def write_marian(folder: Path, model, tokenizer, output: Path, rows: int) -> None:
+    """Write a model into a folder that does not exist yet.
+
+    Args:
+        folder: of the model; SentencePiece models in it are copied.
+        model: in float32 on the CPU.
+        tokenizer: the model's.
+        output: what to make.
+        rows: of the model's position tables.
+
+    Raises:
+        UserError: for what Marian does not have, by the field's name.
+    """
+    check_marian(model.config)
+    type = type_of(model)
+    with torch.no_grad():
+        arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in _arrays(model, type).items()}
+    sizes = [len(arrays[name]) for name in (_first(arrays, "encoder_Wemb"), _first(arrays, "decoder_Wemb"))]
+    options = _options(model.config, type, sizes, "Wemb" in arrays)
+    arrays[CONFIG] = _terminated(_yaml(options))
+    output.mkdir()
+    _write_arrays(arrays, output / _MODEL)
+    names = _write_vocabularies(tokenizer, model.config, sizes, output)
+    for name in _SEGMENTERS:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, output / name)
+    settings = _settings(model, type, rows)
+    text = _yaml({"relative-paths": True, "models": [_MODEL], "vocabs": names, **settings})
+    (output / _SETTINGS).write_text(text, encoding="utf-8")
+
+
+def _arrays(model, type: str) -> dict[str, torch.Tensor]:
+    """All parameters under Marian's names."""
+    config, own = model.config, model.state_dict()
+    for stack in ("encoder", "decoder"):
+        own[f"model.{stack}.embed_positions.weight"] = position_table(getattr(model.model, stack).embed_positions)
+    arrays = {}
+    names = stack_parameters(config, type)
+    if type == NEW:
+        for stack in ("Encoder", "Decoder"):
+            low = stack.lower()
+            table = own[f"model.{low}.embed_positions.weight"]
+            arrays[f"TransformerBatch{stack}->{low}->positionEmbedding->embeddings"] = table
+        start = model.model.decoder.embed_tokens.weight[config.decoder_start_token_id] * model.model.decoder.embed_scale
+        table[0] += start
+    for ours, (name, kind) in names.items():
+        if kind == "table":
+            continue
+        tensor = own.get(ours)
+        if tensor is None:  # a bias of attention
+            tensor = torch.zeros(len(own[ours.replace("bias", "weight")]))
+        arrays[name] = tensor.T if kind == "matrix" else tensor[None] if type == OLD else tensor
+    return arrays | _vocabulary_arrays(model, type)
+
+
+def _vocabulary_arrays(model, type: str) -> dict[str, torch.Tensor]:
+    """Embeddings and output projection, without the ids at their ends that Marian did not have."""
+    stacks = model.model.encoder, model.model.decoder
+    source, target = (stack.embed_tokens.weight for stack in stacks)
+    output = model.lm_head.weight
+    bias = torch.zeros(len(output)) if model.lm_head.bias is None else model.lm_head.bias
+    known = 1 + int((bias > _NO_PROBABILITY).nonzero().max())
+    known_source = known if source is target else 1 + int(source.any(dim=1).nonzero().max())
+    source, target, output, bias = source[:known_source], target[:known], output[:known], bias[None, :known]
+    arrays = {"encoder_Wemb": source, "decoder_Wemb": target, "decoder_ff_logit_out_Wt": output}
+    if type == NEW:  # which does not scale where positions are a table
+        scale = stacks[0].embed_scale
+        arrays |= {"encoder_Wemb": source * scale, "decoder_Wemb": target * scale}
+    elif model.config.shares_embeddings:
+        arrays = {"Wemb": target}
+    elif model.config.tie_word_embeddings:
+        del arrays["decoder_ff_logit_out_Wt"]
+    return {**arrays, "decoder_ff_logit_out_b": bias}
+
+
+def _first(arrays: dict[str, np.ndarray], name: str) -> str:
+    return "Wemb" if "Wemb" in arrays else name
+
+
+def _options(config: VaswaniConfig, type: str, sizes: list[int], is_shared: bool) -> dict[str, Any]:
+    """Marian's options of a model, which it reads out of the `.npz` file."""
+    from .. import __version__
+
+    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation_function)
+    return {
+        "type": type,
+        "dim-vocabs": sizes,
+        "dim-emb": config.d_model,
+        "enc-depth": config.encoder_layers,
+        "dec-depth": config.decoder_layers,
+        "transformer-heads": config.num_heads,
+        "transformer-dim-ffn": config.d_ff,
+        "transformer-decoder-dim-ffn": 0,
+        "transformer-ffn-depth": 2,
+        "transformer-decoder-ffn-depth": 0,
+        "transformer-ffn-activation": activation,
+        "transformer-preprocess": "",
+        "transformer-postprocess": "dan",
+        "transformer-postprocess-emb": "d",
+        "transformer-postprocess-top": "n" if config.add_final_layer_norm else "",
+        "transformer-decoder-autoreg": "self-attention",
+        "transformer-train-position-embeddings": type == NEW,
+        "transformer-no-projection": False,
+        "transformer-tied-layers": [],
+        "tied-embeddings-all": is_shared,
+        "tied-embeddings-src": False,
+        "tied-embeddings": type == OLD and config.tie_word_embeddings and not is_shared,
+        "input-types": [],
+        "layer-normalization": False,
+        "right-left": False,
+        "skip": False,
+        "version": f"vaswani_transformer {__version__}",
+    }
+
+
+def _settings(model, type: str, rows: int) -> dict[str, Any]:
+    """What marian-decoder searches with: as much of our search as it has."""
+    generation = model.generation_config
+    penalty = getattr(generation, "length_penalty", None)
+    suppressed = getattr(generation, "suppress_tokens", None)
+    # In Marian, a table of positions has `max-length` rows, and ends the program where a sentence is longer.
+    limits = {"max-length": rows, "max-length-crop": True} if type == NEW else {}
+    return {
+        "beam-size": generation.num_beams or 1,
+        "normalize": 0.0 if penalty is None else float(penalty),
+        "word-penalty": 0,
+        "allow-unk": not suppressed,
+        "mini-batch": 16,
+        "maxi-batch": 100,
+        "maxi-batch-sort": "src",
+        **limits,
+    }
+
+
+def _write_vocabularies(tokenizer, config: VaswaniConfig, sizes: list[int], output: Path) -> list[str]:
+    """Write one vocabulary for both sides, or two; returns their names."""
+    sides = [tokenizer.side(name) if hasattr(tokenizer, "side") else tokenizer for name in ("source", "target")]
+    texts = [_vocabulary(side, config, size) for side, size in zip(sides, sizes, strict=True)]
+    names = [_JOINT] * 2 if texts[0] == texts[1] else _SIDES
+    for name, text in zip(names, texts, strict=True):
+        (output / name).write_text(text, encoding="utf-8")
+    return names
+
+
+def _vocabulary(tokenizer, config: VaswaniConfig, size: int) -> str:
+    """The tokens by id in YAML, with Marian's names for the end and the unknown token."""
+    tokens = dict(sorted((index, token) for token, index in tokenizer.get_vocab().items() if index < size))
+    unknown = tokenizer.unk_token_id
+    if unknown is None or unknown >= size:  # every text has ids; padding is in none
+        unknown = config.pad_token_id
+    tokens |= {config.eos_token_id: EOS, unknown: UNK}
+    names = {index: token.translate(_SIGNS) for index, token in tokens.items()}
+    text = "".join(f"{json.dumps(name, ensure_ascii=False)}: {index}\n" for index, name in names.items())
+    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in values.items())
+
+
+def _terminated(text: str) -> np.ndarray:
+    content = text.encode("utf-8") + b"\0"
+    return np.frombuffer(content.ljust(-(-len(content) // _BLOCK) * _BLOCK, b"\0"), dtype=np.int8)
+
+
+def _write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
+    """An archive as Marian's reader knows it: numpy.savez would write headers of 64 bits, which it does not."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=False) as archive:
+        for name, array in sorted(arrays.items()):
+            content = io.BytesIO()
+            np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
+            archive.writestr(f"{name}.npy", content.getvalue())

@@ -65,14 +65,14 @@ def edit_config(folder: Path, **changes) -> None:
 @pytest.mark.parametrize("load", [AutoModelForSeq2SeqLM, VaswaniForConditionalGeneration])
 def test_pickled_weights_are_refused_with_the_way_to_convert_them(folder, capsys, load):
     pickle_weights(folder)
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin, a pickle.*vaswani convert") as caught:
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin, a pickle.*vaswani import") as caught:
         load.from_pretrained(folder)
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="safetensors only"):
         load.from_pretrained(folder, use_safetensors=False)
     assert main(["translate", str(folder), "words"]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "vaswani convert" in error
+    assert error.count("\n") == 1 and "vaswani import" in error
 
 
 def test_a_pickle_is_not_even_opened(folder, tmp_path):

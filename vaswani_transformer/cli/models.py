@@ -195,8 +195,12 @@ def add_import(commands) -> None:
 
 
 def _import(arguments: argparse.Namespace) -> int:
+    from huggingface_hub.utils import disable_progress_bars
+
     from ..importing.importing import import_model
 
+    if not sys.stderr.isatty():
+        disable_progress_bars()  # of downloads
     print(f"importing {arguments.source}", file=sys.stderr)
     result = import_model(
         arguments.source,

@@ -31,19 +31,20 @@ def download(name: str) -> Path:
     try:
         files = HfApi().list_repo_files(name)
         return Path(snapshot_download(name, allow_patterns=_chosen(files)))
-    except RepositoryNotFoundError as error:
-        raise UserError(
-            f"there is neither a file or folder {name} nor a model of this name on the Hub: check the name; for a"
-            " private model log in with `hf auth login`"
-        ) from error
     except GatedRepoError as error:
         raise UserError(
             f"{name} is given to users who accept its terms only: do so on its page on the Hub, and log in with"
             " `hf auth login`"
         ) from error
+    except RepositoryNotFoundError as error:
+        raise UserError(
+            f"there is neither a file or folder {name} nor a model of this name on the Hub: check the name; for a"
+            " private model log in with `hf auth login`"
+        ) from error
     except (HfHubHTTPError, HTTPError, OSError, RuntimeError, ValueError) as error:
         try:
-            return Path(snapshot_download(name, local_files_only=True))
+            # Of one file, since the cached copy lacks those that were not chosen.
+            return Path(snapshot_download(name, allow_patterns="README.md", local_files_only=True))
         except (OSError, ValueError):
             raise UserError(
                 f"there is no file or folder {name}, and the model of this name cannot be fetched from the Hub"

@@ -210,9 +210,7 @@ def _followed(imported: Imported, source: Path) -> dict[str, Any]:
     followed, others = {}, []
     for name, value in imported.generation.items():
         try:
-            check_settings(
-                {name: value}, source, getattr(imported.config, "target_vocab_size", imported.config.vocab_size)
-            )
+            check_settings({name: value}, source, imported.config.target_vocab_size)
             followed[name] = value
         except UserError:
             others.append(name)

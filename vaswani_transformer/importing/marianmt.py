@@ -59,7 +59,7 @@ def read(source: Path, options: ImportOptions) -> Imported:
             **shared_settings(config),
             **ties,
             vocab_size=config.vocab_size,
-            decoder_vocab_size=len(weights["lm_head.bias"]),
+            decoder_vocab_size=None if config.share_encoder_decoder_embeddings else config.decoder_vocab_size,
             output_bias=True,
             position_encoding=encoding,
             layer_norm_eps=epsilon,

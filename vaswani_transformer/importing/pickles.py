@@ -1,7 +1,6 @@
 """Pickled weights, read without running what a pickle may hold; and folders of ours that were saved so."""
 
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ NAME = "a folder of this package with pickled weights (pytorch_model.bin)"
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 
 
-def read_pickle(path: Path, harmless: Sequence[type] = ()) -> Any:
-    """What `torch.save` wrote, by torch's restricted reader: tensors, plain values, and objects of `harmless` classes.
+def read_pickle(path: Path) -> Any:
+    """What `torch.save` wrote, by torch's restricted reader: tensors and plain values.
 
     Raises:
         UserError: for a file that cannot be read, is damaged, compressed, or holds anything else.
@@ -32,8 +31,7 @@ def read_pickle(path: Path, harmless: Sequence[type] = ()) -> Any:
             with zipfile.ZipFile(path) as archive:
                 if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
                     raise UserError(f"{path} is compressed, which torch.save never does: save the weights again")
-        with torch.serialization.safe_globals(list(harmless)):
-            return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
         raise
     except OSError as error:
@@ -114,7 +112,7 @@ def read(source: Path, _: ImportOptions) -> Imported:
     except Exception as error:  # values of a wrong kind make transformers raise errors of many kinds
         raise UserError(f"{source} has no usable config.json: {one_line(error)}") from error
     settings = source / "generation_config.json"
-    check_generation_config(settings, config.vocab_size)
+    check_generation_config(settings, config.target_vocab_size)
     generation = read_json(settings, "copy it again") if settings.is_file() else {}
     has_tokenizer = (source / "tokenizer_config.json").is_file()
     return Imported(

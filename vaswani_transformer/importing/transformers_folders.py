@@ -39,9 +39,8 @@ def config_of(folder: Path, kind: type[PreTrainedConfig]) -> PreTrainedConfig:
         UserError: for values of a wrong kind, and settings that our architecture does not have, by their names.
     """
     values = read_values(folder)
-    known = kind.__annotations__.keys() | GenerationConfig().to_dict().keys()
     try:
-        config = kind(**{name: value for name, value in values.items() if name in known})
+        config = kind(**{name: values[name] for name in values.keys() & kind.__annotations__.keys()})
     except Exception as error:  # values of a wrong kind make transformers raise errors of many kinds
         raise UserError(f"{folder} has no usable config.json: {one_line(error)}") from error
     for name, wanted in _PAPERS.items():
@@ -85,7 +84,8 @@ def search_settings(folder: Path, config: PreTrainedConfig) -> dict[str, Any]:
     if path.is_file():
         settings = read_json(path, _AGAIN, finite=False)
     else:
-        settings = GenerationConfig.from_model_config(config).to_diff_dict()
+        values = read_values(folder)
+        settings = {name: values.get(name, getattr(config, name, None)) for name in GenerationConfig().to_dict()}
     left_out = {*_IDS, "transformers_version", "_from_model_config", "use_cache"}
     settings = {name: value for name, value in settings.items() if value is not None and name not in left_out}
     return {"length_normalization": "power", "length_penalty": 1.0, **settings}

@@ -1,0 +1,75 @@
+"""Folders of FSMTForConditionalGeneration: compared with transformers' own class, which computes in float32 only."""
+
+import json
+import sys
+
+import pytest
+import torch
+from conftest import ROOT, error_of
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM
+
+from vaswani_transformer import import_model
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from import_differences import SEARCHES, compare, fsmt
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder as transformers writes it."""
+    return fsmt(tmp_path / "source", torch.float32).source
+
+
+@pytest.mark.parametrize(
+    ("changes", "searches"),
+    [
+        ({}, SEARCHES),
+        ({"tgt_vocab_size": 61, "activation_function": "gelu", "d_model": 20}, {}),
+        ({"scale_embedding": False, "decoder_layers": 1}, {}),
+    ],
+    ids=str,
+)
+def test_logits_and_searches_are_those_of_the_original(changes, searches, tmp_path):
+    result = compare(fsmt(tmp_path / "source", torch.float32, **changes), tmp_path / "out", 8, searches)
+    assert result["difference"] < 1e-5 < 1 < result["largest"]
+    assert {name: result[name] for name in searches} == dict.fromkeys(searches, 8)
+
+
+def test_the_configuration(folder, tmp_path):
+    import_model(folder, tmp_path / "out")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    config = model.config
+    assert (config.position_encoding, config.position_offset) == ("sinusoidal-tensor2tensor", 2)
+    assert (config.vocab_size, config.target_vocab_size, config.decoder_start_token_id) == (61, 53, 2)
+    assert model.lm_head.weight is model.model.decoder.embed_tokens.weight
+    assert model.model.encoder.embed_tokens.weight is not model.model.decoder.embed_tokens.weight
+
+
+def test_an_older_folder_without_the_projection(folder, tmp_path):
+    import_model(folder, tmp_path / "expected")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.decoder.output_projection.weight"]
+    weights["model.encoder.embed_positions.weight"] = torch.zeros(4, 32)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    import_model(folder, tmp_path / "out")
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("expected", "out"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_languages_of_the_configuration(folder, tmp_path):
+    facts = import_model(folder, tmp_path / "out").facts
+    assert (facts.toolkit, facts.languages) == ("fairseq", ("de", "en"))
+
+
+def test_parameters_that_do_not_fit_are_named(folder, tmp_path):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "src_vocab_size": 60, "tgt_vocab_size": 60}))
+    line = error_of(import_model, folder, tmp_path / "out")
+    assert "model.encoder.embed_tokens.weight has the shape (61, 32) and should have (60, 32)" in line
+    assert "model.decoder.embed_tokens.weight has the shape (53, 32) and should have (60, 32)" in line
+
+
+def test_positions_are_known(folder, tmp_path):
+    line = error_of(import_model, folder, tmp_path / "out", positions="marian")
+    assert line.startswith("--positions does not apply to FSMTForConditionalGeneration")

@@ -1,0 +1,248 @@
+"""The frame of `vaswani import`: sources, outputs, options, the card; formats have files of their own."""
+
+import json
+import zipfile
+
+import pytest
+import torch
+from conftest import error_of, tiny_model
+from hub_server import Fault, HubServer, Repository
+from huggingface_hub import ModelCard, constants
+from safetensors.torch import load_file
+
+from vaswani_transformer import load_model, train_tokenizer
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.hub.existing_card import is_sealed
+from vaswani_transformer.importing import importing
+from vaswani_transformer.importing.download import _chosen
+from vaswani_transformer.importing.importing import import_model
+from vaswani_transformer.importing.source import Facts, Imported, embeddings
+
+TEXT = ["Two small dogs run in the garden.", "Zwei kleine Hunde rennen im Garten."]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXT, vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    return tiny_model(seed=4, vocab_size=len(tokenizer))
+
+
+@pytest.fixture
+def folder(model, tokenizer, tmp_path):
+    """A source: a model folder with pickled weights."""
+    folder = tmp_path / "source"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+class Toolkit:
+    """A format that knows files called model.toy."""
+
+    NAME = "a toy"
+    __name__ = "vaswani_transformer.importing.marianmt"  # whose options it takes
+
+    def __init__(self, model, tokenizer):
+        self.model, self.tokenizer = model, tokenizer
+        self.generation = {"num_beams": 3}
+        self.facts = Facts("Toykit", license="cc-by-4.0", languages=("fr", "en"), notes=("A note [of](x) it.",))
+
+    def is_one(self, source):
+        return source.name == "model.toy"
+
+    def read(self, source, options):
+        weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        return Imported(self.model.config, weights, self.tokenizer, self.facts, self.generation)
+
+
+@pytest.fixture
+def toy(model, tokenizer, tmp_path, monkeypatch):
+    """The format, as the only one, and a source of it."""
+    toolkit = Toolkit(model, tokenizer)
+    toolkit.source = tmp_path / "model.toy"
+    toolkit.source.touch()
+    monkeypatch.setattr(importing, "_formats", lambda: [toolkit])
+    return toolkit
+
+
+def test_model_tokenizer_settings_and_card_are_written(toy, tmp_path, model, tokenizer):
+    result = import_model(toy.source, tmp_path / "out")
+    assert result[:3] == (tmp_path / "out", "a toy", model.num_parameters()) and result.has_tokenizer
+    loaded, its_tokenizer = load_model(tmp_path / "out", "cpu")
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in loaded.state_dict().items())
+    assert its_tokenizer(TEXT).input_ids == tokenizer(TEXT).input_ids
+    assert loaded.generation_config.num_beams == 3
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.license == "cc-by-4.0" and card.data.language == ["fr", "en"] and is_sealed(card.content)
+    assert "The weights were trained by Toykit and imported from model.toy by `vaswani import`." in card.text
+    assert r"A note \[of\](x) it." in card.text and "It was trained from fr to en." in card.text
+
+
+def test_a_push_keeps_what_is_known_of_the_original(toy, tmp_path, capsys):
+    import_model(toy.source, tmp_path / "out")
+    assert main(["push", str(tmp_path / "out"), "owner/name", "--dry-run"]) == 0
+    card = capsys.readouterr().out
+    for part in ("license: cc-by-4.0", "- fr\n- en\n", "trained by Toykit and imported from model.toy"):
+        assert part in card
+
+
+def test_search_settings_without_counterpart_are_named(toy, tmp_path):
+    toy.generation = {"num_beams": 2, "guidance_scale": 3.0, "num_beam_groups": 2}
+    result = import_model(toy.source, tmp_path / "out")
+    assert "have no counterpart here: guidance_scale, num_beam_groups." in result.facts.notes[-1]
+    settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert settings["num_beams"] == 2 and "guidance_scale" not in settings
+
+
+def test_a_model_without_tokenizer(toy, tmp_path, capsys):
+    toy.tokenizer = None
+    assert main(["import", str(toy.source), "--output", str(tmp_path / "out")]) == 0
+    assert "use it with" not in capsys.readouterr().out
+    assert not (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def test_an_output_that_is_there(toy, tmp_path):
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "notes.txt").write_text("mine")
+    assert "is not empty: give another one, or --overwrite" in error_of(import_model, toy.source, output)
+    assert "holds no imported model" in error_of(import_model, toy.source, output, overwrite=True)
+    (output / "notes.txt").unlink()
+    import_model(toy.source, output)
+    (output / "notes.txt").write_text("mine")
+    toy.tokenizer = None  # its files have to go
+    assert "is not empty" in error_of(import_model, toy.source, output)
+    import_model(toy.source, output, overwrite=True)
+    assert not (output / "tokenizer.json").exists() and (output / "notes.txt").read_text() == "mine"
+
+
+def test_nothing_is_left_of_an_import_that_fails(toy, tmp_path):
+    toy.model = tiny_model(vocab_size=300, d_ff=48)
+    toy.model.config.d_ff = 40
+    line = error_of(import_model, toy.source, tmp_path / "out")
+    assert line.count("fc1.weight has the shape (48, 24) and should have (40, 24)") == 4 and "fc2" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_that_do_not_apply(folder, toy, tmp_path):
+    line = error_of(import_model, toy.source, tmp_path / "out", vocabularies=[toy.source])
+    assert line == "--vocabulary does not apply to a toy: leave it out"
+    import_model(toy.source, tmp_path / "out", positions="marian")
+    line = error_of(import_model, toy.source, tmp_path / "other", mapping=tmp_path / "nowhere.yaml")
+    assert "nowhere.yaml is no file" in line
+
+
+def test_nothing_is_there(tmp_path):
+    assert error_of(import_model, tmp_path / "nowhere", tmp_path / "out").startswith(f"there is no {tmp_path}/nowhere")
+
+
+def write(folder, **files):
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {"config__json": '{"model_type": "m2m_100"}'},
+            "NLLB or M2M100, which cannot be imported: it normalises before",
+        ),
+        ({"config__json": '{"model_type": "mbart"}'}, "mBART, which cannot be imported: it normalises before"),
+        ({"config__json": '{"model_type": "bart"}'}, "BART, which cannot be imported: it normalises the embeddings"),
+        ({"config__json": '{"model_type": "t5"}'}, "T5, which cannot be imported: it normalises before"),
+        ({"config__json": '{"model_type": "bert"}'}, "(a 'bert' model of transformers) is in no format"),
+        ({"model__bin": "", "shared_vocabulary__json": ""}, "a model for CTranslate2, which cannot"),
+        ({"model__00__safetensors": "", "config__json": "{}"}, "an Eole model, which cannot"),
+        (
+            {"a__txt": "", "b__txt": ""},
+            "(a folder with a.txt, b.txt) is in no format that can be imported. There are: ",
+        ),
+        ({}, "(an empty folder) is in no format"),
+        ({"config__json": "{"}, "config.json is damaged"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_folders_that_are_refused(tmp_path, files, expected):
+    write(tmp_path / "source", **files)
+    assert expected in error_of(import_model, tmp_path / "source", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "translate-en_de.argosmodel", "w") as archive:
+        archive.writestr("metadata.json", "{}")
+    line = error_of(import_model, tmp_path / "translate-en_de.argosmodel", tmp_path / "out")
+    assert "an Argos Translate package, which cannot be imported: it normalises before" in line
+    options = {"global_attention_function": "softmax"}
+    torch.save({"model": {}, "generator": {}, "opt": options}, tmp_path / "step_10.pt")
+    line = error_of(import_model, tmp_path / "step_10.pt", tmp_path / "out")
+    assert "an OpenNMT-py model, which cannot be imported: it normalises before" in line
+    (tmp_path / "some.thing").write_text("hello")
+    assert "(a file of 5 bytes) is in no format" in error_of(import_model, tmp_path / "some.thing", tmp_path / "out")
+
+
+@pytest.mark.parametrize("pattern", ["eee", "edd", "eed", "ede", "edo"])
+def test_ties_are_found_in_the_matrices(pattern):
+    """Encoder, decoder and output by letters: those with the same letter are the same matrix."""
+    matrices = {letter: torch.full((2, 3), float(ord(letter))) for letter in pattern}
+    encoder, decoder, output = (matrices[letter] for letter in pattern)
+    ties, weights = embeddings(encoder, decoder.clone(), output)
+    assert ties == {"tie_word_embeddings": decoder is output, "share_encoder_decoder_embeddings": encoder is decoder}
+    assert {chr(int(tensor[0, 0])) for tensor in weights.values()} == set(pattern)
+
+
+# Names on the Hub
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A Hub that this process knows as the one."""
+    with HubServer() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        yield server
+
+
+def test_a_model_on_the_hub(hub, folder, tmp_path, model, monkeypatch):
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    hub.repositories["owner/pickled"] = Repository("owner/pickled", private=False)
+    hub.repositories["owner/pickled"].commit("main", "files", files)
+    import_model("owner/pickled", tmp_path / "out")
+    loaded, _ = load_model(tmp_path / "out", "cpu")
+    assert torch.equal(loaded.state_dict()["lm_head.weight"], model.state_dict()["lm_head.weight"])
+    assert "imported from https\\://huggingface.co/owner/pickled" in (tmp_path / "out" / "README.md").read_text()
+    fetched = {path.rpartition("/")[2] for method, path, _ in hub.requests if "/resolve/" in path}
+    assert "pytorch_model.bin" in fetched and not [name for name in fetched if name.endswith(".py")]
+    # What is here already needs no connection.
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    import_model("owner/pickled", tmp_path / "again")
+    line = error_of(import_model, "owner/another", tmp_path / "other")
+    assert "cannot be fetched from the Hub" in line and "try again with a connection" in line
+    assert not (tmp_path / "other").exists()
+
+
+def test_names_that_the_hub_does_not_know(hub, tmp_path):
+    line = error_of(import_model, "owner/nothing", tmp_path / "out")
+    assert line.startswith("there is neither a file or folder owner/nothing nor a model of this name on the Hub")
+    hub.faults.append(Fault("GET", "/api/models", times=99, status=403))
+    assert "cannot be fetched from the Hub" in error_of(import_model, "owner/nothing", tmp_path / "out")
+
+
+def test_one_kind_of_weights_is_fetched_and_no_code():
+    files = ["config.json", "pytorch_model.bin", "tf_model.h5", "rust_model.ot", "source.spm", "model.py", "README.md"]
+    files += ["onnx/config.json", "checkpoint-5/pytorch_model.bin", "training_args.bin", "vocab.json", "merges.txt"]
+    expected = {"config.json", "source.spm", "README.md", "training_args.bin", "vocab.json", "merges.txt"}
+    assert set(_chosen(files)) == expected | {"pytorch_model.bin"}
+    assert set(_chosen([*files, "model.safetensors"])) == expected | {"model.safetensors"}

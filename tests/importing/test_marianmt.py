@@ -1,0 +1,163 @@
+"""Folders of MarianMTModel: compared with transformers' own class, with its positions and with Marian's."""
+
+import json
+import sys
+
+import pytest
+import torch
+from conftest import ROOT, error_of
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM
+
+from vaswani_transformer import import_model
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from import_differences import compare, marian_positions, marianmt, separate_marianmt
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder as transformers writes it."""
+    return marianmt(tmp_path / "source", torch.float32).source
+
+
+def change(folder, **values):
+    """Change entries of config.json."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
+
+
+@pytest.mark.parametrize("format", [marianmt, separate_marianmt, marian_positions])
+def test_logits_and_searches_are_those_of_the_original(format, tmp_path):
+    result = compare(format(tmp_path / "source", torch.float64), tmp_path / "out", sentences=8)
+    assert result["difference"] < 1e-12 < 1 < result["largest"]
+    assert result["greedy"] == result["beam"] == 8 and result["beam_different"] > 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"activation_function": "relu"},
+        {"activation_function": "gelu", "scale_embedding": False},
+        {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "decoder_vocab_size": 61},
+        {"d_model": 20, "encoder_layers": 1, "decoder_layers": 3},
+    ],
+    ids=str,
+)
+def test_other_settings(changes, tmp_path):
+    result = compare(marianmt(tmp_path / "source", torch.float64, **changes), tmp_path / "out", 4, searches={})
+    assert result["difference"] < 1e-12
+
+
+def test_ties_are_kept(folder, tmp_path):
+    import_model(folder, tmp_path / "out")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    assert model.lm_head.weight is model.model.encoder.embed_tokens.weight
+    separate_marianmt(tmp_path / "two", torch.float32)
+    import_model(tmp_path / "two", tmp_path / "out2")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out2")
+    assert model.lm_head.weight is model.model.decoder.embed_tokens.weight
+    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (61, 53)
+
+
+def test_pickled_weights_of_an_older_folder(folder, tmp_path):
+    """With every tied name and the tables of positions, and the search settings in config.json."""
+    import_model(folder, tmp_path / "expected")
+    weights = load_file(folder / "model.safetensors")
+    shared = weights.pop("model.shared.weight")
+    for name in ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head"):
+        weights[f"{name}.weight"] = shared
+    weights |= {f"model.{stack}.embed_positions.weight": torch.zeros(64, 32) for stack in ("encoder", "decoder")}
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    (folder / "generation_config.json").unlink()
+    change(
+        folder,
+        num_beams=4,
+        max_length=20,
+        bad_words_ids=[[60]],
+        normalize_before=False,
+        static_position_embeddings=True,
+    )
+    import_model(folder, tmp_path / "out")
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("expected", "out"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    settings = [json.loads((tmp_path / name / "generation_config.json").read_text()) for name in ("expected", "out")]
+    kept = ("num_beams", "max_length", "bad_words_ids", "forced_eos_token_id", "length_normalization")
+    assert [settings[0][name] for name in kept] == [settings[1][name] for name in kept] == [4, 20, [[60]], 0, "power"]
+
+
+def test_a_folder_without_bias(folder, tmp_path):
+    weights = load_file(folder / "model.safetensors")
+    del weights["final_logits_bias"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    import_model(folder, tmp_path / "out", positions="transformers")
+    assert not load_file(tmp_path / "out" / "model.safetensors")["lm_head.bias"].any()
+
+
+@pytest.mark.parametrize("left", [None, "training_args.bin", "trainer_state.json"])
+@pytest.mark.parametrize("positions", [None, "marian", "transformers"])
+def test_positions_are_marians_unless_transformers_trained_it(folder, tmp_path, left, positions):
+    if left:
+        (folder / left).write_text("{}")
+    result = import_model(folder, tmp_path / "out", positions=positions)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    marian = (positions or ("transformers" if left else "marian")) == "marian"
+    assert model.config.position_encoding == ("sinusoidal-tensor2tensor" if marian else "sinusoidal-halves")
+    assert (model.lm_head.bias[60] == -1e4) == marian
+    assert result.facts.notes[0].startswith(
+        "Positions are " + ("Marian's own" if marian else "those that transformers")
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"normalize_before": True}, "normalize_before in {config} is True: only models with False can be imported"),
+        ({"normalize_embedding": True}, "normalize_embedding in {config} is True"),
+        ({"add_final_layer_norm": True}, "add_final_layer_norm in {config} is True"),
+        (
+            {"static_position_embeddings": False},
+            "static_position_embeddings in {config} is False: only models with True",
+        ),
+        ({"activation_function": "gelu_new"}, "activation_function in {config} is 'gelu_new': it must be one of relu"),
+        ({"decoder_ffn_dim": 48}, "encoder_ffn_dim in {config} is 40 and decoder_ffn_dim 48"),
+        ({"decoder_attention_heads": 8}, "encoder_attention_heads in {config} is 4 and decoder_attention_heads 8"),
+        ({"d_model": "wide"}, "has no usable config.json"),
+        ({"d_model": 34}, "d_model 34 is not a multiple of num_heads 4"),
+        ({"vocab_size": 0}, "vocab_size is 0: it must be 1 or more"),
+        ({"vocab_size": 62}, "model.shared.weight has the shape (61, 32) and should have (62, 32)"),
+        ({"encoder_layers": 3}, "model.encoder.layers.2.self_attn.k_proj.weight is missing"),
+        ({"encoder_layers": 1}, "'model.encoder.layers.1.self_attn.k_proj.weight' is left over"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_imported(folder, tmp_path, changes, message):
+    change(folder, **changes)
+    line = error_of(import_model, folder, tmp_path / "out")
+    assert message.replace("{config}", f"{folder}/config.json") in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_search_setting_that_is_wrong(folder, tmp_path):
+    settings = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**settings, "num_beams": "many", "num_beam_groups": 4}))
+    result = import_model(folder, tmp_path / "out")
+    assert "no counterpart here: num_beam_groups, num_beams." in result.facts.notes[-1]
+
+
+def test_licence_languages_and_source(folder, tmp_path):
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\nlanguage:\n- en\n- fr\n---\nA model.\n")
+    change(folder, _name_or_path="/tmp/Helsinki-NLP/opus-mt-fr-en")
+    facts = import_model(folder, tmp_path / "out").facts
+    assert (facts.toolkit, facts.license, facts.languages) == ("Marian", "apache-2.0", ("fr", "en"))
+    assert facts.source == "https://huggingface.co/Helsinki-NLP/opus-mt-fr-en"
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "license: apache-2.0" in card and "It was trained from fr to en." in card
+    assert "trained by Marian and imported from https\\://huggingface.co/Helsinki-NLP/opus-mt-fr-en by" in card
+
+
+@pytest.mark.parametrize("name", ["source.spm", "vocab.json"])
+def test_a_missing_tokenizer_file(folder, tmp_path, name):
+    (folder / name).unlink()
+    assert name in error_of(import_model, folder, tmp_path / "out")

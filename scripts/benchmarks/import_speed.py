@@ -90,7 +90,8 @@ def measure(threads: int, options: argparse.Namespace, lines: list[str]) -> dict
         processes.append(context.Process(target=take_part, args=(name, precision, threads, options, other)))
         processes[-1].start()
         other.close()
-        ends[name, precision].recv()
+    for end in ends.values():
+        end.recv()
     seconds = {key: [] for key in ends}
     for turn in range(options.rounds + 1):
         for key in random.sample(list(ends), len(ends)):

@@ -60,7 +60,7 @@ def identical(folder: Path, python: Path, beams: int) -> int:
     model, tokenizer = load_imported(folder)
     settings = {"num_beams": beams, "max_extra_tokens": 0, "length_penalty": 0.6}
     ours = list(Translator(model, tokenizer, **settings).translate(lines))
-    return sum(one == other for one, other in zip(ours, theirs, strict=True))
+    return sum(one.strip() == other.strip() for one, other in zip(ours, theirs, strict=True))
 
 
 def _marian(folder: Path, python: Path, beams: int, lines: list[str]) -> list[str]:

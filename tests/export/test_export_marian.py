@@ -69,7 +69,7 @@ def test_what_marian_trained_becomes_the_same_file_again(tmp_path, name):
     """Every array to the bit, so that Marian's recorded scores are those of the export as well."""
     model, tokenizer = model_of(FIXTURES / name)
     rows = set_positions(model, None)
-    write_marian(tmp_path, model, tokenizer, tmp_path / "marian", rows)
+    write_marian(model, tokenizer, tmp_path / "marian", rows)
     theirs, ours = (arrays_of(folder / "model.npz") for folder in (FIXTURES / name, tmp_path / "marian"))
     names = theirs.keys()
     if name == "src-spm":  # a matrix of two uses is written twice, and a bias of zeros
@@ -157,6 +157,30 @@ def test_names_of_tokens_are_what_yaml_makes_of_them(exported):
     assert words == tokenizer.get_vocab() and words["</s>"] == 2 and words["<unk>"] == 3
 
 
+class SlowTokenizer:
+    """As FSMTTokenizer keeps two vocabularies."""
+
+    decoder = {0: "<eos>", 1: "b", 2: "<unk>", 3: "U\u2028\x85 €"}  # noqa: RUF012
+    unk_token_id = 2
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"<eos>": 0, "a": 1, "<unk>": 2, "beyond": 99}
+
+
+def test_two_vocabularies_of_a_tokenizer_of_transformers(tmp_path):
+    sizes = {"share_encoder_decoder_embeddings": False, "max_position_embeddings": 9}
+    ids = {"eos_token_id": 0, "decoder_start_token_id": 0, "bos_token_id": 0, "pad_token_id": 2}
+    model = tiny_model(vocab_size=3, decoder_vocab_size=4, **sizes, **ids)
+    write_marian(model, SlowTokenizer(), tmp_path / "out", 9)
+    words = [yaml.safe_load((tmp_path / "out" / f"{side}.yml").read_text()) for side in ("source", "target")]
+    assert words == [{"</s>": 0, "a": 1, "<unk>": 2}, {"</s>": 0, "b": 1, "<unk>": 2, "U\u2028\x85 €": 3}]
+    theirs, _ = model_of(tmp_path / "out" / "model.npz")
+    with torch.no_grad():
+        ours = model(input_ids=torch.tensor([[1, 0]]), decoder_input_ids=torch.tensor([[0, 3, 1]])).logits
+        again = theirs(input_ids=torch.tensor([[1, 0]]), decoder_input_ids=torch.tensor([[4, 3, 1]])).logits
+    assert (ours - again[..., :4]).abs().max() < 1e-5
+
+
 def test_the_command(tmp_path, capsys):
     folder = save_model(tmp_path / "model", small_tokenizer())
     arguments = ["export", str(folder), "--format", "marian", "--output", str(tmp_path / "out")]
@@ -193,5 +217,5 @@ def test_the_command(tmp_path, capsys):
 )
 def test_what_marian_does_not_have_is_refused_by_its_name(tmp_path, changes, words):
     model = tiny_model(**changes)
-    assert words in error_of(write_marian, tmp_path, model, None, tmp_path / "out", 32)
+    assert words in error_of(write_marian, model, None, tmp_path / "out", 32)
     assert not (tmp_path / "out").exists()

@@ -11,9 +11,10 @@ import torch
 import yaml
 from conftest import TESTS, error_of
 
-from vaswani_transformer import VaswaniForConditionalGeneration
-from vaswani_transformer.importing import marian
-from vaswani_transformer.importing.sentencepiece import SentencePieceModel
+from vaswani_transformer import VaswaniForConditionalGeneration, import_model, load_model
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.importing import marian, marian_vocabularies
+from vaswani_transformer.importing.sentencepiece import SentencePieceModel, Unsupported
 from vaswani_transformer.importing.source import Imported, ImportOptions
 from vaswani_transformer.json_and_yaml import read_vocabulary
 from vaswani_transformer.marian_format import CONFIG
@@ -35,9 +36,8 @@ def model_of(imported: Imported, dtype: torch.dtype = torch.float32) -> VaswaniF
     return model.eval().to(dtype)
 
 
-def target_ids(imported: Imported, pair: dict) -> list[int]:
+def target_ids(tokenizer, pair: dict) -> list[int]:
     """Of a target that is a text, or pieces."""
-    tokenizer = imported.tokenizer
     if "normalized" not in pair:
         return tokenizer(text_target=pair["target"]).input_ids
     side = tokenizer.side("target") if hasattr(tokenizer, "side") else tokenizer
@@ -45,9 +45,9 @@ def target_ids(imported: Imported, pair: dict) -> list[int]:
 
 
 @torch.no_grad()
-def log_probabilities(model, imported: Imported, source: str, target: list[int]) -> torch.Tensor:
+def log_probabilities(model, tokenizer, source: str, target: list[int]) -> torch.Tensor:
     """Of each token of a target, `(length,)`."""
-    encoded = imported.tokenizer(source, return_tensors="pt")
+    encoded = tokenizer(source, return_tensors="pt")
     inputs = torch.tensor([[model.config.decoder_start_token_id, *target[:-1]]])
     logits = model(input_ids=encoded.input_ids, attention_mask=encoded.attention_mask, decoder_input_ids=inputs).logits
     return logits.log_softmax(-1)[0].gather(-1, torch.tensor(target)[:, None])[:, 0]
@@ -60,9 +60,11 @@ def test_marian_itself_gives_the_same_scores(name, dtype):
     model = model_of(imported, dtype)
     scores = json.loads((FIXTURES / name / "scores.json").read_text(encoding="utf-8"))
     for pair in scores["forced"] + scores["n_best"]:
-        ids = target_ids(imported, pair)
+        ids = target_ids(imported.tokenizer, pair)
         words = torch.tensor(pair["words"], dtype=dtype)
-        ours = log_probabilities(model, imported, pair["source"], ids)[: len(words)]  # Marian cuts off long ones
+        ours = log_probabilities(model, imported.tokenizer, pair["source"], ids)[
+            : len(words)
+        ]  # Marian cuts off long ones
         assert (ours - words).abs().max() < 1e-5, pair  # of which 5e-6 may be Marian's rounding
         if "normalized" not in pair:
             assert len(ours) == len(ids) and abs(float(ours.sum()) - pair["sum"]) < 1e-5
@@ -84,7 +86,7 @@ def test_the_search_finds_what_marian_finds(name):
         found = model.generate(
             **encoded, num_beams=2, early_stopping="never", return_dict_in_generate=True, output_scores=True
         )
-        ids = target_ids(imported, pair)
+        ids = target_ids(imported.tokenizer, pair)
         if found.sequences[0, 1 : 1 + len(ids)].tolist() == ids:
             equal += 1
             assert float(found.sequences_scores[0]) == pytest.approx(pair["normalized"], abs=1e-5)
@@ -171,15 +173,28 @@ def test_sizes_that_are_none(tmp_path, options, words):
     assert words in error_of(read, changed(tmp_path / "model", options=options))
 
 
-def test_parameters_that_do_not_fit_keep_names_by_which_they_can_be_found(tmp_path):
-    """The frame compares them with the model's."""
+def test_parameters_that_do_not_fit_are_named(tmp_path):
     arrays = {"decoder_l1_ffn_b1": None, "decoder_l1_ffn_QuantMultA": np.ones(1, dtype=np.float32)}
-    imported = read(changed(tmp_path / "a", arrays=arrays))
-    names = VaswaniForConditionalGeneration(imported.config).state_dict().keys()
-    assert names - imported.weights.keys() == {"model.decoder.layers.0.fc1.bias"}
-    assert imported.weights.keys() - names == {"decoder_l1_ffn_QuantMultA"}
-    short = read(changed(tmp_path / "b", arrays={"decoder_Wemb": np.zeros((5, 16), dtype=np.float32)}))
-    assert short.weights["model.decoder.embed_tokens.weight"].shape == (5, 16)
+    line = error_of(import_model, changed(tmp_path / "a", arrays=arrays), tmp_path / "out")
+    assert "model.decoder.layers.0.fc1.bias is missing; 'decoder_l1_ffn_QuantMultA' is left over" in line
+    path = changed(tmp_path / "b", arrays={"decoder_Wemb": np.zeros((5, 16), dtype=np.float32)})
+    assert "and decoder_Wemb is of shape (5, 16): copy the file again" in error_of(import_model, path, tmp_path / "out")
+    path = changed(tmp_path / "c", arrays={"decoder_l1_ffn_W1": np.zeros((5, 16), dtype=np.float32)})
+    line = error_of(import_model, path, tmp_path / "out")
+    assert "model.decoder.layers.0.fc1.weight" in line and "(16, 5)" in line
+    path = changed(tmp_path / "d", options={"dim-vocabs": [10**12, 10**12]})
+    assert "has dim-vocabs [1000000000000, 1000000000000], and encoder_Wemb is of" in error_of(read, path)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["swish-all", "gelu-tied", "src-spm"])  # three kinds of tokenizers
+def test_the_imported_folder_scores_as_marian(tmp_path, name):
+    assert main(["import", str(FIXTURES / name), "--output", str(tmp_path / "out")]) == 0
+    model, tokenizer = load_model(tmp_path / "out", "cpu")
+    pairs = json.loads((FIXTURES / name / "scores.json").read_text(encoding="utf-8"))["forced"]
+    for pair in pairs:
+        ours = log_probabilities(model, tokenizer, pair["source"], target_ids(tokenizer, pair))
+        assert float(ours.sum()) == pytest.approx(pair["sum"], abs=1e-5)
 
 
 def test_damaged_files(tmp_path):
@@ -245,6 +260,20 @@ def test_an_archive_of_opus_mt(tmp_path):
     line = error_of(read, tmp_path / model)
     assert "are not known (no decoder.yml beside it names one or two of them): give --vocabulary FILE" in line
     assert read(tmp_path / model, tmp_path / vocabulary).tokenizer(text).input_ids == ours.tokenizer(text).input_ids
+
+
+def test_sentencepiece_models_that_cannot_be_followed(tmp_path, monkeypatch):
+    for name in ("model.npz", "joint.spm"):
+        shutil.copy(FIXTURES / "src-spm" / name, tmp_path / name)
+
+    def unsupported(*arguments, **options):
+        raise Unsupported("it is neither a unigram model nor one of byte-pair encoding")
+
+    monkeypatch.setattr(marian_vocabularies, "backend", unsupported)
+    line = error_of(read, tmp_path, tmp_path / "joint.spm")
+    assert "joint.spm cannot be read exactly, since it is neither a unigram model nor" in line
+    (tmp_path / "joint.spm").write_bytes(b"")
+    assert "joint.spm is no SentencePiece model" in error_of(read, tmp_path, tmp_path / "joint.spm")
 
 
 def test_words_of_a_vocabulary(tmp_path):

@@ -145,7 +145,7 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
     elif format == "marian":
         from .to_marian import write_marian
 
-        write_marian(folder, model, tokenizer, staging, rows)
+        write_marian(model, tokenizer, staging, rows)
     else:
         from .to_onnx import largest_difference, write_onnx
 

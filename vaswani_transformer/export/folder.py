@@ -20,14 +20,14 @@ from ..model.modeling_vaswani import VaswaniForConditionalGeneration, shift_righ
 EXTRAS = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime", "onnxscript"), "marian": ()}
 #: Types that CTranslate2 stores weights in. What they are computed in is decided where the model is used.
 QUANTIZATIONS = ("float32", "int8", "int8_float32", "bfloat16", "float16", "int16")
+#: What an export to Marian may write: the model, settings, and one vocabulary or two.
+MARIAN_FILES = ("model.npz", "decoder.yml", "vocab.yml", "source.yml", "target.yml")
 #: Files of a model folder that are copied beside the exported weights.
 COPIED = (
-    "tokenizer.json", "target_tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "vocab.txt", "merges.txt", "generation_config.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "vocab.txt", "merges.txt", "generation_config.json",
 )  # fmt: skip
 VOCABULARY = "shared_vocabulary.json"
-#: What an export to Marian may write: the model, settings, one vocabulary or two, and what makes their words of a text.
-MARIAN_FILES = ("model.npz", "decoder.yml", "vocab.yml", "source.yml", "target.yml", "source.spm", "target.spm")
 _AGAIN = "export the model again"
 
 

@@ -8,7 +8,6 @@ In that table's first row lies the embedding of the decoder's start token, since
 import io
 import json
 import re
-import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from ..marian_format import ACTIVATIONS, CONFIG, EOS, LAYER_NORM_EPS, NEW, OLD, 
 from ..model.configuration_vaswani import VaswaniConfig
 from .folder import MARIAN_FILES, position_table
 
-_MODEL, _SETTINGS, _JOINT, *_SIDES = MARIAN_FILES[:5]
-_SEGMENTERS = MARIAN_FILES[5:]
+_MODEL, _SETTINGS, _JOINT, *_SIDES = MARIAN_FILES
 _NO_PROBABILITY = -1e4  # output bias of ids that a model of Marian's did not have
 _BLOCK = 256  # bytes; options are filled up with NULs to a multiple
 # Signs in names of pieces by which `importing/sentencepiece.py` keeps texts apart from them.
@@ -79,11 +77,10 @@ def type_of(model) -> str:
     return type
 
 
-def write_marian(folder: Path, model, tokenizer, output: Path, rows: int) -> None:
+def write_marian(model, tokenizer, output: Path, rows: int) -> None:
     """Write a model into a folder that does not exist yet.
 
     Args:
-        folder: of the model; SentencePiece models in it are copied.
         model: in float32 on the CPU.
         tokenizer: the model's.
         output: what to make.
@@ -102,9 +99,6 @@ def write_marian(folder: Path, model, tokenizer, output: Path, rows: int) -> Non
     output.mkdir()
     _write_arrays(arrays, output / _MODEL)
     names = _write_vocabularies(tokenizer, model.config, sizes, output)
-    for name in _SEGMENTERS:
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, output / name)
     settings = _settings(model, type, rows)
     text = _yaml({"relative-paths": True, "models": [_MODEL], "vocabs": names, **settings})
     (output / _SETTINGS).write_text(text, encoding="utf-8")
@@ -215,17 +209,27 @@ def _settings(model, type: str, rows: int) -> dict[str, Any]:
 
 def _write_vocabularies(tokenizer, config: VaswaniConfig, sizes: list[int], output: Path) -> list[str]:
     """Write one vocabulary for both sides, or two; returns their names."""
-    sides = [tokenizer.side(name) if hasattr(tokenizer, "side") else tokenizer for name in ("source", "target")]
-    texts = [_vocabulary(side, config, size) for side, size in zip(sides, sizes, strict=True)]
+    sides = (_words(tokenizer, name) for name in ("source", "target"))
+    texts = [_vocabulary(words, tokenizer, config, size) for words, size in zip(sides, sizes, strict=True)]
     names = [_JOINT] * 2 if texts[0] == texts[1] else _SIDES
     for name, text in zip(names, texts, strict=True):
         (output / name).write_text(text, encoding="utf-8")
     return names
 
 
-def _vocabulary(tokenizer, config: VaswaniConfig, size: int) -> str:
+def _words(tokenizer, side: str) -> dict[str, int]:
+    """The ids of one side's tokens."""
+    if hasattr(tokenizer, "side"):
+        return tokenizer.side(side).get_vocab()
+    decoder = getattr(tokenizer, "decoder", None)
+    if side == "target" and isinstance(decoder, dict):  # of MarianTokenizer and FSMTTokenizer
+        return {token: index for index, token in decoder.items()}
+    return tokenizer.get_vocab()
+
+
+def _vocabulary(words: dict[str, int], tokenizer, config: VaswaniConfig, size: int) -> str:
     """The tokens by id in YAML, with Marian's names for the end and the unknown token."""
-    tokens = dict(sorted((index, token) for token, index in tokenizer.get_vocab().items() if index < size))
+    tokens = dict(sorted((index, token) for token, index in words.items() if index < size))
     unknown = tokenizer.unk_token_id
     if unknown is None or unknown >= size:  # every text has ids; padding is in none
         unknown = config.pad_token_id

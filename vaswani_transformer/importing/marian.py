@@ -1,7 +1,7 @@
 """Marian's own models: an `.npz` file with its options inside, and the vocabularies beside it.
 
 What each option does to the arithmetic was read from Marian's `src/models/transformer.h` (`type: transformer`) and
-`src/layers_new/transformer.h` (`type: transformer-new`), versions 1.9 to 1.12.
+`src/layers_new/transformer.h` (`type: transformer-new`) of version 1.12.
 """
 
 import zipfile
@@ -72,6 +72,10 @@ def read(source: Path, options: ImportOptions) -> Imported:
     sizes = settings.get("dim-vocabs")
     if not (isinstance(sizes, list) and len(sizes) == 2 and all(type(size) is int and size > 0 for size in sizes)):
         raise UserError(f"{path} has dim-vocabs {sizes}: a model from one source to one target has two sizes")
+    for name, size in zip(_embeddings(settings), sizes, strict=True):
+        if name not in arrays or arrays[name].shape[:1] != (size,):
+            rows = f"of shape {arrays[name].shape}" if name in arrays else "missing"
+            raise UserError(f"{path} has dim-vocabs {sizes}, and {name} is {rows}: {_AGAIN}")
     vocabularies = Vocabularies.find(path, options.vocabularies, settings, decoder, sizes)
     config = _config(settings, vocabularies, arrays, path)
     weights = _weights(arrays, config, settings)
@@ -247,6 +251,11 @@ def _ties(settings: dict[str, Any]) -> dict[str, bool]:
     }
 
 
+def _embeddings(settings: dict[str, Any]) -> tuple[str, str]:
+    """Marian's names of the embeddings of both sides."""
+    return ("Wemb", "Wemb") if _ties(settings)["source"] else ("encoder_Wemb", "decoder_Wemb")
+
+
 def _weights(arrays: dict[str, np.ndarray], config: VaswaniConfig, settings: dict[str, Any]) -> dict[str, torch.Tensor]:
     """The weights under our names; what the configuration does not describe stays under Marian's."""
     theirs = {
@@ -262,11 +271,8 @@ def _weights(arrays: dict[str, np.ndarray], config: VaswaniConfig, settings: dic
     ties = _ties(settings)
     if "decoder_ff_logit_out_W" in theirs:  # as early versions stored it
         theirs["decoder_ff_logit_out_Wt"] = theirs.pop("decoder_ff_logit_out_W").T
-    names = {
-        "model.encoder.embed_tokens.weight": "Wemb" if ties["source"] else "encoder_Wemb",
-        "model.decoder.embed_tokens.weight": "Wemb" if ties["source"] else "decoder_Wemb",
-        "lm_head.weight": "decoder_ff_logit_out_Wt",
-    }
+    apart = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+    names = dict(zip(apart, (*_embeddings(settings), "decoder_ff_logit_out_Wt"), strict=True))
     if config.shares_embeddings:
         names = {"model.shared.weight": "Wemb"}
     elif ties["output"]:

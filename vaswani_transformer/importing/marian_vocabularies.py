@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..json_and_yaml import read_vocabulary
 from ..marian_format import EOS, PAD, UNK
 from ..model.tokenization_vaswani import VaswaniTokenizer
-from .sentencepiece import SentencePieceModel, backend
+from .sentencepiece import SentencePieceModel, Unsupported, backend
 
 _AGAIN = "give a vocabulary of Marian's, one line `word: id` an entry"
 _SEGMENTERS = ("source.spm", "target.spm")  # in archives of OPUS-MT
@@ -158,7 +158,13 @@ def _backend(side: Vocabulary, pad: int) -> Tokenizer:
     if side.segmenter is not None:
         # Models of many languages are told the target's by such a word at the beginning, which no piece may begin in.
         codes = [name for name in side.ids if name.startswith(">>") and name.endswith("<<")]
-        return backend(side.segmenter, ids, eos_token=eos, unk_token=unk, special_tokens=names[pad:], codes=codes)
+        try:
+            return backend(side.segmenter, ids, eos_token=eos, unk_token=unk, special_tokens=names[pad:], codes=codes)
+        except Unsupported as error:
+            raise UserError(
+                f"{side.segmenter} cannot be read exactly, since {error}: move it elsewhere and give words in place of"
+                " texts, its pieces with a space between any two"
+            ) from error
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=unk))
     tokenizer.pre_tokenizer = pre_tokenizers.CharDelimiterSplit(" ")
     tokenizer.post_processor = processors.TemplateProcessing(

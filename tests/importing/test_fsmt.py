@@ -1,6 +1,7 @@
 """Folders of FSMTForConditionalGeneration: compared with transformers' own class, which computes in float32 only."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -12,13 +13,19 @@ from transformers import AutoModelForSeq2SeqLM
 from vaswani_transformer import import_model
 
 sys.path.insert(0, str(ROOT / "scripts"))
-from import_differences import SEARCHES, compare, fsmt
+from import_differences import SEARCHES, compare, fsmt, main
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A folder as transformers writes it."""
+    return fsmt(tmp_path_factory.mktemp("original") / "source", torch.float32).source
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """A folder as transformers writes it."""
-    return fsmt(tmp_path / "source", torch.float32).source
+def folder(original, tmp_path):
+    """A copy of it, to be changed."""
+    return shutil.copytree(original, tmp_path / "source")
 
 
 @pytest.mark.parametrize(
@@ -73,3 +80,10 @@ def test_parameters_that_do_not_fit_are_named(folder, tmp_path):
 def test_positions_are_known(folder, tmp_path):
     line = error_of(import_model, folder, tmp_path / "out", positions="marian")
     assert line.startswith("--positions does not apply to FSMTForConditionalGeneration")
+
+
+def test_the_table_of_differences(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["import_differences.py", "--only", "fsmt", "--sentences", "3"])
+    main()
+    header, _, row = capsys.readouterr().out.splitlines()
+    assert header.count("|") == row.count("|") and row.endswith("| 3 of 3 | 3 of 3 |")

@@ -1,24 +1,34 @@
 """Folders of MarianMTModel: compared with transformers' own class, with its positions and with Marian's."""
 
 import json
+import shutil
 import sys
 
 import pytest
 import torch
 from conftest import ROOT, error_of
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from vaswani_transformer import import_model
+from vaswani_transformer import import_model, pipeline
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.importing.marianmt import read
+from vaswani_transformer.importing.source import ImportOptions
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from import_differences import compare, marian_positions, marianmt, separate_marianmt
 
 
-@pytest.fixture
-def folder(tmp_path):
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
     """A folder as transformers writes it."""
-    return marianmt(tmp_path / "source", torch.float32).source
+    return marianmt(tmp_path_factory.mktemp("original") / "source", torch.float32).source
+
+
+@pytest.fixture
+def folder(original, tmp_path):
+    """A copy of it, to be changed."""
+    return shutil.copytree(original, tmp_path / "source")
 
 
 def change(folder, **values):
@@ -97,17 +107,15 @@ def test_a_folder_without_bias(folder, tmp_path):
 
 @pytest.mark.parametrize("left", [None, "training_args.bin", "trainer_state.json"])
 @pytest.mark.parametrize("positions", [None, "marian", "transformers"])
-def test_positions_are_marians_unless_transformers_trained_it(folder, tmp_path, left, positions):
+def test_positions_are_marians_unless_transformers_trained_it(folder, left, positions):
     if left:
         (folder / left).write_text("{}")
-    result = import_model(folder, tmp_path / "out", positions=positions)
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    imported = read(folder, ImportOptions(positions=positions))
     marian = (positions or ("transformers" if left else "marian")) == "marian"
-    assert model.config.position_encoding == ("sinusoidal-tensor2tensor" if marian else "sinusoidal-halves")
-    assert (model.lm_head.bias[60] == -1e4) == marian
-    assert result.facts.notes[0].startswith(
-        "Positions are " + ("Marian's own" if marian else "those that transformers")
-    )
+    assert imported.config.position_encoding == ("sinusoidal-tensor2tensor" if marian else "sinusoidal-halves")
+    assert (imported.weights["lm_head.bias"][60] == -1e4) == marian
+    start = "Marian's own" if marian else "those that transformers"
+    assert imported.facts.notes[0].startswith(f"Positions are {start}")
 
 
 @pytest.mark.parametrize(
@@ -139,6 +147,14 @@ def test_what_cannot_be_imported(folder, tmp_path, changes, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_weights_that_are_cut_off_or_gone(folder, tmp_path):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert f"{path} is damaged or not complete" in error_of(import_model, folder, tmp_path / "out")
+    path.unlink()
+    assert f"{folder} holds no weights" in error_of(import_model, folder, tmp_path / "out")
+
+
 def test_a_search_setting_that_is_wrong(folder, tmp_path):
     settings = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**settings, "num_beams": "many", "num_beam_groups": 4}))
@@ -161,3 +177,24 @@ def test_licence_languages_and_source(folder, tmp_path):
 def test_a_missing_tokenizer_file(folder, tmp_path, name):
     (folder / name).unlink()
     assert name in error_of(import_model, folder, tmp_path / "out")
+
+
+def test_an_imported_model_at_work(folder, tmp_path, capsys):
+    """Through the command in int8, through transformers' classes, the pipeline, and the attention page."""
+    output = tmp_path / "out"
+    assert main(["import", str(folder), "--output", str(output)]) == 0
+    text = "a b c d e f"
+    capsys.readouterr()
+    assert main(["translate", str(output), "--beams", "2", text]) == 0
+    translated = capsys.readouterr().out.strip()
+    assert main(["translate", str(output), "--precision", "int8", "--max-new-tokens", "8", text]) == 0
+    assert capsys.readouterr().out.strip()
+    model = AutoModelForSeq2SeqLM.from_pretrained(output)
+    tokenizer = AutoTokenizer.from_pretrained(output)
+    outputs = model.generate(**tokenizer([text], return_tensors="pt"), num_beams=2)
+    assert tokenizer.batch_decode(outputs, skip_special_tokens=True) == [translated]
+    assert pipeline("translation", model=str(output))(text, num_beams=2)[0]["translation_text"] == translated
+    labels = tokenizer(text_target=["b c"], return_tensors="pt").input_ids
+    assert labels[0, -1] == 0 and model(**tokenizer([text], return_tensors="pt"), labels=labels).loss > 0
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    assert main(["attention", str(output), text, "--output", str(tmp_path / "page.html")]) == 0

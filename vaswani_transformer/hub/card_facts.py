@@ -197,22 +197,22 @@ def read_run(folder: str | Path) -> tuple[dict, list[dict]]:
 
 
 def read_import(folder: str | Path) -> dict:
-    """Where an imported model comes from: `toolkit`, `source` and `notes`, and its `license` and `languages`.
+    """Where an imported model comes from: `toolkit`, `source`, `notes`, `license` and `languages`.
 
     Empty for a model that was not imported; what has not the form that it must have is left out.
     """
-    try:
+    values = {}
+    with contextlib.suppress(OSError, UserError):
         values = read_json(Path(folder) / IMPORT, "import the model again")
-    except (OSError, UserError):
+    if not all(_is_text(values.get(name)) for name in ("toolkit", "source")):
         return {}
     notes, languages = (value if isinstance(value, list) else [] for value in map(values.get, ("notes", "languages")))
-    known = {name: values[name] for name in ("toolkit", "source") if _is_text(values.get(name))}
-    license = values.get("license")
     return {
-        **known,
+        "toolkit": values["toolkit"],
+        "source": values["source"],
         "notes": list(filter(_is_text, notes)),
         "languages": list(filter(is_language, languages)),
-        "license": license if is_license(license) else None,
+        "license": values["license"] if is_license(values.get("license")) else None,
     }
 
 

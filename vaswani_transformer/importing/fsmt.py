@@ -10,6 +10,7 @@ from ..model.configuration_vaswani import VaswaniConfig
 from .pickles import read_weights
 from .source import Imported, ImportOptions, embeddings, model_type
 from .transformers_folders import config_of, facts_of_folder, search_settings, shared_settings, take
+from .transformers_tokenizers import fsmt_tokenizer
 
 NAME = "FSMTForConditionalGeneration of transformers (facebook/wmt19)"
 
@@ -25,8 +26,6 @@ def read(source: Path, _: ImportOptions) -> Imported:
     Raises:
         UserError: for a folder that is incomplete or damaged, and settings that our architecture does not have.
     """
-    from .transformers_tokenizers import fsmt_tokenizer
-
     config = config_of(source, FSMTConfig)
     ties, weights = _renamed(read_weights(source), source)
     languages = tuple(config.langs) if len(config.langs) == 2 and all(map(is_language, config.langs)) else ()

@@ -1,7 +1,6 @@
 """Models of other toolkits as model folders of ours: `vaswani import`."""
 
 import importlib
-import importlib.util
 import json
 import re
 from collections.abc import Iterable
@@ -73,7 +72,8 @@ def import_model(
         vocabularies: one file of both sides, or those of source and target, where they do not lie beside the source.
         bpe_codes: the merges of byte-pair encoding, of fairseq and JoeyNMT.
         mapping: a YAML file that names the parameters of a `torch.nn.Transformer`.
-        positions: `"marian"` (default) or `"transformers"`, of a folder of `MarianMTModel`: what it was trained with.
+        positions: `"marian"` or `"transformers"`, of a folder of `MarianMTModel`: what it was trained with. By default
+            Marian's, unless the Trainer of transformers has left files there.
         overwrite: replace an imported model in the output folder.
 
     Raises:
@@ -122,11 +122,7 @@ def _check_output(output: Path, overwrite: bool) -> OutputFolder:
 
 
 def _formats() -> list[ModuleType]:
-    return [
-        importlib.import_module(f".{name}", __package__)
-        for name in FORMATS
-        if importlib.util.find_spec(f".{name}", __package__)
-    ]
+    return [importlib.import_module(f".{name}", __package__) for name in FORMATS]
 
 
 def _found(source: str | Path) -> tuple[Path, str]:
@@ -195,14 +191,23 @@ def _write(imported: Imported, staging: Path, source: Path, name: str) -> int:
         imported.tokenizer.save_pretrained(staging)
     text = json.dumps(asdict(imported.facts), indent=2, ensure_ascii=False)
     (staging / IMPORT).write_text(text + "\n", encoding="utf-8")
-    if imported.tokenizer is not None:
-        load_model(staging, "cpu")
-    else:
-        VaswaniForConditionalGeneration.from_pretrained(staging)
+    _check_loads(staging, source, imported.tokenizer is not None)
     repo_id = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)
     card = render_card(facts_of(model, repo_id, staging, tensors_sha256(staging)))
     (staging / CARD).write_text(card, encoding="utf-8", newline="\n")
     return model.num_parameters()
+
+
+def _check_loads(folder: Path, source: Path, has_tokenizer: bool) -> None:
+    """Load what was written, as every command will."""
+    if not has_tokenizer:
+        VaswaniForConditionalGeneration.from_pretrained(folder)
+        return
+    try:
+        load_model(folder, "cpu")
+    except UserError as error:  # which names a folder that nobody will find
+        line = str(error).replace(str(folder), "the imported model")
+        raise UserError(f"{source} cannot be used after its import: {line}") from error
 
 
 def _followed(imported: Imported, source: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from .transformers_folders import (
     tokenizer_languages,
     was_trained_there,
 )
+from .transformers_tokenizers import marian_tokenizer
 
 NAME = "MarianMTModel of transformers (OPUS-MT)"
 # Marian computes tensor2tensor's positions; transformers computes others for the same weights, and models that were
@@ -42,8 +43,6 @@ def read(source: Path, options: ImportOptions) -> Imported:
     Raises:
         UserError: for a folder that is incomplete or damaged, and settings that our architecture does not have.
     """
-    from .transformers_tokenizers import marian_tokenizer
-
     positions = options.positions or ("transformers" if was_trained_there(source) else "marian")
     if positions not in _POSITIONS:
         raise UserError(f"positions is {positions!r}: it must be one of {', '.join(_POSITIONS)}")

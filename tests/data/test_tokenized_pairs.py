@@ -48,9 +48,9 @@ class CountingTokenizer:
     def __getattr__(self, name):
         return getattr(self.tokenizer, name)
 
-    def __call__(self, texts):
-        self.texts += len(texts)
-        return self.tokenizer(texts)
+    def __call__(self, text=None, text_target=None):
+        self.texts += len(text or text_target)
+        return self.tokenizer(text, text_target=text_target)
 
 
 def test_tokenised_pairs_have_int32_columns_lengths_with_the_end_token_and_a_file_on_disk(tokenizer, cache):

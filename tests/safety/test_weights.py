@@ -133,7 +133,7 @@ def test_a_difference_of_nan_is_the_largest(monkeypatch, tmp_path):
 
     engine = type("Engine", (), {"score_batch": lambda *_, **__: [Scored, Scored]})
     monkeypatch.setattr(to_ctranslate2, "open_engine", lambda _: engine())
-    monkeypatch.setattr(to_ctranslate2, "read_vocabulary", lambda _: list("abc"))
+    monkeypatch.setattr(to_ctranslate2, "read_vocabularies", lambda _: (list("abc"), list("abc")))
     logits = torch.zeros(2, 2, 3)
     logits[0, 1] = float("nan")  # the second difference is finite
     difference = to_ctranslate2.largest_difference(tmp_path, [[0, 1], [1, 2]], logits)

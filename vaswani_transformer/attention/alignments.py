@@ -5,6 +5,7 @@ import re
 import torch
 
 from ..data.batching import PairCollator, batches_by_length
+from ..data.tokenization import SIDES, has_two_sides, side_of
 from ..decoding.scoring import check_length
 from ..errors import UserError
 from .weights import forming_attention, pass_with_attention
@@ -43,7 +44,10 @@ def align(
     filled = [index for index in range(len(sources)) if sources[index].strip() and targets[index].strip()]
     if not filled:
         return links
-    sides = [tokens_and_words(tokenizer, [texts[index] for index in filled]) for texts in (sources, targets)]
+    sides = [
+        tokens_and_words(side_of(tokenizer, side), [texts[index] for index in filled])
+        for side, texts in zip(SIDES, (sources, targets), strict=True)
+    ]
     lengths = [max(len(ids) for ids, _ in pair) for pair in zip(*sides, strict=True)]
     for index, length in zip(filled, lengths, strict=True):
         check_length(model.config, index + 1, length)
@@ -65,7 +69,18 @@ def pharaoh(links: Links) -> str:
 
 
 def tokens_and_words(tokenizer, texts: list[str]) -> list[tuple[list[int], list[int]]]:
-    """The token ids of each text, and for each token the number of its word, from 0; -1 for a token of no word."""
+    """The token ids of each text, and for each token the number of its word, from 0; -1 for a token of no word.
+
+    Raises:
+        UserError: the tokenizer cannot say which part of a text a token stands for.
+    """
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"{type(tokenizer).__name__} does not say which word a token belongs to: words can be aligned with fast"
+            " tokenizers only"
+        )
+    if has_two_sides(tokenizer):  # places are those of the text that its backend gets
+        texts = tokenizer.rewritten(texts)
     encoded = tokenizer(texts, return_offsets_mapping=True)
     sides = []
     for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):

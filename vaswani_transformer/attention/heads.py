@@ -12,6 +12,7 @@ import torch
 
 from ..data.batching import PairCollator, batches_by_length
 from ..data.text_files import read_lines
+from ..data.tokenization import SIDES, side_of
 from ..decoding.scoring import check_length
 from ..decoding.translator import Translator
 from ..errors import UserError
@@ -284,7 +285,10 @@ def _tokenized_pairs(
     counts["blank"] += len(window) - len(filled)
     if not filled:
         return []
-    sides = [tokens_and_words(translator.tokenizer, [texts[i] for i in filled]) for texts in (sources, targets)]
+    sides = [
+        tokens_and_words(side_of(translator.tokenizer, side), [texts[place] for place in filled])
+        for side, texts in zip(SIDES, (sources, targets), strict=True)
+    ]
     pairs = []
     for place, source, target in zip(filled, *sides, strict=True):
         pair = _Pair(*source, *target, links[place])
@@ -305,7 +309,8 @@ def _add_batch(model, tokenizer, pairs: list[_Pair], statistics: dict[str, HeadS
         n, m = len(pair.source_ids), len(pair.target_ids)
         read = [model.config.decoder_start_token_id, *pair.target_ids[:-1]]  # by the decoder
         source_ends, read_ends, target_ends = (
-            delimiters(readable_tokens(tokenizer, ids)) for ids in (pair.source_ids, read, pair.target_ids)
+            delimiters(readable_tokens(side_of(tokenizer, side), ids))
+            for side, ids in zip(("source", "target", "target"), (pair.source_ids, read, pair.target_ids), strict=True)
         )
         words = pair.source_words, pair.target_words
         cross = weights["encoder-decoder"][:, row, :, :m, :n]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..data.tokenization import side_of
 from ..decoding.scoring import TokenText
 from ..errors import UserError
 from ..model.copying_vaswani import copy_sharing_weights
@@ -140,7 +141,7 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
     return AttentionWeights(
         source=source,
         target=target,
-        source_tokens=readable_tokens(tokenizer, source_ids),
+        source_tokens=readable_tokens(side_of(tokenizer, "source"), source_ids),
         target_tokens=readable_tokens(tokenizer, target_ids),
         decoder_tokens=readable_tokens(tokenizer, [model.config.decoder_start_token_id, *target_ids[:-1]]),
         encoder=arrays["encoder"],
@@ -244,7 +245,7 @@ def token_ids(model, tokenizer, side: str, text: str) -> list[int]:
         text.encode("utf-8")
     except UnicodeEncodeError:  # bytes of the command line that are not UTF-8
         raise UserError(f"the {side} is not valid UTF-8: convert it first") from None
-    ids = tokenizer([text.strip()])["input_ids"][0]
+    ids = side_of(tokenizer, side)([text.strip()])["input_ids"][0]
     config = model.config
     if config.position_encoding == "learned" and len(ids) > config.max_position_embeddings:
         raise UserError(

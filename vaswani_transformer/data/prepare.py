@@ -19,9 +19,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from tokenizers import Tokenizer
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..files import (
@@ -54,7 +53,7 @@ from .prepared import (
     read_manifest,
 )
 from .recipe_data import data_sources, new_tokenizer
-from .tokenization import load_tokenizer, tokenizer_sha256
+from .tokenization import SIDES, encoder, load_tokenizer, tokenizer_sha256, vocabulary_sizes
 
 CHUNK = 50_000  # pairs that are read for one shard
 logger = logging.getLogger(__name__)
@@ -132,7 +131,7 @@ class ShardWriter:
     def __init__(
         self,
         folder: Path,
-        tokenizer: PreTrainedTokenizerFast,
+        tokenizer: PreTrainedTokenizerBase,
         max_length: int,
         max_length_ratio: float | None,
         workers: int = 1,
@@ -140,13 +139,10 @@ class ShardWriter:
     ):
         self.folder, self.workers, self.progress = folder, workers, progress
         self.max_length, self.max_length_ratio = max_length, max_length_ratio
-        self.token_type = "uint16" if len(tokenizer) <= 2**16 else "int32"
+        self.token_type = "uint16" if max(vocabulary_sizes(tokenizer)) <= 2**16 else "int32"
         self.length_type = "uint16" if max_length < 2**16 else "int32"
         self._end_id, self._stopped = tokenizer.eos_token_id, threading.Event()
-        self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy: these options change it
-        self._backend.no_padding()
-        self._backend.no_truncation()
-        self._backend.encode_special_tokens = tokenizer.split_special_tokens
+        self._encoders = [encoder(tokenizer, side) for side in SIDES]
 
     def write_part(self, part: str, chunks: Iterable[Pairs], total: int | None = None) -> dict:
         """Write the shards of all chunks that have none yet, and the index; returns the manifest's entry.
@@ -189,7 +185,7 @@ class ShardWriter:
             if self._stopped.is_set():
                 return
             texts = list(zip(*pairs[start : start + _ENCODED_TOGETHER], strict=True))
-            encoded = [[encoding.ids for encoding in self._backend.encode_batch_fast(side)] for side in texts]
+            encoded = [encode(side) for encode, side in zip(self._encoders, texts, strict=True)]
             if any(side[0][-1:] != [self._end_id] for side in encoded):
                 raise UserError("the tokenizer does not append its end token to a text; use one with a </s> template")
             tokens = np.array([[len(row) for row in side] for side in encoded])
@@ -300,7 +296,7 @@ def _count(folder: Path, train: PairSource) -> int:
 
 def _saved_tokenizer(
     recipe: Recipe, output: OutputFolder, train: PairSource, held_out: set[int]
-) -> PreTrainedTokenizerFast:
+) -> PreTrainedTokenizerBase:
     """The tokenizer in the folder; copied there before, or trained on the first pairs that are not held out."""
     folder = output.path / TOKENIZER
     if not folder.exists():

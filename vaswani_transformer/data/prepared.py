@@ -25,7 +25,7 @@ from ..files import check_path, file_sha256
 from ..json_and_yaml import read_json
 from ..recipes.recipe import Recipe
 from .filtering import FilterCounts
-from .tokenization import load_tokenizer, tokenizer_sha256
+from .tokenization import load_tokenizer, tokenizer_sha256, vocabulary_sizes
 from .tokenized_pairs import TOKEN_FEATURES
 
 FORMAT, VERSION = "vaswani prepared pairs", 1
@@ -161,7 +161,7 @@ class PreparedPairs:
         columns |= zip(("source_length", "target_length"), self.lengths.astype(np.int32), strict=True)
         return datasets.Dataset.from_dict(columns, features=TOKEN_FEATURES)
 
-    def verify(self, vocab_size: int, progress: bool = True) -> None:
+    def verify(self, vocab_sizes: tuple[int, int], progress: bool = True) -> None:
         """Read everything, in threads: checksums, ids within the vocabulary, lengths as in the index.
 
         At half a gigabyte a second, or the disk's speed; from two seconds on a terminal gets a bar of its `progress`.
@@ -175,27 +175,27 @@ class PreparedPairs:
         bar = tqdm(desc=f"checking {self.part} pairs", total=size, unit="B", unit_scale=True, disable=disable, delay=2)
         with bar, ThreadPoolExecutor() as executor:
             try:
-                for checked in executor.map(lambda number: self._verify_file(number, vocab_size), numbers):
+                for checked in executor.map(lambda number: self._verify_file(number, vocab_sizes), numbers):
                     bar.update(checked)
             except BaseException:
                 executor.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _verify_file(self, number: int | None, vocab_size: int) -> int:
+    def _verify_file(self, number: int | None, vocab_sizes: tuple[int, int]) -> int:
         """Read a shard, or without a number the index; returns its bytes."""
         facts = self.facts["index"] if number is None else self.facts["shards"][number]
         path = self._checked_path(facts)
-        row = None if number is None else self._first_wrong_row(number, vocab_size)
+        row = None if number is None else self._first_wrong_row(number, vocab_sizes)
         if row is not None or file_sha256(path) != facts["sha256"]:
             where = str(path) if row is None else f"{path}, row {row}"
             raise UserError(f"{where}: the content has changed since it was prepared: {_AGAIN}")
         return facts["bytes"]
 
-    def _first_wrong_row(self, number: int, vocab_size: int) -> int | None:
+    def _first_wrong_row(self, number: int, vocab_sizes: tuple[int, int]) -> int | None:
         """First row of a shard whose ids or lengths cannot be right."""
         columns = self._open(number)
         lengths = self.lengths[:, self._starts[number] : self._starts[number + 1]]
-        for offsets, values, side in zip(columns[::2], columns[1::2], lengths, strict=True):
+        for offsets, values, side, vocab_size in zip(columns[::2], columns[1::2], lengths, vocab_sizes, strict=True):
             expected = np.concatenate([[0], np.cumsum(side, dtype=np.int64)])
             wrong = np.flatnonzero(offsets != expected)
             if len(wrong):
@@ -226,7 +226,7 @@ class PreparedData:
     def verify(self, progress: bool = True) -> None:
         """Read all of it, checksums included, and raise `UserError` for what has changed since it was prepared."""
         for part in (self.train, self.validation):
-            part.verify(len(self.tokenizer), progress)
+            part.verify(vocabulary_sizes(self.tokenizer), progress)
 
 
 def read_manifest(folder: str | Path) -> dict:

@@ -73,6 +73,7 @@ if marian is not None:
 
         def _become_target(self) -> None:
             self.spm_source = self.current_spm = self.spm_target
+            self.spm_files = self.spm_files[1:] * 2  # which a copy reads
             if self.separate_vocabs:
                 self.encoder = self.current_encoder = self.target_encoder
 

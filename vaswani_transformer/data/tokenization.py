@@ -5,16 +5,17 @@ English-French with 32,000 word pieces. Both kinds here work on the bytes of the
 be encoded without an unknown token and decoded to exactly the same text.
 """
 
+import base64
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import UserError, one_line
 from ..files import check_path
@@ -23,6 +24,7 @@ from ..json_and_yaml import read_json
 # The position is the id. `<pad>` is not 0 because beam search in transformers takes a pad id of 0 for "none given" and
 # fills finished hypotheses with `</s>` instead.
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
+SIDES = ("source", "target")
 DEFAULT_VOCAB_SIZE = {"bpe": 37_000, "wordpiece": 32_000}
 
 _BYTE_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -121,12 +123,25 @@ def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFas
     )
 
 
-_JSON_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json")
+_JSON_FILES = (
+    "tokenizer_config.json", "tokenizer.json", "target_tokenizer.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "target_vocab.json", "vocab-src.json", "vocab-tgt.json",
+)  # fmt: skip
+#: What tokenizers are made of, beside their configuration.
+TOKENIZER_FILES = (
+    "tokenizer.json", "target_tokenizer.json", "source.spm", "target.spm", "vocab.json", "target_vocab.json",
+    "vocab-src.json", "vocab-tgt.json", "merges.txt",
+)  # fmt: skip
+# Tokenizers of transformers that are not of the library tokenizers, of local files alone.
+_SLOW = ("MarianTokenizer", "FSMTTokenizer")
 _MOST_BYTES = 1 << 28  # of tokenizer.json; a vocabulary of 256,000 tokens takes 34 MB
 # Entries by which a configuration would have something else read than the files that are checked here.
 _OTHER_SOURCES = (
     "fast_tokenizer_files", "gguf_file", "init_inputs", "tokenizer_object", "backend_tokenizer", "_tokenizer",
+    "target_tokenizer_object", "sp_model_kwargs",
 )  # fmt: skip
+_NONE = object()
+_NO_SOURCE = {"sp_model_kwargs": (_NONE, None, {})}  # what transformers writes of itself
 _MOST_GROWTH = 1000  # letters that normalisation, or decoding, may make of one
 _PROBE = "a b"
 _MOST_PROBE_TOKENS = 100
@@ -139,12 +154,16 @@ def refuse_special_files(folder: Path) -> None:
             raise UserError(f"{path} is not a regular file: remove it from the folder")
 
 
-def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
-    """Load a tokenizer from a local folder through `AutoTokenizer`; nothing is downloaded.
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
+    """Load a tokenizer from a local folder; nothing is downloaded, and no code of the folder runs.
+
+    Returns:
+        A fast tokenizer, with two sides a `VaswaniTokenizer`; `MarianTokenizer` or `FSMTTokenizer` where the folder
+        names these.
 
     Raises:
         UserError: The folder does not exist, holds no tokenizer, its files cannot be read as one, its rules could take
-            memory without bounds, or it does not end a text with its end token.
+            memory without bounds, it does not end a text with its end token, or its package is not installed.
     """
     check_path(folder, "the tokenizer folder")
     folder = Path(folder)
@@ -152,23 +171,31 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     if not folder.is_dir():
         raise UserError(f"tokenizer folder {str(folder)!r} does not exist: give a folder written by save_pretrained")
     refuse_special_files(folder)
-    _check_files(folder)
+    slow = _check_files(folder)
     try:
-        # Without trust_remote_code=False, transformers would ask on standard input whether to run code in the folder.
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-        if not isinstance(tokenizer, PreTrainedTokenizerFast):
-            raise ValueError(f"{type(tokenizer).__name__} is no tokenizer of the library tokenizers")
-        ids = tokenizer([_PROBE])["input_ids"][0]  # many wrong values are found in use alone
-        tokenizer.batch_decode([ids], skip_special_tokens=True)
-    except (KeyboardInterrupt, SystemExit):
+        if slow is not None:
+            from .slow_tokenizers import load_slow_tokenizer
+
+            tokenizer = load_slow_tokenizer(folder, slow)
+        else:
+            # Without trust_remote_code=False, transformers would ask on standard input whether to run code in there.
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+            if not isinstance(tokenizer, PreTrainedTokenizerFast):
+                raise ValueError(f"{type(tokenizer).__name__} is no tokenizer of the library tokenizers")
+        # Many wrong values are found in use alone.
+        probes = [tokenizer([_PROBE])["input_ids"][0]]
+        if has_two_sides(tokenizer):
+            probes.append(tokenizer(text_target=[_PROBE])["input_ids"][0])
+        tokenizer.batch_decode(probes[-1:], skip_special_tokens=True)
+    except (KeyboardInterrupt, SystemExit, UserError):
         raise
     except BaseException as error:  # `tokenizers` raises bare Exception, and a BaseException where its code panics
         raise UserError(
             f"the tokenizer in {str(folder)!r} is broken ({one_line(error)}): save or train it again"
         ) from error
-    if len(ids) > _MOST_PROBE_TOKENS:
-        raise UserError(f"the tokenizer in {str(folder)!r} makes {len(ids):,} tokens of {_PROBE!r}: train it again")
-    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ids:
+    if (most := max(map(len, probes))) > _MOST_PROBE_TOKENS:
+        raise UserError(f"the tokenizer in {str(folder)!r} makes {most:,} tokens of {_PROBE!r}: train it again")
+    if tokenizer.eos_token_id is not None and not all(tokenizer.eos_token_id in ids for ids in probes):
         raise UserError(
             f"the tokenizer in {str(folder)!r} does not end texts with its end token {tokenizer.eos_token!r}, on which"
             " models are trained: add it in the post_processor of tokenizer.json"
@@ -176,23 +203,33 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _check_files(folder: Path) -> None:
-    """Refuse what is no JSON, leads to other files, or would take memory without bounds."""
+def _check_files(folder: Path) -> str | None:
+    """Refuse what is no JSON, leads to other files, or would take memory without bounds.
+
+    Returns the class of a tokenizer that is not of the library tokenizers, else None.
+    """
     contents = {}
     for name in _JSON_FILES:
         with contextlib.suppress(FileNotFoundError):
             contents[name] = read_json(folder / name, "save or train the tokenizer again", most_bytes=_MOST_BYTES)
+    slow = contents.get("tokenizer_config.json", {}).get("tokenizer_class")
+    slow = slow if isinstance(slow, str) and slow in _SLOW else None
     missing = [name for name in ("tokenizer.json", "tokenizer_config.json") if name not in contents]
-    if missing:
+    if missing and (slow is None or "tokenizer_config.json" in missing):
         raise UserError(f"folder {str(folder)!r} holds no tokenizer, {' and '.join(missing)} missing: train one first")
     path = folder / "tokenizer_config.json"
     for name in _OTHER_SOURCES:
-        if name in contents[path.name]:
+        if contents[path.name].get(name, _NONE) not in _NO_SOURCE.get(name, (_NONE,)):
             raise UserError(f"{name} in {path} stands for another tokenizer than tokenizer.json: remove it")
-    path = folder / "tokenizer.json"
+    for path in (folder / name for name in ("tokenizer.json", "target_tokenizer.json") if name in contents):
+        _check_growth(contents[path.name], path)
+    return slow
+
+
+def _check_growth(content: dict, path: Path) -> None:
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         growth = 1.0
-        for rule in _rules(contents[path.name].get(part), f"{part} in {path}"):
+        for rule in _rules(content.get(part), f"{part} in {path}"):
             growth *= _growth(rule)
             if growth > _MOST_GROWTH:
                 raise UserError(
@@ -218,6 +255,9 @@ def _growth(rule: dict) -> float:
     """How many letters a part of a tokenizer makes of one, at most; 1 for all but replacements and prefixes."""
     if rule.get("type") == "Prepend":
         return max(1, len(str(rule.get("prepend"))))
+    if rule.get("type") == "Precompiled":  # a table of characters, the texts at its end
+        table = base64.b64decode(str(rule.get("precompiled_charsmap")))
+        return max(1, *(len(text) for text in table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")))
     if rule.get("type") != "Replace":
         return 1
     pattern, content = rule.get("pattern"), rule.get("content")
@@ -226,12 +266,50 @@ def _growth(rule: dict) -> float:
     return max(1, len(str(content)) / max(1, len(text) if isinstance(text, str) else 1))
 
 
-def tokenizer_state(tokenizer: PreTrainedTokenizerFast) -> dict:
-    """The content of a tokenizer's `tokenizer.json`, without the padding and truncation of earlier calls."""
+def has_two_sides(tokenizer: Any) -> bool:
+    """Whether a tokenizer encodes targets (``text_target=``) otherwise than sources."""
+    return hasattr(tokenizer, "side")
+
+
+def side_of(tokenizer: Any, side: str) -> Any:
+    """The tokenizer for the `"source"` or `"target"` alone: what it is for both, unless it has two sides."""
+    return tokenizer.side(side) if has_two_sides(tokenizer) else tokenizer
+
+
+def encoder(tokenizer: PreTrainedTokenizerBase, side: str) -> Callable[[Sequence[str]], list[list[int]]]:
+    """A function from texts of the `"source"` or `"target"` to their ids, for several threads at once."""
+    tokenizer = side_of(tokenizer, side)
+    if not tokenizer.is_fast:
+        return lambda texts: tokenizer(list(texts), verbose=False)["input_ids"]
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy: these options change it
+    backend.no_padding()
+    backend.no_truncation()
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    if not has_two_sides(tokenizer):
+        return lambda texts: [encoding.ids for encoding in backend.encode_batch_fast(texts)]
+    return lambda texts: [
+        tokenizer.known_ids(encoding.ids) for encoding in backend.encode_batch_fast(tokenizer.rewritten(texts))
+    ]
+
+
+def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict:
+    """All that decides a tokenizer's ids: the content of its `tokenizer.json`, or of both sides' files.
+
+    The padding and truncation of earlier calls are left out.
+    """
+    if not tokenizer.is_fast:
+        return tokenizer.state()
+    if has_two_sides(tokenizer):
+        sides = [_backend_state(side_of(tokenizer, side)) for side in SIDES]
+        return {"sides": sides, "known_tokens": tokenizer.known_tokens and list(tokenizer.known_tokens)}
+    return _backend_state(tokenizer)
+
+
+def _backend_state(tokenizer: PreTrainedTokenizerFast) -> dict:
     return json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
 
 
-def tokenizer_sha256(tokenizer: PreTrainedTokenizerFast) -> str:
+def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
     """SHA-256 in hexadecimal of all that decides what a tokenizer does; the same for a copy in another folder."""
     state = tokenizer_state(tokenizer)
     special = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "pad", "eos", "unk")]
@@ -239,18 +317,32 @@ def tokenizer_sha256(tokenizer: PreTrainedTokenizerFast) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def check_tokenizer_matches(tokenizer: PreTrainedTokenizerFast, config: Any) -> None:
+def vocabulary_sizes(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """The ids that sources and targets take, from 0: a number for each."""
+    sizes = []
+    for name in SIDES if has_two_sides(tokenizer) else SIDES[:1]:
+        side = side_of(tokenizer, name)
+        sizes.append(max(len(side), 1 + max(side.get_vocab().values(), default=0)))  # ids may have gaps
+    return sizes[0], sizes[-1]
+
+
+def check_tokenizer_matches(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
     """Check that a model can take every id of a tokenizer and gives the special ids the same meaning.
 
     A model may have more ids than the tokenizer has tokens (an embedding rounded up), not fewer.
     """
     faults = []
-    size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0))  # ids may have gaps
-    if size > config.vocab_size:
-        faults.append(f"vocabulary size {size} in the tokenizer, {config.vocab_size} in the model")
+    in_model = config.vocab_size, getattr(config, "target_vocab_size", config.vocab_size)
+    for side, size, limit in zip(SIDES, vocabulary_sizes(tokenizer), in_model, strict=True):
+        if size > limit:
+            which = f" of the {side}" if has_two_sides(tokenizer) or in_model[0] != in_model[1] else ""
+            faults.append(f"vocabulary size{which} {size} in the tokenizer, {limit} in the model")
+            if not which:
+                break  # the same on the other side
     for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
         in_tokenizer, in_model = getattr(tokenizer, name), getattr(config, name)
-        if in_tokenizer != in_model:
+        # Tokenizers of other toolkits may have no beginning, which `decoder_start_token_id` of the model is.
+        if in_tokenizer != in_model and not (name == "bos_token_id" and in_tokenizer is None):
             faults.append(f"{name} {in_tokenizer} in the tokenizer, {in_model} in the model")
     if faults:
         raise UserError(f"tokenizer does not match the model ({'; '.join(faults)}): use the one saved with the model")

@@ -35,7 +35,7 @@ def tokenize_pairs(
 
     Args:
         pairs: dataset with the string columns ``source`` and ``target``, as from `load_pairs`.
-        tokenizer: fast transformers tokenizer that appends ``</s>`` to every text.
+        tokenizer: transformers tokenizer that appends ``</s>`` to every text.
         max_length: most tokens of a side, ``</s>`` included; longer pairs are dropped, never truncated.
         max_length_ratio: most tokens of a side per token of the other, without ``</s>``; None or 0: no limit.
         description: label of the progress bar.
@@ -52,7 +52,8 @@ def tokenize_pairs(
         raise UserError("there are no pairs to tokenise; give a dataset that is not empty")
 
     def tokenize(*texts: Iterable[str]) -> dict[str, list]:
-        sides = [tokenizer(list(side))["input_ids"] for side in texts]
+        sources, targets = map(list, texts)
+        sides = [tokenizer(sources)["input_ids"], tokenizer(text_target=targets)["input_ids"]]
         if any(side[0][-1:] != [tokenizer.eos_token_id] for side in sides):
             raise UserError("the tokenizer does not append its end token to a text; use one with a </s> template")
         lengths = np.array([[len(ids) for ids in side] for side in sides])

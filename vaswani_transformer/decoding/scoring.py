@@ -154,7 +154,8 @@ def _tokenize(
 ) -> tuple[list[tuple[list[int], list[int]]], UserError | None]:
     """Token ids of pairs with these line numbers, up to one that is too long, and the error that names it."""
     ids = []
-    sides = [tokenizer(list(texts))["input_ids"] for texts in zip(*pairs, strict=True)]
+    sources, targets = ([pair[side] for pair in pairs] for side in range(2))
+    sides = [tokenizer(sources)["input_ids"], tokenizer(text_target=targets)["input_ids"]] if pairs else [[], []]
     for number, *pair in zip(numbers, *sides, strict=True):
         try:
             check_length(config, number, max(map(len, pair)))

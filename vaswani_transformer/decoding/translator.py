@@ -103,7 +103,7 @@ class Translator:
         self.max_source_tokens, self.split_long, self.scores, self.seed = max_source_tokens, split_long, scores, seed
         self.generate_options = {name: value for name, value in generate_options.items() if value is not None}
         # `prepare` may run in another thread than decoding, and tokenizers are not made for two at once.
-        self._source_tokenizer = copy.deepcopy(tokenizer)
+        self._own_tokenizer = copy.deepcopy(tokenizer)
 
     def _setting(self, name: str, default):
         value = self.generate_options.get(name, getattr(self.model.generation_config, name, None))
@@ -113,7 +113,7 @@ class Translator:
         """Tokenise a window whose lines are strings, or pairs of a source and the beginning of its translation."""
         pairs = [(line, "") if isinstance(line, str) else line for line in window.lines]
         sources = {place: source.strip() for place, (source, _) in enumerate(pairs) if source.strip()}
-        ids = self._source_tokenizer(list(sources.values()))["input_ids"] if sources else []
+        ids = self._own_tokenizer(list(sources.values()))["input_ids"] if sources else []
         pieces, split = [], []
         for (place, source), source_ids in zip(sources.items(), ids, strict=True):
             number = window.first + place
@@ -143,8 +143,8 @@ class Translator:
                 f"line {number} has {len(ids)} tokens and at most {self.max_source_tokens} are taken: split it into"
                 " shorter sentences, or raise --max-source-tokens"
             )
-        texts = split_line(text, min(limits), lambda part: len(self._source_tokenizer(part)["input_ids"]))
-        parts = self._source_tokenizer(texts)["input_ids"]
+        texts = split_line(text, min(limits), lambda part: len(self._own_tokenizer(part)["input_ids"]))
+        parts = self._own_tokenizer(texts)["input_ids"]
         if max(map(len, parts)) > min(limits):
             raise UserError(
                 f"line {number} has a letter of {max(map(len, parts))} tokens and at most {min(limits)} fit: raise"
@@ -156,7 +156,7 @@ class Translator:
         """The tokens of the prefix of line `number`."""
         if not text.strip():
             return []
-        ids = self._source_tokenizer(text.strip(), add_special_tokens=False)["input_ids"]
+        ids = self._own_tokenizer(text_target=text.strip(), add_special_tokens=False)["input_ids"]
         limit = self._output_limit(source_length)
         if len(ids) >= limit:
             raise UserError(

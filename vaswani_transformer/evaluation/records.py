@@ -24,6 +24,11 @@ _CONFIGURATIONS = ("config.json", "generation_config.json", "tokenizer.json", "t
 # Types of entries of a record, by the ends of their names; scores are checked where they are shown.
 _ENTRIES = {"_file": str, "_sha256": str, "_signature": str, "date": str, "sentences": int, "versions": dict}
 _EXPORTED_FILES = ("export.json", "model.bin", "shared_vocabulary.json")  # of an export to CTranslate2
+# Of tokenizers with two sides. Other folders have none, and the sums that they had before these were known.
+_OF_TWO_SIDES = (
+    "target_tokenizer.json", "source.spm", "target.spm", "vocab.json", "target_vocab.json", "vocab-src.json",
+    "vocab-tgt.json", "merges.txt", "source_vocabulary.json", "target_vocabulary.json",
+)  # fmt: skip
 
 
 def is_weights_file(name: str) -> bool:
@@ -47,6 +52,7 @@ def model_sha256(folder: str | Path) -> str:
     """One SHA-256 over every file of a folder, exported or not, that outputs depend on."""
     paths = [Path(folder) / name for name in (*_CONFIGURATIONS, *_EXPORTED_FILES)]
     parts = [str(weights_sha256(folder)), *(file_sha256(path) if path.is_file() else "" for path in paths)]
+    parts += [f"{name} {file_sha256(path)}" for name in _OF_TWO_SIDES if (path := Path(folder) / name).is_file()]
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 

@@ -22,7 +22,7 @@ from ..json_and_yaml import read_json
 from ..loading import FACTS, check_generation_config
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, take_back_defaults
-from .folder import VOCABULARY, ExportFacts, read_vocabulary
+from .folder import ExportFacts, read_vocabularies
 
 _PATIENCE = 2.0
 # Settings of a generation configuration that this search does not follow, and the values at which they do nothing.
@@ -69,7 +69,8 @@ def open_engine(folder: str | Path, device: str = "cpu", **options) -> ctranslat
     Raises:
         UserError: for files that are missing or damaged, and what CTranslate2 cannot load on this device.
     """
-    for name in ("model.bin", "config.json", VOCABULARY):
+    read_vocabularies(folder)
+    for name in ("model.bin", "config.json"):
         if not (Path(folder) / name).is_file():  # a pipe would be waited for
             raise UserError(f"{folder} has no file {name}: export the model again")
     level = ctranslate2.get_log_level()
@@ -140,15 +141,16 @@ class CTranslate2Model:
         check_workers("threads", threads, least=0)
         self.patience, self.exact = patience, exact
         self.facts = ExportFacts.read(folder, "ctranslate2")
-        self.vocabulary = read_vocabulary(folder)
+        self._source_vocabulary, self.vocabulary = read_vocabularies(folder)
         self._ids = {token: number for number, token in enumerate(self.vocabulary)}
-        if len(self.vocabulary) != self.facts.vocab_size:
+        if len(self._source_vocabulary) != self.facts.vocab_size:
             raise UserError(f"{folder} has a vocabulary and an export.json of different models: export the model again")
-        self.generation_config = _read_generation_config(folder, self.facts.vocab_size)
+        self.generation_config = _read_generation_config(folder, len(self.vocabulary))
         names = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
         try:
             self.config = VaswaniConfig(
                 **{name: getattr(self.facts, name) for name in names},
+                decoder_vocab_size=None if len(self.vocabulary) == self.facts.vocab_size else len(self.vocabulary),
                 bos_token_id=self.facts.decoder_start_token_id,
                 # Whatever they were before, they are a table now, and it has an end.
                 position_encoding="learned",
@@ -263,8 +265,8 @@ class CTranslate2Model:
                 length *= 2
         return results
 
-    def _tokens(self, sentences: Sequence[Sequence[int]]) -> list[list[str]]:
-        return [[self.vocabulary[number] for number in ids] for ids in sentences]
+    def _source_tokens(self, sentences: Sequence[Sequence[int]]) -> list[list[str]]:
+        return [[self._source_vocabulary[number] for number in ids] for ids in sentences]
 
     def _ask(self, sources: list[Sequence[int]], longest: int, beams: int, rule: LengthRule) -> list[list[Output]]:
         """What one search of CTranslate2 finds for each source, ranked by the rule."""
@@ -272,7 +274,7 @@ class CTranslate2Model:
         if beams > 1:  # at most `beams` hypotheses end at each position, so a patience of the length waits for all
             patience = float(longest) if self.exact else self.patience or _PATIENCE
         found = self.engine.translate_batch(
-            self._tokens(sources),
+            self._source_tokens(sources),
             beam_size=beams,
             patience=patience,
             # Rounded down, and by less than half a hypothesis, since CTranslate2 rounds in a way of its own.
@@ -317,8 +319,9 @@ class CTranslate2Model:
         for batch in batches_by_length(lengths, tokens_per_batch):
             # CTranslate2 appends an end token itself.
             without_end = [targets[index][:-1] if targets[index][-1:] == [end] else targets[index] for index in batch]
-            source_tokens = self._tokens([sources[index] for index in batch])
-            scored = self.engine.score_batch(source_tokens, self._tokens(without_end), max_input_length=0)
+            source_tokens = self._source_tokens([sources[index] for index in batch])
+            target_tokens = [[self.vocabulary[number] for number in ids] for ids in without_end]
+            scored = self.engine.score_batch(source_tokens, target_tokens, max_input_length=0)
             for index, result in zip(batch, scored, strict=True):
                 scores[index] = list(result.log_probs[: len(targets[index])])
         return scores

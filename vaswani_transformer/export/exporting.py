@@ -19,6 +19,7 @@ from .folder import (
     EXTRAS,
     MARIAN_FILES,
     QUANTIZATIONS,
+    VOCABULARIES,
     ExportFacts,
     check_expressible,
     reference_logits,
@@ -97,7 +98,7 @@ def _export(
 def _names(format: str) -> tuple[str, ...]:
     """What an export may write."""
     own = {
-        "ctranslate2": ("config.json", "model.bin", "shared_vocabulary.json"),
+        "ctranslate2": ("config.json", "model.bin", *VOCABULARIES),
         "onnx": ("encoder.onnx", "decoder.onnx"),
         "marian": MARIAN_FILES,
     }

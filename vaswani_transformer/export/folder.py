@@ -24,10 +24,12 @@ QUANTIZATIONS = ("float32", "int8", "int8_float32", "bfloat16", "float16", "int1
 MARIAN_FILES = ("model.npz", "decoder.yml", "vocab.yml", "source.yml", "target.yml")
 #: Files of a model folder that are copied beside the exported weights.
 COPIED = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "vocab.txt", "merges.txt", "generation_config.json",
+    "tokenizer.json", "target_tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "target_vocab.json", "vocab-src.json", "vocab-tgt.json", "vocab.txt", "merges.txt", "source.spm",
+    "target.spm", "generation_config.json",
 )  # fmt: skip
-VOCABULARY = "shared_vocabulary.json"
+# CTranslate2's names: one file if source and target have the same tokens.
+VOCABULARIES = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
 _AGAIN = "export the model again"
 
 
@@ -75,9 +77,16 @@ class ExportFacts:
         return facts
 
 
-def read_vocabulary(folder: str | Path) -> list[str]:
-    """The tokens of an exported model, by id."""
-    path = Path(folder) / VOCABULARY
+def read_vocabularies(folder: str | Path) -> tuple[list[str], list[str]]:
+    """The tokens of an exported model for source and target, by id."""
+    shared, *sides = (Path(folder) / name for name in VOCABULARIES)
+    if all(side.is_file() for side in sides) and not shared.is_file():
+        return _read_vocabulary(sides[0]), _read_vocabulary(sides[1])
+    tokens = _read_vocabulary(shared)
+    return tokens, tokens
+
+
+def _read_vocabulary(path: Path) -> list[str]:
     try:
         tokens = read_json(path, _AGAIN, kind=list)
     except FileNotFoundError:

@@ -13,9 +13,10 @@ from ctranslate2.converters.utils import fuse_linear
 from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
 
+from ..data.tokenization import SIDES, side_of
 from ..errors import UserError, one_line
 from .ctranslate2_model import open_engine
-from .folder import position_table, read_vocabulary
+from .folder import position_table, read_vocabularies
 
 _ACTIVATIONS = {
     "relu": common_spec.Activation.RELU,
@@ -92,25 +93,38 @@ class VaswaniLoader(BartLoader):
         """The table, sinusoids too: CTranslate2's own start at position 1 and are another variant."""
         spec.encodings = position_table(module)
 
-    def get_vocabulary(self, model, tokenizer) -> list[str]:
-        """A token for every id of the model; those that the tokenizer has none for get made-up names."""
-        names = {number: token for token, number in tokenizer.get_vocab().items()}
-        taken = set(names.values())
-        for number in set(range(model.config.vocab_size)) - names.keys():
-            names[number] = f"<unused {number}>"
-            while names[number] in taken:
-                names[number] += "'"
-        return [names[number] for number in range(model.config.vocab_size)]
+    def get_vocabulary(self, model, tokenizer) -> tuple[list[str], list[str]]:
+        """A token for every id of source and target; those that the tokenizer has none for get made-up names."""
+        sizes = model.config.vocab_size, model.config.target_vocab_size
+        source, target = (
+            _token_names(side_of(tokenizer, side).get_vocab(), size) for side, size in zip(SIDES, sizes, strict=True)
+        )
+        return source, target
+
+    def set_vocabulary(self, spec, tokens: tuple[list[str], list[str]]) -> None:
+        """Source and target; CTranslate2 writes one file if they are the same."""
+        spec.register_source_vocabulary(tokens[0])
+        spec.register_target_vocabulary(tokens[1])
 
     def set_config(self, config, model, tokenizer) -> None:
         """Special tokens and the epsilon of layer normalisation. Our tokenizer puts the end token itself."""
-        tokens, ours = self.get_vocabulary(model, tokenizer), model.config
+        (_, tokens), ours = self.get_vocabulary(model, tokenizer), model.config
         config.eos_token = tokens[ours.eos_token_id]
         config.decoder_start_token = tokens[ours.decoder_start_token_id]
         config.bos_token = config.decoder_start_token if ours.bos_token_id is None else tokens[ours.bos_token_id]
         config.unk_token = tokenizer.unk_token or tokens[ours.pad_token_id]
         config.layer_norm_epsilon = float(ours.layer_norm_eps)
         config.add_source_bos = config.add_source_eos = False
+
+
+def _token_names(vocabulary: dict[str, int], size: int) -> list[str]:
+    names = {number: token for token, number in vocabulary.items()}
+    taken = set(names.values())
+    for number in set(range(size)) - names.keys():
+        names[number] = f"<unused {number}>"
+        while names[number] in taken:
+            names[number] += "'"
+    return [names[number] for number in range(size)]
 
 
 def _widened(projection: nn.Linear, narrow: int, width: int) -> common_spec.LinearSpec:
@@ -149,9 +163,11 @@ def largest_difference(output: Path, sentences: list[list[int]], logits: torch.T
     Each of the sentences, ids with the end token, is source and target; `logits` are the model's own of
     `padded_pairs`.
     """
-    vocabulary = read_vocabulary(output)
-    tokens = [[vocabulary[number] for number in sentence] for sentence in sentences]
-    scored = open_engine(output).score_batch(tokens, [sentence[:-1] for sentence in tokens], max_input_length=0)
+    sources, targets = (
+        [[vocabulary[number] for number in sentence] for sentence in sentences]
+        for vocabulary in read_vocabularies(output)
+    )
+    scored = open_engine(output).score_batch(sources, [sentence[:-1] for sentence in targets], max_input_length=0)
     differences = []
     for sentence, ours, theirs in zip(sentences, logits.log_softmax(dim=-1), scored, strict=True):
         log_probs = ours[: len(sentence)].gather(-1, torch.tensor(sentence)[:, None])[:, 0]

@@ -7,7 +7,7 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from ..data.tokenization import SIDES, TOKENIZER_FILES, side_of
 from ..errors import UserError, one_line
 from ..evaluation.records import is_weights_file, read_evaluation, tensors_sha256, weights_sha256
 from ..loading import load_model
@@ -37,12 +38,22 @@ CARD, MAIN, INDEX = "README.md", "main", "model.safetensors.index.json"
 _WRITTEN = {"model_type", "architectures", "dtype", "transformers_version", "auto_map", "custom_pipelines"}
 _SIDES = ("right", "left")
 _TOKENIZER = {
-    "backend": ("tokenizers",),
-    "tokenizer_class": ("TokenizersBackend", "PreTrainedTokenizerFast"),
+    "backend": ("tokenizers", "custom"),
+    "tokenizer_class": (
+        "TokenizersBackend",
+        "PreTrainedTokenizerFast",
+        "VaswaniTokenizer",
+        "MarianTokenizer",
+        "FSMTTokenizer",
+    ),
+    "sp_model_kwargs": ({},),
+    "auto_map": ({"AutoTokenizer": [None, "tokenization_vaswani.VaswaniTokenizer"]},),
     "padding_side": _SIDES,
     "truncation_side": _SIDES,
 }
 _SWITCHES = {"clean_up_tokenization_spaces", "split_special_tokens", "add_prefix_space", "model_max_length"}
+_SWITCHES |= {"separate_vocabs", "do_lower_case"}
+_LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*")
 _TOKENS = {f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")}
 _TOKENS |= {"additional_special_tokens", "extra_special_tokens"}
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
@@ -129,7 +140,8 @@ def publish(
         model, tokenizer = load_model(model_folder, device="cpu")
         model.save_pretrained(staging, max_shard_size=max_shard_size)
         tokenizer.save_pretrained(staging)
-        left_out = _keep_what_may_be_published(staging, tokenizer.get_vocab())
+        vocabulary = set().union(*(side_of(tokenizer, side).get_vocab() for side in SIDES))
+        left_out = _keep_what_may_be_published(staging, vocabulary)
         given = {"languages": languages, "license": license, "datasets": datasets}
         given = {name: value for name, value in given.items() if value}
         records, more = _read_evaluations(model_folder, evaluations)
@@ -214,7 +226,7 @@ def _stamps(folder: str | Path) -> dict[str, tuple[int, ...]]:
     return {name: (fact.st_ino, fact.st_size, fact.st_mtime_ns) for name, fact in facts.items()}
 
 
-def _keep_what_may_be_published(staging: Path, vocabulary: Mapping[str, int]) -> dict[str, list[str]]:
+def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> dict[str, list[str]]:
     """Remove all files and entries that are not listed; returns their names by file, without those that are no news."""
 
     def is_token(value: Any) -> bool:
@@ -227,6 +239,12 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Mapping[str, int]) ->
             return value is None or is_token(value)
         if name == "tree_tokens":  # a parser's, which are words in its vocabulary
             return isinstance(value, list) and all(f"Ġ{token}" in vocabulary for token in value)
+        if name in ("source_lang", "target_lang"):
+            return value is None or (isinstance(value, str) and _LANGUAGE.fullmatch(value) is not None)
+        if name == "langs":
+            return isinstance(value, list) and all(_LANGUAGE.fullmatch(str(language)) for language in value)
+        if name == "known_tokens":
+            return value is None or (isinstance(value, list) and all(type(number) is int for number in value))
         if name == "model_input_names":
             return isinstance(value, list) and set(map(str, value)) <= _INPUTS
         return value in _TOKENIZER.get(name, ()) or (name in _SWITCHES and isinstance(value, bool | int))
@@ -251,7 +269,7 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Mapping[str, int]) ->
                 left_out[path.name] = unknown
             if known != values:
                 path.write_text(json.dumps(known, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        elif not (path.name in {"tokenizer.json", INDEX} | code or is_weights_file(path.name)):
+        elif not (path.name in {*TOKENIZER_FILES, INDEX} | code or is_weights_file(path.name)):
             left_out[path.name] = []
             path.unlink() if path.is_file() else shutil.rmtree(path)
     return left_out

@@ -317,6 +317,5 @@ def _normalizer(spm: SentencePieceModel, pieces: Iterable[str]) -> normalizers.N
 def _decoder(spm: SentencePieceModel) -> decoders.Decoder:
     to_text = [decoders.Replace(LESS_THAN, "<"), decoders.Replace(Regex(f"[{MADE_UP}-{RUN_END}]"), "")]
     to_text += [decoders.ByteFallback()] if spm.byte_fallback else []
-    # As `MarianTokenizer`: without spaces around.
-    to_text += [decoders.Fuse(), decoders.Replace(_SPACE, " "), decoders.Replace(Regex(r"\A +| +\z"), "")]
+    to_text += [decoders.Fuse(), decoders.Replace(_SPACE, " "), decoders.Replace(Regex(r"\A "), "")]
     return decoders.Sequence(to_text)

@@ -20,9 +20,9 @@ _KEPT = ("model_max_length", "source_lang", "target_lang")
 def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a MarianMT folder: source.spm, target.spm, vocab.json, perhaps target_vocab.json.
 
-    Its ids are those of `MarianTokenizer`, but that "</s>" in a text is text, and so is a beginning such as ``>>Oh<<`` for
-    models without language codes, as for Marian itself. Where two ways to cut a text have the same score, the other one
-    may be taken: SentencePiece adds scores in float32 and `tokenizers` in float64.
+    Its ids are those of `MarianTokenizer`, but that "</s>" in a text is text, and so is a beginning such as ``>>Oh<<``
+    for models without language codes, as for Marian itself. Where two ways to cut a text have the same score, the other
+    one may be taken: SentencePiece adds scores in float32 and `tokenizers` in float64.
 
     Returns:
         A `VaswaniTokenizer`; `MarianTokenizer` for SentencePiece models that `tokenizers` cannot follow.

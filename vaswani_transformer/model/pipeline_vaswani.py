@@ -246,7 +246,7 @@ class Text2TextGenerationPipeline(Pipeline):
         names = ("return_tensors", "return_text", "clean_up_tokenization_spaces")
         postprocess = {name: generate_options.pop(name, None) for name in names}
         if stop_sequence is not None:
-            ids = self.tokenizer.encode(stop_sequence, add_special_tokens=False)
+            ids = self.tokenizer(text_target=stop_sequence, add_special_tokens=False)["input_ids"]
             if not ids:
                 raise ValueError(f"stop_sequence {stop_sequence!r} has no tokens: give a string that has")
             if len(ids) > 1:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
-from ..data.tokenization import load_tokenizer, tokenizer_sha256
+from ..data.tokenization import SIDES, TOKENIZER_FILES, has_two_sides, load_tokenizer, side_of, tokenizer_sha256
 from ..errors import UserError, one_line
 from ..files import check_path
 from ..json_and_yaml import read_json
@@ -102,11 +102,13 @@ def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor
     return average
 
 
-CONFIG, TOKENIZER, STATE = "config.json", "tokenizer.json", TRAINER_STATE_NAME
+CONFIG, STATE = "config.json", TRAINER_STATE_NAME
+_TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab-src.json")  # one of which a folder with a tokenizer has
 # What else belongs to a model; optimizer, random states and the like belong to a checkpoint.
 _COPIED = (
-    CONFIG, "generation_config.json", TOKENIZER, "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.model", "*.spm", "*.py",
+    CONFIG, "generation_config.json", "tokenizer.json", "target_tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "target_vocab.json", "vocab-src.json",
+    "vocab-tgt.json", "vocab.txt", "merges.txt", "*.model", "*.spm", "*.py",
 )  # fmt: skip
 # Of a configuration, what does not decide what a model computes from its weights.
 _NO_DIFFERENCE = {"_name_or_path", "transformers_version", "use_cache", "architectures", "auto_map", "custom_pipelines"}
@@ -131,7 +133,7 @@ def _check_same_model(folders: Sequence[Path]) -> None:
                 raise UserError(
                     f"{folder} and {first} differ in {name} ({values}): only checkpoints of one model can be averaged"
                 )
-    named = [folder for folder in folders if (folder / TOKENIZER).is_file()]
+    named = [folder for folder in folders if _has_tokenizer(folder)]
     first_tokenizer = load_tokenizer(named[0]) if named else None
     for folder in named[1:]:
         tokenizer = load_tokenizer(folder)
@@ -142,14 +144,19 @@ def _check_same_model(folders: Sequence[Path]) -> None:
             )
 
 
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _TOKENIZERS)
+
+
 def _difference(one, other) -> str:
     """A first difference of two tokenizers, in words."""
-    ids, other_ids = one.get_vocab(), other.get_vocab()
-    differing = sorted(ids.items() ^ other_ids.items(), key=lambda item: item[1])
-    if not differing:
-        return "the same tokens, made in another way"
-    number = differing[0][1]
-    return f"token {number} is {one.convert_ids_to_tokens(number)!r} and {other.convert_ids_to_tokens(number)!r}"
+    for side in SIDES if has_two_sides(one) and has_two_sides(other) else SIDES[:1]:
+        ids, other_ids = ({n: token for token, n in side_of(each, side).get_vocab().items()} for each in (one, other))
+        differing = sorted(n for n in ids.keys() | other_ids.keys() if ids.get(n) != other_ids.get(n))
+        if differing:
+            number = differing[0]
+            return f"token {number} is {ids.get(number)!r} and {other_ids.get(number)!r}"
+    return "the same tokens, made in another way"
 
 
 def average_models(folders: Sequence[str | Path], output: str | Path, overwrite: bool = False) -> Path:
@@ -201,7 +208,7 @@ def _average_models(folders: list[Path], output: Path, overwrite: bool) -> Path:
         except ValueError as error:
             raise UserError(str(error)) from error
         save_file(average, staging / WEIGHTS, metadata={"format": "pt"})
-        written.place(staging, last=WEIGHTS, stale=[WEIGHTS, INDEX, *written.names("model-")])
+        written.place(staging, last=WEIGHTS, stale=[WEIGHTS, INDEX, *TOKENIZER_FILES, *written.names("model-")])
     return output.absolute()
 
 
@@ -216,7 +223,7 @@ def _is_model_alone(folder: Path) -> bool:
 
 def _files_to_copy(folders: list[Path]) -> list[Path]:
     """Configuration, code and tokenizer, the latter from the first folder that has one; a later file counts."""
-    named = next((folder for folder in folders if (folder / TOKENIZER).is_file()), folders[0])
+    named = next((folder for folder in folders if _has_tokenizer(folder)), folders[0])
     return [path for pattern in _COPIED for folder in (named, folders[0]) for path in folder.glob(pattern)]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..data.batching import IGNORE_INDEX
+from ..data.tokenization import SIDES, side_of
 from ..errors import UserError
 from ..model.checkpoint_vaswani import is_finite
 from ..plots import new_figure
@@ -128,7 +129,7 @@ class FiniteLossGuard:
         for ids, kept, labels in zip(inputs["input_ids"].cpu(), mask.cpu(), inputs["labels"].cpu(), strict=True):
             pair = {"source_ids": ids[kept].tolist(), "target_ids": labels[labels != IGNORE_INDEX].tolist()}
             if tokenizer is not None:
-                pair |= {side: tokenizer.decode(pair[f"{side}_ids"]) for side in ("source", "target")}
+                pair |= {side: side_of(tokenizer, side).decode(pair[f"{side}_ids"]) for side in SIDES}
             pairs.append(pair)
         rate = trainer.optimizer.param_groups[0]["lr"] if trainer.optimizer is not None else None
         values = str(loss), trainer.state.global_step, rate, self.broken_weights(), pairs

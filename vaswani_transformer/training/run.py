@@ -12,14 +12,20 @@ import datasets
 import numpy as np
 import torch
 from accelerate import PartialState
-from transformers import PreTrainedTokenizerFast, PrinterCallback, ProgressCallback, set_seed
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, set_seed
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 from transformers.trainer_callback import TrainerState
 
 from ..data.parallel_text import pairs_of
 from ..data.prepared import TRAIN, VALIDATION, check_recipe_matches, open_prepared
 from ..data.recipe_data import load_training_pairs, new_tokenizer
-from ..data.tokenization import check_tokenizer_matches, load_tokenizer
+from ..data.tokenization import (
+    TOKENIZER_FILES,
+    check_tokenizer_matches,
+    has_two_sides,
+    load_tokenizer,
+    vocabulary_sizes,
+)
 from ..data.tokenized_pairs import tokenize_pairs
 from ..distributed import Processes, joined_processes
 from ..errors import UserError, one_line
@@ -82,7 +88,7 @@ class TrainingResult:
     kept: str = "best checkpoint"  # which they are, in words
 
 
-def make_tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool = False) -> PreTrainedTokenizerFast:
+def make_tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer that the recipe names, or of the run that is resumed, or one trained on the training pairs."""
     if recipe.tokenizer is not None:
         return load_tokenizer(recipe.tokenizer)
@@ -184,6 +190,8 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     if missing:
         raise UserError(f"the tokenizer has no {' and no '.join(missing)} token: use one of `vaswani tokenizer`")
     config: VaswaniConfig = model_config(recipe, len(tokenizer))
+    if has_two_sides(tokenizer):
+        config.vocab_size, config.decoder_vocab_size = vocabulary_sizes(tokenizer)
     for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
         setattr(config, name, getattr(tokenizer, name))
     config.decoder_start_token_id = tokenizer.bos_token_id
@@ -374,14 +382,14 @@ class TrainingRun:
             with self.output.staging() as staging:
                 trainer.accelerator.unwrap_model(trainer.model).save_pretrained(staging, state_dict=weights)
                 self.tokenizer.save_pretrained(staging)
-                self.output.place(staging, last=WEIGHTS)
+                self.output.place(staging, last=WEIGHTS, stale=TOKENIZER_FILES)
         trainer.accelerator.wait_for_everyone()
 
 
 def train(
     recipe: Recipe,
     progress: bool = True,
-    build_model: Callable[[Recipe, PreTrainedTokenizerFast], VaswaniForConditionalGeneration] | None = None,
+    build_model: Callable[[Recipe, PreTrainedTokenizerBase], VaswaniForConditionalGeneration] | None = None,
 ) -> TrainingResult:
     """Train a model by a recipe, resuming an interrupted run of it; see [`TrainingRun`].
 

@@ -193,6 +193,7 @@ def claim_output(recipe: Recipe, checkpoint: Path | None, tokenizer, hashes: dic
     if checkpoint is None:
         with output.staging(CHECKPOINTS) as staging:  # which may be on another disk
             tokenizer.save_pretrained(staging / TOKENIZER)
+            output.check([path.name for path in (staging / TOKENIZER).iterdir()])  # where they will lie in the end
             output.publish(staging / TOKENIZER, f"{CHECKPOINTS}/{TOKENIZER}")
         output.write_text(f"{CHECKPOINTS}/{CONTENTS}", json.dumps(hashes, indent=1) + "\n")
     output.write_text(f"{CHECKPOINTS}/{RECIPE}", text)

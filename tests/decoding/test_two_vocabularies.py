@@ -1,0 +1,185 @@
+"""Models whose source and target have vocabularies of their own, through everything that a tokenizer goes through.
+
+What each side must give comes from tokenizers of one side.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_model, tiny_recipe
+from pair_files import in_memory
+from transformers import AutoTokenizer
+from transformers.models.fsmt.tokenization_fsmt import FSMTTokenizer
+
+from vaswani_transformer import UserError, VaswaniTokenizer, load_model, load_tokenizer, train_tokenizer
+from vaswani_transformer.attention.alignments import align
+from vaswani_transformer.attention.weights import attend
+from vaswani_transformer.data.synthetic import generate_corpus
+from vaswani_transformer.data.tokenization import check_tokenizer_matches, tokenizer_sha256, vocabulary_sizes
+from vaswani_transformer.data.tokenized_pairs import tokenize_pairs
+from vaswani_transformer.decoding.scoring import score_pairs
+from vaswani_transformer.decoding.translator import Translator
+
+SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+PAIRS = generate_corpus(200, 20, 20).train
+SOURCES, TARGETS = (list(side) for side in zip(*PAIRS[:8], strict=True))
+
+
+class World(NamedTuple):
+    folder: Path  # of a model and its tokenizer
+    source: Any  # tokenizers of one side
+    target: Any
+
+
+def fast(folder: Path) -> tuple[VaswaniTokenizer, Any, Any]:
+    sides = [train_tokenizer([pair[side] for pair in PAIRS], vocab_size=size) for side, size in ((0, 290), (1, 310))]
+    backends = {"tokenizer_object": sides[0].backend_tokenizer, "target_tokenizer_object": sides[1].backend_tokenizer}
+    return VaswaniTokenizer(**backends, **SPECIAL), *sides
+
+
+def moses(folder: Path) -> tuple[Any, Any, Any]:
+    """transformers' class for each side, with letters as tokens."""
+    pytest.importorskip("sacremoses")
+    sides = []
+    for name, languages in (("source", ["en", "de"]), ("target", ["de", "en"])):
+        texts = SOURCES if name == "source" else TARGETS
+        letters = sorted({letter for text in texts for letter in text} | set("&apos;quot"))
+        pieces = [*SPECIAL.values(), *(letter + end for letter in letters for end in ("", "</w>"))]
+        sides.append({piece: number for number, piece in enumerate(pieces)})
+    folder.mkdir()
+    (folder / "merges.txt").write_text("t h\n")
+    for name, ids in zip(("vocab-src.json", "vocab-tgt.json"), sides, strict=True):
+        (folder / name).write_text(json.dumps(ids))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "FSMTTokenizer", "langs": ["en", "de"]})
+    )
+    source = FSMTTokenizer.from_pretrained(folder)
+    names = {"src_vocab_file": folder / "vocab-tgt.json", "tgt_vocab_file": folder / "vocab-src.json"}
+    target = FSMTTokenizer(langs=["de", "en"], merges_file=folder / "merges.txt", **names)
+    return load_tokenizer(folder), source, target
+
+
+@pytest.fixture(scope="module", params=[fast, moses], ids=["fast", "moses"])
+def world(request, tmp_path_factory) -> World:
+    folder = tmp_path_factory.mktemp("world")
+    tokenizer, source, target = request.param(folder / "tokenizer")
+    sizes = vocabulary_sizes(tokenizer)
+    assert sizes == (len(source), len(target)) and sizes[0] != sizes[1]
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad", "eos")}
+    model = tiny_model(
+        vocab_size=sizes[0], decoder_vocab_size=sizes[1], decoder_start_token_id=2, max_position_embeddings=128, **ids
+    )
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return World(folder / "model", source, target)
+
+
+def ids_of(tokenizer, texts: list[str]) -> list[list[int]]:
+    return tokenizer(texts)["input_ids"]
+
+
+def test_loaded(world, tmp_path):
+    model, tokenizer = load_model(world.folder, device="cpu")
+    assert ids_of(tokenizer, SOURCES) == ids_of(world.source, SOURCES)
+    assert tokenizer(text_target=TARGETS)["input_ids"] == ids_of(world.target, TARGETS)
+    tokenizer.save_pretrained(tmp_path)
+    assert tokenizer_sha256(load_tokenizer(tmp_path)) == tokenizer_sha256(tokenizer)
+    assert type(AutoTokenizer.from_pretrained(tmp_path)).__name__ == type(tokenizer).__name__
+    model.config.decoder_vocab_size -= 1
+    with pytest.raises(UserError, match="vocabulary size of the target"):
+        check_tokenizer_matches(tokenizer, model.config)
+
+
+def test_translated(world):
+    model, tokenizer = load_model(world.folder, device="cpu")
+    translator = Translator(model, tokenizer, num_beams=2, max_new_tokens=8)
+    texts = list(translator.translate(SOURCES))
+    for text, source in zip(texts, SOURCES, strict=True):
+        output = model.generate(torch.tensor(ids_of(world.source, [source])), num_beams=2, max_new_tokens=8)
+        reference = tokenizer if world.target.__class__ is FSMTTokenizer else world.target
+        assert text == reference.decode(output[0], skip_special_tokens=True).strip()
+
+
+def test_scored(world):
+    model, tokenizer = load_model(world.folder, device="cpu")
+    losses, counts = score_pairs(model, tokenizer, SOURCES, TARGETS)
+    for source, target, loss, count in zip(SOURCES, TARGETS, losses, counts, strict=True):
+        source_ids, target_ids = (torch.tensor(ids_of(side, [text])) for side, text in (
+            (world.source, source), (world.target, target)
+        ))  # fmt: skip
+        with torch.no_grad():
+            expected = model(input_ids=source_ids, labels=target_ids, return_dict=True).logits.log_softmax(-1)
+        assert count == target_ids.shape[1]
+        assert loss == pytest.approx(-float(expected.gather(-1, target_ids[..., None]).sum()), rel=1e-4)
+
+
+def test_attention_and_words(world):
+    model, tokenizer = load_model(world.folder, device="cpu")
+    weights = attend(model, tokenizer, SOURCES[0], TARGETS[0])
+    assert len(weights.source_tokens) == len(ids_of(world.source, SOURCES[:1])[0])
+    assert len(weights.target_tokens) == len(ids_of(world.target, TARGETS[:1])[0])
+    if tokenizer.is_fast:
+        links = align(model, tokenizer, SOURCES, TARGETS)
+        words = [{target for _, target in of_pair} for of_pair in links]
+        assert words == [set(range(len(text.split()))) for text in TARGETS]
+        assert "".join(weights.source_tokens[:-1]).strip("␣").replace("·", "").replace("␣", "") == "".join(
+            SOURCES[0].split()
+        )
+    else:
+        with pytest.raises(UserError, match="FSMTTokenizer does not say which word"):
+            align(model, tokenizer, SOURCES, TARGETS)
+
+
+def test_pairs_tokenized_and_prepared(world, cache, tmp_path):
+    from vaswani_transformer.data.prepare import ShardWriter
+
+    tokenizer = load_tokenizer(world.folder)
+    expected = [ids_of(world.source, SOURCES), ids_of(world.target, TARGETS)]
+    rows, _ = tokenize_pairs(in_memory(list(zip(SOURCES, TARGETS, strict=True))), tokenizer)
+    assert [rows["input_ids"][:], rows["labels"][:]] == expected
+    writer = ShardWriter(tmp_path, tokenizer, 256, None, workers=2)
+    part = writer.write_part("train", [list(zip(SOURCES, TARGETS, strict=True))] * 2)
+    assert part["source_tokens"] == 2 * sum(map(len, expected[0]))
+    assert part["target_tokens"] == 2 * sum(map(len, expected[1]))
+
+
+def test_exported_to_ctranslate2(world, tmp_path):
+    pytest.importorskip("ctranslate2")
+    from vaswani_transformer import export_model
+    from vaswani_transformer.export.exporting import load_exported
+
+    assert export_model(world.folder, tmp_path / "exported").difference < 1e-4
+    assert (tmp_path / "exported" / "target_vocabulary.json").is_file()
+    model, tokenizer = load_exported(tmp_path / "exported", "cpu")
+    options = {"num_beams": 2, "max_new_tokens": 8}
+    translations = list(Translator(model, tokenizer, **options).translate(SOURCES))
+    assert translations == list(Translator(*load_model(world.folder, device="cpu"), **options).translate(SOURCES))
+
+
+def test_averaged_and_published(world, tmp_path):
+    from vaswani_transformer import average_models, publish
+
+    average_models([world.folder, world.folder], tmp_path / "average")
+    tokenizer = load_tokenizer(tmp_path / "average")
+    assert tokenizer_sha256(tokenizer) == tokenizer_sha256(load_tokenizer(world.folder))
+    published = publish(world.folder, "someone/model", license="mit", dry_run=True)
+    files = {path.name for path in world.folder.iterdir() if path.suffix != ".py"}
+    assert files <= published.files.keys()
+
+
+def test_trained(world, tmp_path, cache, text):
+    """The tokenizer comes along into the run folder."""
+    from vaswani_transformer import train
+
+    recipe = tiny_recipe(text, tmp_path / "run", tokenizer=str(world.folder), max_steps=2, evaluate_every=2)
+    if load_tokenizer(world.folder).bos_token_id is None:
+        pytest.skip("has no beginning")
+    train(recipe, progress=False)
+    model, tokenizer = load_model(tmp_path / "run", device="cpu")
+    assert tokenizer_sha256(tokenizer) == tokenizer_sha256(load_tokenizer(world.folder))
+    assert (model.config.vocab_size, model.config.target_vocab_size) == (len(world.source), len(world.target))
+    assert np.isfinite(score_pairs(model, tokenizer, SOURCES, TARGETS)[0]).all()

@@ -10,6 +10,7 @@ OTHER_TOOLKITS = [
     {"activation_function": "silu", "output_bias": True},
     {"decoder_vocab_size": 31},
     {"share_encoder_decoder_embeddings": False},
+    {"tie_word_embeddings": False, "share_encoder_decoder_embeddings": True},
     {"scale_embedding": False, "add_final_layer_norm": True},
     {"position_encoding": "sinusoidal-halves"},
     {"position_encoding": "sinusoidal-tensor2tensor", "position_offset": 2},

@@ -177,7 +177,8 @@ def test_code_in_pickles_does_not_run(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("tied_embeddings", "tied_softmax", "matrices"), [(True, True, 1), (False, True, 2), (True, False, 3)]
+    ("tied_embeddings", "tied_softmax", "matrices"),
+    [(True, True, 1), (False, True, 2), (True, False, 2), (False, False, 3)],
 )
 def test_ties(folder, tied_embeddings, tied_softmax, matrices):
     change(folder, "tied_embeddings", str(tied_embeddings).lower())

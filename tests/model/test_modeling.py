@@ -263,6 +263,20 @@ class TestTargetTied:
                 loaded(ids, decoder_input_ids=ids).logits, model(ids, decoder_input_ids=ids).logits
             )
 
+    def test_source_and_target_share_one_and_the_output_has_its_own(self, tmp_path):
+        model = tiny_model(tie_word_embeddings=False, share_encoder_decoder_embeddings=True)
+        model.resize_token_embeddings(41)
+        model.save_pretrained(tmp_path)
+        with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+            stored = [name for name in file.keys() if file.get_slice(name).get_shape() == [41, 24]]  # noqa: SIM118
+        assert sorted(stored) == ["lm_head.weight", "model.shared.weight"]
+        for loaded in (model, AutoModelForSeq2SeqLM.from_pretrained(tmp_path)):
+            source, target, output = embedding_matrices(loaded)
+            assert source is target is loaded.model.shared.weight and output is not target
+            assert source.shape == output.shape == (41, 24)
+            ids = random_ids(1, 3)
+            assert torch.equal(loaded(ids, decoder_input_ids=ids).logits, model(ids, decoder_input_ids=ids).logits)
+
     def test_resizing_keeps_the_tie(self):
         model = tiny_model(share_encoder_decoder_embeddings=False, output_bias=True)
         before = [weight.detach().clone() for weight in embedding_matrices(model)]

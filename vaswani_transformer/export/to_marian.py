@@ -94,7 +94,7 @@ def write_marian(model, tokenizer, output: Path, rows: int) -> None:
     with torch.no_grad():
         arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in _arrays(model, type).items()}
     sizes = [len(arrays[name]) for name in (_first(arrays, "encoder_Wemb"), _first(arrays, "decoder_Wemb"))]
-    options = _options(model.config, type, sizes, "Wemb" in arrays)
+    options = _options(model.config, type, sizes)
     arrays[CONFIG] = _terminated(_yaml(options))
     output.mkdir()
     _write_arrays(arrays, output / _MODEL)
@@ -141,10 +141,11 @@ def _vocabulary_arrays(model, type: str) -> dict[str, torch.Tensor]:
     if type == NEW:  # which does not scale where positions are a table
         scale = stacks[0].embed_scale
         arrays |= {"encoder_Wemb": source * scale, "decoder_Wemb": target * scale}
-    elif model.config.shares_embeddings:
-        arrays = {"Wemb": target}
-    elif model.config.tie_word_embeddings:
-        del arrays["decoder_ff_logit_out_Wt"]
+    else:
+        if model.config.shares_embeddings:
+            arrays = {"Wemb": target, "decoder_ff_logit_out_Wt": output}
+        if model.config.tie_word_embeddings:
+            del arrays["decoder_ff_logit_out_Wt"]
     return {**arrays, "decoder_ff_logit_out_b": bias}
 
 
@@ -152,10 +153,11 @@ def _first(arrays: dict[str, np.ndarray], name: str) -> str:
     return "Wemb" if "Wemb" in arrays else name
 
 
-def _options(config: VaswaniConfig, type: str, sizes: list[int], is_shared: bool) -> dict[str, Any]:
+def _options(config: VaswaniConfig, type: str, sizes: list[int]) -> dict[str, Any]:
     """Marian's options of a model, which it reads out of the `.npz` file."""
     from .. import __version__
 
+    source, output = config.shares_embeddings and type == OLD, config.tie_word_embeddings and type == OLD
     activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation_function)
     return {
         "type": type,
@@ -177,9 +179,9 @@ def _options(config: VaswaniConfig, type: str, sizes: list[int], is_shared: bool
         "transformer-train-position-embeddings": type == NEW,
         "transformer-no-projection": False,
         "transformer-tied-layers": [],
-        "tied-embeddings-all": is_shared,
-        "tied-embeddings-src": False,
-        "tied-embeddings": type == OLD and config.tie_word_embeddings and not is_shared,
+        "tied-embeddings-all": source and output,
+        "tied-embeddings-src": source and not output,
+        "tied-embeddings": output and not source,
         "input-types": [],
         "layer-normalization": False,
         "right-left": False,

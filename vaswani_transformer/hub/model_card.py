@@ -127,9 +127,12 @@ def compare_with_paper(config: VaswaniConfig, kind: str) -> str:
 def size_rows(facts: CardFacts) -> list[tuple[str, str]]:
     """Rows (label, value) of the table of sizes."""
     config = facts.config
-    shared = "three matrices of embeddings"
-    if config.tie_word_embeddings:
-        shared = "shared by source, target and output" if config.shares_embeddings else "shared by target and output"
+    shared = {
+        (True, True): "shared by source, target and output",
+        (True, False): "shared by target and output",
+        (False, True): "shared by source and target",
+        (False, False): "three matrices of embeddings",
+    }[config.tie_word_embeddings, config.shares_embeddings]
     entries = f"{config.vocab_size:,} entries"
     if config.target_vocab_size != config.vocab_size:
         entries = f"{config.vocab_size:,} source and {config.target_vocab_size:,} target entries"

@@ -175,7 +175,7 @@ def _config(
         max_position_embeddings=_POSITIONS,
         layer_norm_eps=1e-6,
         tie_word_embeddings=ties,
-        share_encoder_decoder_embeddings=ties and bool(model.get("tied_embeddings")),
+        share_encoder_decoder_embeddings=bool(model.get("tied_embeddings")),
         bos_token_id=symbols.ids["bos"],
         pad_token_id=symbols.ids["pad"],
         eos_token_id=symbols.ids["eos"],

@@ -231,7 +231,7 @@ def _config(
             layer_norm_eps=LAYER_NORM_EPS[settings["type"]],
             add_final_layer_norm="n" in settings.get("transformer-postprocess-top", ""),
             tie_word_embeddings=ties["output"],
-            share_encoder_decoder_embeddings=ties["source"] if ties["output"] else None,
+            share_encoder_decoder_embeddings=ties["source"],
             bos_token_id=None,
             pad_token_id=vocabularies.pad,
             eos_token_id=vocabularies.eos,
@@ -274,8 +274,8 @@ def _weights(arrays: dict[str, np.ndarray], config: VaswaniConfig, settings: dic
     apart = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
     names = dict(zip(apart, (*_embeddings(settings), "decoder_ff_logit_out_Wt"), strict=True))
     if config.shares_embeddings:
-        names = {"model.shared.weight": "Wemb"}
-    elif ties["output"]:
+        names = {"model.shared.weight": "Wemb", "lm_head.weight": names["lm_head.weight"]}
+    if ties["output"]:
         del names["lm_head.weight"]
     for ours, name in names.items():
         if name in theirs:

@@ -70,7 +70,7 @@ def embeddings(
     """
     tied, shared = torch.equal(decoder, output), torch.equal(encoder, decoder)
     ties = {"tie_word_embeddings": tied, "share_encoder_decoder_embeddings": shared}
-    if tied and shared:
-        return ties, {"model.shared.weight": decoder}
+    if shared:
+        return ties, {"model.shared.weight": decoder} | ({} if tied else {"lm_head.weight": output})
     names = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
     return ties, dict(zip(names, (encoder, decoder, output), strict=True))

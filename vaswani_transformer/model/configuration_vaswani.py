@@ -122,8 +122,8 @@ class VaswaniConfig(PreTrainedConfig):
         layer_norm_eps (`float`, defaults to 1e-5): added to the variance in layer normalisation.
         tie_word_embeddings (`bool`, defaults to `True`): one matrix for both embeddings and the output projection
             (Section 3.4). `False` gives three matrices.
-        share_encoder_decoder_embeddings (`bool`, *optional*): `False` leaves the source a matrix of its own when the
-            others are tied, as do two vocabularies; without effect when they are not.
+        share_encoder_decoder_embeddings (`bool`, *optional*): one matrix for source and target embeddings, tied to
+            the output projection or not; as `tie_word_embeddings` when not given, but never for two vocabularies.
         use_cache (`bool`, defaults to `True`): keep keys and values between decoding steps.
         bos_token_id, pad_token_id, eos_token_id, decoder_start_token_id (`int`, default to 0, 1, 2 and 0): special
             tokens as `vaswani tokenizer` numbers them. Padding is not 0 because transformers' beam search fills the
@@ -211,9 +211,10 @@ class VaswaniConfig(PreTrainedConfig):
 
     @property
     def shares_embeddings(self) -> bool:
-        """Whether one matrix is both embeddings and the output projection (Section 3.4)."""
-        may_share = self.share_encoder_decoder_embeddings is not False and self.target_vocab_size == self.vocab_size
-        return self.tie_word_embeddings and may_share
+        """Whether one matrix embeds source and target (Section 3.4)."""
+        if self.share_encoder_decoder_embeddings is None:
+            return self.tie_word_embeddings and self.target_vocab_size == self.vocab_size
+        return self.share_encoder_decoder_embeddings
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):

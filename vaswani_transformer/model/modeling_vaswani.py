@@ -108,6 +108,12 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
             head.bias = nn.Parameter(bias, requires_grad=head.bias.requires_grad)
         return embeddings
 
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """As in `PreTrainedModel`, which ties nothing where the output projection has a matrix of its own."""
+        if all_submodels or self.config.tie_word_embeddings or not self.config.shares_embeddings:
+            return super().get_expanded_tied_weights_keys(all_submodels)
+        return dict(self._tied_weights_keys or {})
+
     @property
     def dummy_inputs(self) -> dict[str, torch.Tensor]:
         """Two short sentences, one padded, for tracing."""
@@ -428,14 +434,11 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         super().__init__(config)
         self.model = VaswaniModel(config)
         self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.output_bias)
-        if config.tie_word_embeddings and not config.shares_embeddings:
-            self._tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
-        elif config.tie_word_embeddings:
-            self._tied_weights_keys = {
-                "lm_head.weight": "model.shared.weight",
-                "model.encoder.embed_tokens.weight": "model.shared.weight",
-                "model.decoder.embed_tokens.weight": "model.shared.weight",
-            }
+        target = "model.shared.weight" if config.shares_embeddings else "model.decoder.embed_tokens.weight"
+        ties = {"lm_head.weight": target} if config.tie_word_embeddings else {}
+        if config.shares_embeddings:
+            ties |= {f"model.{stack}.embed_tokens.weight": target for stack in ("encoder", "decoder")}
+        self._tied_weights_keys = ties or None
         self.post_init()
         if self.generation_config is not None:
             # Marked as made from the model's configuration, it would lose our own entries when it is loaded again.

@@ -45,7 +45,7 @@ class ForkedCommands:
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=(home / "serving").open("w"),
         )
         self.ready = False
 
@@ -53,7 +53,7 @@ class ForkedCommands:
         """Start a `vaswani` command or Python code; returns its process id."""
         if not self.ready:  # only now: it imports while the test prepares
             self.ready = self.process.stdout.readline() == "ready\n"
-            assert self.ready
+            assert self.ready, (self.home / "serving").read_text(encoding="utf-8")[-2000:]
         request = {"command": command and [str(word) for word in command], "code": code}
         request |= {"environment": environment, "home": str(self.home)}
         self.process.stdin.write(json.dumps(request) + "\n")

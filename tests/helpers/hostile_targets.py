@@ -9,8 +9,8 @@ from random_trees import TINY
 
 FORMATS = ("ctranslate2",) if importlib.util.find_spec("ctranslate2") else ()  # that models are exported to
 _FORMS = {
-    ".json": "json", ".part": "json", ".jsonl": "lines of json", ".yaml": "yaml", ".safetensors": "safetensors",
-    ".gz": "gzip", **dict.fromkeys([".bin", ".pt", ".pth", ".arrow", ".npy", ".parquet"], "bytes"),
+    ".json": "json", ".part": "json", ".jsonl": "lines of json", ".yaml": "yaml", ".yml": "yaml", ".safetensors": "safetensors",
+    ".gz": "gzip", **dict.fromkeys([".bin", ".pt", ".pth", ".arrow", ".npy", ".parquet", ".ckpt", ".npz", ".spm"], "bytes"),
 }  # fmt: skip
 
 
@@ -59,6 +59,9 @@ _PAIRS = (
     " --validation-source none --validation-target none --validation-size 5 --train-data pairs/pairs."
 )
 _LINKS = "attention model --report in.txt --target reference.txt --output new --alignments alignments.txt"
+_TORCH = "import torch_transformer/model.pt --mapping torch_transformer/mapping.yaml --output new"
+_TUNE = "train finetune --from imported-marianmt --output new --quiet --max-steps 1 --validation-size 2"
+_MODEL_SETTINGS = ("config.json", "generation_config.json")
 _MODEL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 _STATE = ("checkpoint.json", "trainer_state.json", "config.json", "model.safetensors")
 _TORCH_STATE = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin")
@@ -73,6 +76,26 @@ TARGETS = [
     *_reads("translate shards words", "shards/model.safetensors.index.json"),
     *_reads("average shards model --output new", "shards/model.safetensors.index.json", **_NEW),
     *_reads("import pickled --output new", "pickled/pytorch_model.bin", tolerant=True, **_NEW),
+    # Models of other toolkits.
+    *_reads("import marianmt --output new", "source.spm", "target.spm", "vocab.json", "tokenizer_config.json",
+            *_MODEL_SETTINGS, "model.safetensors", folder="marianmt/", tolerant=True, **_NEW),
+    *_reads("import fsmt --output new", "vocab-src.json", "merges.txt", "tokenizer_config.json", *_MODEL_SETTINGS,
+            folder="fsmt/", tolerant=True, **_NEW),
+    *_reads("import relu-two --output new", "model.npz", "model.npz.decoder.yml", "target.yml", folder="relu-two/",
+            tolerant=True, **_NEW),
+    *_reads("import src-spm --output new", "src-spm/joint.spm", tolerant=True, **_NEW),
+    *_reads("import fairseq/model.pt --output new", "model.pt", "dict.de.txt", folder="fairseq/", tolerant=True, **_NEW),
+    *_reads("import joeynmt --output new", "best.ckpt", "config.yaml", "codes", "src_vocab.txt", folder="joeynmt/",
+            tolerant=True, **_NEW),
+    *_reads(_TORCH, "model.pt", "mapping.yaml", folder="torch_transformer/", tolerant=True, **_NEW),
+    *_reads("translate imported-marianmt words", "config.json", "tokenizer.json", "target_tokenizer.json",
+            "tokenizer_config.json", folder="imported-marianmt/", tolerant=True),
+    *_reads("translate imported-fsmt words", "vocab-tgt.json", "merges.txt", "tokenizer_config.json",
+            folder="imported-fsmt/", tolerant=True),
+    *_reads(f"{_TUNE} --train-source train.en --train-target train.de --data-dir text", "config.json",
+            "generation_config.json", "tokenizer.json", "tokenizer_config.json", "target_tokenizer.json", "import.json",
+            "model.safetensors", folder="imported-marianmt/", tolerant=True, **_NEW),
+    *_reads(f"{_TUNE} --train-data memory.tmx --source-column en --target-column de", "memory.tmx", tolerant=True, **_NEW),
     # What goes onto a card.
     *_reads(f"{_PUSH} --evaluation scores.json", "scores.json"),
     *_reads(f"{_PUSH} --card card.md", "card.md", tolerant=True),

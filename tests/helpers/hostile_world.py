@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import yaml
+from conftest import TESTS
 from experimenting import write_gum
 from random_trees import TINY
 
@@ -17,6 +18,12 @@ TEXT_RECIPE = {
     "d_ff": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "max_steps": 4, "evaluate_every": 2,
     "average_checkpoints": 1, "num_beams": 2,
 }  # fmt: skip
+#: Sources of `vaswani import`, with their options.
+IMPORTS = [
+    ("marianmt",), ("fsmt",), ("relu-two",), ("src-spm",), ("fairseq/model.pt",), ("joeynmt",),
+    ("torch_transformer/model.pt", "--mapping", "torch_transformer/mapping.yaml"),
+]  # fmt: skip
+KEPT = ("marianmt", "fsmt")  # whose imported folders stay
 SENTENCES = "A small sentence.\nWords and more words.\nThe dog sees a cat.\n"
 
 
@@ -32,6 +39,7 @@ def build(folder: str, formats: tuple[str, ...]) -> None:
     for format in formats:
         _run("export", "model", "--format", format, "--output", "exported" if format == "ctranslate2" else format)
     _parse()
+    _bring_others()
 
 
 def _run(*words: str) -> None:
@@ -129,6 +137,34 @@ def _use_the_model() -> None:
     model.save_pretrained("shards", max_shard_size="20KB")
     for path in Path("shards").glob("*.py"):
         path.unlink()
+
+
+def _bring_others() -> None:
+    """Models of other toolkits, one of them imported, and a translation memory."""
+    import shutil
+    import sys
+
+    import torch
+
+    sys.path.insert(0, str(TESTS.parent / "scripts"))
+    import import_differences
+
+    for make in (import_differences.marianmt, import_differences.fairseq, import_differences.torch_transformer):
+        make(Path(make.__name__), torch.float32)
+    Path("fairseq/fsmt").rename("fsmt")
+    shutil.copytree(TESTS / "fixtures/joeynmt", "joeynmt")
+    for name in ("relu-two", "src-spm"):
+        shutil.copytree(TESTS / "fixtures/marian" / name, name)
+    for folder in ("joeynmt", "relu-two", "src-spm"):
+        for name in ("expected.json", "scores.json"):
+            Path(folder, name).unlink(missing_ok=True)
+    for source, *options in IMPORTS:
+        _run("import", source, "--output", f"imported-{Path(source).parts[0]}", *options)
+        if source not in KEPT:
+            shutil.rmtree(f"imported-{Path(source).parts[0]}")
+    segments = [f"<tuv xml:lang='{language}'><seg>a %s b</seg></tuv>" for language in ("en", "de")]
+    units = "".join(f"<tu>{''.join(segments)}</tu>\n".replace("%s", str(number)) for number in range(9))
+    Path("memory.tmx").write_text(f"<tmx version='1.4'><header/><body>\n{units}</body></tmx>\n")
 
 
 def _parse() -> None:

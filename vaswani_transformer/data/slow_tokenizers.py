@@ -30,6 +30,7 @@ class _TwoSides:
         view.__dict__.update(self.__dict__)
         if name == "target":
             view._become_target()
+            view._update_total_vocab_size()  # else its length is the source's
         return view
 
     def __call__(self, text=None, text_pair=None, text_target=None, text_pair_target=None, *args, **kwargs):

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 _CHUNK = 1 << 16  # bytes that are parsed at once
 _MOST_BYTES = 1 << 20  # of a tag or a comment, which expat holds as a whole
 _MOST_LANGUAGES = 50  # that a message names
+_DEEPEST = 100  # elements within elements; expat and `_Reader` remember all of them
 _CODE = {"bpt", "ept", "it", "ph", "ut"}  # inline elements that hold codes of a format; the text in <hi> is a text's
 
 
@@ -39,6 +40,7 @@ class _Reader:
         self.pairs: list[tuple[int, tuple[str, str]]] = []  # of units that have ended, with their lines
         self.languages: dict[str, None] = {}  # in the order in which they come
         self.units = 0
+        self._depth = 0
         self._unit: list[str | None] = [None, None]
         self._side: int | None = None  # of the variant that is read
         self._inside: list[bool] = []  # whether text counts, of the segment and each element in it
@@ -49,6 +51,7 @@ class _Reader:
         parser.StartElementHandler, parser.EndElementHandler = self._start_root, self._end
         parser.CharacterDataHandler = self._data
         parser.EntityDeclHandler, parser.SkippedEntityHandler = self._entity, self._entity
+        parser.AttlistDeclHandler = self._default
 
     def error(self, problem: str) -> UserError:
         """An error with file and line."""
@@ -58,12 +61,19 @@ class _Reader:
         # A few lines of them can stand for more text than the memory holds.
         raise self.error(f"the entity {name!r:.100}, and TMX has none; write it as text or as a number such as &#160;")
 
+    def _default(self, element: str, *_facts) -> None:
+        # A few bytes for each element could stand for a megabyte of a default value.
+        raise self.error(f"a declaration of attributes of <{element:.100}>, and TMX files have none; remove it")
+
     def _start_root(self, name: str, attributes: dict[str, str]) -> None:
         if name != "tmx":
             raise self.error(f"not a translation memory: it begins with <{name:.100}> and not with <tmx>")
         self.parser.StartElementHandler = self._start
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise self.error(f"elements nested deeper than {_DEEPEST} levels; export the memory again")
         if self._inside:
             self._inside.append(name not in _CODE and (name == "sub" or self._inside[-1]))
         elif name == "tu":
@@ -87,6 +97,7 @@ class _Reader:
                 raise self.error(f"a segment of more than {LONGEST_LINE:,} characters; split it")
 
     def _end(self, name: str) -> None:
+        self._depth -= 1
         if self._inside:
             self._inside.pop()
             if not self._inside and self._side is not None and not self._unit[self._side]:  # the first that has text

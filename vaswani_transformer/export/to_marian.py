@@ -134,7 +134,7 @@ def _vocabulary_arrays(model, type: str) -> dict[str, torch.Tensor]:
     source, target = (stack.embed_tokens.weight for stack in stacks)
     output = model.lm_head.weight
     bias = torch.zeros(len(output)) if model.lm_head.bias is None else model.lm_head.bias
-    known = 1 + int((bias > _NO_PROBABILITY).nonzero().max())
+    known = 1 + int((bias > _NO_PROBABILITY / 2).nonzero().max())  # half: bfloat16 rounds it
     known_source = known if source is target else 1 + int(source.any(dim=1).nonzero().max())
     source, target, output, bias = source[:known_source], target[:known], output[:known], bias[None, :known]
     arrays = {"encoder_Wemb": source, "decoder_Wemb": target, "decoder_ff_logit_out_Wt": output}

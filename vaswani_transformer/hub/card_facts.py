@@ -19,7 +19,7 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import LENGTH_NORMALIZATIONS
 from ..recipes.recipe import Recipe, convert
 from ..training.callbacks import read_training_log
-from ..training.run_folder import LOG, RECIPE
+from ..training.run_folder import IMPORT, LOG, RECIPE
 
 # Score in an evaluation file -> metric on the Hub, its label, decimals shown (the front matter has all of them).
 METRICS = {
@@ -31,7 +31,6 @@ METRICS = {
     "bracket_precision": ("precision", "labelled bracket precision", 2),
     "bracket_recall": ("recall", "labelled bracket recall", 2),
 }
-IMPORT = "import.json"  # in the folder of an imported model: where it comes from
 # Settings of a search: transformers', the model's own, and those of `vaswani evaluate` and `vaswani parse evaluate`.
 _SETTINGS = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
 _SETTINGS |= {"length_normalization", "max_extra_tokens", "exact", "constrained"}

@@ -1,8 +1,8 @@
-"""Training checkpoints of other toolkits, read by torch's restricted reader of pickles."""
+"""Pickles of tensors, and training checkpoints of other toolkits, read by torch's restricted reader."""
 
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ def holds_entries(path: Path, names: Sequence[str]) -> bool:
     return all(b"X" + len(name).to_bytes(4, "little") + name.encode() in head for name in names)
 
 
-def read_checkpoint(path: Path, advice: str, classes: Sequence[type] = ()) -> dict[str, Any]:
-    """The dictionary that `torch.save` wrote, of tensors, plain values and instances of `classes`; on the CPU.
+def read_pickle(path: Path, advice: str, classes: Sequence[type] = ()) -> Any:
+    """What `torch.save` wrote, of tensors, plain values and instances of `classes`; on the CPU.
 
     Args:
         path: the file.
@@ -32,7 +32,8 @@ def read_checkpoint(path: Path, advice: str, classes: Sequence[type] = ()) -> di
         classes: classes that run nothing of a file's when their instances are read.
 
     Raises:
-        UserError: for a file that cannot be read, is damaged, or holds other objects, which could run code.
+        UserError: for a file that cannot be read, is damaged, compressed, or holds other objects, which could run code,
+            or tensors of more numbers than it has.
     """
     try:
         if zipfile.is_zipfile(path):
@@ -49,8 +50,37 @@ def read_checkpoint(path: Path, advice: str, classes: Sequence[type] = ()) -> di
         if name := re.search(r"GLOBAL ([\w.]+)", str(error)):
             raise UserError(f"{path} holds {name[1]}, and such an object could run code: {advice}") from error
         raise UserError(
-            f"{path} is damaged or holds objects that could run code: copy it again, or {advice}"
+            f"{path} is damaged or holds more than tensors and plain values, which could run code: copy it again, or"
+            f" {advice}"
         ) from error
+    if any(tensor.numel() * tensor.element_size() > _bytes_of(tensor) for tensor in _tensors(content)):
+        raise UserError(f"{path} holds tensors of more numbers than it has (by strides of 0): {advice}")
+    return content
+
+
+def _tensors(content: Any) -> Iterator[torch.Tensor]:
+    """All dense tensors in containers of containers, each container once."""
+    rest, seen = [content], set()
+    while rest:
+        value = rest.pop()
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided and not (value.is_nested or value.is_meta):
+            yield value
+        elif isinstance(value, dict | list | tuple) and id(value) not in seen:
+            seen.add(id(value))
+            rest += value.values() if isinstance(value, dict) else value
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def read_checkpoint(path: Path, advice: str, classes: Sequence[type] = ()) -> dict[str, Any]:
+    """The dictionary that `torch.save` wrote; the arguments are those of `read_pickle`.
+
+    Raises:
+        UserError: as `read_pickle`, and for anything but a dictionary.
+    """
+    content = read_pickle(path, advice, classes)
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a checkpoint, which is a table of entries by name: {advice}")
     return content

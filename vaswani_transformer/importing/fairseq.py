@@ -49,6 +49,7 @@ _EQUAL = {
     "decoder_input_dim": "decoder_embed_dim",
     "decoder_output_dim": "decoder_embed_dim",
 }
+_PLAIN = (str, int, float, type(None))
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
 #: Entries without a meaning for the model: counters of versions, and tables that are computed.
 _WITHOUT_MEANING = re.compile(r"(en|de)coder\.(version|embed_positions\.(weights|_float_tensor))")
@@ -130,7 +131,9 @@ def _settings(content: dict[str, Any], path: Path) -> dict[str, Any]:
         part = vars(part) if isinstance(part, argparse.Namespace) else part
         for name, value in part.items() if isinstance(part, dict) else ():
             is_group = name in ("encoder", "decoder", "quant_noise") and isinstance(value, dict)
-            settings |= {f"{name}_{key}": inner for key, inner in value.items()} if is_group else {name: value}
+            new = {f"{name}_{key}": inner for key, inner in value.items()} if is_group else {name: value}
+            # Of others it counts whether they are empty: the text of lists within lists may have no end.
+            settings |= {key: inner if isinstance(inner, _PLAIN) else bool(inner) for key, inner in new.items()}
     if not settings:
         raise UserError(f"{path} holds no options of fairseq under args or cfg: {_ADVICE}")
     for kind in ("bpe", "tokenizer"):
@@ -198,7 +201,7 @@ def _config(settings: dict[str, Any], weights: dict[str, torch.Tensor]) -> Vaswa
         decoder_vocab_size=None if len(target) == len(source) else len(target),
         d_model=source.shape[1],
         d_ff=len(weights["model.encoder.layers.0.fc1.weight"]),
-        num_heads=settings.get("encoder_attention_heads", 8),
+        num_heads=settings["encoder_attention_heads"],  # which no weight shows
         encoder_layers=_layers(weights, "encoder"),
         decoder_layers=_layers(weights, "decoder"),
         dropout=settings.get("dropout", 0.1),

@@ -13,7 +13,7 @@ SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # the first numbers of every
 #: Files that fairseq's `from_pretrained` looks for beside a checkpoint, and other usual names.
 CODES = ("bpecodes", "code", "codes", "bpe.codes")
 MODELS = ("sentencepiece.bpe.model", "sentencepiece.model", "spm.model")
-_MOST_BYTES = 1 << 28
+_MOST_BYTES = 1 << 25
 _ADVICE = "give the dict.LANGUAGE.txt that fairseq-preprocess wrote for this model"
 _SHARE = 0.01  # of a dictionary's entries that look like parts of words, so that it is one of parts of words
 

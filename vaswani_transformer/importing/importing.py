@@ -10,20 +10,19 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 
 from ..data.tokenization import refuse_special_files
 from ..errors import UserError, one_line
 from ..evaluation.records import tensors_sha256
 from ..files import check_path
-from ..hub.card_facts import IMPORT, facts_of
+from ..hub.card_facts import facts_of
 from ..hub.model_card import render_card
 from ..loading import check_settings, load_model, quiet_transformers, refuse_exported
 from ..model.checkpoint_vaswani import WEIGHT_TYPES, check_finite
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..output_folder import OutputFolder, is_empty, locked
-from ..training.run_folder import RECIPE
+from ..training.run_folder import IMPORT, RECIPE
 from .download import download, is_hub_name
 from .refused import refuse
 from .source import Facts, Imported, ImportOptions, model_type
@@ -167,7 +166,9 @@ def _read(format: ModuleType, source: Path, options: ImportOptions) -> Imported:
             return format.read(source, options)
     except UserError:
         raise
-    except (StrictDataclassError, ValueError) as error:  # a configuration that cannot be
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # configurations that cannot be, and values of a wrong kind, make errors of many kinds
         raise UserError(f"{source} cannot be imported: {one_line(error)}") from error
 
 

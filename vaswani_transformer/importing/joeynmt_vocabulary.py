@@ -13,7 +13,7 @@ from ..model.tokenization_vaswani import VaswaniTokenizer
 from . import sentencepiece, subword_nmt
 
 _ADVICE = "copy it again from the folder that JoeyNMT wrote"
-_MOST_BYTES = 1 << 28
+_MOST_BYTES = 1 << 25
 _SPACE = "▁"  # what JoeyNMT writes for a space where letters are the pieces
 _NORMAL, _BPE = 1, 2  # a type of pieces and a type of models in sentencepiece_model.proto
 _DEFAULTS = {"unk": (0, "<unk>"), "pad": (1, "<pad>"), "bos": (2, "<s>"), "eos": (3, "</s>")}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError, one_line
-from ..json_and_yaml import parse_yaml, read_yaml
+from ..json_and_yaml import MOST_YAML, parse_yaml, read_yaml
 from ..marian_format import ACTIVATIONS, CONFIG, LAYER_NORM_EPS, NEW, stack_parameters
 from ..model.configuration_vaswani import VaswaniConfig
 from .marian_vocabularies import Vocabularies, read_tokenizer
@@ -121,7 +121,9 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     """All arrays of an `.npz` file by name, without running pickled code."""
     try:
         with zipfile.ZipFile(path) as archive:
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            entries = archive.infolist()
+            is_plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+            if not is_plain or sum(entry.file_size for entry in entries) > path.stat().st_size:
                 raise UserError(f"{path} is compressed, which Marian never does: write it with numpy.savez")
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
@@ -147,6 +149,8 @@ def _settings(array: np.ndarray | None, path: Path) -> dict[str, Any]:
     if array is None:
         raise UserError(f"{path} has no {CONFIG}, in which Marian keeps a model's options: give a model of Marian's")
     try:
+        if array.nbytes > MOST_YAML:
+            raise ValueError(f"it has more than {MOST_YAML:,} bytes")
         settings = parse_yaml(array.tobytes().partition(b"\0")[0].decode("utf-8"))
         if not isinstance(settings, dict):
             raise ValueError("it must hold options by name")
@@ -266,7 +270,7 @@ def _weights(arrays: dict[str, np.ndarray], config: VaswaniConfig, settings: dic
         if name in theirs:
             tensor = theirs.pop(name)
             if kind != "table":
-                tensor = tensor.T if kind == "matrix" else tensor.flatten()
+                tensor = tensor.flatten() if kind == "vector" else tensor.T if tensor.ndim == 2 else tensor
             weights[ours] = tensor
     ties = _ties(settings)
     if "decoder_ff_logit_out_W" in theirs:  # as early versions stored it
@@ -299,7 +303,10 @@ def _with_rows(tensor: torch.Tensor, size: int, rows: int, value: float) -> torc
 
 def _facts(path: Path, settings: dict[str, Any]) -> Facts:
     license = path.parent / "LICENSE"  # as archives of OPUS-MT have it
-    text = license.read_bytes()[:1000] if license.is_file() else b""
+    text = b""
+    if license.is_file():
+        with license.open("rb") as file:
+            text = file.read(1000)
     return Facts(
         toolkit="Marian",
         source=path.name,

@@ -1,8 +1,6 @@
 """Pickled weights, read without running what a pickle may hold; and folders of ours that were saved so."""
 
-import zipfile
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,32 +12,12 @@ from ..json_and_yaml import read_json
 from ..loading import check_generation_config, read_config
 from ..model.checkpoint_vaswani import PICKLED_WEIGHTS
 from ..model.configuration_vaswani import VaswaniConfig
+from .checkpoints import read_pickle
 from .source import Facts, Imported, ImportOptions, model_type
 
 NAME = "a folder of this package with pickled weights (pytorch_model.bin)"
+_ADVICE = "get the weights as safetensors"
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
-
-
-def read_pickle(path: Path) -> Any:
-    """What `torch.save` wrote, by torch's restricted reader: tensors and plain values.
-
-    Raises:
-        UserError: for a file that cannot be read, is damaged, compressed, or holds anything else.
-    """
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
-                    raise UserError(f"{path} is compressed, which torch.save never does: save the weights again")
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except UserError:
-        raise
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {one_line(error)}") from error
-    except Exception as error:  # bytes that are no pickle make torch raise errors of any kind
-        raise UserError(
-            f"{path} is damaged or holds more than tensors, which could run code: get the weights as safetensors"
-        ) from error
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -74,7 +52,7 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_table(path: Path) -> dict[str, torch.Tensor]:
-    table = read_pickle(path)
+    table = read_pickle(path, _ADVICE)
     if not isinstance(table, dict) or not all(
         isinstance(key, str) and isinstance(tensor, torch.Tensor) for key, tensor in table.items()
     ):

@@ -6,6 +6,7 @@ from pathlib import Path
 from ..errors import UserError
 from .source import model_type
 
+_MOST_PICKLE = 1 << 28  # bytes
 _PRE_NORM = "normalises before each sublayer, where the paper's architecture normalises after it"
 # `model_type` of a folder of transformers -> name and reason.
 _TYPES = {
@@ -52,10 +53,21 @@ def _reason_of_file(source: Path) -> tuple[str, str] | None:
     if source.suffix == ".argosmodel":
         return "an Argos Translate package", f"{_PRE_NORM}, and is converted for CTranslate2"
     if source.suffix == ".pt" and zipfile.is_zipfile(source):
-        with zipfile.ZipFile(source) as archive:
-            pickle = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
-            # Texts stand in a pickle as they are, also the names of OpenNMT-py's settings.
-            text = archive.read(pickle) if pickle and archive.getinfo(pickle).file_size < 1 << 28 else b""
+        text = _pickle_in(source)
         if b"global_attention_function" in text or b"copy_attn_force" in text:
             return "an OpenNMT-py model", _PRE_NORM
     return None
+
+
+def _pickle_in(source: Path) -> bytes:
+    """The bytes of the pickle in an archive of torch's; none where it is damaged, which its reader will say."""
+    try:
+        with zipfile.ZipFile(source) as archive:
+            # Texts stand in a pickle as they are, also the names of OpenNMT-py's settings.
+            entry = next((entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl")), None)
+            is_plain = entry is not None and entry.compress_type == zipfile.ZIP_STORED
+            return archive.read(entry) if is_plain and entry.file_size < _MOST_PICKLE else b""
+    except OSError:
+        raise
+    except Exception:  # damaged archives make zipfile raise errors of many kinds
+        return b""

@@ -5,6 +5,7 @@ dictionary numbers them. No package is needed, `sentencepiece` neither.
 """
 
 import functools
+import math
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -33,7 +34,12 @@ from ..model.sentencepiece_vaswani import (
 _SPACE = "▁"  # U+2581, which stands for a space within pieces
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _UNIGRAM, _BPE = 1, 2
+_SIZES = {1: 8, 2: None, 5: 4}  # bytes of a field by its kind; one of kind 2 begins with its size
 _NODES_AT_ONCE = 4096
+_MOST_NODES, _LONGEST_KEY = 1 << 20, 100  # of a table of characters; SentencePiece's own have 260,000
+_MOST_BYTES = 1 << 26  # of a .spm file; one of 256,000 pieces takes 5 MB
+_LONGEST_PIECE = 1000  # characters; SentencePiece learns none of more than 16 unless it is told to
+_LONGEST_INTEGER = 10  # bytes
 
 
 class Unsupported(Exception):
@@ -61,7 +67,7 @@ class SentencePieceModel:
             UserError: the file cannot be read, or is no SentencePiece model.
         """
         try:
-            message = _message(model if isinstance(model, bytes) else model.read_bytes())
+            message = _message(model if isinstance(model, bytes) else _content(model))
             trainer, normalizer = (_message(message.get(number, [b""])[-1]) for number in (2, 3))
             pieces = [_piece(_message(piece)) for piece in message.get(1, [])]
             if not pieces:
@@ -83,6 +89,14 @@ class SentencePieceModel:
             ) from error
 
 
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+    return content
+
+
 def _message(data: bytes) -> dict[int, list[Any]]:
     """The fields of a message of protocol buffers by number: integers, or bytes."""
     fields: dict[int, list[Any]] = {}
@@ -92,8 +106,10 @@ def _message(data: bytes) -> dict[int, list[Any]]:
         kind = key & 7
         if kind == 0:
             value, place = _integer(data, place)
+        elif kind not in _SIZES:
+            raise ValueError("it is no message of protocol buffers")
         else:
-            size, place = _integer(data, place) if kind == 2 else ({1: 8, 5: 4}[kind], place)
+            size, place = _integer(data, place) if kind == 2 else (_SIZES[kind], place)
             value, place = data[place : place + size], place + size
             if place > len(data):
                 raise ValueError("it is cut off")
@@ -103,17 +119,20 @@ def _message(data: bytes) -> dict[int, list[Any]]:
 
 def _integer(data: bytes, place: int) -> tuple[int, int]:
     value = shift = 0
-    while True:
-        byte = data[place]
+    for byte in data[place : place + _LONGEST_INTEGER]:
         value |= (byte & 0x7F) << shift
         place, shift = place + 1, shift + 7
         if byte < 0x80:
             return value, place
+    raise ValueError("it is cut off")
 
 
 def _piece(fields: dict[int, list[Any]]) -> tuple[str, float, int]:
     (score,) = struct.unpack("<f", fields.get(2, [bytes(4)])[-1])
-    return fields[1][-1].decode("utf-8"), score, fields.get(3, [_NORMAL])[-1]
+    piece = fields.get(1, [b""])[-1].decode("utf-8")
+    if len(piece) > _LONGEST_PIECE or not math.isfinite(score):
+        raise ValueError(f"a piece is longer than {_LONGEST_PIECE:,} characters, or its score is no number")
+    return piece, score, fields.get(3, [_NORMAL])[-1]
 
 
 def backend(
@@ -224,8 +243,11 @@ def _entries(characters: CharacterMap) -> Iterator[tuple[bytes, int]]:
     """All keys of a table with the places of their values."""
     units = np.frombuffer(characters.units, np.uint32)
     labels = np.arange(1, 256, dtype=np.uint32)
-    nodes, keys = np.array([below(int(units[0]))], np.uint32), np.zeros((1, 0), np.uint8)
+    nodes, keys, seen = np.array([below(int(units[0]))], np.uint32), np.zeros((1, 0), np.uint8), 0
     while len(nodes):
+        seen += len(nodes)
+        if seen > _MOST_NODES or keys.shape[1] > _LONGEST_KEY:  # paths through shared nodes, or in a circle
+            raise ValueError("the table of characters is damaged")
         levels = [], []
         for start in range(0, len(nodes), _NODES_AT_ONCE):
             places = nodes[start : start + _NODES_AT_ONCE, None] ^ labels
@@ -236,6 +258,8 @@ def _entries(characters: CharacterMap) -> Iterator[tuple[bytes, int]]:
         places, keys = np.concatenate(levels[0]), np.concatenate(levels[1])
         nodes = places ^ below(units[places])
         ends = np.flatnonzero(units[places] & HAS_VALUE)
+        if (nodes[ends] >= len(units)).any():
+            raise ValueError("the table of characters is damaged")
         yield from zip(map(bytes, keys[ends]), (units[nodes[ends]] & VALUE).tolist(), strict=True)
 
 

@@ -17,7 +17,8 @@ from ..json_and_yaml import read_text
 from ..model.words_vaswani import MOST_PIECES, letter_of
 
 SEPARATOR = "@@"
-_MOST_BYTES = 1 << 26  # of a file of merges; 100,000 of them take 2 MB
+_MOST_BYTES = 1 << 24  # of a file of merges; 100,000 of them take 2 MB
+_MOST_MERGES = 10**6
 _END = "</w>"
 # Version 0.1 takes the end of a word for a letter of its own. Here it is one of the private use area.
 _END_LETTER = "\ue000"
@@ -102,9 +103,12 @@ def _inner(word: str, separator: str, mark: str) -> str:
 def _read_merges(path: Path) -> tuple[list[tuple[str, str]], bool]:
     """The merges of a file in their order, each once, and whether they are of subword-nmt's version 0.1."""
     try:
-        lines = read_text(path, _ADVICE, _MOST_BYTES).rstrip("\n").split("\n")
+        text = read_text(path, _ADVICE, _MOST_BYTES).rstrip("\n")
     except FileNotFoundError:
         raise UserError(f"there is no file of BPE merges {path}: {_ADVICE}") from None
+    if text.count("\n") > _MOST_MERGES:
+        raise UserError(f"{path} has more than {_MOST_MERGES:,} lines: {_ADVICE}")
+    lines = text.split("\n")
     first = 1 if lines[0].startswith("#version:") else 0
     version = lines[0].removeprefix("#version:").strip() if first else "0.1"
     if version not in ("0.1", "0.2"):

@@ -6,6 +6,7 @@ Sizes, biases and ties are found in the tensors; here stands what they cannot sa
 import difflib
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Mapping:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """` (the nearest is ...)`, or nothing."""
-    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name[:200], [name[:200] for name in islice(names, 1000)], n=1, cutoff=0.5)
     return f" (the nearest is {near[0]!r})" if near else ""
 
 

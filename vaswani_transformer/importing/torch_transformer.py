@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from ..errors import UserError, one_line
 from ..model.configuration_vaswani import POSITION_ENCODINGS, VaswaniConfig
 from ..model.layers_vaswani import sinusoidal_positions
-from .pickles import read_pickle
+from .checkpoints import read_pickle
 from .source import Facts, Imported, ImportOptions
 from .torch_mapping import IN_PROJ, Mapping, nearest, read_mapping
 from .word_tokenizer import read_tokenizer
@@ -62,7 +62,9 @@ def read(source: Path, options: ImportOptions) -> Imported:
 def _read_tensors(source: Path, key: str | None) -> Weights:
     """The table of tensors in a file, be it all of a checkpoint or, under `key`, one of its entries."""
     try:
-        content = load_file(source) if source.suffix == ".safetensors" else read_pickle(source)
+        content = (
+            load_file(source) if source.suffix == ".safetensors" else read_pickle(source, "save model.state_dict()")
+        )
     except OSError as error:
         raise UserError(f"cannot read {source}: {one_line(error)}") from error
     except SafetensorError as error:

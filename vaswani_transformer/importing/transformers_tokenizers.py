@@ -12,7 +12,7 @@ from ..model.tokenization_vaswani import VaswaniTokenizer
 from .sentencepiece import Unsupported, backend
 
 _AGAIN = "copy the whole folder of the model"
-_MOST_BYTES = 1 << 28
+_MOST_BYTES = 1 << 25  # of a vocabulary; one of 256,000 entries takes 16 MB at most
 # Entries of tokenizer_config.json that are kept.
 _KEPT = ("model_max_length", "source_lang", "target_lang")
 

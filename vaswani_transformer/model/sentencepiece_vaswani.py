@@ -48,14 +48,14 @@ class CharacterMap:
     def __init__(self, precompiled: bytes):
         size = int.from_bytes(precompiled[:4], "little")
         self.units = array("I")
-        if self.units.itemsize != 4 or size % 4 or 4 + size > len(precompiled):
+        if self.units.itemsize != 4 or size == 0 or size % 4 or 4 + size > len(precompiled):
             raise ValueError("the table of characters is damaged")
         self.units.frombytes(precompiled[4 : 4 + size])
         self._values = precompiled[4 + size :]
 
     def value(self, place: int) -> str:
-        """The text at a place of the table."""
-        return self._values[place : self._values.index(0, place)].decode("utf-8")
+        """The text at a place of the table, whatever a damaged one holds there."""
+        return self._values[place:].partition(b"\0")[0].decode("utf-8", "replace")
 
     def longest(self, text: bytes, start: int) -> tuple[int, int] | None:
         """End and place of the value of the longest entry that stands at `start`."""
@@ -67,7 +67,7 @@ class CharacterMap:
                 break
             unit = units[node]
             node ^= below(unit)
-            if unit & HAS_VALUE:
+            if unit & HAS_VALUE and node < len(units):
                 found = end + 1, units[node] & VALUE
         return found
 

@@ -33,7 +33,8 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         **kwargs: as of `PreTrainedTokenizerFast`: ``eos_token=``, ``pad_token=``, ``unk_token=``, ...
 
     Raises:
-        ValueError: a special token of the model (beginning, padding, end) has another id in the target's vocabulary.
+        ValueError: a special token of the model (beginning, padding, end) has another id in the target's vocabulary;
+            `known_tokens` is no pair of numbers, or there is no unknown token.
     """
 
     vocab_files_names = {"tokenizer_file": "tokenizer.json", "target_tokenizer_file": _TARGET_FILE}  # noqa: RUF012
@@ -57,11 +58,21 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         kwargs.setdefault("clean_up_tokenization_spaces", False)
         kwargs.setdefault("split_special_tokens", True)  # "</s>" in a text is text
         super().__init__(*args, known_tokens=known_tokens, moses=moses, **kwargs)
+        self._check_known_tokens()
         if self._target_backend is not None:
             self._target_backend.encode_special_tokens = self.split_special_tokens
             named = [getattr(self, name) for name in self.SPECIAL_TOKENS_ATTRIBUTES]
             self._target_backend.add_special_tokens([AddedToken(str(name), normalized=False) for name in named if name])
         self._check_special_ids()
+
+    def _check_known_tokens(self) -> None:
+        known = self.known_tokens
+        if known is None:
+            return
+        if not (isinstance(known, tuple | list) and len(known) == 2 and all(type(n) is int and n > 0 for n in known)):
+            raise ValueError(f"known_tokens is {known!r:.100}: it must be two numbers, of source and target")
+        if self.unk_token is None:
+            raise ValueError("known_tokens needs an unk_token, for what the vocabulary lacks")
 
     def _check_special_ids(self) -> None:
         target = self.side("target")
@@ -154,7 +165,7 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
 
     def _known_id(self, number: int) -> int:
         stands_for = number_of(self._tokenizer.id_to_token(number))
-        return self.unk_token_id if stands_for is None else stands_for
+        return self.unk_token_id if stands_for is None or stands_for >= self.known_tokens[0] else stands_for
 
     def _encode_plus(self, text, text_pair=None, **kwargs):
         return super()._encode_plus(text=self.rewritten(text), text_pair=self.rewritten(text_pair), **kwargs)

@@ -38,7 +38,7 @@ class SubwordText:
         self._known = sum(number_of(token) is not None for token in self._vocabulary)
         self._unknown = self._vocabulary[state["unk_token"]]
         # Where several pairs make the same piece, the first one counts.
-        self._parts = {"".join(pair): pair for pair in reversed(state["merges"])}
+        self._parts = {"".join(pair): pair for pair in reversed(state["merges"]) if all(pair)}
 
     @classmethod
     def for_backend(cls, backend) -> "SubwordText | None":
@@ -66,12 +66,15 @@ class SubwordText:
         return rewritten
 
     def _cut(self, token: str) -> list[int]:
-        number = self._vocabulary.get(token, self._unknown)
-        if number < self._known:
-            return [number]
-        if token not in self._parts:
-            return [self._unknown]
-        return [number for part in self._parts[token] for number in self._cut(part)]
+        numbers, rest = [], [token]
+        while rest:
+            token = rest.pop()
+            number = self._vocabulary.get(token, self._unknown)
+            if number < self._known or token not in self._parts:
+                numbers.append(number if number < self._known else self._unknown)
+            else:
+                rest += reversed(self._parts[token])
+        return numbers
 
 
 class MosesText:

@@ -28,7 +28,7 @@ EVENT_WORDS = (b'"tokens_per_batch"', b"eval/perplexity", b"train/best_loss", b"
 TOKENIZER = "tokenizer"  # a folder beside the checkpoints, for a resumed run
 ADAPTER = "adapter"  # a folder: what LoRA has trained, beside the model that it is merged into
 ORIGIN = "started_from.json"  # of a run that started from a model: its name and a hash of its weights
-IMPORT = "import.json"  # where that model is from, if it was imported
+IMPORT = "import.json"  # where that model is from, if it was imported; also in the folder of an imported model
 CONTENTS = "contents.json"  # beside it: hashes of tokenizer and data when the run began
 # What a finished run puts beside its recipe and its log.
 MODEL_FILES = (

@@ -14,9 +14,9 @@ from transformers.models.fsmt import tokenization_fsmt as fsmt
 from ..errors import UserError
 
 try:
-    from transformers.models.marian import tokenization_marian as marian
+    from transformers.models.marian.tokenization_marian import MarianTokenizer as _StockMarianTokenizer
 except ImportError:  # without sentencepiece
-    marian = None
+    _StockMarianTokenizer = None
 
 
 class _TwoSides:
@@ -66,9 +66,9 @@ class FSMTTokenizer(_TwoSides, fsmt.FSMTTokenizer):
         }
 
 
-if marian is not None:
+if _StockMarianTokenizer is not None:
 
-    class MarianTokenizer(_TwoSides, marian.MarianTokenizer):
+    class MarianTokenizer(_TwoSides, _StockMarianTokenizer):
         """SentencePiece and a dictionary, for both sides."""
 
         def _become_target(self) -> None:

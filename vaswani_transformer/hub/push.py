@@ -47,7 +47,7 @@ _TOKENIZER = {
         "FSMTTokenizer",
     ),
     "sp_model_kwargs": ({},),
-    "auto_map": ({"AutoTokenizer": [None, "tokenization_vaswani.VaswaniTokenizer"]},),
+    "auto_map": ({"AutoTokenizer": ["tokenization_vaswani.VaswaniTokenizer", None]},),
     "padding_side": _SIDES,
     "truncation_side": _SIDES,
 }
@@ -234,11 +234,20 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> d
             return all(map(is_token, value))
         return str(value.get("content") if isinstance(value, dict) else value) in vocabulary
 
+    def is_added_token(value: Any) -> bool:
+        flags = {"lstrip", "normalized", "rstrip", "single_word", "special"}
+        return isinstance(value, dict) and all(
+            is_token(entry) if name == "content" else name in flags and isinstance(entry, bool)
+            for name, entry in value.items()
+        )
+
     def is_known_of_tokenizer(name: str, value: Any) -> bool:
         if name in _TOKENS:
             return value is None or is_token(value)
         if name == "tree_tokens":  # a parser's, which are words in its vocabulary
             return isinstance(value, list) and all(f"Ġ{token}" in vocabulary for token in value)
+        if name == "added_tokens_decoder":  # of tokenizers that are not of the library tokenizers
+            return isinstance(value, dict) and all(map(is_added_token, value.values()))
         if name in ("source_lang", "target_lang"):
             return value is None or (isinstance(value, str) and _LANGUAGE.fullmatch(value) is not None)
         if name == "langs":

@@ -15,6 +15,7 @@ import importlib.metadata
 import itertools
 import json
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -211,7 +212,7 @@ def main() -> None:
                 outputs[join] = {}
                 for name, engine in named.items():
                     outputs[join][name] = engine.translate(sources, beams)
-                    path = options.output / f"{name.replace(', ', '-').replace(' ', '-')}.x{join}.beam{beams}.txt"
+                    path = options.output / f"{re.sub(r'[^a-zA-Z0-9]+', '-', name)}.x{join}.beam{beams}.txt"
                     path.write_text("\n".join(outputs[join][name]) + "\n", encoding="utf-8")
                     print(f"{time.time() - started:.0f} s: {path.name}", file=sys.stderr, flush=True)
                 part = results.setdefault(f"beam {beams}", {}).setdefault(join, {})

@@ -125,7 +125,7 @@ def test_code_in_a_folder_does_not_run(folder, tmp_path):
 PLANTED = "from pathlib import Path\nPath({!r}).touch()\nfrom transformers import PreTrainedTokenizerFast as Tok\n"
 
 
-@pytest.mark.parametrize("command", ["translate", "evaluate", "convert", "push"])
+@pytest.mark.parametrize("command", ["translate", "evaluate", "import", "push"])
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
 def test_no_command_runs_code_or_asks_whether_to(folder, tmp_path, monkeypatch, capsys, command, file):
     (folder / "planted.py").write_text(PLANTED.format(str(tmp_path / "ran")))
@@ -135,17 +135,20 @@ def test_no_command_runs_code_or_asks_whether_to(folder, tmp_path, monkeypatch, 
     else:
         settings |= {"tokenizer_class": "Tok", "auto_map": {"AutoTokenizer": [None, "planted.Tok"]}}
     (folder / file).write_text(json.dumps(settings))
-    if command == "convert":
+    if command == "import":
         pickle_weights(folder)
     (tmp_path / "lines").write_text("words\n")
     lines = str(tmp_path / "lines")
-    options = {"evaluate": ["--source", lines, "--reference", lines], "push": ["me/model", "--dry-run"]}
+    options = {
+        "evaluate": ["--source", lines, "--reference", lines],
+        "import": ["--output", str(tmp_path / "new")],
+        "push": ["me/model", "--dry-run"],
+    }
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"y\n" * 10)))
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a command asked a question"))
     status = main([command, str(folder), *options.get(command, ())])
     assert not (tmp_path / "ran").exists()
-    if not (command == "convert" and file == "tokenizer_config.json"):  # reads no tokenizer
-        assert status == 2 and capsys.readouterr().err.splitlines()[-1].startswith("error: ")
+    assert status == 2 and capsys.readouterr().err.splitlines()[-1].startswith("error: ")
 
 
 def test_installed_code_wins_even_where_remote_code_is_trusted(folder):

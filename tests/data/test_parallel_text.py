@@ -35,7 +35,7 @@ def test_one_column_for_both_sides_a_config_or_a_slice_of_a_file_are_refused(tmp
 
 @pytest.mark.parametrize("name", ["a.xlsx", "a.txt", "a", "a.gz"])
 def test_a_file_of_unknown_format_is_refused(tmp_path, name):
-    assert "or .parquet" in error_of(load_pairs, data=write(tmp_path / name, "a\tb\n"))
+    assert "or .tmx" in error_of(load_pairs, data=write(tmp_path / name, "a\tb\n"))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pipeline_models
@@ -216,7 +217,9 @@ class TestFactory:
         else:
             settings |= {"tokenizer_class": "Planted", "auto_map": {"AutoTokenizer": [None, "planted.C"]}}
         (vaswani_folder / file).write_text(json.dumps(settings))
-        with pytest.raises(ValueError, match=r"trust_remote_code=True"):
+        # transformers takes our own class for a tokenizer whose class it does not know.
+        is_config = file == "config.json"
+        with pytest.raises(ValueError, match=r"trust_remote_code=True") if is_config else nullcontext():
             pipeline(task, model=vaswani_folder, device="cpu")
         assert not asked and not (tmp_path / "ran").exists()
 

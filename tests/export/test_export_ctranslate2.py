@@ -299,7 +299,7 @@ def test_the_command_and_what_it_leaves_alone(tmp_path, folder, fails, capsys):
     shutil.copytree(folder, output / "model")
     assert "holds the model itself" in fails("export", output / "model", "--output", output, "--overwrite")
     assert "no model folder" in fails("export", tmp_path / "none", "--output", tmp_path / "x")
-    assert "weights in ONNX are float32" in fails(
+    assert "weights exported to onnx are float32" in fails(
         "export", folder, "--output", tmp_path / "x", "--format", "onnx", "--quantization", "int8"
     )
     assert sorted(path.name for path in tmp_path.rglob("*.bin")) == ["model.bin"]

@@ -141,12 +141,14 @@ def test_a_folder_works_in_an_environment_that_has_transformers_and_torch_alone(
 
 
 def test_all_files_that_travel_are_found_by_transformers(tmp_path):
-    found = get_relative_import_files(MODEL / "modeling_vaswani.py")
-    assert {Path(path).stem for path in found} | {"modeling_vaswani"} == {
-        path.stem for path in MODEL.glob("*_vaswani.py")
-    }
+    of_model, of_tokenizer = (
+        {Path(path).name for path in get_relative_import_files(MODEL / name)} | {name}
+        for name in ("modeling_vaswani.py", "tokenization_vaswani.py")  # the latter by a tokenizer with two sides
+    )
+    assert of_model | of_tokenizer == {path.name for path in MODEL.glob("*_vaswani.py")}
     folder = model_folder(tmp_path / "model")
-    for path in MODEL.glob("*_vaswani.py"):
+    assert of_model == {path.name for path in folder.glob("*.py")}
+    for path in (MODEL / name for name in of_model):
         assert (folder / path.name).read_bytes() == path.read_bytes()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from ..errors import UserError, one_line
 from ..files import check_path
@@ -124,16 +125,20 @@ def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFas
 
 
 _JSON_FILES = (
-    "tokenizer_config.json", "tokenizer.json", "target_tokenizer.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "target_vocab.json", "vocab-src.json", "vocab-tgt.json",
-)  # fmt: skip
-#: What tokenizers are made of, beside their configuration.
-TOKENIZER_FILES = (
-    "tokenizer.json", "target_tokenizer.json", "source.spm", "target.spm", "vocab.json", "target_vocab.json",
-    "vocab-src.json", "vocab-tgt.json", "merges.txt",
-)  # fmt: skip
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "target_tokenizer.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+_FAST_FILES = ("tokenizer.json", "target_tokenizer.json")
 # Tokenizers of transformers that are not of the library tokenizers, of local files alone.
-_SLOW = ("MarianTokenizer", "FSMTTokenizer")
+_SLOW_FILES = {
+    "MarianTokenizer": ("source.spm", "target.spm", "vocab.json", "target_vocab.json"),
+    "FSMTTokenizer": ("vocab-src.json", "vocab-tgt.json", "merges.txt"),
+}
+#: What tokenizers are made of, beside their configuration.
+TOKENIZER_FILES = (*_FAST_FILES, *chain(*_SLOW_FILES.values()))
 _MOST_BYTES = 1 << 28  # of tokenizer.json; a vocabulary of 256,000 tokens takes 34 MB
 # Entries by which a configuration would have something else read than the files that are checked here.
 _OTHER_SOURCES = (
@@ -145,6 +150,11 @@ _NO_SOURCE = {"sp_model_kwargs": (_NONE, None, {})}  # what transformers writes 
 _MOST_GROWTH = 1000  # letters that normalisation, or decoding, may make of one
 _PROBE = "a b"
 _MOST_PROBE_TOKENS = 100
+
+
+def tokenizer_files(settings: dict) -> tuple[str, ...]:
+    """The files that a tokenizer consists of besides its configuration, `settings`."""
+    return _SLOW_FILES.get(str(settings.get("tokenizer_class")), _FAST_FILES)
 
 
 def refuse_special_files(folder: Path) -> None:
@@ -209,11 +219,22 @@ def _check_files(folder: Path) -> str | None:
     Returns the class of a tokenizer that is not of the library tokenizers, else None.
     """
     contents = {}
-    for name in _JSON_FILES:
-        with contextlib.suppress(FileNotFoundError):
-            contents[name] = read_json(folder / name, "save or train the tokenizer again", most_bytes=_MOST_BYTES)
-    slow = contents.get("tokenizer_config.json", {}).get("tokenizer_class")
-    slow = slow if isinstance(slow, str) and slow in _SLOW else None
+
+    def read(names: Iterable[str]) -> None:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                contents[name] = read_json(folder / name, "save or train the tokenizer again", most_bytes=_MOST_BYTES)
+
+    read(_JSON_FILES)
+    kind = contents.get("tokenizer_config.json", {}).get("tokenizer_class")
+    slow = kind if isinstance(kind, str) and kind in _SLOW_FILES else None
+    if slow is not None:
+        read(name for name in _SLOW_FILES[slow] if name.endswith(".json"))
+    elif isinstance(kind, str) and tokenizer_class_from_name(kind) is None:
+        raise UserError(
+            f"tokenizer_class in {folder / 'tokenizer_config.json'} is {kind!r:.100}, which transformers does not have,"
+            " and code in a folder is not run: save the tokenizer by a class of transformers"
+        )
     missing = [name for name in ("tokenizer.json", "tokenizer_config.json") if name not in contents]
     if missing and (slow is None or "tokenizer_config.json" in missing):
         raise UserError(f"folder {str(folder)!r} holds no tokenizer, {' and '.join(missing)} missing: train one first")

@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ..data.tokenization import SIDES, TOKENIZER_FILES, side_of
+from ..data.tokenization import SIDES, side_of, tokenizer_files
 from ..errors import UserError, one_line
 from ..evaluation.records import is_weights_file, read_evaluation, tensors_sha256, weights_sha256
 from ..loading import load_model
@@ -51,6 +51,7 @@ _TOKENIZER = {
     "padding_side": _SIDES,
     "truncation_side": _SIDES,
 }
+_MOSES = {"languages", "aggressive_dash_splits", "escape", "normalize"}
 _SWITCHES = {"clean_up_tokenization_spaces", "split_special_tokens", "add_prefix_space", "model_max_length"}
 _SWITCHES |= {"separate_vocabs", "do_lower_case"}
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*")
@@ -252,6 +253,13 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> d
             return value is None or (isinstance(value, str) and _LANGUAGE.fullmatch(value) is not None)
         if name == "langs":
             return isinstance(value, list) and all(_LANGUAGE.fullmatch(str(language)) for language in value)
+        if name == "moses":
+            return value is None or (
+                isinstance(value, dict)
+                and value.keys() <= _MOSES
+                and all(_LANGUAGE.fullmatch(str(language)) for language in value.get("languages", ()))
+                and all(isinstance(entry, bool) for name, entry in value.items() if name != "languages")
+            )
         if name == "known_tokens":
             return value is None or (isinstance(value, list) and all(type(number) is int for number in value))
         if name == "model_input_names":
@@ -268,7 +276,8 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> d
         ),
         "tokenizer_config.json": is_known_of_tokenizer,
     }
-    code = {path.name for path in Path(inspect.getfile(VaswaniConfig)).parent.glob("*_vaswani.py")}
+    allowed = {INDEX, *tokenizer_files(json.loads((staging / "tokenizer_config.json").read_text(encoding="utf-8")))}
+    allowed |= {path.name for path in Path(inspect.getfile(VaswaniConfig)).parent.glob("*_vaswani.py")}
     left_out = {}
     for path in sorted(staging.iterdir()):
         if check := checks.get(path.name):
@@ -278,7 +287,7 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> d
                 left_out[path.name] = unknown
             if known != values:
                 path.write_text(json.dumps(known, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        elif not (path.name in {*TOKENIZER_FILES, INDEX} | code or is_weights_file(path.name)):
+        elif not (path.name in allowed or is_weights_file(path.name)):
             left_out[path.name] = []
             path.unlink() if path.is_file() else shutil.rmtree(path)
     return left_out

@@ -444,9 +444,6 @@ def main() -> None:
                 except ImportError as error:
                     print(f"{format.__name__} is left out: {error}", file=sys.stderr)
                     break
-
-                except ModuleNotFoundError:  # its program is not installed
-                    continue
                 result = compare(original, Path(folder) / "output", arguments.sentences)
             row = [original.name, str(dtype).removeprefix("torch."), f"{result['difference']:.1e}"]
             row += [

@@ -35,7 +35,7 @@ def read_pickle(path: Path) -> Any:
     except UserError:
         raise
     except OSError as error:
-        raise UserError(f"cannot read {path}: {one_line(error)}") from error
+        raise UserError(f"cannot read {path} ({one_line(error)}): copy or download it again") from error
     except Exception as error:  # bytes that are no pickle make torch raise errors of any kind
         raise UserError(
             f"{path} is damaged or holds more than tensors, which could run code: get the weights as safetensors"

@@ -167,6 +167,29 @@ def test_the_exact_search_is_the_papers(trained, tokenizer, options):
             assert [output.score for output in outputs] == pytest.approx(scores[:number], abs=1e-4)
 
 
+@pytest.mark.parametrize("limit", [8, 60])
+def test_the_search_settings_of_imported_models_are_followed(tmp_path, trained, tokenizer, limit):
+    """OPUS-MT's and Marian's: tokens that never come, and an end token that comes at the limit."""
+    folder, exported = trained
+    model, _ = load_model(folder, "cpu")
+    plain = [rows[0] for rows, _ in all_hypotheses(model, tokenizer, SOURCES)]
+    settings = {
+        "suppress_tokens": [plain[0][1]], "bad_words_ids": [[1], plain[1][1:3]], "forced_eos_token_id": 2,
+        "max_length": limit,
+    }  # fmt: skip
+    changed = shutil.copytree(exported, tmp_path / "changed")
+    path = changed / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    model.generation_config.update(**settings, max_extra_tokens=None)
+    # CTranslate2 gives the probability of these tokens to the others; transformers does so if it is asked.
+    expected = all_hypotheses(model, tokenizer, SOURCES, renormalize_logits=True)
+    assert [rows[0] for rows, _ in expected] != plain
+    found = CTranslate2Translator(changed, threads=1, exact=True).model.search(tokenizer(SOURCES)["input_ids"], 4)
+    for outputs, (rows, scores) in zip(found, expected, strict=True):
+        assert [output.ids for output in outputs] == rows
+        assert [output.score for output in outputs] == pytest.approx(scores, abs=1e-4)
+
+
 def test_the_quick_search_is_at_most_worse(trained, tokenizer):
     exported = trained[1]
     sources = tokenizer(SOURCES)["input_ids"]

@@ -1,7 +1,6 @@
 """A model exported to CTranslate2 at work: it stands in a model's place in `Translator` and `score_pairs`."""
 
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +9,6 @@ import ctranslate2
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig
 
 from ..data.batching import batches_by_length
 from ..data.tokenization import load_tokenizer
@@ -19,20 +17,13 @@ from ..decoding.translator import Translator
 from ..errors import UserError, one_line
 from ..hardware import check_workers
 from ..json_and_yaml import read_json
-from ..loading import FACTS, check_generation_config
+from ..loading import FACTS
 from ..model.configuration_vaswani import VaswaniConfig
-from ..model.generation_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, take_back_defaults
+from ..model.generation_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS
+from .ctranslate2_settings import does_nothing, is_end_forced, read_generation_config, suppressed
 from .folder import ExportFacts, read_vocabularies
 
 _PATIENCE = 2.0
-# Settings of a generation configuration that this search does not follow, and the values at which they do nothing.
-_NEUTRAL = {
-    "do_sample": False, "num_beam_groups": 1, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "min_length": 0, "min_new_tokens": 0,
-    "bad_words_ids": None, "suppress_tokens": None, "begin_suppress_tokens": None, "sequence_bias": None,
-    "forced_bos_token_id": None, "forced_eos_token_id": None, "exponential_decay_length_penalty": None,
-    "guidance_scale": None, "diversity_penalty": 0.0, "early_stopping": False,
-}  # fmt: skip
 # Of options given to `generate()`, those that are followed, and those that change no result.
 _FOLLOWED = {"num_beams", "length_penalty", "max_new_tokens", "num_return_sequences", "length_normalization"}
 _HARMLESS = {"use_cache", "temperature", "top_k", "top_p", "return_dict_in_generate"}
@@ -83,30 +74,6 @@ def open_engine(folder: str | Path, device: str = "cpu", **options) -> ctranslat
         ctranslate2.set_log_level(level)
 
 
-def _read_generation_config(folder: str | Path, vocab_size: int) -> GenerationConfig:
-    """The exported `generation_config.json`, or the paper's for want of one."""
-    path = Path(folder) / "generation_config.json"
-    if not os.path.lexists(path):
-        return GenerationConfig(num_beams=4, length_penalty=0.6)
-    check_generation_config(path, vocab_size)
-    settings = GenerationConfig.from_pretrained(folder)
-    take_back_defaults(settings, set())
-    for name in _NEUTRAL:
-        value = getattr(settings, name, None)
-        if not _does_nothing(name, value):
-            raise UserError(
-                f"{name} in {path} is {value!r}: the search of an exported model does not follow it;"
-                " delete it there, or translate with the model itself"
-            )
-    return settings
-
-
-def _does_nothing(name: str, value) -> bool:
-    if name == "early_stopping" and value == "never":  # the same as False to a search that ends on a bound anyway
-        return True
-    return value is None or value == _NEUTRAL.get(name)
-
-
 def _check_engine_config(path: Path, facts: ExportFacts, vocabulary: list[str]) -> None:
     """Refuse a `config.json` that `vaswani export` did not write: CTranslate2 follows it as it searches, unchecked."""
     advice = "export the model again"
@@ -145,7 +112,9 @@ class CTranslate2Model:
         self._ids = {token: number for number, token in enumerate(self.vocabulary)}
         if len(self._source_vocabulary) != self.facts.vocab_size:
             raise UserError(f"{folder} has a vocabulary and an export.json of different models: export the model again")
-        self.generation_config = _read_generation_config(folder, len(self.vocabulary))
+        self.generation_config = read_generation_config(folder, len(self.vocabulary))
+        self._suppressed = suppressed(self.generation_config, self.vocabulary, self.facts.eos_token_id)
+        self._forced_end = is_end_forced(self.generation_config, folder, self.facts.eos_token_id)
         names = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
         try:
             self.config = VaswaniConfig(
@@ -185,7 +154,8 @@ class CTranslate2Model:
             fixed = self.generation_config.max_length - 1  # the decoder's first token counts there
         extra = self._setting("max_extra_tokens", options, MAX_EXTRA_TOKENS)
         lengths = [len(source) + extra if fixed is None else fixed for source in sources]
-        return [max(1, min(length, self.facts.positions)) for length in lengths]
+        lengths = [min(length, self.facts.positions) - self._forced_end for length in lengths]
+        return [max(1, length) for length in lengths]
 
     def search(
         self, sources: Sequence[Sequence[int]], number: int = 1, tokens_per_batch: int = 2048, **options
@@ -205,7 +175,7 @@ class CTranslate2Model:
             UserError: for a source longer than the table of positions, or an option that is unknown or out of range.
         """
         for name, value in options.items():
-            if name not in _FOLLOWED | _HARMLESS and not _does_nothing(name, value):
+            if name not in _FOLLOWED | _HARMLESS and not does_nothing(name, value):
                 raise UserError(f"{name} is given, which the search of an exported model does not have: leave it out")
         for index, source in enumerate(sources, start=1):
             if len(source) > self.facts.positions:
@@ -251,11 +221,12 @@ class CTranslate2Model:
             for index, outputs in zip(pending, found, strict=True):
                 ended = [output for output in outputs if output.ids[-1:] == [self.facts.eos_token_id]]
                 if longest == limits[index] or (not exact and len(ended) == len(outputs)):
-                    results[index] = outputs[:number]
+                    results[index] = self._with_forced_ends(outputs, rule)[:number]
                 elif (
                     exact
                     and len(ended) >= number
-                    and _best_to_come(outputs, longest, limits[index], rule) <= (ended[number - 1].score)
+                    and _best_to_come(outputs, longest, limits[index] + self._forced_end, rule)
+                    <= ended[number - 1].score
                 ):
                     results[index] = ended[:number]
                 else:
@@ -264,6 +235,21 @@ class CTranslate2Model:
             if longest == length:
                 length *= 2
         return results
+
+    def _with_forced_ends(self, outputs: list[Output], rule: LengthRule) -> list[Output]:
+        """Outputs at their limit, which do not end, with the end token if it is forced, ranked again."""
+        end = self.facts.eos_token_id
+        if not self._forced_end or all(output.ids[-1:] == [end] for output in outputs):
+            return outputs
+        whole = [
+            output
+            if output.ids[-1:] == [end]
+            else Output(
+                [*output.ids, end], output.log_probability, rule.score(output.log_probability, len(output.ids) + 1)
+            )
+            for output in outputs
+        ]
+        return sorted(whole, key=lambda output: output.score, reverse=True)
 
     def _source_tokens(self, sentences: Sequence[Sequence[int]]) -> list[list[str]]:
         return [[self._source_vocabulary[number] for number in ids] for ids in sentences]
@@ -283,6 +269,7 @@ class CTranslate2Model:
             max_decoding_length=longest,
             min_decoding_length=0,
             max_input_length=0,
+            suppress_sequences=self._suppressed or None,
             return_scores=True,
             return_end_token=True,
         )

@@ -45,7 +45,7 @@ def read_pickle(path: Path, advice: str, classes: Sequence[type] = ()) -> Any:
     except UserError:
         raise
     except OSError as error:
-        raise UserError(f"cannot read {path}: {one_line(error)}") from error
+        raise UserError(f"cannot read {path} ({one_line(error)}): copy or download it again") from error
     except Exception as error:  # bytes that are no pickle make torch raise errors of any kind
         if name := re.search(r"GLOBAL ([\w.]+)", str(error)):
             raise UserError(f"{path} holds {name[1]}, and such an object could run code: {advice}") from error

@@ -9,8 +9,9 @@ from random_trees import TINY
 
 FORMATS = ("ctranslate2",) if importlib.util.find_spec("ctranslate2") else ()  # that models are exported to
 _FORMS = {
-    ".json": "json", ".part": "json", ".jsonl": "lines of json", ".yaml": "yaml", ".yml": "yaml", ".safetensors": "safetensors",
-    ".gz": "gzip", **dict.fromkeys([".bin", ".pt", ".pth", ".arrow", ".npy", ".parquet", ".ckpt", ".npz", ".spm"], "bytes"),
+    ".json": "json", ".part": "json", ".jsonl": "lines of json", ".yaml": "yaml", ".yml": "yaml",
+    ".safetensors": "safetensors", ".gz": "gzip",
+    **dict.fromkeys([".bin", ".pt", ".pth", ".arrow", ".npy", ".parquet", ".ckpt", ".npz", ".spm"], "bytes"),
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
 from vaswani_transformer import VaswaniTokenizer, import_model
-from vaswani_transformer.importing import fairseq, marian, refused, sentencepiece, subword_nmt
+from vaswani_transformer.importing import fairseq, marian, refused, sentencepiece, subword_nmt, word_tokenizer
 from vaswani_transformer.importing.checkpoints import read_checkpoint, read_pickle
 from vaswani_transformer.importing.source import ImportOptions
 from vaswani_transformer.importing.torch_mapping import nearest
@@ -268,6 +268,14 @@ def test_known_tokens_need_an_unknown_token_that_is_known():
     for unknown in (None, "<unk>"):
         with pytest.raises(ValueError, match="unk_token"):
             VaswaniTokenizer(tokenizer_object=backend, eos_token="</s>", unk_token=unknown, known_tokens=[2, 2])
+
+
+def test_a_piece_without_end_in_a_tokenizer_of_a_tutorial(tmp_path):
+    model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a" * 1_000_000, -1.0]], "byte_fallback": False}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
+    special = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}
+    line = error_of(word_tokenizer.read_tokenizer, [tmp_path], special, [9, 9], False)
+    assert "a piece of more than 10,000 characters" in line
 
 
 def test_the_nearest_of_many_names():

@@ -149,6 +149,12 @@ def bomb(levels: int = 30) -> str:
         (HEADER + unit(("en", "&nbsp;"), ("de", "b")) + END, "line 4: the entity 'nbsp', and TMX has none"),
         (bomb() + unit(("en", "&l29;"), ("de", "b")) + END, "line 2: the entity 'l0', and TMX has none"),
         (HEADER.replace('SYSTEM "tmx14.dtd"', '[<!ENTITY x SYSTEM "file:///etc/passwd">]') + END, "the entity 'x'"),
+        (
+            HEADER.replace('SYSTEM "tmx14.dtd"', f'[<!ATTLIST tu a CDATA "{"x" * 500_000}">]') + "<tu/>" * 20_000 + END,
+            "line 2: a declaration of attributes of <tu>, and TMX files have none",
+        ),
+        (HEADER + "<tu>" * 200_000, "line 4: elements nested deeper than 100 levels"),
+        (HEADER + "<tu><tuv xml:lang='en'><seg>" + "<hi>" * 200_000, "line 4: elements nested deeper than 100 levels"),
         ('<?xml version="1.0" encoding="klingon"?><tmx/>', "line 1: not well-formed XML (unknown encoding"),
         (HEADER + unit(("en", "a\x00b"), ("de", "b")) + END, "line 4: not well-formed XML"),
         (HEADER + unit(("en", "a"), ("de", "x" * 1_000_001)) + END, "line 4: a segment of more than 1,000,000"),

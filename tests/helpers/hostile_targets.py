@@ -9,8 +9,9 @@ from random_trees import TINY
 
 FORMATS = ("ctranslate2",) if importlib.util.find_spec("ctranslate2") else ()  # that models are exported to
 _FORMS = {
-    ".json": "json", ".part": "json", ".jsonl": "lines of json", ".yaml": "yaml", ".yml": "yaml", ".safetensors": "safetensors",
-    ".gz": "gzip", **dict.fromkeys([".bin", ".pt", ".pth", ".arrow", ".npy", ".parquet", ".ckpt", ".npz", ".spm"], "bytes"),
+    ".json": "json", ".part": "json", ".jsonl": "lines of json", ".yaml": "yaml", ".yml": "yaml",
+    ".safetensors": "safetensors", ".gz": "gzip",
+    **dict.fromkeys([".bin", ".pt", ".pth", ".arrow", ".npy", ".parquet", ".ckpt", ".npz", ".spm"], "bytes"),
 }  # fmt: skip
 
 
@@ -76,26 +77,6 @@ TARGETS = [
     *_reads("translate shards words", "shards/model.safetensors.index.json"),
     *_reads("average shards model --output new", "shards/model.safetensors.index.json", **_NEW),
     *_reads("import pickled --output new", "pickled/pytorch_model.bin", tolerant=True, **_NEW),
-    # Models of other toolkits.
-    *_reads("import marianmt --output new", "source.spm", "target.spm", "vocab.json", "tokenizer_config.json",
-            *_MODEL_SETTINGS, "model.safetensors", folder="marianmt/", tolerant=True, **_NEW),
-    *_reads("import fsmt --output new", "vocab-src.json", "merges.txt", "tokenizer_config.json", *_MODEL_SETTINGS,
-            folder="fsmt/", tolerant=True, **_NEW),
-    *_reads("import relu-two --output new", "model.npz", "model.npz.decoder.yml", "target.yml", folder="relu-two/",
-            tolerant=True, **_NEW),
-    *_reads("import src-spm --output new", "src-spm/joint.spm", tolerant=True, **_NEW),
-    *_reads("import fairseq/model.pt --output new", "model.pt", "dict.de.txt", folder="fairseq/", tolerant=True, **_NEW),
-    *_reads("import joeynmt --output new", "best.ckpt", "config.yaml", "codes", "src_vocab.txt", folder="joeynmt/",
-            tolerant=True, **_NEW),
-    *_reads(_TORCH, "model.pt", "mapping.yaml", folder="torch_transformer/", tolerant=True, **_NEW),
-    *_reads("translate imported-marianmt words", "config.json", "tokenizer.json", "target_tokenizer.json",
-            "tokenizer_config.json", folder="imported-marianmt/", tolerant=True),
-    *_reads("translate imported-fsmt words", "vocab-tgt.json", "merges.txt", "tokenizer_config.json",
-            folder="imported-fsmt/", tolerant=True),
-    *_reads(f"{_TUNE} --train-source train.en --train-target train.de --data-dir text", "config.json",
-            "generation_config.json", "tokenizer.json", "tokenizer_config.json", "target_tokenizer.json", "import.json",
-            "model.safetensors", folder="imported-marianmt/", tolerant=True, **_NEW),
-    *_reads(f"{_TUNE} --train-data memory.tmx --source-column en --target-column de", "memory.tmx", tolerant=True, **_NEW),
     # What goes onto a card.
     *_reads(f"{_PUSH} --evaluation scores.json", "scores.json"),
     *_reads(f"{_PUSH} --card card.md", "card.md", tolerant=True),
@@ -149,3 +130,28 @@ if FORMATS:
     _FILES = ("export.json", "config.json", "shared_vocabulary.json", "generation_config.json", "tokenizer.json")
     TARGETS += _reads("translate exported words", *_FILES, "model.bin", folder="exported/")
     TARGETS += _reads("score exported --source in.txt --target reference.txt", "exported/export.json")
+TARGETS += [
+    # Models of other toolkits.
+    *_reads("import marianmt --output new", "source.spm", "target.spm", "vocab.json", "tokenizer_config.json",
+            *_MODEL_SETTINGS, "model.safetensors", folder="marianmt/", tolerant=True, **_NEW),
+    *_reads("import fsmt --output new", "vocab-src.json", "merges.txt", "tokenizer_config.json", *_MODEL_SETTINGS,
+            folder="fsmt/", tolerant=True, **_NEW),
+    *_reads("import relu-two --output new", "model.npz", "model.npz.decoder.yml", "target.yml", folder="relu-two/",
+            tolerant=True, **_NEW),
+    *_reads("import src-spm --output new", "src-spm/joint.spm", tolerant=True, **_NEW),
+    *_reads("import fairseq/model.pt --output new", "model.pt", "dict.de.txt", folder="fairseq/", tolerant=True,
+            **_NEW),
+    *_reads("import joeynmt --output new", "best.ckpt", "config.yaml", "codes", "src_vocab.txt", folder="joeynmt/",
+            tolerant=True, **_NEW),
+    *_reads(_TORCH, "model.pt", "mapping.yaml", folder="torch_transformer/", tolerant=True, **_NEW),
+    *_reads("translate imported-marianmt words", "config.json", "tokenizer.json", "target_tokenizer.json",
+            "tokenizer_config.json", folder="imported-marianmt/", tolerant=True),
+    *_reads("translate imported-fsmt words", "vocab-tgt.json", "merges.txt", "tokenizer_config.json",
+            folder="imported-fsmt/", tolerant=True),
+    *_reads(f"{_TUNE} --train-source train.en --train-target train.de --data-dir text", *_MODEL, "import.json",
+            "target_tokenizer.json", folder="imported-marianmt/", tolerant=True, **_NEW),
+    *_reads(f"{_TUNE} --train-data memory.tmx --source-column en --target-column de", "memory.tmx", tolerant=True,
+            **_NEW),
+]  # fmt: skip
+if importlib.util.find_spec("sacremoses") is None:
+    TARGETS = [target for target in TARGETS if "fsmt" not in target.command]

@@ -1,6 +1,7 @@
 """Everything that commands read, small, in one folder: made by the commands themselves, in one process."""
 
 import gzip
+import importlib.util
 import json
 import os
 import signal
@@ -159,6 +160,8 @@ def _bring_others() -> None:
         for name in ("expected.json", "scores.json"):
             Path(folder, name).unlink(missing_ok=True)
     for source, *options in IMPORTS:
+        if source == "fsmt" and importlib.util.find_spec("sacremoses") is None:
+            continue
         _run("import", source, "--output", f"imported-{Path(source).parts[0]}", *options)
         if source not in KEPT:
             shutil.rmtree(f"imported-{Path(source).parts[0]}")

@@ -99,6 +99,13 @@ def test_replacements_that_multiply_are_refused(folder, place, number, content):
         load_model(folder)
 
 
+def test_a_piece_without_end_is_refused(folder):
+    """It would be a crash: `tokenizers` takes its tree down by recursion."""
+    pieces = [["<unk>", 0.0], ["a" * 1_000_000, -1.0]]
+    change(folder, model={"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": False})
+    assert "a piece of more than 10,000 characters" in error_of(load_tokenizer, folder)
+
+
 def test_a_few_replacements_are_taken(folder):
     quotes = [{"type": "Replace", "pattern": {"String": one}, "content": "..."} for one in "…‥⋯"]
     change(folder, normalizer={"type": "Sequence", "normalizers": [*quotes, {"type": "Prepend", "prepend": " "}]})

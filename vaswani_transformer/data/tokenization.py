@@ -148,6 +148,7 @@ _OTHER_SOURCES = (
 _NONE = object()
 _NO_SOURCE = {"sp_model_kwargs": (_NONE, None, {})}  # what transformers writes of itself
 _MOST_GROWTH = 1000  # letters that normalisation, or decoding, may make of one
+_LONGEST_PIECE = 10_000  # characters
 _PROBE = "a b"
 _MOST_PROBE_TOKENS = 100
 
@@ -244,7 +245,22 @@ def _check_files(folder: Path) -> str | None:
             raise UserError(f"{name} in {path} stands for another tokenizer than tokenizer.json: remove it")
     for path in (folder / name for name in ("tokenizer.json", "target_tokenizer.json") if name in contents):
         _check_growth(contents[path.name], path)
+        check_pieces(contents[path.name], path)
     return slow
+
+
+def check_pieces(content: Any, path: Path) -> None:
+    """Refuse a `tokenizer.json` whose unigram model has a piece so long that `tokenizers` would crash on it.
+
+    Raises:
+        UserError: naming the file.
+    """
+    model = content.get("model") if isinstance(content, dict) else None
+    pieces = model.get("vocab") if isinstance(model, dict) else None
+    # `tokenizers` has those of a unigram model in a tree that it takes down by recursion.
+    for entry in pieces if isinstance(pieces, list) else ():
+        if isinstance(entry, list) and entry and isinstance(entry[0], str) and len(entry[0]) > _LONGEST_PIECE:
+            raise UserError(f"{path} has a piece of more than {_LONGEST_PIECE:,} characters: train it again")
 
 
 def _check_growth(content: dict, path: Path) -> None:

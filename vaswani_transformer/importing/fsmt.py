@@ -27,7 +27,7 @@ def read(source: Path, _: ImportOptions) -> Imported:
         UserError: for a folder that is incomplete or damaged, and settings that our architecture does not have.
     """
     config = config_of(source, FSMTConfig)
-    ties, weights = _renamed(read_weights(source), source)
+    ties, weights = _renamed(read_weights(source), config, source)
     languages = tuple(config.langs) if len(config.langs) == 2 and all(map(is_language, config.langs)) else ()
     return Imported(
         VaswaniConfig(
@@ -47,12 +47,14 @@ def read(source: Path, _: ImportOptions) -> Imported:
     )
 
 
-def _renamed(weights: dict[str, torch.Tensor], source: Path) -> tuple[dict[str, bool], dict[str, torch.Tensor]]:
+def _renamed(
+    weights: dict[str, torch.Tensor], config: FSMTConfig, source: Path
+) -> tuple[dict[str, bool], dict[str, torch.Tensor]]:
     """The ties of the embeddings, and the weights by our names, which differ in the embeddings alone."""
     names = [f"model.{name}.weight" for name in ("encoder.embed_tokens", "decoder.embed_tokens")]
     output_name = "model.decoder.output_projection.weight"
     decoder = take(weights, source, names[1], output_name)
-    encoder = take(weights, source, names[0], names[1])
+    encoder = take(weights, source, *names[: 2 if config.tie_word_embeddings else 1])
     output = take(weights, source, output_name, names[1])
     for name in (*names, output_name, *(f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder"))):
         weights.pop(name, None)  # positions are computed, not trained

@@ -121,9 +121,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     """All arrays of an `.npz` file by name, without running pickled code."""
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-            is_plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-            if not is_plain or sum(entry.file_size for entry in entries) > path.stat().st_size:
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise UserError(f"{path} is compressed, which Marian never does: write it with numpy.savez")
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}

@@ -77,9 +77,11 @@ def _renamed(
     """The ties of the embeddings, and the weights by our names, which differ in the embeddings and the bias alone."""
     for stack in ("encoder", "decoder"):
         weights.pop(f"model.{stack}.embed_positions.weight", None)  # computed, not trained
-    decoder = take(weights, source, "model.decoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight")
-    output = take(weights, source, "lm_head.weight", "model.decoder.embed_tokens.weight", "model.shared.weight")
-    encoder = take(weights, source, "model.encoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight")
+    # What is tied may stand under one of its names alone.
+    shared = ["model.shared.weight", "lm_head.weight"] if config.share_encoder_decoder_embeddings else []
+    decoder = take(weights, source, "model.decoder.embed_tokens.weight", *shared, "lm_head.weight")
+    output = take(weights, source, "lm_head.weight", "model.decoder.embed_tokens.weight", *shared)
+    encoder = take(weights, source, "model.encoder.embed_tokens.weight", *shared)
     for name in ("encoder.embed_tokens", "decoder.embed_tokens", "shared"):
         weights.pop(f"model.{name}.weight", None)
     weights.pop("lm_head.weight", None)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from ..data.tokenization import check_pieces
 from ..errors import UserError, one_line
-from ..json_and_yaml import read_text
+from ..json_and_yaml import parse_json, read_text
 from ..model.tokenization_vaswani import VaswaniTokenizer
 
 _MOST_BYTES = 1 << 28  # as of any tokenizer.json
@@ -63,7 +64,10 @@ def _read(path: Path, unknown: str | int | None, rows: int) -> Tokenizer:
         raise UserError(f"there is no vocabulary {file}") from None
     if file.suffix == ".json":
         try:
+            check_pieces(parse_json(text), file)
             backend = Tokenizer.from_str(text)
+        except UserError:
+            raise
         except BaseException as error:  # it raises bare Exception, and a BaseException where its code panics
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise

@@ -13,6 +13,12 @@ _TARGET_FILE = "target_tokenizer.json"
 _SIDES = ("source", "target")
 
 
+def _check_known_tokens(known) -> None:
+    is_pair = isinstance(known, tuple | list) and len(known) == 2 and all(type(n) is int and n > 0 for n in known)
+    if known is not None and not is_pair:
+        raise ValueError(f"known_tokens is {known!r:.100}: it must be two numbers, of source and target")
+
+
 class VaswaniTokenizer(PreTrainedTokenizerFast):
     """A fast tokenizer that encodes sources by one backend and targets by another.
 
@@ -57,22 +63,13 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
             self._target_backend = Tokenizer.from_file(str(target_tokenizer_file))
         kwargs.setdefault("clean_up_tokenization_spaces", False)
         kwargs.setdefault("split_special_tokens", True)  # "</s>" in a text is text
+        _check_known_tokens(known_tokens)
         super().__init__(*args, known_tokens=known_tokens, moses=moses, **kwargs)
-        self._check_known_tokens()
         if self._target_backend is not None:
             self._target_backend.encode_special_tokens = self.split_special_tokens
             named = [getattr(self, name) for name in self.SPECIAL_TOKENS_ATTRIBUTES]
             self._target_backend.add_special_tokens([AddedToken(str(name), normalized=False) for name in named if name])
         self._check_special_ids()
-
-    def _check_known_tokens(self) -> None:
-        known = self.known_tokens
-        if known is None:
-            return
-        if not (isinstance(known, tuple | list) and len(known) == 2 and all(type(n) is int and n > 0 for n in known)):
-            raise ValueError(f"known_tokens is {known!r:.100}: it must be two numbers, of source and target")
-        if self.unk_token is None:
-            raise ValueError("known_tokens needs an unk_token, for what the vocabulary lacks")
 
     def _check_special_ids(self) -> None:
         target = self.side("target")
@@ -82,6 +79,12 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
                 raise ValueError(
                     f"{name} {getattr(self, name)!r} is number {ids[0]} of the source's vocabulary and {ids[1]} of the"
                     " target's: a model has one number for it"
+                )
+        for side in (self, target) if self.known_tokens is not None else ():
+            if (unknown := side._unknown()) is None or unknown >= side.known_tokens[0]:
+                raise ValueError(
+                    f"unk_token {side.unk_token!r} is number {unknown}: known_tokens {self.known_tokens} need one that"
+                    " is known, for what the vocabulary lacks"
                 )
 
     @classmethod
@@ -165,7 +168,11 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
 
     def _known_id(self, number: int) -> int:
         stands_for = number_of(self._tokenizer.id_to_token(number))
-        return self.unk_token_id if stands_for is None or stands_for >= self.known_tokens[0] else stands_for
+        return self._unknown() if stands_for is None or stands_for >= self.known_tokens[0] else stands_for
+
+    def _unknown(self) -> int | None:
+        """As `unk_token_id`, which asks `known_ids` in its turn."""
+        return None if self.unk_token is None else self._tokenizer.token_to_id(str(self.unk_token))
 
     def _encode_plus(self, text, text_pair=None, **kwargs):
         return super()._encode_plus(text=self.rewritten(text), text_pair=self.rewritten(text_pair), **kwargs)

@@ -52,6 +52,22 @@ print(folder)
     assert any(method == "GET" and path.endswith("model.safetensors") for method, path, _ in hub.requests)
 
 
+@pytest.mark.parametrize(
+    "moses", [None, {"languages": ["en", "pt_BR"], "aggressive_dash_splits": True, "escape": False, "normalize": True}]
+)
+def test_the_settings_of_imported_tokenizers_come_along(push, hub, model, tmp_path, moses):
+    """Without them the published model would cut texts in another way."""
+    folder = shutil.copytree(model, tmp_path / "imported")
+    path = folder / "tokenizer_config.json"
+    settings = {"known_tokens": [300, 290], "split_special_tokens": True, "source_lang": "en", "target_lang": "pt_BR"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings | {"moses": moses}))
+    assert push(folder=folder).err == ""
+    published = json.loads(hub.files(REPO)["tokenizer_config.json"])
+    assert published.items() >= {**settings, "moses": moses}.items()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"moses": {"languages": ["en", "/home/me"]}}))
+    assert "moses of tokenizer_config.json" in push(folder=folder).err
+
+
 def test_the_card_on_the_hub_is_the_one_of_the_dry_run(push, hub):
     dry = push("--dry-run", token="")
     assert hub.requests == []

@@ -49,7 +49,7 @@ def add_search_options(parser: argparse.ArgumentParser, exact: bool = False) -> 
     group = parser.add_argument_group("search")
     group.add_argument("--beams", metavar="N", type=int, help="beam size (default: as the model was saved)")
     add_length_penalty(group)
-    how = "longest output in tokens (default: 50 more than the source has, 300 more for a parser)"
+    how = "longest output in tokens (default: as the model was saved, or 50 more than the source has)"
     group.add_argument("--max-new-tokens", metavar="N", type=int, help=how)
     if exact:
         how = "prove that the search of an exported model has missed no better translation; slower"

@@ -51,7 +51,6 @@ _TOKENIZER = {
     "padding_side": _SIDES,
     "truncation_side": _SIDES,
 }
-_MOSES = {"languages", "aggressive_dash_splits", "escape", "normalize"}
 _SWITCHES = {"clean_up_tokenization_spaces", "split_special_tokens", "add_prefix_space", "model_max_length"}
 _SWITCHES |= {"separate_vocabs", "do_lower_case"}
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*")
@@ -227,6 +226,16 @@ def _stamps(folder: str | Path) -> dict[str, tuple[int, ...]]:
     return {name: (fact.st_ino, fact.st_size, fact.st_mtime_ns) for name, fact in facts.items()}
 
 
+def _is_moses(value: Any) -> bool:
+    """Whether this is how a `VaswaniTokenizer` has Moses cut its texts."""
+    return isinstance(value, dict) and all(
+        isinstance(entry, list) and all(_LANGUAGE.fullmatch(str(language)) for language in entry)
+        if name == "languages"
+        else name in ("aggressive_dash_splits", "escape", "normalize") and isinstance(entry, bool)
+        for name, entry in value.items()
+    )
+
+
 def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> dict[str, list[str]]:
     """Remove all files and entries that are not listed; returns their names by file, without those that are no news."""
 
@@ -254,12 +263,7 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> d
         if name == "langs":
             return isinstance(value, list) and all(_LANGUAGE.fullmatch(str(language)) for language in value)
         if name == "moses":
-            return value is None or (
-                isinstance(value, dict)
-                and value.keys() <= _MOSES
-                and all(_LANGUAGE.fullmatch(str(language)) for language in value.get("languages", ()))
-                and all(isinstance(entry, bool) for name, entry in value.items() if name != "languages")
-            )
+            return value is None or _is_moses(value)
         if name == "known_tokens":
             return value is None or (isinstance(value, list) and all(type(number) is int for number in value))
         if name == "model_input_names":

@@ -84,7 +84,9 @@ TARGETS = [
     *_reads("train recipe.yaml --output new --dry-run", "recipe.yaml"),
     *_reads("prepare recipe.yaml --output new --quiet", "recipe.yaml", **_NEW),
     # A run that is resumed.
-    *_reads(_RESUME, "recipe.yaml", "checkpoints/contents.json", folder="stopped/", writes=("stopped",)),
+    # An edited recipe is set aside: the run has its settings in its checkpoints too.
+    *_reads(_RESUME, "recipe.yaml", folder="stopped/", writes=("stopped",), tolerant=True),
+    *_reads(_RESUME, "checkpoints/contents.json", folder="stopped/", writes=("stopped",)),
     *_reads(_RESUME, "training_log.jsonl", "checkpoints/tokenizer/tokenizer.json", folder="stopped/",
             writes=("stopped",), tolerant=True),
     *_reads(_RESUME, *_STATE, *_TORCH_STATE, folder="stopped/checkpoints/checkpoint-3/", writes=("stopped",),

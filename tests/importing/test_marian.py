@@ -328,6 +328,8 @@ def test_vocabularies_that_do_not_fit(tmp_path):
     )
     target.unlink()
     assert "the vocabulary target.yml of model.npz is not beside it: give --vocabulary FILE" in error_of(read, path)
+    line = error_of(read, FIXTURES / "swish-all", FIXTURES / "src-spm" / "joint.spm")
+    assert "has 60 pieces and the model 119: give the model's own vocabulary" in line
 
 
 def test_a_large_vocabulary_is_read_in_its_order(tmp_path):

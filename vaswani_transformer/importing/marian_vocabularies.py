@@ -98,8 +98,12 @@ class Vocabularies:
 def _read(path: Path, size: int, segmenter: str) -> Vocabulary:
     """A vocabulary for a matrix of so many rows."""
     if path.suffix == ".spm":
-        pieces = enumerate(SentencePieceModel.read(path).pieces)
-        ids = {piece: index for index, (piece, *_) in pieces if index < size}
+        pieces = SentencePieceModel.read(path).pieces
+        if len(pieces) < size:
+            raise UserError(
+                f"{path} has {len(pieces):,} pieces and the model {size:,}: give the model's own vocabulary"
+            )
+        ids = {piece: index for index, (piece, *_) in enumerate(pieces) if index < size}
         return Vocabulary(path, ids, path, *(_required(path, ids, name, None) for name in (EOS, UNK)))
     if path.suffix not in (".yml", ".yaml", ".json"):
         raise UserError(f"{path} is no vocabulary that can be read: give a .yml or a .spm file")

@@ -37,6 +37,7 @@ def run(multi30k, output, processes, **changes):
     return run_cell(table, setup, next(cell for cell in table.cells(setup) if cell.name == CELL))
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_cell_of_one(multi30k, tmp_path):
     pytest.importorskip("sacremoses")
     one, two = (run(multi30k, tmp_path / name, number) for name, number in (("one", 1), ("two", 2)))

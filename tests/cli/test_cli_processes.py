@@ -26,6 +26,7 @@ def processes(tmp_path_factory):
     processes.close()
 
 
+@pytest.mark.slow
 def test_disk_that_fills_up_during_training_loses_no_checkpoint(processes, recipe, tmp_path):
     command = ["train", str(recipe), "--output", str(tmp_path / "out"), "--quiet"]
     full_disk = f"""

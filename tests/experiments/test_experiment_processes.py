@@ -61,6 +61,7 @@ def test_two_processes_make_the_cell_of_one(multi30k, tmp_path):
     assert run(multi30k, tmp_path / "two", 3) == two
 
 
+@pytest.mark.slow
 def test_a_mistake_is_told_as_the_processes_tell_it(multi30k, tmp_path):
     message = error_of(run, multi30k, tmp_path, 2, max_length="50", tokens_per_batch="100", tokens_per_device="50")
     assert message.startswith("a batch of 100 source and 100 target tokens may hold as few as 2 pairs")

@@ -56,7 +56,6 @@ class FSMTTokenizer(_TwoSides, fsmt.FSMTTokenizer):
 
     def _become_target(self) -> None:
         self.src_lang, self.encoder = self.tgt_lang, {token: number for number, token in self.decoder.items()}
-        self._update_total_vocab_size()
 
     def state(self) -> dict[str, Any]:
         """All that decides the ids."""

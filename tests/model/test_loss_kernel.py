@@ -4,19 +4,19 @@ import importlib.util
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy, linear
-from torch.overrides import TorchFunctionMode
 
 from vaswani_transformer.model import loss_kernel_vaswani as kernel_module
 from vaswani_transformer.model import loss_vaswani as loss_module
 from vaswani_transformer.model.loss_vaswani import projected_cross_entropy
 
-aten = torch.ops.aten
+DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_projected(vocab_size, dtype, tolerance, epsilon, with_bias):
@@ -107,37 +107,41 @@ def check_everything_with_the_kernel():
     assert kernel.call_count == len(CASES) * 2 * 4  # blocks of 10 of 37 tokens
 
 
-class CopiesWithoutCuda(TorchFunctionMode):
-    """Copies between fake tensors of a GPU, for which torch's methods want a build with CUDA, its operators none."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.__setitem__:
-            return aten.copy_(args[0][args[1]], args[2])
-        return (aten.copy_ if function is torch.Tensor.copy_ else function)(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("with_kernel", [False, True])
+@pytest.mark.parametrize("on_gpu", [False, True], ids=["fallback", "kernel"])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_nothing_is_read_from_a_gpu(monkeypatch, with_kernel, with_bias):
-    monkeypatch.setattr(kernel_module, "is_usable", lambda: with_kernel)
+def test_no_value_is_read(monkeypatch, on_gpu, with_bias):
+    """On the meta device there are none; autograd works there without a GPU, autocast's questions do not."""
     kernel = mock.Mock(side_effect=kernel_module.differentiate_in_place)
-    monkeypatch.setattr(kernel_module, "differentiate_in_place", kernel)
-    # Without CUDA torch makes no graph of its tensors, so the function is called as autograd would.
-    function, context = loss_module._ProjectedCrossEntropy, mock.Mock(needs_input_grad=(True,) * 3)
-    monkeypatch.setattr(function, "apply", lambda *args: function.forward(context, *args))
-    with FakeTensorMode(), CopiesWithoutCuda(), torch.device("cuda"), small_blocks(100):
-        hidden, weight, bias = torch.empty(3, 9, 8, dtype=torch.bfloat16), torch.empty(100, 8), torch.empty(100)
+    monkeypatch.setattr(loss_module, "_kernel", lambda logits: kernel if on_gpu else None)
+    monkeypatch.setattr(loss_module, "_has_tensor_cores", lambda *_: on_gpu)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
+    monkeypatch.setattr(torch, "autocast", lambda device, enabled: nullcontext())
+    with torch.device("meta"), small_blocks(100):
+        hidden = torch.empty(3, 9, 8, dtype=torch.bfloat16, requires_grad=True)
+        weight, bias = torch.empty(100, 8, requires_grad=True), torch.empty(100, requires_grad=True)
         labels, items = torch.empty(3, 9, dtype=torch.long), torch.empty((), dtype=torch.long)
-        with pytest.raises(DataDependentOutputException):  # what reading would do
+        with pytest.raises(RuntimeError, match="meta"):  # what reading would do
             items.item()
         for divisor in (None, items):
+            inputs = [hidden, weight] + [bias] * with_bias
             loss = projected_cross_entropy(hidden, weight, labels, 0.1, divisor, bias if with_bias else None)
-            assert loss.is_cuda and loss.dtype == torch.float32
-            context.saved_tensors = context.save_for_backward.call_args.args
-            gradients = function.backward(context, torch.empty(()))[: 2 + with_bias]
-            expected = [((27, 8), torch.bfloat16), ((100, 8), torch.float32), ((100,), torch.float32)]
-            assert [(gradient.shape, gradient.dtype) for gradient in gradients] == expected[: 2 + with_bias]
-    assert kernel.call_count == (2 * 3 if with_kernel else 0)
+            assert loss.dtype == torch.float32 and loss.shape == ()
+            for tensor, gradient in zip(inputs, torch.autograd.grad(loss, inputs), strict=True):
+                assert gradient.shape == tensor.shape and gradient.dtype == tensor.dtype
+    assert kernel.call_count == (2 * 3 if on_gpu else 0)
+
+
+@pytest.mark.parametrize("usable", [False, True])
+def test_who_computes_where(monkeypatch, usable):
+    monkeypatch.setattr(kernel_module, "is_usable", lambda: usable)
+    assert loss_module._kernel(torch.empty(2, 3)) is None
+    with FakeTensorMode():
+        on_gpu = {dtype: loss_module._kernel(torch.empty(2, 3, dtype=dtype, device="cuda")) for dtype in DTYPES}
+        cores = {dtype: loss_module._has_tensor_cores(torch.empty(2, device="cuda"), dtype) for dtype in DTYPES}
+    kernel = kernel_module.differentiate_in_place if usable else None
+    assert on_gpu == {torch.bfloat16: kernel, torch.float32: kernel, torch.float64: None}
+    assert cores == {torch.bfloat16: True, torch.float32: False, torch.float64: False}
+    assert not loss_module._has_tensor_cores(torch.empty(2), torch.bfloat16)
 
 
 def test_without_triton_or_its_compiler_torch_computes(monkeypatch):

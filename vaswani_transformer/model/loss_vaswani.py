@@ -226,7 +226,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype, rows: int) -> torch.Tensor:
     """The tensor in another type, with rows of zeros below."""
     if rows == len(tensor):
         return tensor.to(dtype)
-    result = tensor.new_zeros(rows, *tensor.shape[1:], dtype=dtype)
+    result = torch.zeros(rows, *tensor.shape[1:], dtype=dtype, device=tensor.device)
     result[: len(tensor)] = tensor
     return result
 

@@ -184,7 +184,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             part = slice(start, start + rows)
             inputs = hidden[part].to(dtype)
             logits = nn.functional.linear(inputs, matrix, offset)
-            losses = _differentiate_in_place(logits[:, :vocab_size], label[part], epsilon)
+            losses = _differentiate_in_place(logits, label[part], vocab_size, epsilon)
             if epsilon:
                 losses -= epsilon * (inputs.float() @ mean_row + mean_bias)
             total += losses.masked_fill_(~kept[part], 0.0).sum() / items
@@ -237,15 +237,16 @@ def _blocks(logits: torch.Tensor) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, len(logits), rows)]
 
 
-def _differentiate_in_place(logits: torch.Tensor, label: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Losses `(rows,)` of `(rows, vocab_size)` logits, without the terms of the mean logit, as is the gradient.
+def _differentiate_in_place(logits, label, vocab_size: int, epsilon: float) -> torch.Tensor:
+    """Losses `(rows,)` of `(rows, vocab_size or more)` logits, without the terms of the mean logit, as is the gradient.
 
-    The gradient takes the place of the logits.
+    The gradient takes the place of the logits. Those beyond the vocabulary are 0 and stay so.
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     if kernel := _kernel(logits):
-        kernel(logits, label, losses, epsilon)
+        kernel(logits, label, losses, vocab_size, epsilon)
         return losses
+    logits = logits[:, :vocab_size]
     for block in _blocks(logits):
         losses[block], logits[block] = _differentiate(logits[block].float(), label[block, None], epsilon)
     return losses

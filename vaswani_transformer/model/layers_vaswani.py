@@ -16,6 +16,7 @@ from transformers.utils.generic import is_flash_attention_requested
 from .configuration_vaswani import VaswaniConfig
 from .linear_vaswani import project
 from .local_attention_vaswani import NeighbourMask, restricted_attention
+from .packed_sentences_vaswani import PackedSentences, flash_attention, gather, spread
 
 
 def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
@@ -193,7 +194,7 @@ class VaswaniAttention(nn.Module):
         self,
         hidden_states: torch.Tensor,
         key_value_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | NeighbourMask | None = None,
+        attention_mask: torch.Tensor | NeighbourMask | PackedSentences | None = None,
         past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -213,6 +214,9 @@ class VaswaniAttention(nn.Module):
         if isinstance(attention_mask, NeighbourMask):
             output = restricted_attention(query, key, value, attention_mask, self.scaling, p)
             return project(self.out_proj, output.flatten(-2)), None
+        if isinstance(attention_mask, PackedSentences):
+            output = self._attend_to_own_sentence(query, key, value, attention_mask, p)
+            return project(self.out_proj, output.flatten(-2)), None
         if is_flash_attention_requested(self.config):
             if (missing := self.d_v - self.d_k) > 0:  # one width for all: transformers pads narrower values only
                 query, key = nn.functional.pad(query, (0, missing)), nn.functional.pad(key, (0, missing))
@@ -223,6 +227,15 @@ class VaswaniAttention(nn.Module):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         output, weights = attend(self, query, key, value, attention_mask, dropout=p, scaling=self.scaling, **kwargs)
         return project(self.out_proj, output.flatten(-2)), weights
+
+    def _attend_to_own_sentence(self, query, key, value, packed: PackedSentences, p: float) -> torch.Tensor:
+        if packed.mask is None:
+            return flash_attention(query, key, value, packed, self.scaling)
+        query, key, value = spread(query, packed.queries), spread(key, packed.keys), spread(value, packed.keys)
+        kind = "eager" if self.config._attn_implementation == "eager" else "sdpa"
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(kind, eager_attention_forward)
+        output, _ = attend(self, query, key, value, packed.mask, dropout=p, scaling=self.scaling)
+        return gather(output, packed.queries)
 
 
 class VaswaniLayer(GradientCheckpointingLayer):

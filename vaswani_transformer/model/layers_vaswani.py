@@ -14,7 +14,7 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vaswani import VaswaniConfig
-from .linear_vaswani import project
+from .linear_vaswani import has_hooks, project, project_together
 from .local_attention_vaswani import NeighbourMask, restricted_attention
 from .packed_sentences_vaswani import PackedSentences, flash_attention, gather, spread
 
@@ -173,6 +173,15 @@ class VaswaniAttention(nn.Module):
         # To (batch_size, num_heads, length, head_width). Under tensor parallelism a process has some of the heads only.
         return states.view(*states.shape[:-1], states.shape[-1] // head_width, head_width).transpose(1, 2)
 
+    def _project_together(self, hidden_states: torch.Tensor, key_value_states: torch.Tensor | None) -> list:
+        if key_value_states is None:
+            projected = project_together([self.q_proj, self.k_proj, self.v_proj], hidden_states)
+        else:
+            query = project(self.q_proj, hidden_states)
+            projected = query, *project_together([self.k_proj, self.v_proj], key_value_states)
+        widths = self.d_k, self.d_k, self.d_v
+        return [self._split_heads(states, width) for states, width in zip(projected, widths, strict=True)]
+
     def _keys_and_values(self, states: torch.Tensor, cache: Cache | None, is_cross_attention: bool):
         """Project `states`, or take what the cache holds; a source is projected once for a whole generation."""
         if isinstance(cache, EncoderDecoderCache):
@@ -206,10 +215,13 @@ class VaswaniAttention(nn.Module):
             the output, `(batch_size, query_length, d_model)`, and the weights,
             `(batch_size, num_heads, query_length, key_length)`, or `None` from implementations that form none.
         """
-        query = self._split_heads(project(self.q_proj, hidden_states), self.d_k)
         is_cross_attention = key_value_states is not None
         states = key_value_states if is_cross_attention else hidden_states
-        key, value = self._keys_and_values(states, past_key_values, is_cross_attention)
+        if self.training and past_key_values is None:
+            query, key, value = self._project_together(hidden_states, key_value_states)
+        else:
+            query = self._split_heads(project(self.q_proj, hidden_states), self.d_k)
+            key, value = self._keys_and_values(states, past_key_values, is_cross_attention)
         p = self.dropout if self.training else 0.0
         if isinstance(attention_mask, NeighbourMask):
             output = restricted_attention(query, key, value, attention_mask, self.scaling, p)

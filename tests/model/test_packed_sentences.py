@@ -1,14 +1,16 @@
 """Batches without padding: logits, losses and gradients are those of padded sentences."""
 
 import contextlib
-from unittest import mock
 
 import pytest
 import torch
-from conftest import random_ids, tiny_model
+from conftest import random_ids, tiny_config, tiny_model
 from passes import IMPLEMENTATIONS, OTHER_TOOLKITS, relative_difference
 from torch import nn
+from transformers import DynamicCache
 
+from vaswani_transformer import VaswaniForConditionalGeneration
+from vaswani_transformer.model import loss_vaswani, modeling_vaswani
 from vaswani_transformer.model import packed_sentences_vaswani as packing
 
 SOURCES, TARGETS = (7, 4, 1, 9), (5, 6, 3, 1)  # lengths of sentences
@@ -103,3 +105,83 @@ def test_in_float32_and_bfloat16():
     assert_equal_passes(tiny_model(attn_implementation="eager").train(), 1e-5)
     with torch.autocast("cpu", torch.bfloat16):
         assert_equal_passes(tiny_model(attn_implementation="eager").train(), 3e-2)
+
+
+def reference_varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size):
+    """What the kernel computes, sentence by sentence, of `(tokens, num_heads, width)`."""
+    parts = []
+    for row in range(len(cu_seq_q) - 1):
+        q = query[cu_seq_q[row] : cu_seq_q[row + 1]]
+        k, v = (states[cu_seq_k[row] : cu_seq_k[row + 1]] for states in (key, value))
+        assert len(q) <= max_q and len(k) <= max_k
+        scores = scale * torch.einsum("qhd,khd->hqk", q, k)
+        if window_size == (-1, 0):
+            scores = scores.masked_fill(torch.ones(len(q), len(k)).triu(1).bool(), -torch.inf)
+        parts.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
+    return torch.cat(parts)
+
+
+@pytest.fixture
+def with_kernel(monkeypatch):
+    """Every device has flash attention."""
+    monkeypatch.setattr(packing, "can_use_flash_attention", lambda config, states: True)
+
+
+def test_equals_padded_sentences_with_flash_attention(with_kernel, monkeypatch):
+    monkeypatch.setattr(packing, "varlen_attn", reference_varlen_attn)
+    assert_equal_passes(tiny_model(dtype=torch.float64).train(), 1e-10)
+
+
+def test_flash_attention_drops_no_weights(with_kernel, monkeypatch):
+    monkeypatch.setattr(packing, "varlen_attn", None)
+    assert pass_through(tiny_model(attention_dropout=0.1).train(), both_batches(True)[1])
+
+
+def on_meta(batch: dict) -> dict:
+    return {name: value.to("meta") if torch.is_tensor(value) else value for name, value in batch.items()}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_no_step_waits_for_a_device(with_kernel, monkeypatch, fused):
+    """Tensors of the meta device have no values: whatever asked for one would raise."""
+    monkeypatch.setattr(modeling_vaswani, "can_be_fused", lambda *arguments: fused)
+    monkeypatch.setattr(loss_vaswani, "_product_dtype", lambda hidden: hidden.dtype)
+    monkeypatch.setattr(torch, "autocast", lambda *arguments, **options: contextlib.nullcontext())  # knows no meta
+    with torch.device("meta"):
+        model = VaswaniForConditionalGeneration(tiny_config(dropout=0.1)).bfloat16().train()
+    loss = model(**on_meta(both_batches(True)[1]), skip_logits=True, num_items_in_batch=torch.tensor(9)).loss
+    loss.backward()
+    assert loss.shape == () and all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"attention_mask": torch.ones(1, 26)}, "attention_mask"),
+        ({"output_attentions": True}, "output_attentions"),
+        ({"past_key_values": DynamicCache()}, "past_key_values"),
+        ({"target_offsets": None}, "target_offsets"),
+        ({"source_offsets": torch.tensor([0, 26])}, "target_offsets"),
+        ({"source_offsets": offsets_of((5, 5, 5, 5, 5, 5, 5, 5))}, "40 and there are 26 tokens"),
+    ],
+)
+def test_refuses_what_goes_with_padding_only(given, named):
+    with pytest.raises(ValueError, match=named) as error:
+        tiny_model()(**{**both_batches(True)[1], **given})
+    assert "\n" not in str(error.value)
+
+
+def test_refuses_local_attention():
+    with pytest.raises(ValueError, match="attention_window"):
+        tiny_model(attention_window=4)(**both_batches(True)[1])
+
+
+def test_without_labels():
+    model = tiny_model(dtype=torch.float64)
+    batch, packed = both_batches(False)
+    expected = model(**batch, skip_logits=False)
+    decoder_input_ids = model.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
+    packed |= {"decoder_input_ids": in_a_row(decoder_input_ids)[None], "labels": None}
+    outputs = model(**packed, output_hidden_states=True)
+    assert outputs.loss is None and outputs.past_key_values is None and len(outputs.decoder_hidden_states) == 3
+    assert relative_difference(outputs.logits[0], in_a_row(expected.logits)) < 1e-10

@@ -14,7 +14,7 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vaswani import VaswaniConfig
-from .linear_vaswani import has_hooks, project, project_together
+from .linear_vaswani import has_hooks, product_dtype, project, project_together
 from .local_attention_vaswani import NeighbourMask, restricted_attention
 from .packed_sentences_vaswani import PackedSentences, flash_attention, gather, spread
 
@@ -32,6 +32,26 @@ def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     bits = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     kept = bits.view(torch.int16)[: states.numel()].view(states.shape) >= threshold - 32_768
     return states * kept.to(states.dtype).mul_(65_536 / (65_536 - threshold))
+
+
+def stream_dtype(states: torch.Tensor, training: bool) -> torch.dtype:
+    """The dtype in which layers pass states on: in training under autocast the one that it computes products in.
+
+    A norm ends every sublayer, so that roundings do not add up; additions, norms and dropout move half of the bytes.
+    """
+    return product_dtype(states) if training else states.dtype
+
+
+def normalized(norm: nn.LayerNorm, states: torch.Tensor) -> torch.Tensor:
+    """`norm(states)`, `(..., d_model)`, in the dtype of `states`, which on a GPU autocast would turn into float32."""
+    if states.dtype == norm.weight.dtype or type(norm) is not nn.LayerNorm or has_hooks(norm):
+        return norm(states).to(states.dtype)
+    weight, bias = (
+        norm.weight.to(states.dtype),
+        norm.bias.to(states.dtype),
+    )  # kernels want one dtype, and sum in float32
+    with torch.autocast(states.device.type, enabled=False):
+        return nn.functional.layer_norm(states, norm.normalized_shape, weight, bias, norm.eps)
 
 
 def sinusoidal_positions(positions: torch.Tensor, d_model: int, kind: str = "sinusoidal") -> torch.Tensor:
@@ -263,8 +283,12 @@ class VaswaniLayer(GradientCheckpointingLayer):
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def add_and_norm(self, norm: nn.LayerNorm, residual: torch.Tensor, sublayer_output: torch.Tensor) -> torch.Tensor:
-        """LayerNorm(x + Dropout(Sublayer(x))), Sections 3.1 and 5.4; all of `(batch_size, length, d_model)`."""
-        return norm(residual + dropout(sublayer_output, p=self.dropout, training=self.training))
+        """LayerNorm(x + Dropout(Sublayer(x))), Sections 3.1 and 5.4; all of `(batch_size, length, d_model)`.
+
+        The result has the dtype of the residual.
+        """
+        summed = residual + dropout(sublayer_output, p=self.dropout, training=self.training)
+        return normalized(norm, summed.to(residual.dtype))
 
     def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Section 3.3, Equation (2): max(0, xW1 + b1)W2 + b2, of `(batch_size, length, d_model)`, with its residual.

@@ -19,6 +19,14 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _CAPTURES = "transformers.utils.output_capturing"
 
 
+def product_dtype(states: torch.Tensor) -> torch.dtype:
+    """The dtype in which a product with `states` is computed: autocast's where it is on."""
+    device = states.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return states.dtype
+
+
 def _pointwise(states, weight, bias, activation="none"):
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, activation, [], "")
 
@@ -105,9 +113,8 @@ def project_together(modules: list[nn.Module], states: torch.Tensor) -> tuple[to
     if not all(map(_is_plain, modules)) or nn.modules.module._has_any_global_hook():
         return tuple(project(module, states) for module in modules)
     weights, biases = [module.weight for module in modules], [module.bias for module in modules]
-    device = states.device.type
-    if torch.is_autocast_enabled(device):  # or the joined matrix would be written in float32 and then cast
-        dtype = torch.get_autocast_dtype(device)
+    dtype = product_dtype(states)
+    if dtype != weights[0].dtype:  # or the joined matrix would be written in float32 and then cast
         weights = [weight.to(dtype) for weight in weights]
     bias = None if biases[0] is None else torch.cat(biases)
     widths = [len(weight) for weight in weights]

@@ -37,6 +37,8 @@ from .layers_vaswani import (
     VaswaniLearnedPositions,
     VaswaniSinusoidalPositions,
     dropout,
+    normalized,
+    stream_dtype,
 )
 from .linear_vaswani import project
 from .local_attention_vaswani import in_window, restricted_mask
@@ -171,12 +173,12 @@ class VaswaniStack(VaswaniPreTrainedModel):
     def embed(self, embeddings: torch.Tensor, position_ids: torch.Tensor, end: int) -> torch.Tensor:
         """Embeddings `(batch_size, length, d_model)`, scaled, plus those of positions below `end`, with dropout."""
         positions = self.embed_positions(position_ids, end).to(embeddings.dtype)
-        summed = embeddings * self.embed_scale + positions
+        summed = (embeddings * self.embed_scale + positions).to(stream_dtype(embeddings, self.training))
         return dropout(summed, p=self.dropout, training=self.training)
 
     def output_of(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The stack's output, given that of its last layer, both `(batch_size, length, d_model)`."""
-        return hidden_states if self.layer_norm is None else self.layer_norm(hidden_states)
+        return hidden_states if self.layer_norm is None else normalized(self.layer_norm, hidden_states)
 
     def sentences(
         self, hidden_states: torch.Tensor, queries: SentencePlaces, keys: SentencePlaces, is_causal: bool = False
@@ -541,7 +543,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             source_offsets: `(sentences + 1,)` int32, for a batch without padding: where the sentences of `input_ids`,
                 `(1, tokens)`, start, and the number of tokens. Masks, caches, `attention_window` and attention weights
                 do not go with it.
-            target_offsets: the same for `labels` or `decoder_input_ids`, also `(1, tokens)`, whose -100 may be anywhere.
+            target_offsets: the same for `labels` or `decoder_input_ids`, also `(1, tokens)`.
             max_length: tokens of the longest sentence that these two may have; it is not needed on a CPU.
             skip_logits: return the loss alone, in far less memory: where possible it is computed together with the
                 projection, in blocks of tokens, and the logits of the whole batch never exist at once.

@@ -1,8 +1,8 @@
 """Batches without padding: all sentences one after the other, as one row of tokens.
 
 Such a row passes through the model as a batch of one, `(1, tokens, d_model)`; attention alone has to know where
-sentences start. On a GPU in half precision torch's flash attention takes the row as it is (`varlen_attn`); elsewhere the
-sentences are padded for attention and for nothing else. Nothing here reads a value from another device than a CPU.
+sentences start. On a GPU in half precision torch's flash attention takes the row as it is (`varlen_attn`); elsewhere
+the sentences are padded for attention and for nothing else. Nothing here reads a value from another device than a CPU.
 """
 
 from functools import cache
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from .configuration_vaswani import VaswaniConfig
+from .linear_vaswani import product_dtype
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -110,9 +111,8 @@ def can_use_flash_attention(config: VaswaniConfig, states: torch.Tensor) -> bool
     """Whether torch has `varlen_attn` for heads of this width on the device of `states`, in the type of products."""
     if varlen_attn is None or states.device.type != "cuda" or not _has_kernel(states.device.index):
         return False
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else states.dtype
-    width = config.d_k
-    return dtype in (torch.float16, torch.bfloat16) and width == config.d_v and width % 8 == 0 and width <= _WIDEST_HEAD
+    width, is_half = config.d_k, product_dtype(states) in (torch.float16, torch.bfloat16)
+    return is_half and width == config.d_v and width % 8 == 0 and width <= _WIDEST_HEAD
 
 
 @cache

@@ -4,6 +4,9 @@ Axis names in shapes: `batch_size`, `source_length` and `target_length` in token
 either, `num_heads` (the paper's h), `d_model`, `d_k`, `d_v`, `d_ff` and `vocab_size` as in the configuration.
 """
 
+from collections.abc import Callable
+from functools import cache
+
 import torch
 from torch import nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
@@ -270,8 +273,17 @@ class VaswaniAttention(nn.Module):
         return gather(output, packed.queries)
 
 
+@cache
+def compiled(function: Callable, has_static_shapes: bool) -> Callable:
+    """`torch.compile` of a function that all layers of a kind share, and with it the graph."""
+    return torch.compile(function, dynamic=None if has_static_shapes else True)
+
+
 class VaswaniLayer(GradientCheckpointingLayer):
     """What encoder and decoder layers share: the feed-forward sublayer and the post-norm residual (Section 3.1)."""
+
+    # Whether torch.compile is wanted, for training: generation has other shapes, and caches that name each layer.
+    is_compiled = False
 
     def __init__(self, config: VaswaniConfig):
         super().__init__()
@@ -281,6 +293,23 @@ class VaswaniLayer(GradientCheckpointingLayer):
         self.fc1 = nn.Linear(config.d_model, config.d_ff)
         self.fc2 = nn.Linear(config.d_ff, config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | NeighbourMask | PackedSentences | None,
+        *inputs,
+        **options,
+    ) -> torch.Tensor:
+        """`compute` of these arguments, `(batch_size, length, d_model)` to the same shape."""
+        compute = type(self).compute
+        if self.is_compiled and self.training:
+            is_static = isinstance(attention_mask, PackedSentences) and attention_mask.mask is None
+            if is_static:  # but for the number of sentences
+                torch._dynamo.mark_dynamic(attention_mask.queries.offsets, 0)
+                torch._dynamo.mark_dynamic(attention_mask.keys.offsets, 0)
+            compute = compiled(compute, is_static)
+        return compute(self, hidden_states, attention_mask, *inputs, **options)
 
     def add_and_norm(self, norm: nn.LayerNorm, residual: torch.Tensor, sublayer_output: torch.Tensor) -> torch.Tensor:
         """LayerNorm(x + Dropout(Sublayer(x))), Sections 3.1 and 5.4; all of `(batch_size, length, d_model)`.
@@ -308,7 +337,7 @@ class VaswaniEncoderLayer(VaswaniLayer):
         self.self_attn = VaswaniAttention(config, layer_idx)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
-    def forward(
+    def compute(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs: Unpack[TransformersKwargs]
     ) -> torch.Tensor:
         """`(batch_size, source_length, d_model)` to the same shape."""
@@ -327,7 +356,7 @@ class VaswaniDecoderLayer(VaswaniLayer):
         self.encoder_attn = VaswaniAttention(config, layer_idx)
         self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
-    def forward(
+    def compute(
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None,

@@ -28,8 +28,12 @@ def compiling(monkeypatch):
     torch._dynamo.reset()
 
 
+def three_layers(**changes):
+    return tiny_model(encoder_layers=3, decoder_layers=3, **changes)
+
+
 def compiled_model(**changes):
-    model = tiny_model(encoder_layers=3, decoder_layers=3, **changes)
+    model = three_layers(**changes)
     for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
         layer.is_compiled = True
     return model
@@ -39,24 +43,21 @@ def graphs(counters) -> int:
     return counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize("attn_implementation", ["eager", "sdpa"])
-def test_one_graph_for_each_kind_of_layer(compiling, attn_implementation):
+@pytest.mark.parametrize(("attn_implementation", "autocast"), [("eager", True), ("sdpa", False)])
+def test_one_graph_for_each_kind_of_layer(compiling, attn_implementation, autocast):
     model, plain = (make(attn_implementation=attn_implementation) for make in (compiled_model, three_layers))
     for step, lengths in enumerate([(7, 4, 2), (5, 6, 3, 2), (9, 3), (12, 11, 8)]):
         input_ids, mask = padded_batch(lengths, seed=step)
         labels = padded_batch(lengths[::-1], seed=step + 9)[0]
         batch = {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
-        losses = [each.train()(**batch).loss for each in (model, plain)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            losses = [each.train()(**batch).loss for each in (model, plain)]
         losses[0].backward()
         assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
         with torch.no_grad():  # as in a validation
             model.eval()(**batch)
             model.generate(input_ids, attention_mask=mask, num_beams=2, max_new_tokens=3)
     assert graphs(compiling) == 2
-
-
-def three_layers(**changes):
-    return tiny_model(encoder_layers=3, decoder_layers=3, **changes)
 
 
 def test_batches_without_padding(compiling):

@@ -46,13 +46,13 @@ def stream_dtype(states: torch.Tensor, training: bool) -> torch.dtype:
 
 
 def normalized(norm: nn.LayerNorm, states: torch.Tensor) -> torch.Tensor:
-    """`norm(states)`, `(..., d_model)`, in the dtype of `states`, which on a GPU autocast would turn into float32."""
+    """`norm(states)`, `(..., d_model)`, in the dtype of `states`, which on a GPU autocast would turn into float32.
+
+    torch's kernels compute mean and variance in float32 in any case.
+    """
     if states.dtype == norm.weight.dtype or type(norm) is not nn.LayerNorm or has_hooks(norm):
         return norm(states).to(states.dtype)
-    weight, bias = (
-        norm.weight.to(states.dtype),
-        norm.bias.to(states.dtype),
-    )  # kernels want one dtype, and sum in float32
+    weight, bias = norm.weight.to(states.dtype), norm.bias.to(states.dtype)  # a GPU's kernel wants one dtype for all
     with torch.autocast(states.device.type, enabled=False):
         return nn.functional.layer_norm(states, norm.normalized_shape, weight, bias, norm.eps)
 
@@ -301,7 +301,7 @@ class VaswaniLayer(GradientCheckpointingLayer):
         *inputs,
         **options,
     ) -> torch.Tensor:
-        """`compute` of these arguments, `(batch_size, length, d_model)` to the same shape."""
+        """What `compute` of the layer's class makes of these arguments."""
         compute = type(self).compute
         if self.is_compiled and self.training:
             is_static = isinstance(attention_mask, PackedSentences) and attention_mask.mask is None

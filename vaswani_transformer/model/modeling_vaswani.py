@@ -345,7 +345,7 @@ class VaswaniDecoder(VaswaniStack):
     def _embed_and_mask(
         self, embeddings, attention_mask, encoder_hidden_states, encoder_attention_mask, self_attention_cache
     ) -> tuple:
-        """For a padded batch what the first layer gets, and the masks of the target and of the source."""
+        """For a padded batch the first layer's input, and the masks of the target and of the source."""
         length = embeddings.shape[1]
         past_length = self_attention_cache.get_seq_length() if self_attention_cache is not None else 0
         # A static cache counts in a tensor; its capacity bounds the positions without waiting for the device.

@@ -71,6 +71,7 @@ def place_sentences(offsets: torch.Tensor, tokens: int, max_length: int | None) 
     Raises:
         ValueError: on a CPU for offsets that do not end at `tokens`.
     """
+    offsets = offsets.to(torch.int32)  # which flash attention takes
     if offsets.is_cpu:
         if int(offsets[-1]) != tokens:
             raise ValueError(f"offsets end at {int(offsets[-1])} and there are {tokens} tokens: they must be the same")
@@ -91,7 +92,10 @@ def pack_sentences(
     is_causal: bool,
     has_dropout: bool,
 ) -> PackedSentences:
-    """What the sentences of `hidden_states`, `(1, tokens, d_model)`, see of the sentences in `keys`."""
+    """What each token of `hidden_states`, `(1, tokens, d_model)`, sees of the tokens that `keys` places.
+
+    `has_dropout`: attention weights are dropped, which flash attention cannot.
+    """
     if can_use_flash_attention(config, hidden_states) and not has_dropout:
         return PackedSentences(queries, keys, is_causal, None)
     place = torch.arange(keys.longest, device=hidden_states.device)

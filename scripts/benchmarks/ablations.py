@@ -2,18 +2,19 @@
 
     python scripts/benchmarks/ablations.py FOLDER_OF_MULTI30K --output runs
     python scripts/benchmarks/ablations.py FOLDER_OF_MULTI30K --output runs --report     # the tables so far
+    python scripts/benchmarks/ablations.py FOLDER_OF_MULTI30K --study initialization     # initial weights, three seeds
 
-Table 3 varies the model; this varies batches, warmup, initial weights, checkpoints and search. An experiment like those
-of `vaswani experiment`: finished cells are not repeated, an interrupted one is resumed. Every model is scored on
-test_2016_flickr: the last checkpoint and the average of the last five, and the baseline with several searches.
-`docs/reproducing.md` holds the tables.
+Table 3 varies the model; this varies batches, warmup, checkpoints and search, and in a study of its own the initial
+weights. Experiments like those of `vaswani experiment`: finished cells are not repeated, an interrupted one is resumed.
+Every model is scored on test_2016_flickr: the last checkpoint and the average of the last five, and the baseline with
+several searches. `docs/reproducing.md` holds the tables.
 """
 
 import argparse
+import itertools
 import sys
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file
 
 from vaswani_transformer import Translator, average_checkpoints, load_model
@@ -38,9 +39,9 @@ from vaswani_transformer.experiments.translation import (
     train_cell,
     with_target,
 )
+from vaswani_transformer.training.callbacks import read_training_log
 from vaswani_transformer.training.checkpoints import WEIGHTS, complete_checkpoints
-from vaswani_transformer.training.run import new_model, train
-from vaswani_transformer.training.run_folder import CHECKPOINTS
+from vaswani_transformer.training.run_folder import CHECKPOINTS, LOG
 
 BASELINE = with_target("de") | {
     "validation_bleu": 0, "vocab_size": 6000, "d_model": 128, "d_ff": 512, "num_heads": 4, "encoder_layers": 3,
@@ -48,7 +49,6 @@ BASELINE = with_target("de") | {
     "warmup_steps": 800, "evaluate_every": 120, "keep_checkpoints": 5, "average_checkpoints": 5, "best_by": "loss",
     "early_stopping": 0,
 }  # fmt: skip
-NORMAL = "normal-initialisation"
 # Steps and warmup follow the batch where the same number of epochs is meant.
 VARIANTS = {
     "baseline": ("baseline", {}),
@@ -61,9 +61,14 @@ VARIANTS = {
     "batch-16384-epochs": ("batches of 16,384 tokens, as many epochs", {
         "tokens_per_batch": 16384, "max_steps": 450, "warmup_steps": 200, "evaluate_every": 30}),
     "warmup-100": ("warmup of 100 steps", {"warmup_steps": 100}),
-    NORMAL: ("initialised with normal(0, 0.02)", {}),
     "no-dropout": ("no dropout", {"dropout": 0.0}),
 }  # fmt: skip
+INITIALIZATIONS = {
+    "tensor2tensor": "the authors' code",
+    "xavier": "Xavier, each matrix alone",
+    "normal": "normal(0, 0.02)",
+}
+LAYERS, SEEDS = (3, 6), (0, 1, 2)
 CHOSEN = "beam 4, alpha 0.6"
 SEARCHES = {
     CHOSEN: {"num_beams": 4, "length_penalty": 0.6},
@@ -72,19 +77,6 @@ SEARCHES = {
     "beam 1": {"num_beams": 1},
     "beam 10, alpha 0.6": {"num_beams": 10, "length_penalty": 0.6},
 }
-
-
-def normal_model(recipe, tokenizer):
-    """A model that starts with transformers' usual weights, normal(0, 0.02), in place of its own."""
-    model = new_model(recipe, tokenizer)
-    torch.manual_seed(0)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
-            torch.nn.init.normal_(module.weight, std=0.02)
-        if getattr(module, "bias", None) is not None:
-            torch.nn.init.zeros_(module.bias)
-    model.tie_weights()
-    return model
 
 
 class Ablations(TranslationExperiment):
@@ -106,10 +98,7 @@ class Ablations(TranslationExperiment):
         training = self.training(setup, cell)
         recipe = self.recipe(setup, training, folder)
         if not (folder / WEIGHTS).exists():
-            if cell.name == NORMAL:
-                train(recipe, build_model=normal_model)
-            else:
-                train_cell(setup, recipe)
+            train_cell(setup, recipe)
         sources, references = data_pairs(recipe, training.test_source, training.test_target, None)
         words = sum(len(reference.split()) for reference in references)
         model, tokenizer = load_model(folder)
@@ -125,6 +114,10 @@ class Ablations(TranslationExperiment):
                 scores = score_translations(translations, references)
                 length_ratio = sum(len(translation.split()) for translation in translations) / words
                 figures[kind][search] = scores | {"length_ratio": length_ratio}
+        log = read_training_log(folder / LOG)
+        figures["losses"] = {
+            key: [[entry["step"], entry[key]] for entry in log if key in entry] for key in ("loss", "eval_loss")
+        }
         return figures
 
     def report(self, setup, cells, results) -> str:
@@ -161,17 +154,79 @@ class Ablations(TranslationExperiment):
         draw_against(figure.subplots(), [cell.label for cell in cells], values, [None] * len(cells))
 
 
+class InitialWeights(Ablations):
+    """Three and six layers a stack with each kind of initial weights and three seeds."""
+
+    name = "initialization"
+    title = "small models that differ in their initial weights"
+
+    def trainings(self, setup: Setup) -> dict:
+        """One for each depth, kind and seed."""
+        tests = {"test_source": "test_2016_flickr.en.gz", "test_target": "test_2016_flickr.de.gz"}
+        trainings = {}
+        for layers, seed, kind in itertools.product(LAYERS, SEEDS, INITIALIZATIONS):
+            changes = {"encoder_layers": layers, "decoder_layers": layers, "seed": seed, "initialization": kind}
+            label = f"{layers}+{layers} layers, {INITIALIZATIONS[kind]}, seed {seed}"
+            training = Training("small", BASELINE | changes, **tests)
+            trainings[_cell_name(layers, kind, seed)] = label, "", training, {}
+        return trainings
+
+    def report(self, setup, cells, results) -> str:
+        """Validation loss and BLEU of each kind: mean of its seeds, lowest and highest."""
+        rows = []
+        for layers, kind in itertools.product(LAYERS, INITIALIZATIONS):
+            finished = [
+                results[name]["figures"] for seed in SEEDS if (name := _cell_name(layers, kind, seed)) in results
+            ]
+            if finished:
+                losses = [figures["losses"]["eval_loss"][-1][1] for figures in finished]
+                last, average = ([one[which][CHOSEN]["bleu"] for one in finished] for which in ("last", "average"))
+                columns = [_spread(losses, 3), _spread(last, 2), _spread(average, 2)]
+                rows.append([f"{layers}+{layers}", INITIALIZATIONS[kind], str(len(finished)), *columns])
+        titles = ["layers", "initial weights", "seeds", "validation loss, last step", "BLEU, last checkpoint"]
+        return "\n".join([markdown_table([*titles, "BLEU, average of 5"], rows), "", f"{describe_runs(results)}", ""])
+
+    def draw(self, figure, cells, results) -> None:
+        """Validation loss over the steps, a line for each seed."""
+        for axes, layers in zip(figure.subplots(1, len(LAYERS), sharey=True), LAYERS, strict=True):
+            for color, (kind, label) in zip(
+                ("tab:blue", "tab:orange", "tab:green"), INITIALIZATIONS.items(), strict=True
+            ):
+                for seed in SEEDS:
+                    if (name := _cell_name(layers, kind, seed)) in results:
+                        points = results[name]["figures"]["losses"]["eval_loss"]
+                        axes.plot(*zip(*points, strict=True), color=color, label=label if seed == SEEDS[0] else None)
+            axes.set_title(f"{layers}+{layers} layers")
+            axes.set_xlabel("optimizer step")
+            axes.grid(alpha=0.3)
+        figure.axes[0].set_ylabel("validation loss (nats a token)")
+        figure.axes[0].legend()
+
+
+def _cell_name(layers: int, kind: str, seed: int) -> str:
+    return f"{layers}-layers-{kind}-seed-{seed}"
+
+
+def _spread(values: list[float], digits: int) -> str:
+    mean = sum(values) / len(values)
+    return f"{mean:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+STUDIES = {study.name: study for study in (Ablations, InitialWeights)}
+
+
 def main() -> int:
     """Train what is missing, in several processes, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", metavar="FOLDER_OF_MULTI30K", help="train, val and test_2016_flickr, .en.gz and .de.gz")
     parser.add_argument("--output", default="runs", help="folder of all experiments (default: runs)")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=f"of {', '.join(VARIANTS)}")
+    parser.add_argument("--study", choices=STUDIES, default=Ablations.name, help=f"default: {Ablations.name}")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="some of the study's cells")
     parser.add_argument("--jobs", type=int, default=2, help="variants that run at a time (default: 2)")
     parser.add_argument("--report", action="store_true", help="run nothing: print the tables of what is finished")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # a process of --jobs
     options = parser.parse_args()
-    experiment, setup = Ablations(), Setup(output=Path(options.output), data_dir=Path(options.data))
+    experiment, setup = STUDIES[options.study](), Setup(output=Path(options.output), data_dir=Path(options.data))
     try:
         cells = chosen_cells(experiment.cells(setup), options.only)
         finished = read_results(experiment, setup, cells)
@@ -180,7 +235,8 @@ def main() -> int:
         if options.one:
             run_cell(experiment, setup, missing[0], logged=False)
             return 0
-        command = [sys.executable, __file__, options.data, "--output", options.output, "--one", "--only"]
+        command = [sys.executable, __file__, options.data, "--study", options.study, "--output", options.output]
+        command += ["--one", "--only"]
         folder = experiment_folder(experiment, setup)
         jobs = [Job(cell.name, [*command, cell.name], folder / cell.name) for cell in missing]
         failed = run_side_by_side(jobs, device_environments([], max(1, options.jobs)))

@@ -183,17 +183,40 @@ class TestInitialisation:
                 assert weight[5].abs().max() == 0
                 assert weight[4].abs().max() > 0
 
-    @pytest.mark.parametrize("name", ["q_proj", "v_proj", "out_proj", "fc1", "fc2"])
-    def test_matrices_are_xavier_uniform(self, name):
-        model = VaswaniForConditionalGeneration(tiny_config(d_model=60, d_ff=90, d_k=11, d_v=13, attention_bias=True))
-        weights = [m.weight for n, m in model.named_modules() if n.endswith(name)]
-        assert len(weights) == (4 if name.startswith("fc") else 6)
+    # Columns of the matrix that the projection was a part of in the authors' code, by d_k 11, d_v 13 and 3 heads.
+    @pytest.mark.parametrize(
+        ("name", "joined"),
+        [
+            ("self_attn.q_proj", 105), ("self_attn.k_proj", 105), ("self_attn.v_proj", 105),
+            ("encoder_attn.q_proj", None), ("encoder_attn.k_proj", 72), ("encoder_attn.v_proj", 72),
+            ("self_attn.out_proj", None), ("fc1", None), ("fc2", None),
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize("kind", ["tensor2tensor", "xavier", "normal"])
+    def test_matrices_are_uniform_as_xavier_has_it_or_normal(self, name, joined, kind):
+        sizes = {"d_model": 60, "d_ff": 90, "num_heads": 3, "d_k": 11, "d_v": 13, "attention_bias": True}
+        model = VaswaniForConditionalGeneration(tiny_config(**sizes, initialization=kind))
+        weights = [m.weight.detach() for n, m in model.named_modules() if n.endswith(name)]
+        assert weights
         for weight in weights:
-            bound = math.sqrt(6 / sum(weight.shape))
-            largest = float(weight.detach().abs().max())
-            # Of n values none exceeds 0.98 of the bound with probability 0.98^n: under 1e-17 for the 1,980 here.
-            assert 0.98 * bound < largest <= bound
-            assert float(weight.detach().var()) == pytest.approx(bound**2 / 3, rel=0.2)
+            outputs, inputs = weight.shape
+            bound = math.sqrt(6 / (inputs + (joined if joined and kind == "tensor2tensor" else outputs)))
+            std = 0.02 if kind == "normal" else bound / 3**0.5
+            assert float(weight.std()) == pytest.approx(std, rel=0.1)
+            if kind != "normal":
+                # Of n values none exceeds 0.98 of the bound with probability 0.98^n: under 1e-17 for the 1,980 here.
+                assert 0.98 * bound < float(weight.abs().max()) <= bound
+
+    def test_gain_of_equal_widths_is_the_known_one(self):
+        """At d_k = d_v = d_model / h: 1/sqrt(2) of Xavier's in self-attention, sqrt(2/3) for a source's keys."""
+        standard = math.sqrt(2 / (96 + 96))
+        model = VaswaniForConditionalGeneration(tiny_config(d_model=96, num_heads=4, d_k=24, d_v=24))
+        layer = model.model.decoder.layers[0]
+        assert float(layer.self_attn.k_proj.weight.detach().std()) == pytest.approx(standard * 0.5**0.5, rel=0.03)
+        assert float(layer.encoder_attn.k_proj.weight.detach().std()) == pytest.approx(
+            standard * (2 / 3) ** 0.5, rel=0.03
+        )
+        assert float(layer.encoder_attn.q_proj.weight.detach().std()) == pytest.approx(standard, rel=0.03)
 
     def test_biases_are_zero_and_norms_are_identity(self):
         model = VaswaniForConditionalGeneration(tiny_config(attention_bias=True))

@@ -47,6 +47,7 @@ _PRESETS: dict[str, dict] = {
 
 #: Values of `activation_function` and `position_encoding`.
 ACTIVATIONS = ("relu", "gelu", "silu")
+INITIALIZATIONS = ("tensor2tensor", "xavier", "normal")
 POSITION_ENCODINGS = ("sinusoidal", "learned", "sinusoidal-halves", "sinusoidal-tensor2tensor")
 
 # Far beyond any model of this kind (400 GB in float32): a configuration that asks for more is damaged or hostile, and
@@ -119,6 +120,9 @@ class VaswaniConfig(PreTrainedConfig):
             positions only: sinusoids are computed for any position.
         attention_window (`int`, *optional*): positions that self-attention sees around each one, half of them to a side
             and its own (Section 4's restricted self-attention, with its r); all positions when not given.
+        initialization (`str`, defaults to `"tensor2tensor"`): how new weights are drawn: as in the authors' code,
+            `"xavier"` (Xavier-uniform for each matrix by itself), or `"normal"`, normal(0, 0.02), as is usual in
+            transformers. It has no effect on weights that are loaded.
         layer_norm_eps (`float`, defaults to 1e-5): added to the variance in layer normalisation.
         tie_word_embeddings (`bool`, defaults to `True`): one matrix for both embeddings and the output projection
             (Section 3.4). `False` gives three matrices.
@@ -171,6 +175,7 @@ class VaswaniConfig(PreTrainedConfig):
     position_offset: int = 0
     max_position_embeddings: int = 1024
     attention_window: int | None = None
+    initialization: str = "tensor2tensor"
     layer_norm_eps: float | int = 1e-5
     tie_word_embeddings: bool = True
     share_encoder_decoder_embeddings: bool | None = None
@@ -263,7 +268,8 @@ class VaswaniConfig(PreTrainedConfig):
             check(0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
         check(0 < self.layer_norm_eps <= 1, "layer_norm_eps", "above 0 and at most 1")
         check(self.is_encoder_decoder, "is_encoder_decoder", "True: this model is an encoder and a decoder")
-        for name, known in (("activation_function", ACTIVATIONS), ("position_encoding", POSITION_ENCODINGS)):
+        known_values = ("activation_function", ACTIVATIONS), ("initialization", INITIALIZATIONS)
+        for name, known in (*known_values, ("position_encoding", POSITION_ENCODINGS)):
             check(getattr(self, name) in known, name, f"one of {', '.join(known)}")
         check(0 <= self.position_offset <= _MAX_OFFSET, "position_offset", f"at least 0 and at most {_MAX_OFFSET:,}")
         check(

@@ -178,7 +178,7 @@ def drop_padding(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pa
 class VaswaniAttention(nn.Module):
     """Multi-head attention (Section 3.2.2), over its own input or, given `key_value_states`, over another sequence."""
 
-    def __init__(self, config: VaswaniConfig, layer_idx: int, is_causal: bool = False):
+    def __init__(self, config: VaswaniConfig, layer_idx: int, is_causal: bool = False, is_cross: bool = False):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
@@ -191,6 +191,10 @@ class VaswaniAttention(nn.Module):
         self.k_proj = nn.Linear(config.d_model, config.num_heads * config.d_k, bias=bias)
         self.v_proj = nn.Linear(config.d_model, config.num_heads * config.d_v, bias=bias)
         self.out_proj = nn.Linear(config.num_heads * config.d_v, config.d_model, bias=bias)
+        # Those that read the same input started as one matrix in the authors' code (`_init_weights`).
+        joined = [self.k_proj, self.v_proj] if is_cross else [self.q_proj, self.k_proj, self.v_proj]
+        for projection in joined:
+            projection.joined_features = sum(each.out_features for each in joined)
 
     def _split_heads(self, states: torch.Tensor, head_width: int) -> torch.Tensor:
         # To (batch_size, num_heads, length, head_width). Under tensor parallelism a process has some of the heads only.
@@ -353,7 +357,7 @@ class VaswaniDecoderLayer(VaswaniLayer):
         super().__init__(config)
         self.self_attn = VaswaniAttention(config, layer_idx, is_causal=True)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-        self.encoder_attn = VaswaniAttention(config, layer_idx)
+        self.encoder_attn = VaswaniAttention(config, layer_idx, is_cross=True)
         self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def compute(

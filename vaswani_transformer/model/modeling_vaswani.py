@@ -60,17 +60,26 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Xavier-uniform projections and embeddings of variance 1/d_model.
+        """Xavier-uniform projections and embeddings of variance 1/d_model; `config.initialization` may say otherwise.
 
-        The paper prints no initialisation. With transformers' usual normal(0, 0.02) a post-norm stack may never learn
-        to read its input; here embeddings times sqrt(d_model) have unit variance, as layer-normalised activations have.
+        The paper prints no initialisation. The authors' code (`multihead_attention` in an early `common_attention` of
+        tensor2tensor) had one matrix for queries, keys and values, and one for the keys and values of a source, whose
+        width each of them is initialised for. Embeddings times sqrt(d_model) have unit variance, as layer-normalised
+        activations have.
         """
-        embedding_std = self.config.d_model**-0.5
+        config = self.config
+        embedding_std = 0.02 if config.initialization == "normal" else config.d_model**-0.5
         if isinstance(module, nn.Linear):
+            outputs = module.out_features
+            if config.initialization == "tensor2tensor":
+                outputs = getattr(module, "joined_features", outputs)
             if module is getattr(self, "lm_head", None):  # its own matrix only when it is not tied
                 init.normal_(module.weight, mean=0.0, std=embedding_std)
+            elif config.initialization == "normal":
+                init.normal_(module.weight, mean=0.0, std=0.02)
             else:
-                init.xavier_uniform_(module.weight)
+                bound = math.sqrt(6 / (module.in_features + outputs))
+                init.uniform_(module.weight, -bound, bound)
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):

@@ -80,6 +80,9 @@ class Recipe:
     attention_dropout: float | None = _option(None, "dropout on attention weights", MODEL)
     activation_dropout: float | None = _option(None, "dropout inside the feed-forward sublayers", MODEL)
     attention_bias: bool | None = _option(None, "biases in the attention projections", MODEL)
+    initialization: str | None = _option(
+        None, "of new weights: tensor2tensor (the authors' code), xavier or normal (0.02)", MODEL
+    )
     position_encoding: str | None = _option(None, "sinusoidal or learned", MODEL)
     max_position_embeddings: int | None = _option(None, "positions to learn, in tokens; sinusoids have no end", MODEL)
     attention_window: int | None = _option(None, "positions that self-attention sees; all if none (Section 4)", MODEL)

@@ -71,7 +71,7 @@ def prepare(
     out, the same ones as in training without preparation.
 
     Args:
-        recipe: data, tokenizer, limits and, for what is held out, seed.
+        recipe: data, tokenizer, limits and, for what is held out and a new tokenizer's sample of the text, seed.
         folder: the folder to make, or to resume in.
         workers: threads that tokenise, each a chunk of its own; None: one for each processor.
         progress: show a bar on standard error, on a terminal.
@@ -297,7 +297,7 @@ def _count(folder: Path, train: PairSource) -> int:
 def _saved_tokenizer(
     recipe: Recipe, output: OutputFolder, train: PairSource, held_out: set[int]
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer in the folder; copied there before, or trained on the first pairs that are not held out."""
+    """The tokenizer in the folder; copied there before, or trained on a sample of the pairs that are not held out."""
     folder = output.path / TOKENIZER
     if not folder.exists():
         if recipe.tokenizer_folder is not None:
@@ -326,9 +326,9 @@ def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) 
     fields = {name: getattr(recipe, name) for name in (*LIMIT_FIELDS, *DATA_FIELDS)}
     fields |= {name: None if recipe.tokenizer_folder else getattr(recipe, name) for name in TOKENIZER_FIELDS}
     files = list(train.files)
-    if validation is None:
-        fields["seed"] = recipe.seed
-    else:
+    if validation is None or recipe.tokenizer_folder is None:
+        fields["seed"] = recipe.seed  # chooses what is held out, and the tokenizer's sample
+    if validation is not None:
         del fields["validation_size"]
         files += validation.files
     stats = {str(path): path.stat() for path in files}
@@ -381,7 +381,8 @@ def _check_same(folder: Path, settings: dict, earlier: dict) -> None:
         raise UserError(f"{folder} holds what no preparation has written: {_OTHER}")
     if [earlier.get(name) for name in ("format", "version")] != [FORMAT, VERSION]:
         raise UserError(f"{folder} was prepared by another version: {_OTHER}")
-    changed = _differing(settings["recipe"], earlier["recipe"])
+    # An earlier version did not note the seed of a tokenizer: it took the first pairs.
+    changed = _differing(settings["recipe"], {"seed": settings["recipe"].get("seed")} | earlier["recipe"])
     changed += ["tokenizer"] if settings["tokenizer"] != earlier["tokenizer"] else []
     if changed:
         raise UserError(

@@ -56,6 +56,9 @@ from .recipe_data import data_sources, new_tokenizer
 from .tokenization import SIDES, encoder, load_tokenizer, tokenizer_sha256, vocabulary_sizes
 
 CHUNK = 50_000  # pairs that are read for one shard
+# Pairs from which on a training prepares its text first. Below, as of most corpora but those of WMT, one process
+# tokenises them within minutes, and no second copy is left in the run's folder.
+LARGE = 2_000_000
 logger = logging.getLogger(__name__)
 _ENCODED_TOGETHER = 1000  # pairs whose encodings, which are large, are in memory at once
 _OTHER = "give another --output, or --overwrite to start anew"
@@ -63,7 +66,12 @@ Pairs = list[tuple[str, str]]
 
 
 def prepare(
-    recipe: Recipe, folder: str | Path, workers: int | None = None, progress: bool = True, overwrite: bool = False
+    recipe: Recipe,
+    folder: str | Path,
+    workers: int | None = None,
+    progress: bool = True,
+    overwrite: bool | None = False,
+    sources: tuple[PairSource, PairSource | None] | None = None,
 ) -> dict:
     """Tokenise and filter a recipe's data into a folder that training maps into memory; resumes after an interruption.
 
@@ -75,7 +83,8 @@ def prepare(
         folder: the folder to make, or to resume in.
         workers: threads that tokenise, each a chunk of its own; None: one for each processor.
         progress: show a bar on standard error, on a terminal.
-        overwrite: remove an earlier preparation first.
+        overwrite: remove an earlier preparation first; None: only one that cannot be resumed or used with this recipe.
+        sources: training and validation text, if they are not to be found by the recipe; see `data_sources`.
 
     Returns:
         The manifest; see `read_manifest`.
@@ -90,9 +99,9 @@ def prepare(
     with locked(folder):
         folder = Path(folder)
         output = _check_ours(folder)
-        train, validation = data_sources(recipe)
+        train, validation = sources or data_sources(recipe)
         settings = _settings(recipe, train, validation)
-        if overwrite:
+        if overwrite or (overwrite is None and not _is_usable(folder, settings)):
             _remove_prepared(output)
         if (folder / MANIFEST).exists():
             return _finished_manifest(folder, settings)
@@ -118,6 +127,26 @@ def prepare(
         output.write_text(MANIFEST, _as_json(manifest))
         _remove_intermediate(folder)
         return manifest
+
+
+def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Path | None:
+    """Prepare the text of a training that is about to start, in its folder, if it is `LARGE` or more; else None.
+
+    An interrupted preparation is resumed and a finished one used; of other settings, or of text that has changed since,
+    it is refused or, by the recipe's `overwrite`, made anew. Data on the Hub is fetched first, as it is for training.
+
+    Raises:
+        UserError: as `prepare`.
+    """
+    train, validation = (source and source.downloaded() for source in data_sources(recipe))
+    if (pairs := train.estimate()) < LARGE:
+        return None
+    logger.info(
+        "about %s training pairs are prepared in %s, once; other runs may share them: --prepared %s",
+        *(f"{pairs:,}", folder, folder),
+    )
+    prepare(recipe, folder, None, progress, None if recipe.overwrite else False, (train, validation))
+    return folder
 
 
 def _processors() -> int:
@@ -341,6 +370,18 @@ def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) 
     }
 
 
+def _is_usable(folder: Path, settings: dict) -> bool:
+    """Whether a preparation that is there, if any, is of these settings, and whole if it is finished."""
+    try:
+        if (folder / MANIFEST).exists():
+            _finished_manifest(folder, settings)
+        else:
+            _check_unfinished(folder, settings)
+        return True
+    except UserError:
+        return False
+
+
 def _finished_manifest(folder: Path, settings: dict) -> dict:
     """The manifest of a finished preparation, which must have these settings and all its shards."""
     manifest = read_manifest(folder)
@@ -354,14 +395,19 @@ def _finished_manifest(folder: Path, settings: dict) -> dict:
 
 def _start_or_resume(folder: Path, settings: dict) -> None:
     """Note the settings in a new folder, or compare them with those of the preparation that is resumed."""
-    path, earlier = folder / UNFINISHED, {}
-    if path.exists():
-        earlier = read_json(path, _OTHER)
+    earlier = _check_unfinished(folder, settings)
+    if not (folder / TOKENIZER).exists() and {**earlier, **settings} != earlier:
+        _write_json(folder / UNFINISHED, settings)  # nothing is made yet, so that a wrong setting may be corrected
+    remove_leftovers(folder)
+
+
+def _check_unfinished(folder: Path, settings: dict) -> dict:
+    """The settings in the folder; if a preparation has begun there they must be these."""
+    path = folder / UNFINISHED
+    earlier = read_json(path, _OTHER) if path.exists() else {}
     if (folder / TOKENIZER).exists():
         _check_same(folder, settings, earlier)
-    elif {**earlier, **settings} != earlier:  # nothing is made yet, so that a wrong setting may be corrected
-        _write_json(path, settings)
-    remove_leftovers(folder)
+    return earlier
 
 
 def _remove_intermediate(folder: Path) -> None:

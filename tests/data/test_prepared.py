@@ -4,7 +4,7 @@ import dataclasses
 import json
 import logging
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -172,19 +172,29 @@ def test_a_run_that_began_with_the_text_is_resumed_with_the_text(large, monkeypa
 
 def test_of_several_processes_one_prepares_while_the_others_wait(large, monkeypatch):
     """Threads here in place of processes; the other comes first."""
-    store, began = distributed.HashStore(), []
-    monkeypatch.setattr(
-        training, "prepare_if_large", lambda *arguments: began.append(ranks[1].done()) or prepare_if_large(*arguments)
-    )
+    store, prepared_by, results = distributed.HashStore(), [], {}
+
+    def prepare(*arguments):
+        prepared_by.append(threading.current_thread().name)
+        return prepare_if_large(*arguments)
+
+    monkeypatch.setattr(training, "prepare_if_large", prepare)
 
     def load(rank):
         run, processes = training.TrainingRun(large, progress=False), Processes(rank, store)
-        with processes.first_process_first():
-            return [*map(len, run._load_data(processes, resumed=False))], run.tokenizer.get_vocab()
+        try:
+            with processes.first_process_first():
+                pairs = run._load_data(processes, resumed=False)
+            results[rank] = [*map(len, pairs)], run.tokenizer.get_vocab()
+        finally:
+            processes.reports_error()  # ends the wait of the other
 
-    with ThreadPoolExecutor(2) as executor:
-        ranks = {rank: executor.submit(load, rank) for rank in (1, 0)}
-    assert began == [False] and ranks[0].result() == ranks[1].result()
+    threads = [threading.Thread(target=load, args=[rank], name=str(rank)) for rank in (1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert prepared_by == ["0"] and results[0] == results[1]
 
 
 def test_data_prepared_otherwise_is_made_anew_if_asked_and_what_is_not_ours_is_left_alone(large, tmp_path):

@@ -138,14 +138,14 @@ def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Pat
     Raises:
         UserError: as `prepare`.
     """
-    train, validation = (source and source.downloaded() for source in data_sources(recipe))
+    train, validation = data_sources(recipe)
+    train = train.downloaded()
     if (pairs := train.estimate()) < LARGE:
         return None
-    logger.info(
-        "about %s training pairs are prepared in %s, once; other runs may share them: --prepared %s",
-        *(f"{pairs:,}", folder, folder),
-    )
-    prepare(recipe, folder, None, progress, None if recipe.overwrite else False, (train, validation))
+    what = f"about {pairs:,} training pairs are prepared in {folder}, once"
+    logger.info("%s; other runs may share them: --prepared %s", what, folder)
+    sources = train, validation and validation.downloaded()
+    prepare(recipe, folder, progress=progress, overwrite=None if recipe.overwrite else False, sources=sources)
     return folder
 
 
@@ -371,7 +371,7 @@ def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) 
 
 
 def _is_usable(folder: Path, settings: dict) -> bool:
-    """Whether a preparation that is there, if any, is of these settings, and whole if it is finished."""
+    """Whether what is prepared there, if anything, is of these settings, and whole if it is finished."""
     try:
         if (folder / MANIFEST).exists():
             _finished_manifest(folder, settings)

@@ -1,6 +1,7 @@
 """`vaswani prepare`: it writes what training makes of the text itself, however it is made or interrupted."""
 
 import dataclasses
+import json
 import os
 import random
 import resource
@@ -11,6 +12,7 @@ import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import preparing
 import pyarrow as pa
 import pytest
@@ -20,9 +22,11 @@ from preparing import CHUNK, digests, make, with_validation
 from vaswani_transformer import train_tokenizer
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data import prepare as preparation
+from vaswani_transformer.data import recipe_data
+from vaswani_transformer.data.parallel_text import pairs_of
 from vaswani_transformer.data.prepare import ShardWriter
 from vaswani_transformer.data.prepared import PreparedPairs, open_prepared
-from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs
+from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs, sample_pairs
 from vaswani_transformer.data.tokenization import load_tokenizer
 from vaswani_transformer.data.tokenized_pairs import tokenize_pairs
 from vaswani_transformer.errors import UserError
@@ -89,6 +93,58 @@ def test_any_number_of_workers_gives_the_same_files(recipe, tmp_path):
         make(recipe, tmp_path / str(workers), workers=workers)
     assert digests(tmp_path / "1") == digests(tmp_path / "3")
     assert len(list((tmp_path / "1").glob("train-*.arrow"))) == 6 == -(-210 // CHUNK)
+
+
+def pieces_of_words(tokenizer, text: str) -> list[int]:
+    return [len(tokenizer(word)["input_ids"]) - 1 for word in text.split()]
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_a_tokenizer_has_pieces_of_all_of_a_text_larger_than_its_sample(tmp_path, monkeypatch, held_out):
+    """Two corpora one after the other, as in WMT; the same sample of both in memory and prepared."""
+    monkeypatch.setattr(recipe_data, "TOKENIZER_PAIRS", 60)
+    halves = ["tomorrow yesterday morning", "понедельник воскресенье четверг"]
+    lines = [line for half in halves for line in [half] * 300]
+    for name in ("a.en", "a.de", "validation.en", "validation.de"):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    fields = {"train_source": "a.en", "train_target": "a.de", "vocab_size": 400, "validation_size": 9}
+    recipe = Recipe(data_dir=str(tmp_path), **fields)
+    recipe = recipe if held_out else with_validation(recipe)
+    tokenizers = [recipe_data.new_tokenizer(recipe, pairs_of(load_training_pairs(recipe)[0]))]
+    for workers in (1, 3):
+        make(recipe, tmp_path / str(workers), workers=workers)
+        tokenizers.append(open_prepared(tmp_path / str(workers)).tokenizer)
+    states = [tokenizer.backend_tokenizer.to_str() for tokenizer in tokenizers]
+    assert states[1:] == states[:1] * 2
+    for half in halves:
+        assert pieces_of_words(tokenizers[0], half) == [1, 1, 1]
+    assert min(pieces_of_words(train_tokenizer(lines[:120], vocab_size=400), halves[1])) > 10  # by the first pairs
+
+
+def test_a_sample_is_uniform_reproducible_and_of_one_pass():
+    drawn, runs, size, number = np.zeros(40), 3000, 10, 40
+    for seed in range(runs):
+        sample = sample_pairs(((str(row), "") for row in range(number)), size, seed)  # an iterator: read once
+        rows = [int(source) for source, _ in sample]
+        assert rows == sorted(set(rows)) and len(rows) == size
+        drawn[rows] += 1
+    deviation = (drawn - runs * size / number) / np.sqrt(runs * size / number * (1 - size / number))
+    assert abs(deviation).max() < 4.5  # of 40 normal deviates, one in thousands of such tests
+    pairs = [(str(row), "") for row in range(number)]
+    assert sample_pairs(pairs, size, 1) == sample_pairs(iter(pairs), size, 1) != sample_pairs(pairs, size, 2)
+    assert sample_pairs(pairs, number, 1) == sample_pairs(pairs, 10**6, 1) == pairs
+    assert len(sample_pairs(pairs, number - 1, 1)) == number - 1 and sample_pairs([], size, 1) == []
+
+
+def test_a_preparation_with_a_new_tokenizer_belongs_to_its_seed_and_an_earlier_versions_to_any(recipe, tmp_path):
+    recipe = with_validation(dataclasses.replace(recipe, tokenizer=None))
+    make(recipe, tmp_path / "p")
+    assert "(seed)" in error_of(make, dataclasses.replace(recipe, seed=4), tmp_path / "p")
+    manifest = tmp_path / "p" / "manifest.json"
+    earlier = json.loads(manifest.read_text(encoding="utf-8"))
+    del earlier["recipe"]["seed"]
+    manifest.write_text(json.dumps(earlier), encoding="utf-8")
+    make(dataclasses.replace(recipe, seed=4), tmp_path / "p")
 
 
 def test_memory_of_preparation_does_not_grow_with_the_text(recipe, tmp_path):

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import logging
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,18 @@ import pytest
 from conftest import error_of
 from preparing import make, new_recipe
 from safetensors.torch import load_file
+from torch import distributed
+from training_logs import log_of
 
 from vaswani_transformer import train, train_tokenizer
+from vaswani_transformer.data import parallel_text
+from vaswani_transformer.data import prepare as preparation
+from vaswani_transformer.data.prepare import prepare_if_large
 from vaswani_transformer.data.prepared import check_recipe_matches, open_prepared, verify_prepared
+from vaswani_transformer.data.recipe_data import load_training_pairs
+from vaswani_transformer.distributed import Processes
 from vaswani_transformer.errors import UserError
+from vaswani_transformer.training import run as training
 
 small_chunks = preparing.small_chunks
 text = preparing.text
@@ -69,6 +79,145 @@ def test_a_run_is_resumed_with_the_same_prepared_pairs_elsewhere_and_with_no_oth
     manifest.write_text(manifest.read_text().replace("part.[01]", "part.*"))
     assert "training data" in error_of(train, others, progress=False)
     assert train(recipe, progress=False).steps == 4
+
+
+# Large text, which a training prepares by itself
+
+
+@pytest.fixture
+def large(recipe, tmp_path, monkeypatch):
+    """A short training whose text counts as large."""
+    monkeypatch.setattr(preparation, "LARGE", 10)
+    return dataclasses.replace(
+        recipe, tokenizer=None, max_steps=4, warmup_steps=2, evaluate_every=2, log_every=1, validation_bleu=0,
+        average_checkpoints=0, output=str(tmp_path / "run"),
+    )  # fmt: skip
+
+
+def weights_of(recipe) -> dict[str, np.ndarray]:
+    return load_file(train(recipe, progress=False).folder / "model.safetensors")
+
+
+def same(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
+
+
+def shards_of(recipe) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in Path(recipe.output).glob("prepared/*.arrow")}
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_large_text_is_prepared_first_and_trained_on_alike(large, tmp_path, monkeypatch, caplog, as_dataset):
+    if as_dataset:  # as one of the Hub: what `datasets` has fetched is read, and no stream opened
+        pairs = load_training_pairs(large)[0]
+        pairs.save_to_disk(tmp_path / "saved")
+        large = dataclasses.replace(large, train_source=None, train_target=None, train_data=str(tmp_path / "saved"))
+        opened = []
+        monkeypatch.setattr(parallel_text, "_saved_dataset", lambda *arguments: parallel_text.DatasetPairs(
+            "a dataset", lambda streaming: opened.append(streaming) or pairs, "train", ("source", "target"), []
+        ))  # fmt: skip
+    with caplog.at_level(logging.INFO, logger="vaswani_transformer"):
+        prepared = weights_of(large)
+    own = Path(large.output) / "prepared"
+    assert f"training pairs are prepared in {own}, once; other runs may share them: --prepared {own}" in caplog.text
+    assert not as_dataset or opened == [False]
+    monkeypatch.setattr(preparation, "LARGE", 10**6)
+    plain = dataclasses.replace(large, output=str(tmp_path / "plain"))
+    assert same(weights_of(plain), prepared)
+    assert not (Path(plain.output) / "prepared").exists()
+    logs = [
+        [{key: entry.get(key) for key in ("loss", "eval_loss", "source_tokens", "target_tokens")} for entry in log]
+        for log in (log_of(Path(recipe.output)) for recipe in (large, plain))
+    ]
+    assert logs[0] == logs[1] and len(logs[0]) >= 6
+
+
+def test_a_training_stopped_while_it_prepares_or_trains_is_resumed(large, tmp_path, monkeypatch):
+    straight = weights_of(dataclasses.replace(large, output=str(tmp_path / "straight")))
+    store, written = preparation.store_shard, []
+
+    def stop_at_the_third(path, *rest):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(path.name)
+        store(path, *rest)
+
+    monkeypatch.setattr(preparation, "store_shard", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        train(large, progress=False)
+    first = {name: shards_of(large)[name] for name in written}
+    monkeypatch.setattr(preparation, "store_shard", store)
+    large = dataclasses.replace(large, overwrite=True)  # resumes what is the same, as a run does
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "select_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(dataclasses.replace(large, max_steps=2), progress=False)
+    shards = shards_of(large)
+    assert shards.items() > first.items()
+    for forbidden in ("prepare", "data_sources"):
+        monkeypatch.setattr(preparation, forbidden, lambda *_: pytest.fail("the text is read again"))
+    assert same(weights_of(large), straight) and shards_of(large) == shards
+
+
+def test_a_run_that_began_with_the_text_is_resumed_with_the_text(large, monkeypatch):
+    """By an earlier version, which did not prepare; also beside what another run has prepared in its folder."""
+    make(dataclasses.replace(large, max_length=50), Path(large.output) / "prepared")
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "LARGE", 10**6)
+        patch.setattr(training, "select_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(dataclasses.replace(large, max_steps=2), progress=False)
+    assert train(large, progress=False).steps == 4
+
+
+def test_of_several_processes_one_prepares_while_the_others_wait(large, monkeypatch):
+    """Threads here in place of processes; the other comes first."""
+    store, prepared_by, results = distributed.HashStore(), [], {}
+
+    def prepare(*arguments):
+        prepared_by.append(threading.current_thread().name)
+        return prepare_if_large(*arguments)
+
+    monkeypatch.setattr(training, "prepare_if_large", prepare)
+
+    def load(rank):
+        run, processes = training.TrainingRun(large, progress=False), Processes(rank, store)
+        try:
+            with processes.first_process_first():
+                pairs = run._load_data(processes, resumed=False)
+            results[rank] = [*map(len, pairs)], run.tokenizer.get_vocab()
+        finally:
+            processes.reports_error()  # ends the wait of the other
+
+    threads = [threading.Thread(target=load, args=[rank], name=str(rank)) for rank in (1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert prepared_by == ["0"] and results[0] == results[1]
+
+
+def test_data_prepared_otherwise_is_made_anew_if_asked_and_what_is_not_ours_is_left_alone(large, tmp_path):
+    own = Path(large.output) / "prepared"
+
+    def prepare(**changes):
+        prepare_if_large(dataclasses.replace(large, **changes), own, progress=False)
+        return shards_of(large)
+
+    shards = prepare()
+    assert prepare() == prepare(overwrite=True) == shards
+    assert "prepared with other settings (max_length)" in error_of(prepare, max_length=50)
+    again = prepare(max_length=50, overwrite=True)
+    assert again != shards and open_prepared(own).manifest["recipe"]["max_length"] == 50
+    (own / "train-00001.arrow").write_bytes(b"cut off")
+    assert "train-00001.arrow has 7 bytes" in error_of(prepare, max_length=50)
+    assert prepare(max_length=50, overwrite=True).keys() == again.keys()
+    foreign = dataclasses.replace(large, output=str(tmp_path / "foreign"), overwrite=True)
+    thesis = tmp_path / "foreign" / "prepared" / "thesis.txt"
+    thesis.parent.mkdir(parents=True)
+    thesis.write_text("mine")
+    assert "is not empty and holds no preparation" in error_of(train, foreign, progress=False)
+    assert [path for path in (tmp_path / "foreign").rglob("*") if path.is_file()] == [thesis]
 
 
 # What is refused while reading

@@ -5,6 +5,7 @@ import re
 import shutil
 import socket
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from vaswani_transformer.cli.main import main
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.hardware import DEVICES, UTILISATION_SOURCE, measure_device, parse_device
 from vaswani_transformer.recipes.recipe import load_recipe, recipe_names
+from vaswani_transformer.training.checkpoints import Checkpoint, steps_to_average, to_average
 from vaswani_transformer.training.flops import model_flops, neighbours
 from vaswani_transformer.training.plan import EXPECTED_FILL, PAPER_UTILISATION, describe_plan, make_plan
 
@@ -196,13 +198,49 @@ def test_other_sizes_are_reckoned_at_what_the_papers_base_model_reached():
     assert heads.paper_model is None and heads.seconds == pytest.approx(base.seconds, rel=2e-3)
 
 
-def test_a_machine_too_fast_for_timed_checkpoints_is_told():
-    recipe = load_recipe("wmt14-en-de-big")
-    assert "too few" not in describe_plan(make_plan(recipe, "p100 x8"))
-    assert "every 10 minutes: 500 in all" in describe_plan(make_plan(recipe, "p100 x8"))
-    assert "too few to average 20: with --checkpoint-minutes 0" in describe_plan(make_plan(recipe, "h100 x8"))
-    by_steps = load_recipe("wmt14-en-de-big", {"checkpoint_minutes": 0})
-    assert "too few" not in describe_plan(make_plan(by_steps, "h100 x8"))
+@pytest.mark.parametrize(
+    ("size", "every", "seconds", "last"),
+    [("base", 1500, 0.4, "5, of steps 94,500, 96,000, 97,500, 99,000, 100,000: the last 5.5% of 100,000 steps"),
+     ("big", 600, 1.0, "20, of steps 288,600, 289,200, ..., 299,400, 300,000: the last 3.8% of 300,000 steps")],
+)  # fmt: skip
+@pytest.mark.parametrize("target", ["de", "fr"])
+def test_the_papers_average_is_that_of_its_machine_on_every_machine(size, every, seconds, last, target):
+    """Section 6.1's 10 minutes at the step times of Section 5.2."""
+    name = f"wmt14-en-{target}-{size}"
+    assert load_recipe(name).evaluate_every == every == 600 / seconds
+    for device in (None, "p100 x8", "h100 x8"):
+        text = describe_plan(make_plan(load_recipe(name), device))
+        assert f"averaged: {last}\n" in text
+        assert "FEWER" not in text and "TOO FAR BACK" not in text
+
+
+@given(st.integers(1, 12), st.integers(1, 40), st.integers(1, 300))
+def test_planned_averages_are_those_that_selection_takes(count, every, end):
+    steps = [step for step in range(1, end + 1) if step % every == 0 or step == end]
+    checkpoints = [Checkpoint(Path(f"checkpoint-{step}")) for step in steps]
+    taken = to_average(checkpoints, count, False, every, end)
+    assert steps_to_average(count, every, end) == [one.step for one in taken]
+
+
+def test_an_average_by_the_clock_that_is_not_of_the_end_is_warned_of():
+    minutes = {"checkpoint_minutes": 10}
+    big = load_recipe("wmt14-en-de-big", minutes)
+    papers = describe_plan(make_plan(big, "p100 x8"))
+    assert "every 10 minutes: 500 in all" in papers and "20, of about steps 288,600" in papers
+    assert "FEWER" not in papers and "TOO FAR" not in papers
+    fast = make_plan(big, "h100 x8")
+    count = int(fast.seconds // 600) + 1  # and the last step's
+    text = describe_plan(fast)
+    assert count < 20 and f"averaged: {count}, of about" in text
+    assert "FEWER than 20, an average wants weights of the end: set checkpoint_minutes 0" in text
+    base = make_plan(load_recipe("wmt14-en-de-base", minutes), "p100 x64")
+    text = describe_plan(base)
+    back = 4 * 600 / base.seconds  # to the first of the last five
+    assert back > 0.25 and "averaged: 5" in text and "TOO FAR BACK" in text and "FEWER" not in text
+    assert "averaged: those of the clock" in describe_plan(make_plan(load_recipe("wmt14-en-de-base", minutes)))
+    assert "averaged:" not in describe_plan(make_plan(load_recipe("small", {"average_checkpoints": 0})))
+    far = load_recipe("small", {"evaluate_every": 5000})
+    assert "FEWER than 5, an average wants weights of the end: set an evaluate_every" in describe_plan(make_plan(far))
 
 
 @settings(max_examples=25)

@@ -30,6 +30,7 @@ from .pair_readers import (
 )
 from .text_files import check_on_disk, file_errors, home_path
 
+BYTES_OF_A_PAIR = 250  # of text in UTF-8, where pairs are estimated: about a news sentence in two languages
 CACHE_VERSION = 1  # part of every cache key: raise it when the meaning of the cached rows changes
 _PAIR_FEATURES = datasets.Features(dict.fromkeys(DEFAULT_COLUMNS, datasets.Value("string")))
 _FORMATS = READERS.keys() - {"text"}
@@ -74,6 +75,16 @@ class PairFiles:
         if self.kind == ".parquet" and self.split in self.splits:
             return sum(pq.read_metadata(file).num_rows for files in self.splits[self.split] for file in files)
         return sum(1 for _ in self.stream())
+
+    def estimate(self) -> int:
+        """About how many pairs there are, by the size of the files, which are not read; compressed ones hold more."""
+        if self.kind == ".parquet":
+            return self.count()
+        return sum(path.stat().st_size * (3 if path.suffix == ".gz" else 1) for path in self.files) // BYTES_OF_A_PAIR
+
+    def downloaded(self) -> "PairFiles":
+        """As that of `DatasetPairs`: these files are here."""
+        return self
 
     def _load_shards(self, shards: tuple[tuple[Path, ...], ...]) -> datasets.Dataset:
         # Hashed for the name of the cache; tuples, because `datasets` takes a list for shards.
@@ -138,6 +149,13 @@ class DatasetPairs:
             return len(dataset)
         stated = (dataset.info.splits or {}).get(self.split)
         return stated.num_examples if stated and stated.num_examples else sum(1 for _ in self.stream())
+
+    estimate = count
+
+    def downloaded(self) -> "DatasetPairs":
+        """The same, streamed from what `load` reads: data on the Hub is fetched once, and then needs no network."""
+        dataset = self.open_dataset(False)
+        return replace(self, open_dataset=lambda _: dataset)
 
 
 PairSource = PairFiles | DatasetPairs

@@ -56,6 +56,9 @@ from .recipe_data import data_sources, new_tokenizer
 from .tokenization import SIDES, encoder, load_tokenizer, tokenizer_sha256, vocabulary_sizes
 
 CHUNK = 50_000  # pairs that are read for one shard
+# Pairs from which on a training prepares its text first. Below, as of most corpora but those of WMT, one process
+# tokenises them within minutes, and no second copy is left in the run's folder.
+LARGE = 2_000_000
 logger = logging.getLogger(__name__)
 _ENCODED_TOGETHER = 1000  # pairs whose encodings, which are large, are in memory at once
 _OTHER = "give another --output, or --overwrite to start anew"
@@ -63,7 +66,12 @@ Pairs = list[tuple[str, str]]
 
 
 def prepare(
-    recipe: Recipe, folder: str | Path, workers: int | None = None, progress: bool = True, overwrite: bool = False
+    recipe: Recipe,
+    folder: str | Path,
+    workers: int | None = None,
+    progress: bool = True,
+    overwrite: bool | None = False,
+    sources: tuple[PairSource, PairSource | None] | None = None,
 ) -> dict:
     """Tokenise and filter a recipe's data into a folder that training maps into memory; resumes after an interruption.
 
@@ -71,11 +79,12 @@ def prepare(
     out, the same ones as in training without preparation.
 
     Args:
-        recipe: data, tokenizer, limits and, for what is held out, seed.
+        recipe: data, tokenizer, limits and, for what is held out and a new tokenizer's sample of the text, seed.
         folder: the folder to make, or to resume in.
         workers: threads that tokenise, each a chunk of its own; None: one for each processor.
         progress: show a bar on standard error, on a terminal.
-        overwrite: remove an earlier preparation first.
+        overwrite: remove an earlier preparation first; None: only one that cannot be resumed or used with this recipe.
+        sources: training and validation text, if they are not to be found by the recipe; see `data_sources`.
 
     Returns:
         The manifest; see `read_manifest`.
@@ -90,9 +99,9 @@ def prepare(
     with locked(folder):
         folder = Path(folder)
         output = _check_ours(folder)
-        train, validation = data_sources(recipe)
+        train, validation = sources or data_sources(recipe)
         settings = _settings(recipe, train, validation)
-        if overwrite:
+        if overwrite or (overwrite is None and not _is_usable(folder, settings)):
             _remove_prepared(output)
         if (folder / MANIFEST).exists():
             return _finished_manifest(folder, settings)
@@ -118,6 +127,26 @@ def prepare(
         output.write_text(MANIFEST, _as_json(manifest))
         _remove_intermediate(folder)
         return manifest
+
+
+def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Path | None:
+    """Prepare the text of a training that is about to start, in its folder, if it is `LARGE` or more; else None.
+
+    An interrupted preparation is resumed and a finished one used; of other settings, or of text that has changed since,
+    it is refused or, by the recipe's `overwrite`, made anew. Data on the Hub is fetched first, as it is for training.
+
+    Raises:
+        UserError: as `prepare`.
+    """
+    train, validation = data_sources(recipe)
+    train = train.downloaded()
+    if (pairs := train.estimate()) < LARGE:
+        return None
+    what = f"about {pairs:,} training pairs are prepared in {folder}, once"
+    logger.info("%s; other runs may share them: --prepared %s", what, folder)
+    sources = train, validation and validation.downloaded()
+    prepare(recipe, folder, progress=progress, overwrite=None if recipe.overwrite else False, sources=sources)
+    return folder
 
 
 def _processors() -> int:
@@ -297,7 +326,7 @@ def _count(folder: Path, train: PairSource) -> int:
 def _saved_tokenizer(
     recipe: Recipe, output: OutputFolder, train: PairSource, held_out: set[int]
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer in the folder; copied there before, or trained on the first pairs that are not held out."""
+    """The tokenizer in the folder; copied there before, or trained on a sample of the pairs that are not held out."""
     folder = output.path / TOKENIZER
     if not folder.exists():
         if recipe.tokenizer_folder is not None:
@@ -326,9 +355,9 @@ def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) 
     fields = {name: getattr(recipe, name) for name in (*LIMIT_FIELDS, *DATA_FIELDS)}
     fields |= {name: None if recipe.tokenizer_folder else getattr(recipe, name) for name in TOKENIZER_FIELDS}
     files = list(train.files)
-    if validation is None:
-        fields["seed"] = recipe.seed
-    else:
+    if validation is None or recipe.tokenizer_folder is None:
+        fields["seed"] = recipe.seed  # chooses what is held out, and the tokenizer's sample
+    if validation is not None:
         del fields["validation_size"]
         files += validation.files
     stats = {str(path): path.stat() for path in files}
@@ -339,6 +368,18 @@ def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) 
         "tokenizer": recipe.tokenizer_folder and tokenizer_sha256(load_tokenizer(recipe.tokenizer_folder)),
         "files": {path: [stat.st_size, stat.st_mtime_ns] for path, stat in stats.items()},
     }
+
+
+def _is_usable(folder: Path, settings: dict) -> bool:
+    """Whether what is prepared there, if anything, is of these settings, and whole if it is finished."""
+    try:
+        if (folder / MANIFEST).exists():
+            _finished_manifest(folder, settings)
+        else:
+            _check_unfinished(folder, settings)
+        return True
+    except UserError:
+        return False
 
 
 def _finished_manifest(folder: Path, settings: dict) -> dict:
@@ -354,14 +395,19 @@ def _finished_manifest(folder: Path, settings: dict) -> dict:
 
 def _start_or_resume(folder: Path, settings: dict) -> None:
     """Note the settings in a new folder, or compare them with those of the preparation that is resumed."""
-    path, earlier = folder / UNFINISHED, {}
-    if path.exists():
-        earlier = read_json(path, _OTHER)
+    earlier = _check_unfinished(folder, settings)
+    if not (folder / TOKENIZER).exists() and {**earlier, **settings} != earlier:
+        _write_json(folder / UNFINISHED, settings)  # nothing is made yet, so that a wrong setting may be corrected
+    remove_leftovers(folder)
+
+
+def _check_unfinished(folder: Path, settings: dict) -> dict:
+    """The settings in the folder; if a preparation has begun there they must be these."""
+    path = folder / UNFINISHED
+    earlier = read_json(path, _OTHER) if path.exists() else {}
     if (folder / TOKENIZER).exists():
         _check_same(folder, settings, earlier)
-    elif {**earlier, **settings} != earlier:  # nothing is made yet, so that a wrong setting may be corrected
-        _write_json(path, settings)
-    remove_leftovers(folder)
+    return earlier
 
 
 def _remove_intermediate(folder: Path) -> None:
@@ -381,7 +427,8 @@ def _check_same(folder: Path, settings: dict, earlier: dict) -> None:
         raise UserError(f"{folder} holds what no preparation has written: {_OTHER}")
     if [earlier.get(name) for name in ("format", "version")] != [FORMAT, VERSION]:
         raise UserError(f"{folder} was prepared by another version: {_OTHER}")
-    changed = _differing(settings["recipe"], earlier["recipe"])
+    # An earlier version did not note the seed of a tokenizer: it took the first pairs.
+    changed = _differing(settings["recipe"], {"seed": settings["recipe"].get("seed")} | earlier["recipe"])
     changed += ["tokenizer"] if settings["tokenizer"] != earlier["tokenizer"] else []
     if changed:
         raise UserError(

@@ -3,7 +3,7 @@
 import glob
 import sys
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import datasets
@@ -15,7 +15,7 @@ from .parallel_text import PairSource, held_out_rows, pair_source
 from .text_files import home_path
 from .tokenization import train_tokenizer
 
-TOKENIZER_TEXTS = 2_000_000  # sentences a tokenizer is trained on at most; more change next to nothing
+TOKENIZER_PAIRS = 1_000_000  # that a tokenizer is trained on at most; more change next to nothing
 
 
 def expand_home(recipe: Recipe) -> None:
@@ -68,12 +68,35 @@ def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Data
     return train.select(np.delete(np.arange(len(train)), held_out)), train.select(held_out)
 
 
+def sample_pairs(pairs: Iterable[tuple[str, str]], size: int, seed: int) -> list[tuple[str, str]]:
+    """At most `size` of the pairs, all as likely as each other, in their order: all of them if there are no more.
+
+    They are read once and no others are in memory: algorithm L (Li, 1994), which draws how many to skip.
+    """
+    pairs, random, weight = iter(pairs), np.random.default_rng(seed), 1.0
+    sample = list(enumerate(islice(pairs, size)))
+    row = size - 1
+    while len(sample) == size:
+        weight *= random.random() ** (1 / size)
+        skipped = int(random.geometric(weight)) - 1
+        pair = next(islice(pairs, skipped, None), None)
+        if pair is None:
+            break
+        row += skipped + 1
+        sample[random.integers(size)] = row, pair
+    return [pair for _, pair in sorted(sample)]
+
+
 def new_tokenizer(recipe: Recipe, pairs: Iterable[tuple[str, str]]):
-    """The recipe's kind of tokenizer, trained on the first `TOKENIZER_TEXTS` sentences of the training text."""
-    texts = (pair for pair, _ in zip(pairs, range(TOKENIZER_TEXTS // 2), strict=False))
+    """The recipe's kind of tokenizer, trained on a sample of the training text, `TOKENIZER_PAIRS` at most.
+
+    A corpus is often several, one after the other: the first pairs would give the pieces of one.
+    """
+    sample = sample_pairs(pairs, TOKENIZER_PAIRS, recipe.seed)
     return train_tokenizer(
-        chain.from_iterable(texts),
+        chain.from_iterable(sample),
         kind=recipe.tokenizer_kind,
         vocab_size=recipe.vocab_size,
+        length=2 * len(sample),
         show_progress=sys.stderr is not None and sys.stderr.isatty(),
     )

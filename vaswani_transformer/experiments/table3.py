@@ -11,7 +11,7 @@ SEEDS = 3  # of the base model: their range shows which differences may be chanc
 # Rows whose difference lies in training and not in the model.
 SMOOTHING = {"table3-d-smoothing-0.0": 0.0, "table3-d-smoothing-0.2": 0.2}
 # The last checkpoint: Table 3 is without averaging (its caption).
-PAPER = {"checkpoint_minutes": 0.0, "average_checkpoints": 0, "keep_weights": "last"}
+PAPER = {"average_checkpoints": 0, "keep_weights": "last"}
 SMALL = PAPER | LAPTOP | {"max_steps": 2000, "evaluate_every": 500, "keep_checkpoints": 1, "validation_bleu": 0}
 BIG_STEPS = 3  # times those of the others, in the paper and here
 

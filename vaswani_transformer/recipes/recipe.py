@@ -122,7 +122,7 @@ class Recipe:
     best_by: str = _option("loss", "what the best checkpoint is best by: loss or bleu", CHECKS)
     early_stopping: int = _option(0, "stop after this many validations without a better one; 0 for never", CHECKS)
     checkpoint_minutes: float = _option(
-        0.0, "minutes between further checkpoints, which are then the ones averaged (paper: 10); 0: none", CHECKS
+        0.0, "minutes between further checkpoints, which are then the ones averaged; 0: none", CHECKS
     )
     keep_checkpoints: int = _option(5, "latest checkpoints kept, besides the best and those to average", CHECKS)
     average_checkpoints: int = _option(5, "average this many latest checkpoints at the end; 0: no", CHECKS)
@@ -137,8 +137,9 @@ class Recipe:
     output: str | None = _option(None, "folder for the model; runs/NAME-OF-THE-RECIPE if none", OUTPUT)
     overwrite: bool = _option(
         False,
-        "start anew where another run has been: its model, checkpoints (with the batch of a non-finite loss), log and"
-        " TensorBoard events are removed from the output folder. An interrupted run of the same settings is resumed",
+        "start anew where another run has been: its model, checkpoints (with the batch of a non-finite loss), log,"
+        " TensorBoard events and data prepared otherwise are removed from the output folder. An interrupted run of the"
+        " same settings is resumed",
         OUTPUT,
     )
 

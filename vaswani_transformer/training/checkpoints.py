@@ -286,6 +286,12 @@ def to_average(checkpoints: list[Checkpoint], count: int, timed: bool, every: in
     return chosen[-count:] if count > 0 else []
 
 
+def steps_to_average(count: int, every: int, end: int) -> list[int]:
+    """The steps whose checkpoints `to_average` chooses in a run to step `end` with a checkpoint `every` so many."""
+    steps = sorted({*range(every, end, every), end})
+    return steps[-count:] if count > 0 else []
+
+
 def surplus(
     checkpoints: list[Checkpoint], limit: int | None, timed_limit: int | None, best_step: int | None
 ) -> list[Checkpoint]:

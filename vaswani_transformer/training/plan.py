@@ -30,6 +30,7 @@ from ..hardware import (
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import Recipe
+from .checkpoints import steps_to_average
 from .flops import flops_per_token, model_flops
 from .initial_model import model_of_folder, new_model, trained_parameters
 from .run import make_tokenizer, reporters
@@ -41,6 +42,7 @@ EXPECTED_FILL = 0.93
 EXPECTED_LENGTH = 30.0  # tokens a sentence, where the recipe expects nothing
 BLOCK = 2**20  # pairs whose FLOPs are counted together
 LARGEST_READ = 64e6  # bytes of local data that a plan reads; tokenising more takes minutes
+FAR_BACK = 0.25  # share of a run; earlier weights do not help an average (the paper's: the last 6% of base)
 SHORT_STEP = 0.05  # seconds; shorter steps take longer than their FLOPs
 
 PAPER_GPU, PAPER_GPUS, PAPER_TOKENS = "p100", 8, 25_000
@@ -378,25 +380,39 @@ def _checkpoint_lines(plan: Plan) -> list[str]:
     size, kept = bytes_of_a_checkpoint(parameters, plan.trained) / 1e9, checkpoints_at_most(recipe)
     needed = kept * size + BYTES_OF_A_MODEL * parameters / 1e9
     written = f"every {recipe.evaluate_every:,} steps: {math.ceil(recipe.max_steps / recipe.evaluate_every):,} in all"
-    too_few = []
     if recipe.checkpoint_minutes:
         written += f"; every {recipe.checkpoint_minutes:g} minutes"
-        timed = None if plan.seconds is None else int(plan.seconds / 60 / recipe.checkpoint_minutes)
-        written += "" if timed is None else f": {timed:,} in all"
-        if timed is not None and timed < recipe.average_checkpoints:
-            too_few = [
-                f"too few to average {recipe.average_checkpoints}: with --checkpoint-minutes 0 those of every"
-                " --evaluate-every N steps are averaged"
-            ]
+        written += "" if plan.seconds is None else f": {int(plan.seconds / 60 / recipe.checkpoint_minutes):,} in all"
     output = Path(recipe.output).absolute()
     folder = next(path for path in (output, *output.parents) if path.exists())
     free = shutil.disk_usage(folder).free / 1e9
     room = "enough" if free >= needed else f"TOO LITTLE at {folder}"
     return [
         f"{written}; at most {kept} are kept at a time",
-        *too_few,
+        *_average_lines(plan),
         f"disk needed: {kept} x {size:.2f} GB + the model = {needed:.1f} GB; free: {free:.1f} GB, {room}",
     ]
+
+
+def _average_lines(plan: Plan) -> list[str]:
+    """Which steps' checkpoints will be averaged, and a warning of an average that is not of the end of training."""
+    recipe, end, every = plan.recipe, plan.recipe.max_steps, plan.recipe.evaluate_every
+    if recipe.average_checkpoints < 2:
+        return []
+    if recipe.checkpoint_minutes:
+        if plan.seconds is None:
+            return ["averaged: those of the clock, at steps that depend on the machine's speed (--device NAME)"]
+        every = max(1, round(60 * recipe.checkpoint_minutes * end / plan.seconds))
+    steps = steps_to_average(recipe.average_checkpoints, every, end)
+    share, about = (end - steps[0]) / end, "about " if recipe.checkpoint_minutes else ""
+    shown = [f"{step:,}" for step in steps]
+    shown = shown if len(shown) <= 5 else [*shown[:2], "...", *shown[-2:]]
+    lines = [f"averaged: {len(steps)}, of {about}steps {', '.join(shown)}: the last {share:.1%} of {end:,} steps"]
+    if len(steps) < recipe.average_checkpoints or share > FAR_BACK:
+        steps_apart = "checkpoint_minutes 0 and an evaluate_every" if recipe.checkpoint_minutes else "an evaluate_every"
+        few = f"FEWER than {recipe.average_checkpoints}" if len(steps) < recipe.average_checkpoints else "TOO FAR BACK"
+        lines.append(f"{few}, an average wants weights of the end: set {steps_apart} of fewer steps")
+    return lines
 
 
 def _e(number: float) -> str:

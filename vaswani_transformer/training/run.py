@@ -17,7 +17,8 @@ from transformers.integrations import TensorBoardCallback, get_reporting_integra
 from transformers.trainer_callback import TrainerState
 
 from ..data.parallel_text import pairs_of
-from ..data.prepared import TRAIN, VALIDATION, check_recipe_matches, open_prepared
+from ..data.prepare import prepare_if_large
+from ..data.prepared import MANIFEST, TRAIN, VALIDATION, check_recipe_matches, open_prepared
 from ..data.recipe_data import load_training_pairs, new_tokenizer
 from ..data.tokenization import TOKENIZER_FILES, load_tokenizer
 from ..data.tokenized_pairs import tokenize_pairs
@@ -54,8 +55,10 @@ from .run_folder import (
     CHECKPOINTS,
     CURVE,
     LOG,
+    PREPARED,
     TENSORBOARD,
     TOKENIZER,
+    began_with,
     check_contents,
     check_output,
     check_space,
@@ -253,11 +256,20 @@ class TrainingRun:
             return model_of_folder(recipe, checkpoint, weights=False)
         return model_of_folder(recipe, recipe.from_model)
 
+    def _prepared_folder(self, processes: Processes, resumed: bool) -> str | Path | None:
+        """The prepared data of the recipe, or in the run's own folder that of large text; None for less text."""
+        own = self.folder / PREPARED
+        if self.recipe.prepared is not None:
+            return self.recipe.prepared
+        if resumed:
+            return own if (own / MANIFEST).exists() and began_with(self.folder, open_prepared(own).train) else None
+        return processes.share("prepared", lambda: prepare_if_large(self.recipe, own, self.progress))
+
     def _load_data(self, processes: Processes, resumed: bool) -> tuple:
         """Training and validation pairs as token ids; sets the tokenizer."""
         recipe, loaded = self.recipe, []
-        if recipe.prepared is not None:
-            prepared = open_prepared(recipe.prepared)
+        if (folder := self._prepared_folder(processes, resumed)) is not None:
+            prepared = open_prepared(folder)
             check_recipe_matches(prepared, replace(recipe, from_model=None) if resumed else recipe)
             if processes.is_first_of_machine:  # each machine may have a copy of its own
                 prepared.verify(self.progress)

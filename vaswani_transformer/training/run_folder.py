@@ -11,6 +11,7 @@ import datasets
 import numpy as np
 import yaml
 
+from ..data.prepared import PreparedPairs
 from ..data.tokenization import tokenizer_sha256
 from ..data.tokenized_pairs import pair_lengths
 from ..errors import UserError
@@ -26,6 +27,7 @@ CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.js
 TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"  # a folder, and the files in it that are TensorBoard's
 EVENT_WORDS = (b'"tokens_per_batch"', b"eval/perplexity", b"train/best_loss", b"train/last_loss")  # of our runs only
 TOKENIZER = "tokenizer"  # a folder beside the checkpoints, for a resumed run
+PREPARED = "prepared"  # a folder: what `vaswani prepare` makes, of large text; it has a record of its own
 ADAPTER = "adapter"  # a folder: what LoRA has trained, beside the model that it is merged into
 ORIGIN = "started_from.json"  # of a run that started from a model: its name and a hash of its weights
 IMPORT = "import.json"  # where that model is from, if it was imported; also in the folder of an imported model
@@ -135,7 +137,7 @@ def _changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
     ]
 
 
-def _data_sha256(pairs: datasets.Dataset) -> str:
+def _data_sha256(pairs: datasets.Dataset | PreparedPairs) -> str:
     """A hash of the lengths of all tokenized pairs and the tokens of some, evenly spread: cheap for millions too."""
     if not isinstance(pairs, datasets.Dataset):
         return pairs.sha256()  # of its files, known since they were written
@@ -161,11 +163,23 @@ def content_hashes(tokenizer, train: datasets.Dataset, validation: datasets.Data
     }
 
 
+def _earlier_hashes(folder: Path) -> dict[str, str] | None:
+    """The `content_hashes` that the run in `folder` began with; None of an earlier version, which wrote none."""
+    try:
+        return read_json(folder / CHECKPOINTS / CONTENTS, "remove it to resume without comparing the data")
+    except FileNotFoundError:
+        return None
+
+
+def began_with(folder: Path, train: datasets.Dataset | PreparedPairs) -> bool:
+    """Whether the interrupted run in `folder` began with these training pairs."""
+    return (_earlier_hashes(folder) or {}).get("training data") == _data_sha256(train)
+
+
 def check_contents(folder: Path, hashes: dict[str, str]) -> None:
     """Refuse to resume on another tokenizer or other data than the run in `folder` began with."""
-    try:
-        earlier = read_json(folder / CHECKPOINTS / CONTENTS, "remove it to resume without comparing the data")
-    except FileNotFoundError:  # an earlier version did not write it
+    earlier = _earlier_hashes(folder)
+    if earlier is None:
         return
     changed = [name for name, value in hashes.items() if earlier.get(name) != value]
     if changed:

@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -138,7 +139,7 @@ def beside_another_backend(rank, folder, name, world_size, parts, more):
         patch.object(torch.distributed, "get_backend", lambda *_: "nccl"),
         patch.object(torch.distributed, "all_reduce", lambda *a, group: reduced.append(group) or all_reduce(*a, group)),
     ):
-        arguments = SimpleNamespace(world_size=world_size)
+        arguments = SimpleNamespace(world_size=world_size, ddp_timeout_delta=timedelta(seconds=77))
         assert agreement.over_processes(arguments, [rank + 1, 2**40 + rank]) == [3, 2**41 + 1]
         assert agreement.on_any_process(arguments, rank == 1, False) == [True, False]
     assert reduced[0] is reduced[1] and reduced[0] is not torch.distributed.group.WORLD

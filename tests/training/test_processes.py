@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_trainer import (
     assert_same_training,
@@ -35,8 +36,10 @@ from torch.nn.functional import cross_entropy
 from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer import distributed as agreement
 from vaswani_transformer.data.batching import PairCollator
+from vaswani_transformer.recipes.recipe import Recipe
+from vaswani_transformer.training import averaging
 from vaswani_transformer.training.schedule import noam_learning_rate
-from vaswani_transformer.training.selection import put_weights
+from vaswani_transformer.training.selection import put_weights, select_weights
 
 TOKENS, STEPS, PAIRS = 512, 30, 211  # an odd number of pairs; four batches an epoch or so, the last ones small
 SGD = {"optim": "sgd", "learning_rate_scale": 1.0, "warmup_steps": 4}  # parameters that move as gradients say
@@ -125,9 +128,34 @@ def sharded(rank, folder, name, world_size, parts, more):
     if rank == 0:
         model.save_pretrained(folder / name, state_dict=state)
     other = {key: tensor.clone() for key, tensor in make_model(seed=8).state_dict().items()}
-    put_weights(model, other)
+    put_weights(model, other if rank == 0 else {})
     for key, parameter in model.named_parameters():
         assert torch.equal(parameter.full_tensor(), other[key]), key
+    put_weights(whole, other if rank == 0 else {})
+    assert whole.lm_head.weight is whole.get_input_embeddings().weight
+    for key, parameter in whole.named_parameters():
+        assert torch.equal(parameter, other[key]), key
+
+
+def selecting(rank, folder, name, world_size, parts, more):
+    """Trains, evaluates best and average, and keeps the best; notes which files of weights it opens meanwhile."""
+    options = {"eval_dataset": evaluation_pairs().select_columns(["input_ids", "labels"])}
+    settings = {**SGD, "max_steps": 6, "save_strategy": "steps", "save_steps": 2}
+    trainer = make_trainer(folder / name, make_pairs(PAIRS), trainer_options=options, **settings)
+    trainer.train()
+    trainer.state.best_global_step = 4
+    read, summed = [], []
+    sys.addaudithook(lambda event, about: summed.append(str(about[0])) if event == "open" else None)
+    counting = patch.object(
+        averaging, "safe_open", lambda path, **options: read.append(path) or safe_open(path, **options)
+    )
+    recipe = Recipe(average_checkpoints=3, evaluate_every=2, keep_weights="best")
+    with agreement.joined_processes() as processes, counting:
+        kept, _, metrics = select_weights(trainer, recipe, folder / name, processes)
+    weights = [path for path in summed if path.endswith(".safetensors")]
+    found = {"read": len(read), "summed": len(weights), "kept": kept, "loss": metrics["eval_loss"]}
+    (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
+    save_file({key: tensor.clone() for key, tensor in trainer.model.state_dict().items()}, folder / f"{name}-{rank}.st")
 
 
 def beside_another_backend(rank, folder, name, world_size, parts, more):
@@ -169,6 +197,7 @@ def run_all(folder, runs):
     if runs is SLOW:
         return
     fork(sharded, folder, "sharded", 2, 1, {})
+    fork(selecting, folder, "selected", 2, 1, {})
     fork(beside_another_backend, folder, "backend", 2, 1, {})
     fork(stop_at_5, folder, "start", 2, 1, dict(SGD))
     for number in (2, 3):
@@ -304,6 +333,20 @@ def test_resumed_by_another_number_of_processes(folder, alone, tmp_path, caplog)
         for report in found:
             assert report["tokens"] == [list(tokens) for tokens in straight.recording.step_tokens[5:]]
         assert_same_training(weights, load_file(folder / f"resumed-by-{number}.st"), 1e-4)
+
+
+def test_one_process_reads_the_checkpoints_that_are_selected_from(folder):
+    """Three files with their sums, the best one's weights twice and the average's three; the other process none."""
+    first, second = reports(folder, "selected", 2)
+    assert (first.pop("read"), first.pop("summed")) == (2 + 3, 3) and (second.pop("read"), second.pop("summed")) == (
+        0,
+        0,
+    )
+    assert first == second and first["kept"] == "best checkpoint"
+    best = load_file(folder / "selected" / "checkpoint-4" / "model.safetensors")
+    for rank in range(2):
+        weights = load_file(folder / f"selected-{rank}.st")
+        assert all(torch.equal(weights[name], weight) for name, weight in best.items())
 
 
 def test_processes_drop_different_units(folder):

@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +39,7 @@ from vaswani_transformer import distributed as agreement
 from vaswani_transformer.data.batching import PairCollator
 from vaswani_transformer.recipes.recipe import Recipe
 from vaswani_transformer.training import averaging
+from vaswani_transformer.training.run import join_process_group, training_arguments
 from vaswani_transformer.training.schedule import noam_learning_rate
 from vaswani_transformer.training.selection import put_weights, select_weights
 
@@ -161,9 +163,14 @@ def selecting(rank, folder, name, world_size, parts, more):
 def beside_another_backend(rank, folder, name, world_size, parts, more):
     """Sums where the default group is of a backend whose messages go through devices."""
     torch.distributed.init_process_group("gloo")
-    reduced = []
-    all_reduce = torch.distributed.all_reduce
+    reduced, timeouts = [], []
+    all_reduce, new_group = torch.distributed.all_reduce, torch.distributed.new_group
     with (
+        patch.object(
+            torch.distributed,
+            "new_group",
+            lambda timeout, **options: timeouts.append(timeout) or new_group(timeout=timeout, **options),
+        ),
         patch.object(torch.distributed, "get_backend", lambda *_: "nccl"),
         patch.object(torch.distributed, "all_reduce", lambda *a, group: reduced.append(group) or all_reduce(*a, group)),
     ):
@@ -171,7 +178,20 @@ def beside_another_backend(rank, folder, name, world_size, parts, more):
         assert agreement.over_processes(arguments, [rank + 1, 2**40 + rank]) == [3, 2**41 + 1]
         assert agreement.on_any_process(arguments, rank == 1, False) == [True, False]
     assert reduced[0] is reduced[1] and reduced[0] is not torch.distributed.group.WORLD
-    assert "gloo" in torch.distributed.get_backend(reduced[0])
+    assert "gloo" in torch.distributed.get_backend(reduced[0]) and timeouts == [timedelta(seconds=77)]
+
+
+def impatient(rank, folder, name, world_size, parts, more):
+    """The recipe's timeout counts: one process gives up the other one."""
+    join_process_group(Recipe(ddp_timeout=1))
+    training_arguments(Recipe(output=str(folder / name), ddp_timeout=1), 10)  # which resets accelerate's state
+    if rank == 1:
+        time.sleep(3)
+        return
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match="imed out"):
+        torch.distributed.barrier()
+    assert time.monotonic() - start < 2.5
 
 
 def forked(rank, world_size, port, work, arguments):
@@ -198,6 +218,7 @@ def run_all(folder, runs):
         return
     fork(sharded, folder, "sharded", 2, 1, {})
     fork(selecting, folder, "selected", 2, 1, {})
+    fork(impatient, folder, "impatient", 2, 1, {})
     fork(beside_another_backend, folder, "backend", 2, 1, {})
     fork(stop_at_5, folder, "start", 2, 1, dict(SGD))
     for number in (2, 3):

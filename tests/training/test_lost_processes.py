@@ -424,7 +424,7 @@ def test_a_disk_that_is_full_for_one_process(start, tmp_path, method, rank):
     assert "checkpoint of step 40 could not be written" in line and "No space left" in line, said(processes)
     assert line.endswith("continues from step 20") and "Traceback" not in said(processes)
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert names == ["checkpoint-20", "contents.json", "tokenizer"]
+    assert names == ["checkpoint-20", "contents.json", "recipe.yaml", "tokenizer"]
 
 
 @pytest.mark.slow

@@ -14,12 +14,13 @@ import contextlib
 import json
 import math
 import sys
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration, set_seed
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DataLoaderConfiguration, gather_object, set_seed
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 
 import vaswani_transformer as vt
@@ -50,9 +51,19 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--gradient-accumulation", type=number, default=1, help="such batches to a step (default: 1)")
     parser.add_argument("--label-smoothing", type=smoothing, default=0.1, help="default: 0.1, as in the paper")
     parser.add_argument("--max-length", type=number, default=256, help="longest side of a training pair, in tokens")
+    patience = "seconds after which processes give up one that stands still, or prepares the text (default: 1800)"
+    parser.add_argument("--ddp-timeout", type=number, default=1800, help=patience)
     parser.add_argument("--bf16", action="store_true", help="bfloat16 mixed precision")
     parser.add_argument("--seed", type=int, default=0, help="of the order of batches and of dropout")
     return parser.parse_args()
+
+
+def new_accelerator(options: argparse.Namespace) -> Accelerator:
+    """accelerate's view of the processes and the device; the process group is made here."""
+    order = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=options.seed)  # the same for all processes
+    cpu, precision = not torch.accelerator.is_available(), "bf16" if options.bf16 else "no"
+    PartialState(cpu=cpu, timeout=timedelta(seconds=options.ddp_timeout))
+    return Accelerator(cpu=cpu, mixed_precision=precision, dataloader_config=order)
 
 
 def endless(loader):
@@ -83,24 +94,21 @@ def training_step(accelerator: Accelerator, model, batches: list[dict]) -> float
 
 
 def validate(accelerator: Accelerator, model, tokenizer, pairs) -> dict[str, float]:
-    """Loss in nats a token and BLEU, on the main process; the others wait."""
-    scores = {}
-    if accelerator.is_main_process:
-        model = accelerator.unwrap_model(model).eval()
-        sources, targets = list(pairs["source"]), list(pairs["target"])
-        losses, counts = vt.score_pairs(model, tokenizer, sources, targets)
-        translations = list(vt.Translator(model, tokenizer).translate(sources))
-        bleu = vt.TranslationMetric().compute(predictions=translations, references=targets)["bleu"]
-        scores = {"validation_loss": sum(losses) / sum(counts), "validation_bleu": bleu}
-    accelerator.wait_for_everyone()
-    return scores
+    """Loss in nats a token and BLEU; every process scores and translates a share of the pairs."""
+    model = accelerator.unwrap_model(model).eval()
+    with accelerator.split_between_processes({name: list(pairs[name]) for name in ("source", "target")}) as share:
+        losses, counts = vt.score_pairs(model, tokenizer, share["source"], share["target"])
+        translations = vt.Translator(model, tokenizer).translate(share["source"])
+        rows = list(zip(losses, counts, translations, strict=True))
+    losses, counts, translations = zip(*gather_object(rows), strict=True)  # of all pairs, in their order
+    texts = {"predictions": list(translations), "references": list(pairs["target"])}
+    bleu = vt.TranslationMetric().compute(**texts)["bleu"]
+    return {"validation_loss": sum(losses) / sum(counts), "validation_bleu": bleu}
 
 
 def finetune(options: argparse.Namespace) -> None:
     """Validate, train, validate again, save."""
-    order = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=options.seed)  # the same for all processes
-    cpu, precision = not torch.accelerator.is_available(), "bf16" if options.bf16 else "no"
-    accelerator = Accelerator(cpu=cpu, mixed_precision=precision, dataloader_config=order)
+    accelerator = new_accelerator(options)
     set_seed(options.seed)
     with accelerator.main_process_first():  # the others find what it has tokenised
         if options.output.exists() and (not options.output.is_dir() or any(options.output.iterdir())):

@@ -7,6 +7,7 @@ processes has to do the same. Here one of the others prints how to resume.
 import contextlib
 import os
 import pickle
+import secrets
 import signal
 import threading
 import time
@@ -42,6 +43,11 @@ class Processes:
         """Whether it is the one of its machine that reads or writes what the others there find done."""
         return self.rank == 0 or os.environ.get("LOCAL_RANK", "0") == "0"
 
+    @property
+    def is_on_one_machine(self) -> bool:
+        """Whether all processes are known to be on this machine; launchers say so, a user's own program may not."""
+        return self._store is None or os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+
     @contextlib.contextmanager
     def first_process_first(self) -> Iterator[None]:
         """The body runs in process 0, then in the first process of each other machine, then in the rest."""
@@ -62,6 +68,13 @@ class Processes:
             self._store.set(f"shared/{name}", pickle.dumps(made))
         return made
 
+    def wait_for_all(self, name: str) -> None:
+        """Wait until all processes have come here; raises `ProcessLostError` if one fails before."""
+        if self._store is not None:
+            if self._store.add(f"arrived/{name}", 1) == int(os.environ["WORLD_SIZE"]):
+                self._store.set(f"all arrived/{name}", "")
+            self._wait_for(f"all arrived/{name}")
+
     def reports_error(self) -> bool:
         """Whether this process is the first to fail, and so the one that reports it."""
         try:
@@ -78,7 +91,6 @@ class Processes:
 
 
 _processes: Processes | None = None
-_number_of_groups = 0
 
 
 @contextlib.contextmanager
@@ -87,20 +99,20 @@ def joined_processes(resume: str = RESUME) -> Iterator[Processes]:
 
     `ProcessLostError`, with how to `resume`, takes the place of an error that reports no more than a broken connection.
     """
-    global _processes, _number_of_groups
+    global _processes
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
         yield Processes()
         return
-    _number_of_groups += 1
+    # A launcher that starts the processes anew may keep its store, and on each machine it counts restarts for itself.
+    name = [secrets.token_hex(8)]
+    distributed.broadcast_object_list(name, src=0)
     store = distributed.TCPStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False
     )
-    # A launcher that starts the processes anew keeps its store.
-    prefix = f"vaswani/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_number_of_groups}"
-    _processes = Processes(distributed.get_rank(), distributed.PrefixStore(prefix, store))
+    _processes = Processes(distributed.get_rank(), distributed.PrefixStore(f"vaswani/{name[0]}", store))
     earlier_handler = _on_sigterm(signal.default_int_handler)
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        threading.Thread(target=_end_with_launcher, args=[store.clone()], daemon=True).start()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        threading.Thread(target=_end_with_launcher, args=[os.getppid()], daemon=True).start()
     try:
         yield _processes
     except Exception as error:
@@ -114,12 +126,11 @@ def joined_processes(resume: str = RESUME) -> Iterator[Processes]:
         _on_sigterm(earlier_handler)
 
 
-def _end_with_launcher(store: distributed.Store) -> None:
-    """Send this process SIGTERM when the launcher that keeps the store has been killed and ends nobody any more."""
-    try:
-        store.wait(["never set"], timedelta(days=3650))
-    except RuntimeError:
-        os.kill(os.getpid(), signal.SIGTERM)
+def _end_with_launcher(launcher: int) -> None:
+    """Send this process SIGTERM when its launcher, its parent, has been killed and ends nobody any more."""
+    while os.getppid() == launcher:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _on_sigterm(handler):
@@ -145,7 +156,7 @@ def reports_error() -> bool:
 _groups = (None, None)  # the default group that `_host_group` was last asked for, and the one that it returned
 
 
-def _host_group() -> object:
+def _host_group(timeout: timedelta) -> object:
     """Group whose messages go between the processes' own memories; all processes ask for it at the same place.
 
     A number that is read from a device comes only after all the work that the device was given before.
@@ -154,7 +165,7 @@ def _host_group() -> object:
     world = distributed.group.WORLD
     if _groups[0] is not world:
         on_host = "gloo" in distributed.get_backend(world)
-        _groups = world, world if on_host else distributed.new_group(backend="gloo")
+        _groups = world, world if on_host else distributed.new_group(backend="gloo", timeout=timeout)
     return _groups[1]
 
 
@@ -163,7 +174,7 @@ def over_processes(args, numbers: Sequence[int], operation: ReduceOp = ReduceOp.
     if args.world_size == 1:
         return list(numbers)
     reduced = torch.tensor(numbers, dtype=torch.int64)
-    distributed.all_reduce(reduced, operation, group=_host_group())
+    distributed.all_reduce(reduced, operation, group=_host_group(args.ddp_timeout_delta))
     return reduced.tolist()
 
 

@@ -11,12 +11,16 @@ import json
 import logging
 import os
 import re
+import secrets
+import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from filelock import FileLock, Timeout
 
+from .distributed import Processes
 from .errors import UserError
 from .files import (
     REMOVING,
@@ -41,6 +45,7 @@ from .json_and_yaml import parse_json, read_json
 logger = logging.getLogger(__name__)
 
 RECORD, LOCK = ".vaswani_files.json", ".lock"
+SHARING_SECONDS = 60.0  # NFS may hide for so long what another machine has made (its option acdirmax)
 OWN = (RECORD, LOCK)  # names that are nobody else's
 _held: dict[Path, int] = {}  # locks of this process, and the threads that took them
 
@@ -105,6 +110,45 @@ def locked(folder: str | Path, name: str = LOCK) -> Iterator[None]:
 def locked_together(folder: str | Path) -> contextlib.AbstractContextManager:
     """As `locked`, for processes that were launched together and write one folder: the first of them locks it."""
     return locked(folder) if is_first_process() else contextlib.nullcontext()
+
+
+def check_shared(folder: str | Path, processes: Processes) -> None:
+    """Refuse a folder that is not on all machines the one that process 0 has locked; all processes call this.
+
+    Process 0 writes a file there for a moment, and the first process of each other machine looks for it. Where there is
+    one machine nothing happens.
+
+    Raises:
+        UserError: on a machine that sees another folder, with its name.
+    """
+    if processes.is_on_one_machine:
+        return
+    file = unfinished(Path(folder) / secrets.token_hex(8))  # a name that no machine has looked for and remembers
+
+    def write() -> tuple[str, str]:
+        file.touch()
+        return file.name, socket.gethostname()
+
+    try:
+        name, host = processes.share("file in the output folder", write)
+        if processes.rank != 0 and processes.is_first_of_machine and not _appears(Path(folder) / name):
+            raise UserError(
+                f"{Path(folder).absolute()} on {socket.gethostname()} is not the folder that process 0 sees on {host}:"
+                " give an --output that all machines share, under the same path on each"
+            )
+        processes.wait_for_all("output folder")
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _appears(path: Path) -> bool:
+    """Whether a file is there, or comes within the time that a network's file system may need."""
+    until = time.monotonic() + SHARING_SECONDS
+    while not path.exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def is_empty(folder: Path) -> bool:

@@ -149,6 +149,63 @@ def test_accelerate_loop_weighs_every_token_alike(folder, batch, smoothing):
     assert_same(whole, parts, 1e-5)
 
 
+VALIDATE = """
+import datetime, json, os, sys, types
+sys.path[:0] = [{tests!r}, {helpers!r}]
+from test_finetuning_scripts import script
+import torch, vaswani_transformer as vt
+from vaswani_transformer.data.synthetic import generate_corpus
+
+COUNTS, port = (5, 2, 1), os.environ["MASTER_PORT"]
+
+def work(rank, number):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(number), LOCAL_WORLD_SIZE=str(number))
+    if number == 1:
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            del os.environ[name]
+    module, options = script("finetune_accelerate"), types.SimpleNamespace(seed=0, bf16=False, ddp_timeout=77)
+    accelerator = module.new_accelerator(options)
+    model, tokenizer = vt.load_model({folder!r}, device="cpu")
+    scores, batches = [], []
+    metric = vt.TranslationMetric()
+    noting = types.SimpleNamespace(compute=lambda **texts: batches.append(texts) or metric.compute(**texts))
+    vt.TranslationMetric = lambda: noting
+    for count in COUNTS:
+        pairs = dict(zip(("source", "target"), zip(*generate_corpus(100, 10, 10).train[:count])))
+        scores.append(module.validate(accelerator, model, tokenizer, pairs))
+    if number > 1:
+        assert torch.distributed.get_world_size() == number
+        timeout = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+        assert timeout == datetime.timedelta(seconds=77), timeout
+    json.dump([scores, batches], open(f"{out}/{{number}}-{{rank}}.json", "w"))
+    torch.distributed.is_initialized() and torch.distributed.destroy_process_group()
+
+torch.set_num_threads(1)
+for number in {numbers}:
+    torch.multiprocessing.start_processes(work, (number,), number, start_method="fork")
+"""
+
+
+@pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_processes_that_share_the_validation_find_what_one_finds(folder, tmp_path, monkeypatch, number):
+    """Uneven shares, and fewer pairs than processes; in a process of its own, whose copies are forked."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_PORT", str(probe.getsockname()[1]))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    places = {"tests": str(Path(__file__).parent), "helpers": str(ROOT / "tests" / "helpers")}
+    code = VALIDATE.format(**places, folder=str(folder), out=tmp_path, numbers=(1, number))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))
+    run(["-c", code], tmp_path)
+    scores, texts = json.loads((tmp_path / "1-0.json").read_text())
+    assert [len(text["predictions"]) for text in texts] == [5, 2, 1] and len(set(texts[0]["predictions"])) > 1
+    for rank in range(number):
+        others, other_texts = json.loads((tmp_path / f"{number}-{rank}.json").read_text())
+        assert other_texts == texts
+        for one, other in zip(scores, others, strict=True):
+            assert other == pytest.approx(one, rel=1e-6)
+
+
 @pytest.mark.parametrize("schedule", ["constant", "noam"])
 def test_schedules_of_the_accelerate_loop_peak_at_the_learning_rate(monkeypatch, schedule):
     module = script("finetune_accelerate")

@@ -132,6 +132,23 @@ def check_same_end(folder, undisturbed):
     assert not [name for name in names[folder] if ".writing" in name or ".removing" in name]
 
 
+def test_deterministic_kernels_are_asked_for_before_a_gpu_starts(recipe, undisturbed, tmp_path):
+    """On a CPU the weights are the same with and without."""
+    one = dataclasses.replace(recipe, output=str(tmp_path / "run"), deterministic=True)
+
+    def work():
+        from vaswani_transformer.training import run as training
+
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        asked, join = [], training.join_process_group
+        training.join_process_group = lambda recipe: asked.append(os.environ["CUBLAS_WORKSPACE_CONFIG"]) or join(recipe)
+        train(one, progress=False)
+        assert asked and torch.are_deterministic_algorithms_enabled()
+
+    assert wait(fork(work)) == 0
+    check_same_end(tmp_path / "run", undisturbed)
+
+
 class DieAtFile:
     """Kills its process right before the n-th time that it opens, renames, makes or removes something in a folder.
 

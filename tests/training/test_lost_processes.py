@@ -20,10 +20,12 @@ from safetensors.torch import load_file
 from torch import distributed
 from training_logs import log_of
 
-from vaswani_transformer import load_recipe, train
+from vaswani_transformer import load_recipe, output_folder, train
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.distributed import RESUME, Processes, ProcessLostError
+from vaswani_transformer.errors import UserError
 from vaswani_transformer.model.modeling_vaswani import VaswaniForConditionalGeneration
+from vaswani_transformer.output_folder import check_shared
 from vaswani_transformer.training.checkpoints import complete_checkpoints
 
 CONFIGS = ROOT / "scripts" / "accelerate"
@@ -75,6 +77,50 @@ def test_the_first_process_that_fails_reports_it_and_none_waits_for_it(processes
         pytest.fail("process 0 has prepared nothing")
     with pytest.raises(ProcessLostError):
         processes[2].share("name", lambda: None)
+
+
+def on_three_machines(processes, folders):
+    """What `check_shared` raises on each, in threads."""
+    errors = [None] * 3
+
+    def check(process, folder):
+        try:
+            check_shared(folder, process)
+        except (UserError, ProcessLostError) as error:
+            errors[process.rank] = error
+            process.reports_error()
+
+    threads = [threading.Thread(target=check, args=pair) for pair in zip(processes, folders, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    return errors
+
+
+def test_a_machine_that_sees_another_output_folder_is_named(processes, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setattr(output_folder, "SHARING_SECONDS", 0.2)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder in (ours, theirs):
+        folder.mkdir()
+    (tmp_path / "link").symlink_to(ours)  # another name of the same folder
+    assert on_three_machines(processes, [ours, ours, tmp_path / "link"]) == [None] * 3
+    again = [Processes(process.rank, distributed.PrefixStore("again", process._store)) for process in processes]
+    first, second, third = on_three_machines(again, [ours, theirs, ours])
+    assert isinstance(second, UserError) and isinstance(first, ProcessLostError) and isinstance(third, ProcessLostError)
+    line = f"{theirs} on {socket.gethostname()} is not the folder that process 0 sees on {socket.gethostname()}"
+    assert line in str(second) and "--output" in str(second) and "\n" not in str(second)
+    assert not [*ours.iterdir(), *theirs.iterdir()]
+
+
+def test_nothing_is_written_for_processes_of_one_machine(processes, tmp_path, monkeypatch):
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "3")
+    for process in (*processes, Processes()):
+        check_shared(tmp_path / "not there", process)
 
 
 def test_one_process_alone_has_nobody_to_wait_for():
@@ -178,7 +224,13 @@ def start(recipe, tmp_path):
         launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", settings, *more]
         return begin(name, launcher, *options, program=program)
 
-    begin.by_hand, begin.launched = by_hand, launched
+    def on_two_machines(port, name, *options):
+        """One of two groups of two processes, as on a machine of its own, by the script for such."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        words = [str(ROOT / "scripts" / "torchrun_elastic.sh"), f"127.0.0.1:{port}"]
+        return begin(name, words, *options, program=[""], PROCESSES="2", NODES="2", PATH=path)
+
+    begin.by_hand, begin.launched, begin.on_two_machines = by_hand, launched, on_two_machines
     yield begin
     for process in started:
         with contextlib.suppress(ProcessLookupError):
@@ -295,6 +347,30 @@ def test_a_killed_process_ends_the_others(start, train_alone, tmp_path, victim):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("victim", ["worker", "machine"])
+def test_two_machines_start_anew_when_one_loses(start, train_alone, tmp_path, victim):
+    """A process, which its launcher starts again, or all of a machine, whose launcher is then started by hand."""
+    port = free_port()
+    options = ("--quiet", "--max-steps", "120", "--evaluate-every", "20")
+    machines = [start.on_two_machines(port, "machine-0", *options)]
+    time.sleep(2 * (victim == "machine"))  # the first one to come keeps the launchers' store
+    machines.append(start.on_two_machines(port, "machine-1", *options))
+    wait_for_steps(tmp_path / "run", machines, 45)
+    if victim == "worker":
+        os.kill(children_of(machines[1][0])[1], signal.SIGKILL)
+    else:
+        for pid in (machines[1][0].pid, *children_of(machines[1][0])):
+            os.kill(pid, signal.SIGKILL)
+        machines[1][0].wait()
+        machines[1] = start.on_two_machines(port, "machine-1-again", *options)
+    assert [process.wait(timeout=200) for process, _ in machines] == [0, 0], said(machines)
+    text = said(machines)
+    assert text.count("resuming from step 40") + text.count("resuming from step 60") == 1, text
+    assert not list((tmp_path / "run").glob(".writing*"))
+    assert_same_run(train_alone(max_steps=120, evaluate_every=20), tmp_path / "run")
+
+
+@pytest.mark.slow
 def test_processes_end_with_a_checkpoint_when_their_launcher_is_killed(start, tmp_path):
     launcher = start.launched(*ENDLESS, "--evaluate-every", "100000")
     wait_for_steps(tmp_path / "run", [launcher])
@@ -348,7 +424,7 @@ def test_a_disk_that_is_full_for_one_process(start, tmp_path, method, rank):
     assert "checkpoint of step 40 could not be written" in line and "No space left" in line, said(processes)
     assert line.endswith("continues from step 20") and "Traceback" not in said(processes)
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert names == ["checkpoint-20", "contents.json", "tokenizer"]
+    assert names == ["checkpoint-20", "contents.json", "recipe.yaml", "tokenizer"]
 
 
 @pytest.mark.slow

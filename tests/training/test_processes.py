@@ -10,12 +10,15 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_trainer import (
     assert_same_training,
@@ -34,8 +37,11 @@ from torch.nn.functional import cross_entropy
 from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer import distributed as agreement
 from vaswani_transformer.data.batching import PairCollator
+from vaswani_transformer.recipes.recipe import Recipe
+from vaswani_transformer.training import averaging
+from vaswani_transformer.training.run import join_process_group, training_arguments
 from vaswani_transformer.training.schedule import noam_learning_rate
-from vaswani_transformer.training.selection import put_weights
+from vaswani_transformer.training.selection import put_weights, select_weights
 
 TOKENS, STEPS, PAIRS = 512, 30, 211  # an odd number of pairs; four batches an epoch or so, the last ones small
 SGD = {"optim": "sgd", "learning_rate_scale": 1.0, "warmup_steps": 4}  # parameters that move as gradients say
@@ -124,25 +130,68 @@ def sharded(rank, folder, name, world_size, parts, more):
     if rank == 0:
         model.save_pretrained(folder / name, state_dict=state)
     other = {key: tensor.clone() for key, tensor in make_model(seed=8).state_dict().items()}
-    put_weights(model, other)
+    put_weights(model, other if rank == 0 else {})
     for key, parameter in model.named_parameters():
         assert torch.equal(parameter.full_tensor(), other[key]), key
+    put_weights(whole, other if rank == 0 else {})
+    assert whole.lm_head.weight is whole.get_input_embeddings().weight
+    for key, parameter in whole.named_parameters():
+        assert torch.equal(parameter, other[key]), key
+
+
+def selecting(rank, folder, name, world_size, parts, more):
+    """Trains, evaluates best and average, and keeps the best; notes which files of weights it opens meanwhile."""
+    options = {"eval_dataset": evaluation_pairs().select_columns(["input_ids", "labels"])}
+    settings = {**SGD, "max_steps": 6, "save_strategy": "steps", "save_steps": 2}
+    trainer = make_trainer(folder / name, make_pairs(PAIRS), trainer_options=options, **settings)
+    trainer.train()
+    trainer.state.best_global_step = 4
+    read, summed = [], []
+    sys.addaudithook(lambda event, about: summed.append(str(about[0])) if event == "open" else None)
+    counting = patch.object(
+        averaging, "safe_open", lambda path, **options: read.append(path) or safe_open(path, **options)
+    )
+    recipe = Recipe(average_checkpoints=3, evaluate_every=2, keep_weights="best")
+    with agreement.joined_processes() as processes, counting:
+        kept, _, metrics = select_weights(trainer, recipe, folder / name, processes)
+    weights = [path for path in summed if path.endswith(".safetensors")]
+    found = {"read": len(read), "summed": len(weights), "kept": kept, "loss": metrics["eval_loss"]}
+    (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
+    save_file({key: tensor.clone() for key, tensor in trainer.model.state_dict().items()}, folder / f"{name}-{rank}.st")
 
 
 def beside_another_backend(rank, folder, name, world_size, parts, more):
     """Sums where the default group is of a backend whose messages go through devices."""
     torch.distributed.init_process_group("gloo")
-    reduced = []
-    all_reduce = torch.distributed.all_reduce
+    reduced, timeouts = [], []
+    all_reduce, new_group = torch.distributed.all_reduce, torch.distributed.new_group
     with (
+        patch.object(
+            torch.distributed,
+            "new_group",
+            lambda timeout, **options: timeouts.append(timeout) or new_group(timeout=timeout, **options),
+        ),
         patch.object(torch.distributed, "get_backend", lambda *_: "nccl"),
         patch.object(torch.distributed, "all_reduce", lambda *a, group: reduced.append(group) or all_reduce(*a, group)),
     ):
-        arguments = SimpleNamespace(world_size=world_size)
+        arguments = SimpleNamespace(world_size=world_size, ddp_timeout_delta=timedelta(seconds=77))
         assert agreement.over_processes(arguments, [rank + 1, 2**40 + rank]) == [3, 2**41 + 1]
         assert agreement.on_any_process(arguments, rank == 1, False) == [True, False]
     assert reduced[0] is reduced[1] and reduced[0] is not torch.distributed.group.WORLD
-    assert "gloo" in torch.distributed.get_backend(reduced[0])
+    assert "gloo" in torch.distributed.get_backend(reduced[0]) and timeouts == [timedelta(seconds=77)]
+
+
+def impatient(rank, folder, name, world_size, parts, more):
+    """The recipe's timeout counts: one process gives up the other one."""
+    join_process_group(Recipe(ddp_timeout=1))
+    training_arguments(Recipe(output=str(folder / name), ddp_timeout=1), 10)  # which resets accelerate's state
+    if rank == 1:
+        time.sleep(3)
+        return
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match="imed out"):
+        torch.distributed.barrier()
+    assert time.monotonic() - start < 2.5
 
 
 def forked(rank, world_size, port, work, arguments):
@@ -168,6 +217,8 @@ def run_all(folder, runs):
     if runs is SLOW:
         return
     fork(sharded, folder, "sharded", 2, 1, {})
+    fork(selecting, folder, "selected", 2, 1, {})
+    fork(impatient, folder, "impatient", 2, 1, {})
     fork(beside_another_backend, folder, "backend", 2, 1, {})
     fork(stop_at_5, folder, "start", 2, 1, dict(SGD))
     for number in (2, 3):
@@ -303,6 +354,20 @@ def test_resumed_by_another_number_of_processes(folder, alone, tmp_path, caplog)
         for report in found:
             assert report["tokens"] == [list(tokens) for tokens in straight.recording.step_tokens[5:]]
         assert_same_training(weights, load_file(folder / f"resumed-by-{number}.st"), 1e-4)
+
+
+def test_one_process_reads_the_checkpoints_that_are_selected_from(folder):
+    """Three files with their sums, the best one's weights twice and the average's three; the other process none."""
+    first, second = reports(folder, "selected", 2)
+    assert (first.pop("read"), first.pop("summed")) == (2 + 3, 3) and (second.pop("read"), second.pop("summed")) == (
+        0,
+        0,
+    )
+    assert first == second and first["kept"] == "best checkpoint"
+    best = load_file(folder / "selected" / "checkpoint-4" / "model.safetensors")
+    for rank in range(2):
+        weights = load_file(folder / f"selected-{rank}.st")
+        assert all(torch.equal(weights[name], weight) for name, weight in best.items())
 
 
 def test_processes_drop_different_units(folder):

@@ -236,7 +236,7 @@ def parsing_recipe(
         tokenizer.save_pretrained(name)
         files |= {f"tokenizer/{file.name}": file.read_text(encoding="utf-8") for file in sorted(Path(name).iterdir())}
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        join_process_group()
+        join_process_group(recipe)
     with joined_processes() as processes, processes.first_process_first():
         if processes.is_first_of_machine:
             check_trainable(recipe, tokenizer)

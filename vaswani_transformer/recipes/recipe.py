@@ -94,6 +94,7 @@ class Recipe:
         4096, "of these, about what one device takes at once; gradients are accumulated up to tokens_per_batch", BATCHES
     )
     data_workers: int = _option(0, "processes that make batches ahead; 0: the training process does", BATCHES)
+    ddp_timeout: int = _option(1800, "seconds after which processes give up one that stands still", BATCHES)
 
     max_steps: int = _option(100_000, "optimizer steps in all", OPTIMIZER)
     max_minutes: float = _option(0.0, "stop after this many minutes of training; 0 for no limit", OPTIMIZER)
@@ -112,6 +113,7 @@ class Recipe:
     fused_loss: bool = _option(True, "projection and loss in blocks: a batch's logits never exist at once", OPTIMIZER)
     compile: bool = _option(False, "compile the layers with torch.compile: a minute at the start", OPTIMIZER)
     seed: int = _option(0, "of initial weights, dropout and shuffling", OPTIMIZER)
+    deterministic: bool = _option(False, "on a GPU too the same weights, bit for bit, for a seed: slower", OPTIMIZER)
 
     evaluate_every: int = _option(1000, "optimizer steps between validations, each with a checkpoint", CHECKS)
     log_every: int = _option(50, "optimizer steps between lines of the training log", CHECKS)
@@ -272,8 +274,9 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
 
 
 _RANGES = (
-    ("lora_rank tokens_per_batch tokens_per_device max_steps warmup_steps evaluate_every log_every keep_checkpoints"
-     " expected_pairs expected_source_length expected_target_length", lambda value: value >= 1, "1 or more"),
+    ("lora_rank tokens_per_batch tokens_per_device ddp_timeout max_steps warmup_steps evaluate_every"
+     " log_every keep_checkpoints expected_pairs expected_source_length expected_target_length",
+     lambda value: value >= 1, "1 or more"),
     ("validation_size max_minutes max_gradient_norm validation_bleu early_stopping average_checkpoints"
      " checkpoint_minutes seed", lambda value: value >= 0, "0 or more"),
     ("data_workers", lambda number: 0 <= number <= MOST_WORKERS, f"from 0 to {MOST_WORKERS}"),

@@ -78,19 +78,20 @@ def _open_checkpoints(folders: Sequence[Path]) -> list[dict[str, safe_open]]:
     return checkpoints
 
 
-def average_checkpoints(folders: Sequence[str | Path]) -> dict[str, torch.Tensor]:
+def average_checkpoints(folders: Sequence[str | Path], checked: bool = False) -> dict[str, torch.Tensor]:
     """The mean of each weight over checkpoints, summed in float64 and returned in the first one's type.
 
     Args:
         folders: checkpoints, each with `model.safetensors` or several files and their index. Besides the result, one
             weight of one checkpoint at a time is in memory.
+        checked: whether their files have been compared with their sums before, so that they need not be read twice.
 
     Raises:
         UserError: for no folders, a missing file, one that has changed since a training wrote it, or weights of other
             names or shapes than the first one's.
     """
     checkpoints = _open_checkpoints([Path(folder) for folder in folders])
-    for folder in folders:
+    for folder in [] if checked else folders:
         check_contents(Path(folder), weights_only=True)
     average = {}
     for name in sorted(checkpoints[0]):

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from ..files import unfinished
 from ..hardware import choose_precision, keep_freed_memory, on_cpu
 from ..model.checkpoint_vaswani import check_finite
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..output_folder import locked_together
+from ..output_folder import check_shared, locked_together
 from ..recipes.recipe import Recipe, check_paths
 from .callbacks import (
     LearningCurveCallback,
@@ -103,7 +104,7 @@ def make_tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool = Fals
     return new_tokenizer(recipe, pairs_of(train))
 
 
-def join_process_group() -> None:
+def join_process_group(recipe: Recipe) -> None:
     """Join torch's process group, if this process was launched as one of several."""
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and on_cpu():
         raise UserError(
@@ -114,7 +115,7 @@ def join_process_group() -> None:
     if launched != "no":
         logger.info("the launcher's mixed_precision %s is not used: the recipe's precision decides", launched)
         os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
-    PartialState(cpu=on_cpu())
+    PartialState(cpu=on_cpu(), timeout=timedelta(seconds=recipe.ddp_timeout))  # the Trainer finds the group made
 
 
 def reporters(names: str) -> list[str]:
@@ -151,6 +152,7 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         optim="adamw_torch_fused",  # without weight decay AdamW is Adam
         weight_decay=0.0,
         seed=recipe.seed,
+        full_determinism=recipe.deterministic,
         logging_steps=recipe.log_every,
         eval_strategy="steps",
         eval_steps=recipe.evaluate_every,
@@ -168,6 +170,7 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         report_to=reporters(recipe.report_to),
         disable_tqdm=True,
         ddp_find_unused_parameters=False,  # there are none; looking for them costs a walk through the graph each step
+        ddp_timeout=recipe.ddp_timeout,
         ddp_broadcast_buffers=False,  # tables of sinusoids, the same everywhere
         log_level="error",
         log_level_replica="error",
@@ -213,8 +216,11 @@ class TrainingRun:
         """Train, select the weights, write the model folder."""
         if on_cpu():
             keep_freed_memory()
-        join_process_group()
+        if self.recipe.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
+        join_process_group(self.recipe)
         with joined_processes() as processes, locked_together(self.folder):
+            check_shared(self.folder, processes)
             return self._run(processes)
 
     def _run(self, processes: Processes) -> TrainingResult:

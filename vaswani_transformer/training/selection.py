@@ -5,6 +5,7 @@ from itertools import chain
 from pathlib import Path
 
 import torch
+from torch import distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from ..distributed import Processes
@@ -73,7 +74,7 @@ def select_weights(
         return "last weights", 0, trainer.evaluate()
     metrics = {}
     for name, paths in candidates.items():
-        put_weights(trainer.model, average_checkpoints(paths))
+        _load_average(trainer, paths, processes, f"weights of {name}")
         scores = trainer.evaluate(metric_key_prefix=name)
         metrics[name] = {f"eval_{key.removeprefix(name + '_')}": value for key, value in scores.items()}
         steps = ", ".join(f"{step_of(path):,}" for path in paths)
@@ -87,7 +88,7 @@ def select_weights(
         sign = 1 if recipe.best_by == "bleu" else -1
         kept = max(metrics, key=lambda name: sign * metrics[name][f"eval_{recipe.best_by}"])
     if kept != name:  # the last that was evaluated is still loaded
-        put_weights(trainer.model, average_checkpoints(candidates[kept]))
+        _load_average(trainer, candidates[kept], processes, "selected weights")
     averaged = len(candidates[kept]) if kept == AVERAGE else 0
     return _label(kept, candidates[kept]), averaged, metrics[kept]
 
@@ -96,10 +97,18 @@ def _label(name: str, paths: list[Path]) -> str:
     return f"average of {len(paths)} checkpoints" if name == AVERAGE else f"{name} checkpoint"
 
 
+def _load_average(trainer: VaswaniTrainer, paths: list[Path], processes: Processes, name: str) -> None:
+    """Load the average of checkpoints that `_candidates` has checked: process 0 reads them, and the others wait."""
+    weights = {}
+    processes.share(name, lambda: weights.update(average_checkpoints(paths, checked=True)))
+    put_weights(trainer.model, weights)
+
+
 def put_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
     """Replace the weights of a trainer's model by name, of tied ones by one of their names.
 
-    Where the model is sharded over processes all of them have to call this.
+    Of several processes all have to call this, and the weights that process 0 gives are sent to all, one by one.
     """
-    options = StateDictOptions(full_state_dict=True, strict=False)
+    several = distributed.is_available() and distributed.is_initialized()
+    options = StateDictOptions(full_state_dict=True, strict=False, broadcast_from_rank0=several)
     set_model_state_dict(model, dict(weights), options=options)  # it changes the dictionary

@@ -88,7 +88,9 @@ class Recipe:
     attention_window: int | None = _option(None, "positions that self-attention sees; all if none (Section 4)", MODEL)
 
     tokens_per_batch: int = _option(
-        25_000, "source tokens, and as many target tokens, of one optimizer step over all devices", BATCHES
+        25_000,
+        "source tokens, and as many target tokens, of one optimizer step over all devices, padding not counted",
+        BATCHES,
     )
     tokens_per_device: int = _option(
         4096, "of these, about what one device takes at once; gradients are accumulated up to tokens_per_batch", BATCHES

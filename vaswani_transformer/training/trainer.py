@@ -64,7 +64,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
 
     Args:
         tokens_per_batch: at most so many source tokens, and as many target tokens, in one optimizer step over all
-            devices and accumulated parts, padding counted (the paper: about 25,000).
+            devices and accumulated parts, padding not counted (the paper: about 25,000).
         tokens_per_device: what one device takes at once.
         learning_rate_scale: factor on Equation 3; 1 in the paper.
         fused_loss: compute the projection to the vocabulary and the training loss together, in blocks of tokens (see

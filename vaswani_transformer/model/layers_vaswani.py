@@ -14,8 +14,9 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vaswani import VaswaniConfig
-from .linear_vaswani import project
+from .linear_vaswani import has_hooks, project, project_together
 from .local_attention_vaswani import NeighbourMask, restricted_attention
+from .packed_sentences_vaswani import PackedSentences, flash_attention, gather, spread
 
 
 def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
@@ -172,6 +173,15 @@ class VaswaniAttention(nn.Module):
         # To (batch_size, num_heads, length, head_width). Under tensor parallelism a process has some of the heads only.
         return states.view(*states.shape[:-1], states.shape[-1] // head_width, head_width).transpose(1, 2)
 
+    def _project_together(self, hidden_states: torch.Tensor, key_value_states: torch.Tensor | None) -> list:
+        if key_value_states is None:
+            projected = project_together([self.q_proj, self.k_proj, self.v_proj], hidden_states)
+        else:
+            query = project(self.q_proj, hidden_states)
+            projected = query, *project_together([self.k_proj, self.v_proj], key_value_states)
+        widths = self.d_k, self.d_k, self.d_v
+        return [self._split_heads(states, width) for states, width in zip(projected, widths, strict=True)]
+
     def _keys_and_values(self, states: torch.Tensor, cache: Cache | None, is_cross_attention: bool):
         """Project `states`, or take what the cache holds; a source is projected once for a whole generation."""
         if isinstance(cache, EncoderDecoderCache):
@@ -193,7 +203,7 @@ class VaswaniAttention(nn.Module):
         self,
         hidden_states: torch.Tensor,
         key_value_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | NeighbourMask | None = None,
+        attention_mask: torch.Tensor | NeighbourMask | PackedSentences | None = None,
         past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -205,13 +215,19 @@ class VaswaniAttention(nn.Module):
             the output, `(batch_size, query_length, d_model)`, and the weights,
             `(batch_size, num_heads, query_length, key_length)`, or `None` from implementations that form none.
         """
-        query = self._split_heads(project(self.q_proj, hidden_states), self.d_k)
         is_cross_attention = key_value_states is not None
         states = key_value_states if is_cross_attention else hidden_states
-        key, value = self._keys_and_values(states, past_key_values, is_cross_attention)
+        if self.training and past_key_values is None:
+            query, key, value = self._project_together(hidden_states, key_value_states)
+        else:
+            query = self._split_heads(project(self.q_proj, hidden_states), self.d_k)
+            key, value = self._keys_and_values(states, past_key_values, is_cross_attention)
         p = self.dropout if self.training else 0.0
         if isinstance(attention_mask, NeighbourMask):
             output = restricted_attention(query, key, value, attention_mask, self.scaling, p)
+            return project(self.out_proj, output.flatten(-2)), None
+        if isinstance(attention_mask, PackedSentences):
+            output = self._attend_to_own_sentence(query, key, value, attention_mask, p)
             return project(self.out_proj, output.flatten(-2)), None
         if is_flash_attention_requested(self.config):
             if (missing := self.d_v - self.d_k) > 0:  # one width for all: transformers pads narrower values only
@@ -223,6 +239,15 @@ class VaswaniAttention(nn.Module):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         output, weights = attend(self, query, key, value, attention_mask, dropout=p, scaling=self.scaling, **kwargs)
         return project(self.out_proj, output.flatten(-2)), weights
+
+    def _attend_to_own_sentence(self, query, key, value, packed: PackedSentences, p: float) -> torch.Tensor:
+        if packed.mask is None:
+            return flash_attention(query, key, value, packed, self.scaling)
+        query, key, value = spread(query, packed.queries), spread(key, packed.keys), spread(value, packed.keys)
+        kind = "eager" if self.config._attn_implementation == "eager" else "sdpa"
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(kind, eager_attention_forward)
+        output, _ = attend(self, query, key, value, packed.mask, dropout=p, scaling=self.scaling)
+        return gather(output, packed.queries)
 
 
 class VaswaniLayer(GradientCheckpointingLayer):

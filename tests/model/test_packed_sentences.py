@@ -1,0 +1,105 @@
+"""Batches without padding: logits, losses and gradients are those of padded sentences."""
+
+import contextlib
+from unittest import mock
+
+import pytest
+import torch
+from conftest import random_ids, tiny_model
+from passes import IMPLEMENTATIONS, OTHER_TOOLKITS, relative_difference
+from torch import nn
+
+from vaswani_transformer.model import packed_sentences_vaswani as packing
+
+SOURCES, TARGETS = (7, 4, 1, 9), (5, 6, 3, 1)  # lengths of sentences
+
+
+def sentences(lengths, seed: int, vocab_size: int = 29) -> list[torch.Tensor]:
+    return [random_ids(length, seed=seed + row, vocab_size=vocab_size) for row, length in enumerate(lengths)]
+
+
+def padded(rows: list[torch.Tensor], filling: int) -> torch.Tensor:
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=filling)
+
+
+def offsets_of(lengths) -> torch.Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+def both_batches(with_filling: bool, target_vocabulary: int = 29) -> tuple[dict, dict]:
+    """The same sentences padded, and one after the other: with filling, two sentences of it and two empty ones."""
+    sources, targets = sentences(SOURCES, 0), sentences(TARGETS, 50, target_vocabulary)
+    targets[0][2] = -100  # a label may be left out in the middle of a sentence too
+    input_ids, labels = padded(sources, 1), padded(targets, -100)
+    mask = (torch.arange(max(SOURCES)) < torch.tensor(SOURCES)[:, None]).long()
+    filling = ((3, 2), (4, 1)) if with_filling else ((), ())
+    empty = (0, 0) if with_filling else ()
+    packed = {
+        "input_ids": torch.cat([*sources, torch.full((sum(filling[0]),), 1)])[None],
+        "labels": torch.cat([*targets, torch.full((sum(filling[1]),), -100)])[None],
+        "source_offsets": offsets_of((*SOURCES, *filling[0], *empty)),
+        "target_offsets": offsets_of((*TARGETS, *filling[1], *empty)),
+        "max_length": 12,
+    }
+    return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}, packed
+
+
+def in_a_row(states: torch.Tensor, lengths=TARGETS) -> torch.Tensor:
+    """`(sentences, longest, ...)` to `(tokens, ...)`, one sentence cut after the other."""
+    return torch.cat([row[:length] for row, length in zip(states, lengths, strict=True)])
+
+
+def pass_through(model, batch: dict, **options):
+    """Outputs, and the gradient of every parameter."""
+    model.zero_grad()
+    outputs = model(**batch, **options)
+    if outputs.logits is not None and outputs.logits.dtype == torch.float64:  # the model's own loss is float32
+        outputs.loss = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), batch["labels"].flatten())
+    outputs.loss.backward()
+    return outputs, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def assert_equal_passes(model, tolerance: float, with_filling: bool = True, **options) -> None:
+    batch, packed = both_batches(with_filling, model.config.target_vocab_size)
+    expected, expected_gradients = pass_through(model, batch, **options)
+    actual, gradients = pass_through(model, packed, **options)
+    assert relative_difference(actual.loss, expected.loss) < tolerance
+    if actual.logits is not None:
+        assert relative_difference(actual.logits[0, : sum(TARGETS)], in_a_row(expected.logits)) < tolerance
+    largest = max(float(gradient.abs().max()) for gradient in expected_gradients.values())
+    for name, gradient in gradients.items():
+        assert float((gradient - expected_gradients[name]).abs().max()) < tolerance * largest, name
+
+
+@pytest.mark.parametrize("with_filling", [False, True])
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+def test_equals_padded_sentences(attn_implementation, with_filling):
+    model = tiny_model(dtype=torch.float64, attn_implementation=attn_implementation).train()
+    assert_equal_passes(model, 1e-10, with_filling)
+
+
+@pytest.mark.parametrize("changes", [*OTHER_TOOLKITS, {"position_encoding": "learned"}, {"d_k": 5, "d_v": 7}], ids=str)
+def test_equals_padded_sentences_in_models_of_every_kind(changes):
+    assert_equal_passes(tiny_model(dtype=torch.float64, **changes).train(), 1e-10)
+
+
+def test_equals_padded_sentences_past_the_table_of_positions():
+    assert_equal_passes(tiny_model(dtype=torch.float64, max_position_embeddings=4).train(), 1e-7)
+
+
+@pytest.mark.parametrize("options", [{"skip_logits": True}, {"num_items_in_batch": torch.tensor(40)}], ids=str)
+def test_losses_of_every_kind(options):
+    assert_equal_passes(tiny_model(label_smoothing=0.1).train(), 1e-5, **options)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_with_gradient_checkpointing(use_reentrant):
+    model = tiny_model(dtype=torch.float64).train()
+    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    assert_equal_passes(model, 1e-10)
+
+
+def test_in_float32_and_bfloat16():
+    assert_equal_passes(tiny_model(attn_implementation="eager").train(), 1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_equal_passes(tiny_model(attn_implementation="eager").train(), 3e-2)

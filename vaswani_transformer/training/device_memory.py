@@ -5,16 +5,20 @@ import math
 from collections.abc import Callable
 
 import torch
+from accelerate.utils import send_to_device
 from torch.distributed import ReduceOp
 
+from ..data.batching import PackedCollator, packed_size
 from ..distributed import over_processes
 from ..hardware import CPU_TOKENS
+from .monitoring import count_tokens
 
 logger = logging.getLogger(__name__)
 
 TRIAL_TOKENS = 4096  # fills a block of the fused loss: below, a token takes more memory than above
 SHARE = 0.85  # of the memory that is free; the rest is for gaps between blocks and what libraries take later
 _LESS = 0.8  # of a size that does not fit, to try next
+_PADDED = 1.25  # positions of a padded batch for each of its tokens, at most in most batches
 
 
 class MemoryMeter:
@@ -87,10 +91,9 @@ def choose_tokens_per_device(trainer, meter: MemoryMeter | None = None) -> int:
     )
     free = meter.free()
     limit = SHARE * free - 2 * weights  # Adam's averages come with the first step
-    longest = trainer.longest_sentence
 
     def peak_of(tokens: int) -> float:
-        peak = meter.peak_of(lambda: trainer.try_step(tokens))
+        peak = meter.peak_of(lambda: _step(trainer, tokens))
         trainer.model.zero_grad()
         meter.free()
         return peak
@@ -99,10 +102,27 @@ def choose_tokens_per_device(trainer, meter: MemoryMeter | None = None) -> int:
     devices = [] if args.device.type == "cpu" else [args.device]
     # Compiled code takes no more memory, and would be compiled for each size.
     with torch.random.fork_rng(devices, device_type=args.device.type), torch.compiler.set_stance("force_eager"):
-        chosen = tokens_that_fit(peak_of, limit, most, min(longest, most))
+        chosen = tokens_that_fit(peak_of, limit, most, min(trainer.longest_sentence, most))
     trainer.model.train(was_training)
     [chosen] = over_processes(args, [chosen], ReduceOp.MIN)
     if trainer.is_world_process_zero():
         share = "its whole share of a batch" if chosen == most else f"of its share of {most:,}"
         logger.info("a device takes %s tokens at once, %s: %.1f GB were free", f"{chosen:,}", share, free / 1e9)
     return chosen
+
+
+def _step(trainer, tokens: int) -> None:
+    """Forward and backward pass of the largest batch that counts as so many tokens a side: of the longest sentences."""
+    config, longest, device = trainer.model.config, max(2, trainer.longest_sentence), trainer.args.device
+    if trainer.args.padding_free:
+        collator, positions = PackedCollator(config.pad_token_id, longest), packed_size(tokens + longest, longest)
+    else:
+        collator, positions = trainer.data_collator, int(_PADDED * tokens)
+    sentence = [config.eos_token_id] * longest
+    batch = collator([{"input_ids": sentence, "labels": sentence}] * -(-positions // longest))
+    count_tokens(batch)  # takes out what the model does not know
+    items = torch.full((), tokens, dtype=torch.float32, device=device)
+    trainer.model.train()
+    with trainer.accelerator.autocast():
+        loss = trainer.compute_loss(trainer.model, send_to_device(batch, device), num_items_in_batch=items)
+    loss.backward()

@@ -27,7 +27,9 @@ from ..evaluation.metrics import score_translations
 from ..files import unfinished
 from ..hardware import choose_precision, has_tf32, keep_freed_memory, making_batches, on_cpu
 from ..model.checkpoint_vaswani import check_finite
+from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..model.packed_sentences_vaswani import can_use_flash_attention
 from ..output_folder import locked_together
 from ..recipes.recipe import AUTO, Recipe, check_paths
 from .callbacks import (
@@ -177,6 +179,24 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
     )
 
 
+def is_padding_free(recipe: Recipe, config: VaswaniConfig, arguments: VaswaniTrainingArguments) -> bool:
+    """Whether to train on batches without padding; by itself only where attention takes them as they are.
+
+    Raises:
+        UserError: where the recipe asks for them and restricted self-attention, which takes none.
+    """
+    if recipe.padding_free != AUTO:
+        if recipe.padding_free and config.attention_window is not None:
+            raise UserError(
+                f"padding_free is true and attention_window {config.attention_window}, which needs padded batches: leave"
+                " one of them out"
+            )
+        return recipe.padding_free
+    dtype = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32
+    is_plain = recipe.attention == AUTO and config.attention_window is None and not config.attention_dropout
+    return is_plain and can_use_flash_attention(config, torch.empty(0, dtype=dtype, device=arguments.device))
+
+
 def _bleu(tokenizer, prediction) -> dict[str, float]:
     """`compute_metrics` for the Trainer: generated ids and labels to BLEU."""
     predictions, references = (
@@ -316,9 +336,11 @@ class TrainingRun:
             validation = validation.shuffle(seed=recipe.seed).select(range(recipe.validation_bleu))
         longest = max(max(validation["source_length"]), max(validation["target_length"]))
         validation = validation.sort("source_length").select_columns(["input_ids", "labels"])
+        arguments = training_arguments(recipe, longest)
+        arguments.padding_free = is_padding_free(recipe, model.config, arguments)
         trainer = VaswaniTrainer(
             model=model,
-            args=training_arguments(recipe, longest),
+            args=arguments,
             train_dataset=train,
             eval_dataset=validation,
             processing_class=self.tokenizer,

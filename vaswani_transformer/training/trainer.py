@@ -171,12 +171,13 @@ class VaswaniTrainer(Seq2SeqTrainer):
         """Tokens of the longest sentence that is trained on."""
         return max(int(side.max()) for side in map(np.asarray, self._lengths))
 
-    def _training_collator(self, tokens: int | None = None) -> Callable:
-        """Makes training's batches; without padding they are of one size on a device that has `tokens` at most."""
+    def _training_collator(self) -> Callable:
+        """Makes training's batches; without padding they are all of one size on a device."""
         if not self.args.padding_free:
             return self.data_collator
-        longest = max(2, self.longest_sentence)
-        size = None if tokens is None or self.args.device.type == "cpu" else packed_size(tokens, longest)
+        longest, size = max(2, self.longest_sentence), None
+        if self.args.device.type != "cpu":
+            size = packed_size(self.batch_sampler.part_tokens, longest)
         return PackedCollator(self.model.config.pad_token_id, longest, size, size)
 
     def get_train_dataloader(self) -> DataLoader:
@@ -187,7 +188,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         loader = DataLoader(
             pairs,
             batch_sampler=self.batch_sampler,
-            collate_fn=self._training_collator(self.args.tokens_per_batch),
+            collate_fn=self._training_collator(),
             num_workers=self.args.dataloader_num_workers,
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=4 if self.args.dataloader_num_workers else None,
@@ -225,10 +226,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.tokens_seen += self.step_tokens
         self.positions_seen += counts[2:]
         # Filled in there: a number that is copied to a device may wait for it.
-        items = counts[1] / self.get_tp_size() if self.args.average_tokens_across_devices else own[1]
-        return [send_to_device(sample, device, non_blocking=True) for sample in samples], torch.full(
-            (), items, dtype=torch.float32, device=device
-        )
+        items = counts[1] // self.get_tp_size() if self.args.average_tokens_across_devices else own[1]
+        items = torch.full((), int(items), dtype=torch.float32, device=device)
+        return [send_to_device(sample, device, non_blocking=True) for sample in samples], items
 
     # Loss (Section 5.4)
 
@@ -261,19 +261,6 @@ class VaswaniTrainer(Seq2SeqTrainer):
         loss = super().training_step(model, inputs, *args, **kwargs)
         self._finite_losses.note(loss, inputs)
         return loss
-
-    def try_step(self, tokens: int) -> None:
-        """The forward and backward pass of a batch of so many tokens a side, in sentences as long as they may be."""
-        longest, device = self.longest_sentence, self.args.device
-        lengths = [longest] * (tokens // longest) + [tokens % longest] * (tokens % longest > 0)
-        ids = [[self.model.config.eos_token_id] * length for length in lengths]
-        batch = self._training_collator()([{"input_ids": row, "labels": row} for row in ids])
-        batch.pop("source_tokens", None)
-        self.model.train()
-        items = torch.full((), tokens, dtype=torch.float32, device=device)
-        with self.accelerator.autocast():
-            loss = self.compute_loss(self.model, send_to_device(batch, device), num_items_in_batch=items)
-        loss.backward()
 
     def floating_point_ops(self, inputs) -> int:
         """0: `Trainer` would walk through the model for each batch to estimate what `model_flops` counts."""

@@ -17,6 +17,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_device_memory import FREE, FakeMeter, fits
 from test_trainer import (
     assert_same_training,
     evaluation_pairs,
@@ -34,6 +35,7 @@ from torch.nn.functional import cross_entropy
 from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer import distributed as agreement
 from vaswani_transformer.data.batching import PairCollator
+from vaswani_transformer.training import device_memory
 from vaswani_transformer.training.schedule import noam_learning_rate
 from vaswani_transformer.training.selection import put_weights
 
@@ -41,7 +43,8 @@ TOKENS, STEPS, PAIRS = 512, 30, 211  # an odd number of pairs; four batches an e
 SGD = {"optim": "sgd", "learning_rate_scale": 1.0, "warmup_steps": 4}  # parameters that move as gradients say
 ADAM = {"learning_rate_scale": 0.05, "warmup_steps": 10}  # with the paper's epsilon
 # name: processes, parts that one process would take the batch in, settings
-FAST = {"2x4": (2, 4, ADAM), "3": (3, 1, SGD)}
+PACKED = {**SGD, "padding_free": True}
+FAST = {"2x4": (2, 4, ADAM), "3": (3, 1, SGD), "packed": (2, 4, PACKED)}
 SLOW = {"2": (2, 1, SGD), "3x4": (3, 4, SGD), "4-adam": (4, 1, ADAM), "8": (8, 1, SGD), "8-adam": (8, 1, ADAM)}
 RUNS = FAST | SLOW
 EITHER = [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
@@ -145,6 +148,26 @@ def beside_another_backend(rank, folder, name, world_size, parts, more):
     assert "gloo" in torch.distributed.get_backend(reduced[0])
 
 
+def with_compressed_gradients(rank, folder, name, world_size, parts, more):
+    more |= {"compress_gradients": True, "ddp_bucket_cap_mb": 100}
+    trainer = make_trainer(folder / name, make_pairs(PAIRS), **settings(parts, more))
+    train_and_save(folder, name, rank, trainer)
+
+
+class MetersOf(FakeMeter):
+    """The first process has room for more than the second."""
+
+    def free(self):
+        return super().free() // (1 + torch.distributed.get_rank())
+
+
+def choose_together(rank, folder, name, world_size, parts, more):
+    """Each process tries out its own device."""
+    with patch.object(device_memory, "MemoryMeter", MetersOf), patch.object(device_memory, "TRIAL_TOKENS", 16):
+        trainer = make_trainer(folder / name, make_pairs(PAIRS), **settings(parts, more) | {"tokens_per_device": None})
+    (folder / f"{name}-{rank}.json").write_text(json.dumps([trainer.tokens_per_device, trainer.micro_batches]))
+
+
 def forked(rank, world_size, port, work, arguments):
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size),
@@ -169,6 +192,8 @@ def run_all(folder, runs):
         return
     fork(sharded, folder, "sharded", 2, 1, {})
     fork(beside_another_backend, folder, "backend", 2, 1, {})
+    fork(with_compressed_gradients, folder, "compressed", 2, 1, dict(SGD))
+    fork(choose_together, folder, "chosen", 2, 1, dict(SGD))
     fork(stop_at_5, folder, "start", 2, 1, dict(SGD))
     for number in (2, 3):
         fork(resume, folder, f"resumed-by-{number}", number, 1, {**SGD, "start": "start"})
@@ -234,7 +259,7 @@ def together(found):
 def test_as_one_process_does(run, alone):
     name, folder, found = run
     world_size, parts, more = RUNS[name]
-    one, weights = alone["adam" if more is ADAM else "sgd"]
+    one, weights = alone["sgd" if "optim" in more else "adam"]
     for report in found:
         assert report["accumulation"] == math.ceil(parts / world_size)
         assert len(report["batches"]) == STEPS * report["accumulation"]  # none waits for another
@@ -303,6 +328,19 @@ def test_resumed_by_another_number_of_processes(folder, alone, tmp_path, caplog)
         for report in found:
             assert report["tokens"] == [list(tokens) for tokens in straight.recording.step_tokens[5:]]
         assert_same_training(weights, load_file(folder / f"resumed-by-{number}.st"), 1e-4)
+
+
+def test_compressed_gradients_train_as_others_but_for_rounding(folder, alone):
+    one, _ = alone["sgd"]
+    for report in reports(folder, "compressed", 2):
+        assert report["losses"] == pytest.approx(one["losses"], rel=1e-2)
+        assert report["losses"] != pytest.approx(one["losses"], rel=1e-5)
+
+
+def test_processes_take_what_the_smallest_device_holds(folder):
+    chosen, other = reports(folder, "chosen", 2)
+    assert chosen == other
+    assert fits(chosen[0], FREE // 2) and not fits(1.1 * chosen[0], FREE // 2)
 
 
 def test_processes_drop_different_units(folder):

@@ -63,7 +63,10 @@ class RecordingTrainer(VaswaniTrainer):
         self.batches = []
 
     def training_step(self, model, inputs, *args, **kwargs):
-        self.batches.append(inputs["labels"].tolist())
+        labels = inputs["labels"]
+        if "target_offsets" in inputs:
+            labels = [row.tolist() for row in labels[0].split(inputs["target_offsets"].diff().tolist())]
+        self.batches.append(labels if isinstance(labels, list) else labels.tolist())
         return super().training_step(model, inputs, *args, **kwargs)
 
 

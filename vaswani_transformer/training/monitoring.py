@@ -125,7 +125,7 @@ class FiniteLossGuard:
             loss, finite, arrival, inputs = self._unread[0]
             if not wait and (arrival is None or not arrival.query()):
                 return
-            if arrival is not None:
+            if wait and arrival is not None:
                 arrival.synchronize()
             self._unread.pop(0)
             if not finite:

@@ -188,8 +188,8 @@ def is_padding_free(recipe: Recipe, config: VaswaniConfig, arguments: VaswaniTra
     if recipe.padding_free != AUTO:
         if recipe.padding_free and config.attention_window is not None:
             raise UserError(
-                f"padding_free is true and attention_window {config.attention_window}, which needs padded batches: leave"
-                " one of them out"
+                f"padding_free is true and attention_window is {config.attention_window}, which needs padded batches:"
+                " leave one of them out"
             )
         return recipe.padding_free
     dtype = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32

@@ -16,7 +16,7 @@ MOST_WORKERS = 256  # processes or threads that an option may ask for: the proce
 DEFAULT_UTILISATION = 0.35
 # Where the default comes from, for whoever reads a plan.
 UTILISATION_SOURCE = (
-    "the paper's step times make it 29% (base) and 39% (big) of a P100's 9.5; NVIDIA's own code, big, fp16, with its",
+    "the paper's step times make it 31% (base) and 42% (big) of a P100's 9.5; NVIDIA's own code, big, fp16, with its",
     "tokens/s taken as target tokens: 34% on one V100 (32,942) and one A100 (82,059), 28% on eight A100 (551,599)",
 )
 

@@ -280,7 +280,7 @@ def test_prepared_data_is_counted_without_reading_it(corpus, tmp_path, capsys):
     capsys.readouterr()
     assert main(["train", "small", *corpus, "--prepared", "prepared", "--dry-run"]) == 0
     from_shards = capsys.readouterr().out
-    for line in ("pairs of", "tokens without it", "steps an epoch", "in all:"):
+    for line in ("pairs of", "padding not counted", "steps an epoch", "in all:"):
         texts = [next(x for x in text.splitlines() if line in x) for text in (from_text, from_shards)]
         assert texts[0] == texts[1]
         assert "~" not in texts[1]

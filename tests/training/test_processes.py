@@ -148,12 +148,6 @@ def beside_another_backend(rank, folder, name, world_size, parts, more):
     assert "gloo" in torch.distributed.get_backend(reduced[0])
 
 
-def with_compressed_gradients(rank, folder, name, world_size, parts, more):
-    more |= {"compress_gradients": True, "ddp_bucket_cap_mb": 100}
-    trainer = make_trainer(folder / name, make_pairs(PAIRS), **settings(parts, more))
-    train_and_save(folder, name, rank, trainer)
-
-
 class MetersOf(FakeMeter):
     """The first process has room for more than the second."""
 
@@ -192,7 +186,6 @@ def run_all(folder, runs):
         return
     fork(sharded, folder, "sharded", 2, 1, {})
     fork(beside_another_backend, folder, "backend", 2, 1, {})
-    fork(with_compressed_gradients, folder, "compressed", 2, 1, dict(SGD))
     fork(choose_together, folder, "chosen", 2, 1, dict(SGD))
     fork(stop_at_5, folder, "start", 2, 1, dict(SGD))
     for number in (2, 3):
@@ -328,13 +321,6 @@ def test_resumed_by_another_number_of_processes(folder, alone, tmp_path, caplog)
         for report in found:
             assert report["tokens"] == [list(tokens) for tokens in straight.recording.step_tokens[5:]]
         assert_same_training(weights, load_file(folder / f"resumed-by-{number}.st"), 1e-4)
-
-
-def test_compressed_gradients_train_as_others_but_for_rounding(folder, alone):
-    one, _ = alone["sgd"]
-    for report in reports(folder, "compressed", 2):
-        assert report["losses"] == pytest.approx(one["losses"], rel=1e-2)
-        assert report["losses"] != pytest.approx(one["losses"], rel=1e-5)
 
 
 def test_processes_take_what_the_smallest_device_holds(folder):

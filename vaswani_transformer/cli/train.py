@@ -27,7 +27,7 @@ def add_train(commands) -> None:
     plan = parser.add_argument_group("plan")
     plan.add_argument("--dry-run", action="store_true", help="print what it takes (tokens, FLOPs, time, disk), and end")
     plan.add_argument("--device", metavar="NAME", help="with --dry-run: time on it, such as 'p100 x8' or here")
-    share = "with --dry-run: assumed share of the device's peak (default: 0.35, of a P100 0.288)"
+    share = "with --dry-run: assumed share of the device's peak (default: 0.35, of a P100 0.308)"
     plan.add_argument("--utilisation", type=float, metavar="X", help=share)
 
 

@@ -1,6 +1,5 @@
 """Batches of sentences of similar length that hold about a given number of tokens (Section 5.1), and their padding."""
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,9 +9,10 @@ import torch
 from ..errors import UserError
 from ..model.loss_vaswani import IGNORE_INDEX
 
-MIXING_TOKENS = 2  # more mixes batches better, less pads less
+_PADDED = 1.5  # most positions of a padded batch, as a share of its limit of tokens; 1.1 are usual
 _BLOCK = 1 << 17  # pairs that are processed together, so that temporary arrays stay small
 _SAMPLED_BATCHES = 2048  # batches of which padding is measured, where there are more
+_GOLDEN = 0.6180339887498949  # its multiples, taken modulo 1, are spread evenly however many there are
 
 
 def _blocks(number: int) -> Iterator[slice]:
@@ -26,8 +26,6 @@ def _check_lengths(sides: Sequence[np.ndarray], limits: np.ndarray) -> np.ndarra
         raise UserError(f"{len(sides[0])} source lengths for {len(sides[1])} target lengths")
     if len(sides[0]) == 0:
         raise UserError("no sentence pairs to make batches of: the data is empty, or every pair was filtered out")
-    if len(sides[0]) > 2**32:
-        raise UserError(f"{len(sides[0]):,} sentence pairs are more than the {2**32:,} that can be ordered: split them")
     if limits.min() < 1:
         raise UserError(f"a batch of {limits.min()} tokens holds nothing: give 1 or more")
     if min(side.min() for side in sides) < 1:
@@ -38,25 +36,33 @@ def _check_lengths(sides: Sequence[np.ndarray], limits: np.ndarray) -> np.ndarra
                 f"the {name} of sentence pair {side.argmax()} has {side.max()} tokens, more than the"
                 f" {limit} a batch may hold: raise tokens_per_batch or lower max_length"
             )
+    longest = max(int(side.max()) for side in sides)
+    if len(sides[0]) > min(2**32, 2 ** (62 - 2 * longest.bit_length())):  # see TokenBatchSampler._order
+        raise UserError(f"{len(sides[0]):,} pairs of up to {longest:,} tokens are too many to be ordered: split them")
     return np.array([side.sum(dtype=np.int64) for side in sides])
 
 
 class TokenBatchSampler:
     """Batches of sentence pairs by tokens instead of by number, shuffled anew every epoch.
 
-    How batches are formed. Each pair takes a share of the budget, that of its longer side. Every epoch the pairs are
-    ordered by that share, and among equals by the difference between source and target length, blurred by
-    `MIXING_TOKENS`, so that both sides of a batch are of similar length while its pairs change. The order is cut
-    from the longest pair down, each batch as large as its first pair allows; the first batch is cut short at random, so
-    that the cuts fall elsewhere in every epoch. Then the batches are shuffled.
+    How batches are formed. Tokens are counted without padding. Each pair takes a share of the budget, that of its
+    longer side. Every epoch the pairs are ordered by that share, the largest first; pairs of one share are mixed such
+    that source and target tokens grow alike, so that batches are full on both sides. The order is cut into batches,
+    each as large as its limits allow; the first is cut short at random, so that the cuts fall elsewhere in every epoch.
+    Then the batches are shuffled.
+
+    How they are mixed. Pairs of equal lengths are in random order and take evenly spread places among the pairs of
+    their share. So every epoch has the same lengths in the same order, and what differs is which pairs have them.
 
     What holds for any shuffle: the limits are kept, every pair comes exactly once an epoch, and every epoch has the
-    same number of batches, which a Trainer needs in order to resume at the right place. (Cutting the first batch short
-    adds one batch at most, because a batch that starts later in the order never ends earlier. Where it adds none, the
-    batch of most pairs is halved.)
+    same number of batches, which a Trainer needs in order to resume at the right place. (Lengths come in the same order
+    in every epoch, and a batch that starts later in an order never ends earlier; so cutting the first batch short adds
+    one batch at most. Where it adds none, the batch of most pairs is halved.) Padded to its longest sentence, a batch
+    has at most 1.5 times its limit in positions, however far apart the lengths are.
 
     With `micro_batches` above 1 each batch is dealt out further in that many parts, which follow each other: one
-    optimizer step's worth, for accumulation or for several processes. The batches are the same for any number of parts.
+    optimizer step's worth, for accumulation or for several processes. On either side the tokens of two parts differ by
+    at most the longest sentence. The batches are the same for any number of parts.
 
     Memory: arrays of lengths, memory-mapped or not, are not copied. Ordering an epoch takes 8 bytes a pair, its order
     then 4.
@@ -66,7 +72,7 @@ class TokenBatchSampler:
     Args:
         source_lengths: tokens of each source, `</s>` included.
         target_lengths: tokens of each target, `</s>` included.
-        max_source_tokens: at most so many source tokens in a batch, padding counted (the paper: about 25,000).
+        max_source_tokens: at most so many source tokens in a batch, padding not counted (the paper: about 25,000).
         max_target_tokens: at most so many target tokens in a batch; the same as for sources when not given.
         micro_batches: parts that each batch is dealt out in.
         shuffle: `False` gives the same batches in every epoch, longest first.
@@ -74,7 +80,8 @@ class TokenBatchSampler:
 
     Raises:
         UserError: for no pairs, lengths of different number or below 1, a limit below 1, a pair that is longer than the
-            limit, or parts so many that a batch may hold fewer than four pairs for each of them.
+            limit, pairs too many to be ordered, or parts so many that a batch may hold fewer than four pairs for each
+            of them.
     """
 
     batch_size = None  # accelerate's sign for batches of varying size
@@ -99,53 +106,148 @@ class TokenBatchSampler:
             raise UserError(f"micro_batches is {micro_batches}: it must be 1 or more")
         self.micro_batches, self.shuffle, self.seed, self.epoch = micro_batches, shuffle, seed, 0
         self._limits, self._pairs = limits, len(self._lengths[0])
-        self._ordered = None  # epoch, order, edges of batches in it, sequence of batches
-        self._rank_shares()
-        # A batch can be halved twice: cut short as the first, and shared with the last.
+        self._longest = [int(side.max()) for side in self._lengths]
+        # A batch can be halved twice: cut short as the first or shared with the last, and where one batch is missing.
         needed = 4 * micro_batches if micro_batches > 1 else 1
-        smallest = min(self._capacity[0], self._pairs)
+        smallest = min(int((limits // self._longest).min()), self._pairs)
         if smallest < needed:
             raise UserError(
                 f"a batch of {limits[0]} source and {limits[1]} target tokens may hold as few as {smallest} pairs, and"
                 f" {needed} are needed to deal it out in {micro_batches} parts: raise tokens_per_batch, or raise"
                 " tokens_per_device, or use fewer processes"
             )
+        self._count_kinds()
+        order = self._order(self._random())
+        self._first = self._cut(order)[1]  # the largest first batch
         # The shortest first batch makes the most batches; a longer one makes as many or one less.
-        largest = self._capacity[0]
-        self._number = len(self._cut(-(-largest // 2) if shuffle else largest))
+        self._number = len(self._cut(order, -(-self._first // 2) if shuffle else self._first)) - 1
+        self._ordered = self._batches_of(order)
 
-    def _rank_shares(self) -> None:
-        """Rank the shares that lengths of either side can take, the largest first, and count the pairs of each."""
-        tokens = [np.arange(1, int(side.max()) + 1) for side in self._lengths]
-        shares = [numbers / limit for numbers, limit in zip(tokens, self._limits, strict=True)]
-        distinct = np.unique(np.concatenate(shares))
-        ranks = [len(distinct) - 1 - np.searchsorted(distinct, side).astype(np.uint32) for side in shares]
-        capacity = np.full(len(distinct), np.iinfo(np.int64).max)
-        for rank, numbers, limit in zip(ranks, tokens, self._limits, strict=True):
-            np.minimum.at(capacity, rank, limit // numbers)
-        self._distinct = len(distinct)
-        self._rank_of = [np.concatenate([[0], rank]).astype(np.uint32) for rank in ranks]  # by number of tokens
-        counts = np.zeros(len(distinct), np.int64)
+    def _codes(self, block: slice) -> np.ndarray:
+        """Both lengths of pairs as one number, uint64."""
+        source, target = (side[block].astype(np.uint64) for side in self._lengths)
+        return source << np.uint64(self._longest[1].bit_length()) | target
+
+    def _count_kinds(self) -> None:
+        """Count the pairs of each kind, which is the two lengths; rank kinds by share, the largest first."""
+        codes, counts = np.empty(0, np.uint64), np.empty(0, np.int64)
         for block in _blocks(self._pairs):
-            counts += np.bincount(self._ranks(block), minlength=len(distinct))
-        # How many pairs a batch may hold whose longest pair comes at a place of the order before this end.
-        self._capacity = capacity[counts > 0].tolist()
-        self._capacity_ends = np.cumsum(counts[counts > 0]).tolist()
+            here, number = np.unique(self._codes(block), return_counts=True)
+            codes, places = np.unique(np.concatenate([codes, here]), return_inverse=True)
+            counts = np.bincount(places, np.concatenate([counts, number])).astype(np.int64)
+        target_bits = self._longest[1].bit_length()
+        lengths = np.stack([codes >> np.uint64(target_bits), codes & np.uint64(2**target_bits - 1)], axis=1)
+        _, ranks = np.unique(-(lengths / self._limits).max(axis=1), return_inverse=True)
+        order = np.argsort(ranks, kind="stable")
+        ordinals = np.empty(len(ranks), np.int64)  # within the rank
+        ordinals[order] = np.arange(len(ranks)) - np.searchsorted(ranks[order], ranks[order])
+        self._codes_of, self._counts, self._ranks, self._ordinals = codes, counts, ranks, ordinals
+        # How many pairs a batch may hold, padded, whose longest pair comes at a place of the order before this end.
+        capacity = np.zeros(ranks.max() + 1, np.int64)
+        capacity[ranks] = (_PADDED * self._limits / lengths).astype(np.int64).min(axis=1)
+        self._capacity = capacity
+        self._capacity_ends = np.cumsum(np.bincount(ranks, counts)).astype(np.int64)
 
-    def _ranks(self, block: slice | np.ndarray) -> np.ndarray:
-        """Ranks of pairs by share of the budget, 0 for the largest."""
-        return np.minimum(*(rank[side[block]] for rank, side in zip(self._rank_of, self._lengths, strict=True)))
+    def _random(self) -> np.random.Generator | None:
+        return np.random.default_rng((self.seed, self.epoch)) if self.shuffle else None
 
-    def _cut(self, first: int) -> list[int]:
-        """Ends of the batches in the order of pairs; the first batch holds `first` pairs, or all if they are fewer."""
-        ends = [min(int(first), self._pairs)]
-        while ends[-1] < self._pairs:
-            capacity = self._capacity[bisect_right(self._capacity_ends, ends[-1])]
-            ends.append(min(ends[-1] + capacity, self._pairs))
-        if len(ends) > 1:  # the last two batches share what is left for them
-            start = ends[-3] if len(ends) > 2 else 0
-            ends[-2] = max(start + 1, min(ends[-2], start + (ends[-1] - start + 1) // 2))
-        return ends
+    def _order(self, random: np.random.Generator | None) -> np.ndarray:
+        """Indices of all pairs, uint32: by rank, and in a rank each kind's pairs evenly spread over it.
+
+        A pair's place is worked out of numbers of 64 bits, which are sorted in place, and then cut down in place to the
+        index: first of (kind, random number, index), which gives the pairs of a kind their numbers, then of (rank,
+        place in the rank, kind, index).
+        """
+        index_bits = max(1, (self._pairs - 1).bit_length())
+        random_bits = 64 - index_bits - sum(longest.bit_length() for longest in self._longest)
+        kind_bits = int(self._ordinals.max()).bit_length()
+        place_bits = min(32, 64 - index_bits - kind_bits - int(self._ranks.max()).bit_length())
+        keys = np.empty(self._pairs, np.uint64)
+        for block in _blocks(self._pairs):
+            key = self._codes(block) << np.uint64(random_bits)
+            if random is not None:
+                key |= random.integers(2**random_bits, size=len(key), dtype=np.uint64)
+            key <<= np.uint64(index_bits)
+            key |= np.arange(block.start, block.stop, dtype=np.uint64)
+            keys[block] = key
+        keys.sort()
+        starts, offsets = np.cumsum(self._counts) - self._counts, np.arange(len(self._counts)) * _GOLDEN % 1
+        for block in _blocks(self._pairs):
+            numbers = np.arange(block.start, block.stop)
+            kinds = np.searchsorted(starts, numbers, side="right") - 1
+            places = (numbers - starts[kinds] + offsets[kinds]) / self._counts[kinds]
+            key = self._ranks[kinds].astype(np.uint64) << np.uint64(place_bits)
+            key |= (places * 2**place_bits).astype(np.uint64)
+            key <<= np.uint64(kind_bits)
+            key |= self._ordinals[kinds].astype(np.uint64)
+            key <<= np.uint64(index_bits)
+            keys[block] = key | keys[block] & np.uint64(2**index_bits - 1)
+        keys.sort()
+        halves = keys.view(np.uint32)
+        for block in _blocks(self._pairs):
+            halves[block] = keys[block] & np.uint64(2**index_bits - 1)  # never ahead of what is still to be read
+        del halves
+        keys.resize((self._pairs + 1) // 2, refcheck=False)
+        return keys.view(np.uint32)[: self._pairs]
+
+    def _sums(self, pairs: np.ndarray) -> np.ndarray:
+        """Tokens of these pairs up to each of them, `(2, len(pairs))`."""
+        return np.stack([side[pairs].cumsum(dtype=np.int64) for side in self._lengths])
+
+    def _capacity_at(self, place: np.ndarray | int) -> np.ndarray | int:
+        return self._capacity[np.searchsorted(self._capacity_ends, place, side="right")]
+
+    def _cut(self, order: np.ndarray, first: int = 0) -> list[int]:
+        """Edges of batches as large as the limits allow; the first batch holds `first` pairs if that is given."""
+        edges, window = [0, first] if first else [0], _BLOCK
+        while edges[-1] < self._pairs:
+            start, begin = edges[-1], 0
+            sums = self._sums(order[start : start + window])
+            size, before = sums.shape[1], np.zeros(2, np.int64)
+            while begin < size:
+                source, target = before + self._limits
+                end = min(sums[0].searchsorted(source, "right"), sums[1].searchsorted(target, "right"))
+                end = min(int(end), begin + int(self._capacity_at(start + begin)))
+                if end >= size and start + size < self._pairs:  # it may end behind the window
+                    break
+                edges.append(start + end)
+                begin, before = end, sums[:, end - 1]
+            if edges[-1] == start:
+                window *= 2
+        return edges
+
+    def _share_the_rest(self, order: np.ndarray, edges: list[int]) -> None:
+        """Let the last two batches share their pairs evenly, or as evenly as the limits allow."""
+        if len(edges) > 2:
+            start, edge, end = edges[-3:]
+            sums = self._sums(order[start:end])
+            places = np.arange(start + 1, end)
+            fits = (sums[:, -1:] - sums[:, :-1] <= self._limits[:, None]).all(axis=0)
+            fits &= end - places <= self._capacity_at(places)
+            edges[-2] = min(edge, max((start + end + 1) // 2, int(places[fits.argmax()])))
+
+    def _batches_of(self, order: np.ndarray) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
+        """The current epoch, the order of its pairs, the edges of batches in it, and the sequence of the batches."""
+        random, first = None, self._first
+        if self.shuffle:
+            random = np.random.default_rng((self.seed, self.epoch, 1))
+            first = int(random.integers(-(-first // 2), first, endpoint=True))
+        edges = self._cut(order, first)
+        self._share_the_rest(order, edges)
+        edges = np.array(edges)
+        if len(edges) - 1 < self._number:
+            largest = int(np.diff(edges).argmax())
+            edges = np.insert(edges, largest + 1, (edges[largest] + edges[largest + 1] + 1) // 2)
+        sequence = np.arange(len(edges) - 1)
+        if random is not None:
+            random.shuffle(sequence)
+        return self.epoch, order, edges, sequence
+
+    def _batches(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if self.shuffle and (self._ordered is None or self._ordered[0] != self.epoch):
+            self._ordered = None  # two orders at once would be twice the memory
+            self._ordered = self._batches_of(self._order(self._random()))
+        return self._ordered[1:]
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose batches the next iteration gives; the Trainer calls it."""
@@ -155,59 +257,32 @@ class TokenBatchSampler:
         """Micro-batches an epoch, the same in every epoch."""
         return self.micro_batches * self._number
 
-    def _order(self, random: np.random.Generator | None) -> np.ndarray:
-        """Indices of all pairs, uint32: by rank, then by difference, blurred where there is a generator, then by index.
-
-        The three go into one number of 64 bits, which is sorted in place and then cut down in place to the index.
-        """
-        index_bits = max(1, (self._pairs - 1).bit_length())
-        difference_bits = min(32, 64 - index_bits - self._distinct.bit_length())
-        scale = self._limits.max() / self._limits  # differences in tokens of the larger limit
-        blur = 0 if random is None else MIXING_TOKENS
-        lowest = -scale[1] * len(self._rank_of[1]) - blur
-        unit = (2**difference_bits - 1) / (scale[0] * len(self._rank_of[0]) + blur - lowest)
-        keys = np.empty(self._pairs, np.uint64)
-        for block in _blocks(self._pairs):
-            difference = self._lengths[0][block] * scale[0] - self._lengths[1][block] * scale[1] - lowest
-            if random is not None:
-                difference += random.uniform(-blur, blur, len(difference))
-            key = self._ranks(block).astype(np.uint64) << np.uint64(difference_bits)
-            key |= (difference * unit).astype(np.uint64)
-            key <<= np.uint64(index_bits)
-            key |= np.arange(block.start, block.stop, dtype=np.uint64)
-            keys[block] = key
-        keys.sort()
-        halves = keys.view(np.uint32)
-        for block in _blocks(self._pairs):
-            halves[block] = keys[block] & np.uint64(2**index_bits - 1)  # never ahead of what is still to be read
-        del halves
-        keys.resize((self._pairs + 1) // 2, refcheck=False)
-        return keys.view(np.uint32)[: self._pairs]
-
-    def _batches(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The current epoch: the order of the pairs, the edges of batches in it, and the sequence of the batches."""
-        if self._ordered is None or (self.shuffle and self._ordered[0] != self.epoch):
-            self._ordered = None  # two orders at once would be twice the memory
-            random = np.random.default_rng((self.seed, self.epoch)) if self.shuffle else None
-            order, first = self._order(random), self._capacity[0]
-            if random is not None:
-                first = random.integers(-(-first // 2), first, endpoint=True)
-            edges = np.array([0, *self._cut(first)])
-            if len(edges) - 1 < self._number:
-                largest = int(np.diff(edges).argmax())
-                edges = np.insert(edges, largest + 1, (edges[largest] + edges[largest + 1] + 1) // 2)
-            sequence = np.arange(len(edges) - 1)
-            if random is not None:
-                random.shuffle(sequence)
-            self._ordered = self.epoch, order, edges, sequence
-        return self._ordered[1:]
+    @property
+    def part_tokens(self) -> int:
+        """Most tokens of a side that a micro-batch can have in any epoch."""
+        # Parts hold the limit at most, and none has more than the longest sentence above another.
+        parts = self.micro_batches
+        return int(((self._limits + (parts - 1) * np.array(self._longest)) // parts).max())
 
     def _parts(self, batch: np.ndarray) -> list[np.ndarray]:
-        """A batch dealt out in parts, that of the shortest pairs first."""
+        """A batch dealt out in parts of about as many tokens on either side.
+
+        Each part gets one of the longest sources, then one of the next longest and so on: sources differ by the longest
+        at most, whoever gets which. Of those the part with the fewest target tokens gets the longest target: targets
+        never differ by more than the longest either.
+        """
         if self.micro_batches == 1:
             return [batch]
-        shortest_first = np.argsort(self._distinct - self._ranks(batch), kind="stable")
-        return np.array_split(batch[shortest_first], self.micro_batches)
+        source, target = (side[batch].astype(np.int64) for side in self._lengths)
+        longest_first = np.argsort(-source, kind="stable")
+        part_of, tokens = np.empty(len(batch), np.int64), np.zeros(self.micro_batches, np.int64)
+        for start in range(0, len(batch), self.micro_batches):
+            dealt = longest_first[start : start + self.micro_batches]
+            dealt = dealt[np.argsort(-target[dealt], kind="stable")]
+            parts = np.argsort(tokens, kind="stable")[: len(dealt)]
+            part_of[dealt] = parts
+            tokens[parts] += target[dealt]
+        return [batch[part_of == part] for part in range(self.micro_batches)]
 
     def __iter__(self) -> Iterator[list[int]]:
         """Lists of indices of pairs."""
@@ -237,7 +312,13 @@ class TokenBatchSampler:
 
 def batches_by_length(lengths: list[int], tokens: int) -> list[list[int]]:
     """Indices in batches of at most `tokens` tokens, padding counted, longest first; one that is longer alone."""
-    return list(TokenBatchSampler(lengths, lengths, max(tokens, max(lengths)), shuffle=False)) if lengths else []
+    longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    batches, start = [], 0
+    while start < len(longest_first):
+        size = max(1, tokens // lengths[longest_first[start]])
+        batches.append(longest_first[start : start + size])
+        start += size
+    return batches
 
 
 @dataclass(frozen=True)
@@ -255,8 +336,8 @@ class BatchStatistics:
         return (
             f"{self.pairs:,} pairs in {self.batches:,} batches an epoch: on average"
             f" {self.source_tokens / self.batches:,.0f} source and {self.target_tokens / self.batches:,.0f} target"
-            f" tokens a batch, padding {self.source_padding:.1%} of source and {self.target_padding:.1%} of target"
-            " positions"
+            f" tokens a batch, padding not counted; padded, {self.source_padding:.1%} of source and"
+            f" {self.target_padding:.1%} of target positions are padding"
         )
 
 

@@ -86,7 +86,9 @@ class Recipe:
     attention_window: int | None = _option(None, "positions that self-attention sees; all if none (Section 4)", MODEL)
 
     tokens_per_batch: int = _option(
-        25_000, "source tokens, and as many target tokens, of one optimizer step over all devices", BATCHES
+        25_000,
+        "source tokens, and as many target tokens, of one optimizer step over all devices, padding not counted",
+        BATCHES,
     )
     tokens_per_device: int | Literal["auto"] = _option(
         AUTO, "of these, about what one device takes at once; auto: what its memory holds, 4096 on a CPU", BATCHES
@@ -114,7 +116,7 @@ class Recipe:
     attention: str = _option("auto", "transformers' eager, sdpa, ...; auto: eager on a CPU, else sdpa", OPTIMIZER)
     fused_loss: bool = _option(True, "projection and loss in blocks: a batch's logits never exist at once", OPTIMIZER)
     compile: bool = _option(False, "compile the layers with torch.compile: a minute at the start", OPTIMIZER)
-    compress_gradients: bool = _option(False, "send gradients between processes in bf16: half the bytes", OPTIMIZER)
+    compress_gradients: bool = _option(False, "send gradients between GPUs in bf16: half the bytes", OPTIMIZER)
     seed: int = _option(0, "of initial weights, dropout and shuffling", OPTIMIZER)
 
     evaluate_every: int = _option(1000, "optimizer steps between validations, each with a checkpoint", CHECKS)

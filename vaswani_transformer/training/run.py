@@ -133,6 +133,8 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
     """The recipe in the Trainer's terms; `longest` is the number of tokens of the longest validation sentence."""
     timed, averaged = recipe.checkpoint_minutes > 0, recipe.average_checkpoints
     workers = making_batches() if recipe.data_workers == AUTO else recipe.data_workers
+    if recipe.compress_gradients and on_cpu():
+        raise UserError("compress_gradients is true, which needs GPUs: leave it out")
     return VaswaniTrainingArguments(
         output_dir=str(Path(recipe.output) / CHECKPOINTS),
         tokens_per_batch=recipe.tokens_per_batch,

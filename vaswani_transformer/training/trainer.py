@@ -65,7 +65,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
 
     Args:
         tokens_per_batch: at most so many source tokens, and as many target tokens, in one optimizer step over all
-            devices and accumulated parts, padding counted (the paper: about 25,000).
+            devices and accumulated parts, padding not counted (the paper: about 25,000).
         tokens_per_device: what one device takes at once; if none, what its memory holds, found by trial steps, and
             on a CPU 4096.
         padding_free: train on batches without padding (`PackedCollator`); validation pads.

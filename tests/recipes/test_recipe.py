@@ -5,6 +5,7 @@ import math
 
 import pytest
 import yaml
+from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -378,7 +378,7 @@ def test_collator_is_ours_unless_given(tmp_path):
 def test_gradients_lie_in_the_buckets_that_are_sent(tmp_path, compressed):
     trainer = make_trainer(tmp_path, compress_gradients=compressed)
     assert trainer.accelerator.ddp_handler.gradient_as_bucket_view
-    assert trainer.accelerator.ddp_handler.comm_hook == ("bf16" if compressed else "no")
+    assert trainer.accelerator.ddp_handler.comm_hook.value == ("bf16" if compressed else "no")
 
 
 def test_the_gradient_norm_is_that_of_logged_steps(tmp_path):

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import yaml
+from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +45,9 @@ def check_error(function, *parts):
     return message
 
 
+AUTOMATIC = ("tokens_per_device", "padding_free", "data_workers")
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_shipped_recipes(name):
     recipe = load_recipe(name)
@@ -53,7 +57,14 @@ def test_shipped_recipes(name):
     assert not describe(name).startswith("#")
     for field in FIELDS:  # every value has the type of its field
         value, (kind, optional) = getattr(recipe, field), field_type(field)
-        assert (value is None and optional) or type(value) is kind, field
+        assert (value is None and optional) or type(value) is kind or (value == "auto" and field in AUTOMATIC), field
+
+
+@pytest.mark.parametrize("name", AUTOMATIC)
+def test_what_the_machine_decides(name):
+    assert getattr(load_recipe("demo", {name: "auto"}), name) == "auto"
+    assert getattr(load_recipe("demo", {name: "no" if name == "padding_free" else "128"}), name) in (False, 128)
+    assert "or auto" in error_of(load_recipe, "demo", {name: "automatic"})
 
 
 # What the paper says of its four runs: Table 2 and 3, Sections 5.1 to 5.4 and 6.1 of arXiv 1706.03762v7.
@@ -143,7 +154,7 @@ def test_every_field_is_documented():
         assert field.metadata["group"].strip(), name
         kind, optional = field_type(name)
         assert kind in (int, float, bool, str)
-        assert type(field.default) is kind or (field.default is None and optional), name
+        assert type(field.default) is kind or (field.default is None and optional) or name in AUTOMATIC, name
 
 
 def test_defaults_are_a_recipe():

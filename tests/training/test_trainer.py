@@ -63,7 +63,10 @@ class RecordingTrainer(VaswaniTrainer):
         self.batches = []
 
     def training_step(self, model, inputs, *args, **kwargs):
-        self.batches.append(inputs["labels"].tolist())
+        labels = inputs["labels"]
+        if "target_offsets" in inputs:
+            labels = [row.tolist() for row in labels[0].split(inputs["target_offsets"].diff().tolist())]
+        self.batches.append(labels if isinstance(labels, list) else labels.tolist())
         return super().training_step(model, inputs, *args, **kwargs)
 
 
@@ -369,3 +372,34 @@ def test_with_the_collator_of_transformers(tmp_path, tokenizer, with_model):
 
 def test_collator_is_ours_unless_given(tmp_path):
     assert make_trainer(tmp_path).data_collator == PairCollator(1)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_gradients_lie_in_the_buckets_that_are_sent(tmp_path, compressed):
+    trainer = make_trainer(tmp_path, compress_gradients=compressed)
+    assert trainer.accelerator.ddp_handler.gradient_as_bucket_view
+    assert trainer.accelerator.ddp_handler.comm_hook.value == ("bf16" if compressed else "no")
+
+
+def test_the_gradient_norm_is_that_of_logged_steps(tmp_path):
+    """Steps that are not logged have none; with clipping each has."""
+    for clipping, expected in ((0.0, 2), (1e9, 6)):
+        computed = []
+        trainer = make_trainer(tmp_path, max_steps=6, logging_steps=3, max_grad_norm=clipping)
+        clip = trainer.accelerator.clip_grad_norm_
+        trainer.accelerator.clip_grad_norm_ = lambda *a, clip=clip, to=computed: to.append(clip(*a)) or to[-1]
+        trainer.train()
+        assert len(computed) == expected
+        last = expected // 2  # of those up to a logged step
+        assert logged(trainer, "grad_norm") == [float(norm) for norm in computed[last - 1 :: last]]
+
+
+def test_batches_without_padding_train_as_padded_ones_do(tmp_path):
+    padded = make_trainer(tmp_path, tokens_per_device=BATCH_TOKENS // 2, **SGD)
+    padded.train()
+    packed = make_trainer(tmp_path, tokens_per_device=BATCH_TOKENS // 2, padding_free=True, **SGD)
+    packed.train()
+    assert packed.recording.step_tokens == padded.recording.step_tokens
+    assert logged(packed, "loss") == pytest.approx(logged(padded, "loss"), rel=1e-5)
+    assert set(logged(packed, "padding")) == {0.0} and max(logged(padded, "padding")) > 0
+    assert_same_training(weights_of(padded), weights_of(packed))

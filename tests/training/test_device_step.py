@@ -1,0 +1,101 @@
+"""A training step on a device that is worked for ahead of time: nothing but the log may wait for it."""
+
+import itertools
+
+import pytest
+import torch
+from test_trainer import make_model, make_pairs
+from waiting import META, WaitingOperations, complete
+
+from vaswani_transformer.training.trainer import VaswaniTrainer, VaswaniTrainingArguments
+
+LOGGED, STEPS = 3, 5
+
+
+class MetaArguments(VaswaniTrainingArguments):
+    """Settings of a training on the meta device."""
+
+    device = META
+
+
+class CountingTrainer(VaswaniTrainer):
+    """Notes the waiting operations of each step, from its batches to those of the next."""
+
+    def get_batch_samples(self, *args):
+        self.by_step.append(list(self.waiting.found))
+        self.waiting.found.clear()
+        return super().get_batch_samples(*args)
+
+
+class ReadingTrainer(CountingTrainer):
+    """Looks at the loss of each micro-batch."""
+
+    def training_step(self, *args, **kwargs):
+        loss = super().training_step(*args, **kwargs)
+        self.last = float(loss)
+        return loss
+
+
+def waiting_by_step(folder, monkeypatch, trainer_class=CountingTrainer, **settings) -> list[list[str]]:
+    """What waits for the device in each step of a training of two parts a step."""
+    waiting = WaitingOperations()
+    complete(monkeypatch, waiting)
+    arguments = MetaArguments(
+        output_dir=str(folder), tokens_per_batch=128, tokens_per_device=64, max_steps=STEPS, logging_steps=LOGGED,
+        save_strategy="no", remove_unused_columns=False, report_to="none", disable_tqdm=True, use_cpu=True,
+        optim="adamw_torch_fused", **settings,
+    )  # fmt: skip
+    model = make_model(dropout=0.1)
+    model.set_attn_implementation("sdpa")
+    trainer = trainer_class(model=model, args=arguments, train_dataset=make_pairs(60))
+    trainer.accelerator.device_placement = False
+    trainer.by_step, trainer.waiting = [], waiting
+    assert next(trainer.model.parameters()).device == META
+    with waiting:
+        trainer.train()
+    assert trainer.state.global_step == STEPS
+    return [*trainer.by_step[1:], waiting.found]
+
+
+@pytest.mark.parametrize("settings", [{}, {"padding_free": True}, {"max_grad_norm": 1.0}, {"fused_loss": False}])
+def test_no_step_waits_for_the_device_but_one_that_is_logged(tmp_path, monkeypatch, settings):
+    by_step = waiting_by_step(tmp_path, monkeypatch, **settings)
+    quiet = by_step[: LOGGED - 1] + by_step[LOGGED:-1]  # the last one ends the training, which sums losses up
+    assert list(itertools.chain(*quiet)) == []
+    assert by_step[LOGGED - 1]
+
+
+def test_a_step_that_waits_is_found_with_its_line(tmp_path, monkeypatch):
+    first = waiting_by_step(tmp_path, monkeypatch, ReadingTrainer)[0]
+    assert len(first) == 2 and all("_local_scalar_dense" in line and ".py:" in line for line in first)
+
+
+WAITING = {
+    "item": lambda x: x.sum().item(),
+    "bool": lambda x: bool((x > 0).any()),
+    "list": lambda x: x.tolist(),
+    "to the host": lambda x: x.cpu(),
+    "into the host": lambda x: torch.empty(3).copy_(x),
+    "from the host": lambda x: torch.ones(3).to(META),
+    "mask": lambda x: x[x > 0],
+    "places": lambda x: x.nonzero(),
+    "repetitions": lambda x: x.repeat_interleave(x.long()),
+    "same": lambda x: torch.equal(x, x),
+}
+FREE = {
+    "on its way": lambda x: x.to("cpu", non_blocking=True),
+    "filled": lambda x: torch.full((), 3, device=META) + x,
+    "masked": lambda x: x.masked_fill(x > 0, 1.0),
+    "looked up": lambda x: x[torch.zeros(2, dtype=torch.long, device=META)],
+    "on the host": lambda x: torch.ones(3).sum().item(),
+}
+
+
+@pytest.mark.parametrize("name", WAITING | FREE)
+def test_what_counts_as_waiting(name):
+    with WaitingOperations() as waiting:
+        try:
+            (WAITING | FREE)[name](torch.empty(3, device=META))
+        except NotImplementedError:  # a shape that the device does not know
+            assert waiting.found
+    assert bool(waiting.found) == (name in WAITING)

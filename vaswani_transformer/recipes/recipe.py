@@ -135,6 +135,9 @@ class Recipe:
     checkpoint_minutes: float = _option(
         0.0, "minutes between further checkpoints, which are then the ones averaged; 0: none", CHECKS
     )
+    average_every: int = _option(
+        0, "steps between the checkpoints that are averaged, written near the end; 0: those of validations", CHECKS
+    )
     keep_checkpoints: int = _option(5, "latest checkpoints kept, besides the best and those to average", CHECKS)
     average_checkpoints: int = _option(5, "average this many latest checkpoints at the end; 0: no", CHECKS)
     keep_weights: str = _option(
@@ -164,6 +167,11 @@ class Recipe:
     def known_tokens_per_device(self) -> int:
         """`tokens_per_device`; where the device's memory decides, what is certain to be tried."""
         return CPU_TOKENS if self.tokens_per_device == AUTO else self.tokens_per_device
+
+    @property
+    def save_every(self) -> int:
+        """Steps between the checkpoints that are averaged if the clock does not decide."""
+        return self.average_every or self.evaluate_every
 
     @property
     def tokenizer_folder(self) -> str | None:

@@ -258,7 +258,7 @@ def last_checkpoints(run: str | Path, count: int) -> list[Path]:
         UserError: for a folder without checkpoints, or fewer than `count`.
     """
     checkpoints, state = _checkpoints_of(run)
-    timed, every = any(one.timed for one in checkpoints), max(1, int(state.eval_steps or 1))
+    timed, every = any(one.timed for one in checkpoints), max(1, int(state.save_steps or state.eval_steps or 1))
     chosen = to_average(checkpoints, count, timed, every, checkpoints[-1].step)
     if len(chosen) < count:
         kind = "timed checkpoints and the last" if timed else "checkpoints"

@@ -215,9 +215,17 @@ class StopAndSaveCallback(TrainerCallback):
         log: counts the seconds, earlier sessions included.
         max_minutes: training then ends with a validation and a checkpoint; 0 for no limit.
         checkpoint_minutes: between two checkpoints (Section 6.1: 10); 0 for none.
+        first_step: before it only validations have the checkpoints that the Trainer writes every so many steps.
     """
 
-    def __init__(self, log: TrainingLogCallback, max_minutes: float = 0.0, checkpoint_minutes: float = 0.0):
+    def __init__(
+        self,
+        log: TrainingLogCallback,
+        max_minutes: float = 0.0,
+        checkpoint_minutes: float = 0.0,
+        first_step: int = 0,
+    ):
+        self.first_step = first_step
         self.log, self.limit, self.interval = log, 60 * max_minutes, 60 * checkpoint_minutes
         self.received: int | None = None  # the signal
         self.save_reasons: set[str] = set()  # of the next checkpoint
@@ -246,6 +254,8 @@ class StopAndSaveCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         """Ask all processes, and act."""
+        if state.global_step < self.first_step and not control.should_evaluate:
+            control.should_save = False
         seconds = self.log.seconds()
         stopped, time_is_up, checkpoint_is_due = on_any_process(
             args, self.received is not None, 0 < self.limit <= seconds, seconds >= self.next_second

@@ -286,6 +286,12 @@ def to_average(checkpoints: list[Checkpoint], count: int, timed: bool, every: in
     return chosen[-count:] if count > 0 else []
 
 
+def averaged_from(recipe: Recipe) -> int:
+    """The first step with a checkpoint because of `average_every`: without it a fast GPU would write all the time."""
+    steps = steps_to_average(recipe.average_checkpoints, recipe.save_every, recipe.max_steps)
+    return min(steps, default=recipe.max_steps) if recipe.average_every else 0
+
+
 def steps_to_average(count: int, every: int, end: int) -> list[int]:
     """The steps whose checkpoints `to_average` chooses in a run to step `end` with a checkpoint `every` so many."""
     steps = sorted({*range(every, end, every), end})

@@ -383,7 +383,11 @@ def _checkpoint_lines(plan: Plan) -> list[str]:
     recipe, parameters = plan.recipe, sum(plan.parameters.values())
     size, kept = bytes_of_a_checkpoint(parameters, plan.trained) / 1e9, checkpoints_at_most(recipe)
     needed = kept * size + BYTES_OF_A_MODEL * parameters / 1e9
-    written = f"every {recipe.evaluate_every:,} steps: {math.ceil(recipe.max_steps / recipe.evaluate_every):,} in all"
+    steps, end = {*range(recipe.evaluate_every, recipe.max_steps, recipe.evaluate_every), recipe.max_steps}, ""
+    if recipe.average_every:
+        steps |= set(steps_to_average(recipe.average_checkpoints, recipe.average_every, recipe.max_steps))
+        end = f", near the end every {recipe.average_every:,}"
+    written = f"every {recipe.evaluate_every:,} steps{end}: {len(steps):,} in all"
     if recipe.checkpoint_minutes:
         written += f"; every {recipe.checkpoint_minutes:g} minutes"
         written += "" if plan.seconds is None else f": {int(plan.seconds / 60 / recipe.checkpoint_minutes):,} in all"
@@ -400,7 +404,7 @@ def _checkpoint_lines(plan: Plan) -> list[str]:
 
 def _average_lines(plan: Plan) -> list[str]:
     """Which steps' checkpoints will be averaged, and a warning of an average that is not of the end of training."""
-    recipe, end, every = plan.recipe, plan.recipe.max_steps, plan.recipe.evaluate_every
+    recipe, end, every = plan.recipe, plan.recipe.max_steps, plan.recipe.save_every
     if recipe.average_checkpoints < 2:
         return []
     if recipe.checkpoint_minutes:
@@ -413,7 +417,7 @@ def _average_lines(plan: Plan) -> list[str]:
     shown = shown if len(shown) <= 5 else [*shown[:2], "...", *shown[-2:]]
     lines = [f"averaged: {len(steps)}, of {about}steps {', '.join(shown)}: the last {share:.1%} of {end:,} steps"]
     if len(steps) < recipe.average_checkpoints or share > FAR_BACK:
-        steps_apart = "checkpoint_minutes 0 and an evaluate_every" if recipe.checkpoint_minutes else "an evaluate_every"
+        steps_apart = "checkpoint_minutes 0 and an average_every" if recipe.checkpoint_minutes else "an average_every"
         few = f"FEWER than {recipe.average_checkpoints}" if len(steps) < recipe.average_checkpoints else "TOO FAR BACK"
         lines.append(f"{few}, an average wants weights of the end: set {steps_apart} of fewer steps")
     return lines

@@ -42,7 +42,7 @@ from .callbacks import (
     TrainingProgressCallback,
     stored_attribute,
 )
-from .checkpoints import WEIGHTS, read_state, step_of
+from .checkpoints import WEIGHTS, averaged_from, read_state, step_of
 from .initial_model import (
     has_adapters,
     merged_adapters,
@@ -162,7 +162,7 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         eval_strategy="steps",
         eval_steps=recipe.evaluate_every,
         save_strategy="steps",
-        save_steps=recipe.evaluate_every,
+        save_steps=recipe.save_every,  # the stopper leaves out those long before the end
         save_total_limit=recipe.keep_checkpoints + 1 if timed else max(recipe.keep_checkpoints, averaged) + 1,
         timed_save_total_limit=max(1, averaged),
         load_best_model_at_end=False,  # we choose between the best and the average ourselves
@@ -372,7 +372,9 @@ class TrainingRun:
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
         self.log = TrainingLogCallback(self.folder / LOG)
-        self.stopper = StopAndSaveCallback(self.log, recipe.max_minutes, recipe.checkpoint_minutes)
+        self.stopper = StopAndSaveCallback(
+            self.log, recipe.max_minutes, recipe.checkpoint_minutes, averaged_from(recipe)
+        )
         callbacks = [self.log, LearningCurveCallback(self._draw_learning_curve, CURVE_SECONDS), self.stopper]
         if self.progress:
             callbacks.append(TrainingProgressCallback(self.log, recipe.max_minutes))

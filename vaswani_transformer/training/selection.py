@@ -35,7 +35,7 @@ def _candidates(recipe: Recipe, folder: Path, best_step: int | None, end: int) -
 
 def _choose(checkpoints: list[Checkpoint], recipe: Recipe, best_step: int | None, end: int) -> dict[str, list[Path]]:
     timed, count = recipe.checkpoint_minutes > 0, recipe.average_checkpoints
-    averaged = to_average(checkpoints, count, timed, recipe.evaluate_every, end)
+    averaged = to_average(checkpoints, count, timed, recipe.save_every, end)
     candidates = {}
     if best := [checkpoint.path for checkpoint in checkpoints if checkpoint.step == best_step]:
         candidates[BEST] = best

@@ -84,6 +84,6 @@ def test_options_of_the_recipe_reach_the_training(tmp_path):
     for wanted in (True, False):
         model = new_model(dataclasses.replace(recipe, compile=wanted), tokenizer)
         layers = [*model.model.encoder.layers, *model.model.decoder.layers]
-        assert [layer._compiled_call_impl is not None for layer in layers] == [wanted] * len(layers)
+        assert [layer.is_compiled for layer in layers] == [wanted] * len(layers)
     with pytest.raises(UserError, match="data_workers is -1"):
         load_recipe("demo", {**fields, "data_workers": "-1"})

@@ -4,6 +4,9 @@ Axis names in shapes: `batch_size`, `source_length` and `target_length` in token
 either, `num_heads` (the paper's h), `d_model`, `d_k`, `d_v`, `d_ff` and `vocab_size` as in the configuration.
 """
 
+from collections.abc import Callable
+from functools import cache
+
 import torch
 from torch import nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
@@ -14,8 +17,9 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vaswani import VaswaniConfig
-from .linear_vaswani import project
+from .linear_vaswani import has_hooks, product_dtype, project, project_together
 from .local_attention_vaswani import NeighbourMask, restricted_attention
+from .packed_sentences_vaswani import PackedSentences, flash_attention, gather, spread
 
 
 def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
@@ -31,6 +35,26 @@ def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     bits = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     kept = bits.view(torch.int16)[: states.numel()].view(states.shape) >= threshold - 32_768
     return states * kept.to(states.dtype).mul_(65_536 / (65_536 - threshold))
+
+
+def stream_dtype(states: torch.Tensor, training: bool) -> torch.dtype:
+    """The dtype in which layers pass states on: in training under autocast the one that it computes products in.
+
+    A norm ends every sublayer, so that roundings do not add up; additions, norms and dropout move half of the bytes.
+    """
+    return product_dtype(states) if training else states.dtype
+
+
+def normalized(norm: nn.LayerNorm, states: torch.Tensor) -> torch.Tensor:
+    """`norm(states)`, `(..., d_model)`, in the dtype of `states`, which on a GPU autocast would turn into float32.
+
+    torch's kernels compute mean and variance in float32 in any case.
+    """
+    if states.dtype == norm.weight.dtype or type(norm) is not nn.LayerNorm or has_hooks(norm):
+        return norm(states).to(states.dtype)
+    weight, bias = norm.weight.to(states.dtype), norm.bias.to(states.dtype)  # a GPU's kernel wants one dtype for all
+    with torch.autocast(states.device.type, enabled=False):
+        return nn.functional.layer_norm(states, norm.normalized_shape, weight, bias, norm.eps)
 
 
 def sinusoidal_positions(positions: torch.Tensor, d_model: int, kind: str = "sinusoidal") -> torch.Tensor:
@@ -172,6 +196,15 @@ class VaswaniAttention(nn.Module):
         # To (batch_size, num_heads, length, head_width). Under tensor parallelism a process has some of the heads only.
         return states.view(*states.shape[:-1], states.shape[-1] // head_width, head_width).transpose(1, 2)
 
+    def _project_together(self, hidden_states: torch.Tensor, key_value_states: torch.Tensor | None) -> list:
+        if key_value_states is None:
+            projected = project_together([self.q_proj, self.k_proj, self.v_proj], hidden_states)
+        else:
+            query = project(self.q_proj, hidden_states)
+            projected = query, *project_together([self.k_proj, self.v_proj], key_value_states)
+        widths = self.d_k, self.d_k, self.d_v
+        return [self._split_heads(states, width) for states, width in zip(projected, widths, strict=True)]
+
     def _keys_and_values(self, states: torch.Tensor, cache: Cache | None, is_cross_attention: bool):
         """Project `states`, or take what the cache holds; a source is projected once for a whole generation."""
         if isinstance(cache, EncoderDecoderCache):
@@ -193,7 +226,7 @@ class VaswaniAttention(nn.Module):
         self,
         hidden_states: torch.Tensor,
         key_value_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | NeighbourMask | None = None,
+        attention_mask: torch.Tensor | NeighbourMask | PackedSentences | None = None,
         past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -205,13 +238,19 @@ class VaswaniAttention(nn.Module):
             the output, `(batch_size, query_length, d_model)`, and the weights,
             `(batch_size, num_heads, query_length, key_length)`, or `None` from implementations that form none.
         """
-        query = self._split_heads(project(self.q_proj, hidden_states), self.d_k)
         is_cross_attention = key_value_states is not None
         states = key_value_states if is_cross_attention else hidden_states
-        key, value = self._keys_and_values(states, past_key_values, is_cross_attention)
+        if self.training and past_key_values is None:
+            query, key, value = self._project_together(hidden_states, key_value_states)
+        else:
+            query = self._split_heads(project(self.q_proj, hidden_states), self.d_k)
+            key, value = self._keys_and_values(states, past_key_values, is_cross_attention)
         p = self.dropout if self.training else 0.0
         if isinstance(attention_mask, NeighbourMask):
             output = restricted_attention(query, key, value, attention_mask, self.scaling, p)
+            return project(self.out_proj, output.flatten(-2)), None
+        if isinstance(attention_mask, PackedSentences):
+            output = self._attend_to_own_sentence(query, key, value, attention_mask, p)
             return project(self.out_proj, output.flatten(-2)), None
         if is_flash_attention_requested(self.config):
             if (missing := self.d_v - self.d_k) > 0:  # one width for all: transformers pads narrower values only
@@ -224,9 +263,27 @@ class VaswaniAttention(nn.Module):
         output, weights = attend(self, query, key, value, attention_mask, dropout=p, scaling=self.scaling, **kwargs)
         return project(self.out_proj, output.flatten(-2)), weights
 
+    def _attend_to_own_sentence(self, query, key, value, packed: PackedSentences, p: float) -> torch.Tensor:
+        if packed.mask is None:
+            return flash_attention(query, key, value, packed, self.scaling)
+        query, key, value = spread(query, packed.queries), spread(key, packed.keys), spread(value, packed.keys)
+        kind = "eager" if self.config._attn_implementation == "eager" else "sdpa"
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(kind, eager_attention_forward)
+        output, _ = attend(self, query, key, value, packed.mask, dropout=p, scaling=self.scaling)
+        return gather(output, packed.queries)
+
+
+@cache
+def compiled(function: Callable, has_static_shapes: bool) -> Callable:
+    """`torch.compile` of a function that all layers of a kind share, and with it the graph."""
+    return torch.compile(function, dynamic=None if has_static_shapes else True)
+
 
 class VaswaniLayer(GradientCheckpointingLayer):
     """What encoder and decoder layers share: the feed-forward sublayer and the post-norm residual (Section 3.1)."""
+
+    # Whether torch.compile is wanted, for training: generation has other shapes, and caches that name each layer.
+    is_compiled = False
 
     def __init__(self, config: VaswaniConfig):
         super().__init__()
@@ -237,9 +294,30 @@ class VaswaniLayer(GradientCheckpointingLayer):
         self.fc2 = nn.Linear(config.d_ff, config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | NeighbourMask | PackedSentences | None,
+        *inputs,
+        **options,
+    ) -> torch.Tensor:
+        """What `compute` of the layer's class makes of these arguments."""
+        compute = type(self).compute
+        if self.is_compiled and self.training:
+            is_static = isinstance(attention_mask, PackedSentences) and attention_mask.mask is None
+            if is_static:  # but for the number of sentences
+                torch._dynamo.mark_dynamic(attention_mask.queries.offsets, 0)
+                torch._dynamo.mark_dynamic(attention_mask.keys.offsets, 0)
+            compute = compiled(compute, is_static)
+        return compute(self, hidden_states, attention_mask, *inputs, **options)
+
     def add_and_norm(self, norm: nn.LayerNorm, residual: torch.Tensor, sublayer_output: torch.Tensor) -> torch.Tensor:
-        """LayerNorm(x + Dropout(Sublayer(x))), Sections 3.1 and 5.4; all of `(batch_size, length, d_model)`."""
-        return norm(residual + dropout(sublayer_output, p=self.dropout, training=self.training))
+        """LayerNorm(x + Dropout(Sublayer(x))), Sections 3.1 and 5.4; all of `(batch_size, length, d_model)`.
+
+        The result has the dtype of the residual.
+        """
+        summed = residual + dropout(sublayer_output, p=self.dropout, training=self.training)
+        return normalized(norm, summed.to(residual.dtype))
 
     def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Section 3.3, Equation (2): max(0, xW1 + b1)W2 + b2, of `(batch_size, length, d_model)`, with its residual.
@@ -259,7 +337,7 @@ class VaswaniEncoderLayer(VaswaniLayer):
         self.self_attn = VaswaniAttention(config, layer_idx)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
-    def forward(
+    def compute(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs: Unpack[TransformersKwargs]
     ) -> torch.Tensor:
         """`(batch_size, source_length, d_model)` to the same shape."""
@@ -278,7 +356,7 @@ class VaswaniDecoderLayer(VaswaniLayer):
         self.encoder_attn = VaswaniAttention(config, layer_idx)
         self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
-    def forward(
+    def compute(
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None,

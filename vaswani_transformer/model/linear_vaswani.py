@@ -1,4 +1,4 @@
-"""Linear layers outside of training, at their fastest.
+"""Linear layers at their fastest: several at once in training, and outside of it by oneDNN.
 
 On a CPU `torch.nn.Linear` computes float32 with MKL; oneDNN, which is part of torch, was 1.1 to 2.1 times as fast for
 the shapes of decoding (`scripts/benchmarks/linear.py`). torch's public functions reach it only by converting inputs and
@@ -13,9 +13,18 @@ from torch import nn
 from torch._C import _len_torch_dispatch_stack
 from torch.autograd import forward_ad
 from torch.nn.functional import linear, relu
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # DTensor and quantized tensors
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _CAPTURES = "transformers.utils.output_capturing"
+
+
+def product_dtype(states: torch.Tensor) -> torch.dtype:
+    """The dtype in which a product with `states` is computed: autocast's where it is on."""
+    device = states.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return states.dtype
 
 
 def _pointwise(states, weight, bias, activation="none"):
@@ -93,6 +102,30 @@ def project(module: nn.Module, states: torch.Tensor) -> torch.Tensor:
     if _is_quick(module, states):
         return _pointwise(states, module.weight, module.bias)
     return module(states)
+
+
+def project_together(modules: list[nn.Module], states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """`project(module, states)` for each module, in training: where possible by one product.
+
+    A GPU is better filled by one large product than by several, and `states` are cast for autocast once. Layers that
+    have been replaced, quantized, divided among devices or given hooks are called one by one.
+    """
+    if not all(map(_is_plain, modules)) or nn.modules.module._has_any_global_hook():
+        return tuple(project(module, states) for module in modules)
+    weights, biases = [module.weight for module in modules], [module.bias for module in modules]
+    dtype = product_dtype(states)
+    if dtype != weights[0].dtype:  # or the joined matrix would be written in float32 and then cast
+        weights = [weight.to(dtype) for weight in weights]
+    bias = None if biases[0] is None else torch.cat(biases)
+    widths = [len(weight) for weight in weights]
+    return linear(states, torch.cat(weights), bias).split(widths, dim=-1)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a layer computes what its matrix says, and its matrix is here as a whole."""
+    if type(module) is not nn.Linear or has_hooks(module):
+        return False
+    return isinstance(module.weight, nn.Parameter) and not is_traceable_wrapper_subclass(module.weight)
 
 
 class Projection:

@@ -37,10 +37,13 @@ from .layers_vaswani import (
     VaswaniLearnedPositions,
     VaswaniSinusoidalPositions,
     dropout,
+    normalized,
+    stream_dtype,
 )
 from .linear_vaswani import project
 from .local_attention_vaswani import in_window, restricted_mask
 from .loss_vaswani import IGNORE_INDEX, can_be_fused, label_smoothed_cross_entropy, projected_cross_entropy
+from .packed_sentences_vaswani import PackedSentences, SentencePlaces, check_packed, pack_sentences, place_sentences
 
 
 class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
@@ -170,12 +173,19 @@ class VaswaniStack(VaswaniPreTrainedModel):
     def embed(self, embeddings: torch.Tensor, position_ids: torch.Tensor, end: int) -> torch.Tensor:
         """Embeddings `(batch_size, length, d_model)`, scaled, plus those of positions below `end`, with dropout."""
         positions = self.embed_positions(position_ids, end).to(embeddings.dtype)
-        summed = embeddings * self.embed_scale + positions
+        summed = (embeddings * self.embed_scale + positions).to(stream_dtype(embeddings, self.training))
         return dropout(summed, p=self.dropout, training=self.training)
 
     def output_of(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The stack's output, given that of its last layer, both `(batch_size, length, d_model)`."""
-        return hidden_states if self.layer_norm is None else self.layer_norm(hidden_states)
+        return hidden_states if self.layer_norm is None else normalized(self.layer_norm, hidden_states)
+
+    def sentences(
+        self, hidden_states: torch.Tensor, queries: SentencePlaces, keys: SentencePlaces, is_causal: bool = False
+    ) -> PackedSentences:
+        """What each position of a batch without padding sees."""
+        has_dropout = self.training and self.config.attention_dropout > 0
+        return pack_sentences(self.config, hidden_states, queries, keys, is_causal, has_dropout)
 
     def self_attention_mask(
         self,
@@ -231,13 +241,20 @@ class VaswaniEncoder(VaswaniStack):
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        source_offsets: torch.Tensor | None = None,
+        max_length: int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encode a source; arguments and errors as in [`VaswaniForConditionalGeneration`]'s `forward`."""
         embeddings = self.look_up(input_ids, inputs_embeds, "input")
         length = embeddings.shape[1]
-        hidden_states = self.embed(embeddings, torch.arange(length, device=embeddings.device), length)
-        mask = self.self_attention_mask(hidden_states, attention_mask)
+        if source_offsets is None:
+            hidden_states = self.embed(embeddings, torch.arange(length, device=embeddings.device), length)
+            mask = self.self_attention_mask(hidden_states, attention_mask)
+        else:
+            places = place_sentences(source_offsets, length, max_length)
+            hidden_states = self.embed(embeddings, places.positions, places.longest)
+            mask = self.sentences(hidden_states, places, places)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, **kwargs)
         return BaseModelOutput(last_hidden_state=self.output_of(hidden_states))
@@ -279,6 +296,9 @@ class VaswaniDecoder(VaswaniStack):
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
+        source_offsets: torch.Tensor | None = None,
+        target_offsets: torch.Tensor | None = None,
+        max_length: int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode a target prefix; position t sees positions up to t only.
@@ -299,6 +319,33 @@ class VaswaniDecoder(VaswaniStack):
             # Without a cache of its own the source would be added to the target's.
             past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
         self_attention_cache = None if past_key_values is None else past_key_values.self_attention_cache
+        if target_offsets is None:
+            hidden_states, causal_mask, encoder_attention_mask = self._embed_and_mask(
+                embeddings, attention_mask, encoder_hidden_states, encoder_attention_mask, self_attention_cache
+            )
+        else:
+            targets = place_sentences(target_offsets, embeddings.shape[1], max_length)
+            sources = place_sentences(source_offsets, encoder_hidden_states.shape[1], max_length)
+            hidden_states = self.embed(embeddings, targets.positions, targets.longest)
+            causal_mask = self.sentences(hidden_states, targets, targets, is_causal=True)
+            encoder_attention_mask = self.sentences(hidden_states, targets, sources)
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                causal_mask,
+                encoder_hidden_states,  # positional, so that gradient checkpointing sees it
+                encoder_attention_mask=encoder_attention_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.output_of(hidden_states), past_key_values=past_key_values
+        )
+
+    def _embed_and_mask(
+        self, embeddings, attention_mask, encoder_hidden_states, encoder_attention_mask, self_attention_cache
+    ) -> tuple:
+        """For a padded batch the first layer's input, and the masks of the target and of the source."""
         length = embeddings.shape[1]
         past_length = self_attention_cache.get_seq_length() if self_attention_cache is not None else 0
         # A static cache counts in a tensor; its capacity bounds the positions without waiting for the device.
@@ -318,18 +365,7 @@ class VaswaniDecoder(VaswaniStack):
             attention_mask=self.of_all_queries(encoder_attention_mask),
             encoder_hidden_states=encoder_hidden_states,
         )
-        for layer in self.layers:
-            hidden_states = layer(
-                hidden_states,
-                causal_mask,
-                encoder_hidden_states,  # positional, so that gradient checkpointing sees it
-                encoder_attention_mask=encoder_attention_mask,
-                past_key_values=past_key_values,
-                **kwargs,
-            )
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.output_of(hidden_states), past_key_values=past_key_values
-        )
+        return hidden_states, causal_mask, encoder_attention_mask
 
 
 class VaswaniModel(VaswaniPreTrainedModel):
@@ -381,15 +417,34 @@ class VaswaniModel(VaswaniPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
+        source_offsets: torch.Tensor | None = None,
+        target_offsets: torch.Tensor | None = None,
+        max_length: int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """The decoder's output, `(batch_size, target_length, d_model)`.
 
         Arguments and errors as in [`VaswaniForConditionalGeneration`]'s `forward`, without those about the loss.
         """
+        if source_offsets is not None or target_offsets is not None:
+            check_packed(
+                self.config,
+                source_offsets,
+                target_offsets,
+                attention_mask=attention_mask,
+                decoder_attention_mask=decoder_attention_mask,
+                past_key_values=past_key_values,
+                output_attentions=kwargs.get("output_attentions", self.config.output_attentions),
+            )
+            use_cache = False
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
-                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                inputs_embeds=inputs_embeds,
+                source_offsets=source_offsets,
+                max_length=max_length,
+                **kwargs,
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs[:3])
@@ -401,6 +456,9 @@ class VaswaniModel(VaswaniPreTrainedModel):
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
+            source_offsets=source_offsets,
+            target_offsets=target_offsets,
+            max_length=max_length,
             **kwargs,
         )
         return Seq2SeqModelOutput(
@@ -461,6 +519,9 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         skip_logits: bool = False,
+        source_offsets: torch.Tensor | None = None,
+        target_offsets: torch.Tensor | None = None,
+        max_length: int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Logits of the next token at every position and, given `labels`, the loss.
@@ -479,6 +540,11 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             use_cache: keep keys and values for the next step; off when labels are given.
             num_items_in_batch: label tokens of the whole optimizer step, over accumulated batches and devices. The
                 loss is then the sum over this batch divided by it; otherwise the mean over this batch's labels.
+            source_offsets: `(sentences + 1,)` int32, for a batch without padding: where the sentences of `input_ids`,
+                `(1, tokens)`, start, and the number of tokens. Masks, caches, `attention_window` and attention weights
+                do not go with it.
+            target_offsets: the same for `labels` or `decoder_input_ids`, also `(1, tokens)`.
+            max_length: tokens of the longest sentence that these two may have; it is not needed on a CPU.
             skip_logits: return the loss alone, in far less memory: where possible it is computed together with the
                 projection, in blocks of tokens, and the logits of the whole batch never exist at once.
             **kwargs: `output_attentions`, `output_hidden_states` and the like.
@@ -490,7 +556,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         Raises:
             ValueError: for ids beyond the vocabulary (on a CPU; elsewhere torch reports them later), unless exactly one
                 of ids and embeddings is given, for more tokens than learned positions, for `attention_window` under
-                flash attention, and for `skip_logits` without labels.
+                flash attention, for `skip_logits` without labels, and for what cannot be beside offsets.
         """
         if isinstance(past_key_values, DecodingCache):
             decoder = past_key_values.decoder
@@ -507,6 +573,9 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+                if target_offsets is not None:
+                    starts = place_sentences(target_offsets, labels.shape[1], max_length).positions == 0
+                    decoder_input_ids.masked_fill_(starts, self.config.decoder_start_token_id)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -517,6 +586,9 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
+            source_offsets=source_offsets,
+            target_offsets=target_offsets,
+            max_length=max_length,
             **kwargs,
         )
         logits = loss = None

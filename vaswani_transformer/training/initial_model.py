@@ -189,8 +189,6 @@ def _prepared(model: VaswaniForConditionalGeneration, recipe: Recipe) -> Vaswani
         model.set_attn_implementation(attention)
     except (ValueError, ImportError) as error:
         raise UserError(f"attention {attention!r} cannot be used here: {one_line(error, 200)}") from error
-    if recipe.compile:
-        # Layer by layer: all layers of a kind share what is compiled, and lengths differ from batch to batch.
-        for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
-            layer.compile(dynamic=True)
+    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+        layer.is_compiled = recipe.compile
     return model

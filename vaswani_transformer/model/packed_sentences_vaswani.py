@@ -1,0 +1,148 @@
+"""Batches without padding: all sentences one after the other, as one row of tokens.
+
+Such a row passes through the model as a batch of one, `(1, tokens, d_model)`; attention alone has to know where
+sentences start. On a GPU in half precision torch's flash attention takes the row as it is (`varlen_attn`); elsewhere
+the sentences are padded for attention and for nothing else. Nothing here reads a value from another device than a CPU.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from .configuration_vaswani import VaswaniConfig
+from .linear_vaswani import product_dtype
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # an earlier torch
+    varlen_attn = None
+
+_WIDEST_HEAD = 256  # of flash attention, which takes multiples of 8
+
+
+class SentencePlaces(NamedTuple):
+    """Where the sentences of a row of tokens are."""
+
+    offsets: torch.Tensor  # (sentences + 1,) int32: where each sentence starts, and the end of the last one
+    positions: torch.Tensor  # (tokens,): that of each token in its sentence, from 0
+    slots: torch.Tensor  # (tokens,): that of each token among sentences * longest places
+    longest: int  # tokens of the longest sentence: on a CPU exactly, elsewhere an upper bound
+
+
+class PackedSentences(NamedTuple):
+    """What each query sees: the keys of its own sentence, up to its own position if causal. In a mask's place."""
+
+    queries: SentencePlaces
+    keys: SentencePlaces
+    is_causal: bool
+    # For masked attention, broadcast to (sentences, 1, longest, longest); None where flash attention needs none.
+    mask: torch.Tensor | None
+
+
+def check_packed(
+    config: VaswaniConfig, source_offsets: torch.Tensor | None, target_offsets: torch.Tensor | None, **others
+) -> None:
+    """Refuse what a batch without padding cannot have; `others` are arguments of `forward`.
+
+    Raises:
+        ValueError: for one kind of offsets without the other, or not as many, and for each other argument that is set.
+    """
+    if source_offsets is None or target_offsets is None or source_offsets.shape != target_offsets.shape:
+        shapes = [None if offsets is None else tuple(offsets.shape) for offsets in (source_offsets, target_offsets)]
+        raise ValueError(
+            f"source_offsets and target_offsets have the shapes {shapes[0]} and {shapes[1]}: give both, sentences + 1"
+            " each"
+        )
+    others["attention_window"] = config.attention_window
+    wrong = [name for name, value in others.items() if value is not None and value is not False]
+    if wrong:
+        raise ValueError(
+            f"sentences one after the other (source_offsets, target_offsets) cannot have {wrong[0]}: give padded"
+            " sentences with an attention_mask instead"
+        )
+
+
+def place_sentences(offsets: torch.Tensor, tokens: int, max_length: int | None) -> SentencePlaces:
+    """Where the sentences of a row of `tokens` tokens are, on the device of `offsets`.
+
+    `max_length` bounds the length of a sentence where the offsets cannot be read without waiting for a device.
+
+    Raises:
+        ValueError: on a CPU for offsets that do not end at `tokens`.
+    """
+    offsets = offsets.to(torch.int32)  # which flash attention takes
+    if offsets.is_cpu:
+        if int(offsets[-1]) != tokens:
+            raise ValueError(f"offsets end at {int(offsets[-1])} and there are {tokens} tokens: they must be the same")
+        longest = int(offsets.diff().max())
+    else:
+        longest = tokens if max_length is None else min(max_length, tokens)
+    indices = torch.arange(tokens, device=offsets.device, dtype=torch.int32)
+    sentence = torch.searchsorted(offsets, indices, right=True) - 1  # the last that starts there: others are empty
+    positions = indices - offsets[sentence]
+    return SentencePlaces(offsets, positions, sentence * longest + positions, longest)
+
+
+def pack_sentences(
+    config: VaswaniConfig,
+    hidden_states: torch.Tensor,
+    queries: SentencePlaces,
+    keys: SentencePlaces,
+    is_causal: bool,
+    has_dropout: bool,
+) -> PackedSentences:
+    """What each token of `hidden_states`, `(1, tokens, d_model)`, sees of the tokens that `keys` places.
+
+    `has_dropout`: attention weights are dropped, which flash attention cannot.
+    """
+    if can_use_flash_attention(config, hidden_states) and not has_dropout:
+        return PackedSentences(queries, keys, is_causal, None)
+    place = torch.arange(keys.longest, device=hidden_states.device)
+    if is_causal:  # a sentence's places beyond its end come later than all of its queries
+        seen = (place <= place[:, None])[None, None]  # (1, 1, longest, longest)
+    else:
+        lengths = keys.offsets.diff()[:, None, None, None]
+        seen = (place < lengths) | (lengths == 0)  # (sentences, 1, 1, longest); no row is empty
+    if config._attn_implementation != "eager":
+        return PackedSentences(queries, keys, is_causal, seen)
+    dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+    mask = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+    return PackedSentences(queries, keys, is_causal, mask)
+
+
+def can_use_flash_attention(config: VaswaniConfig, states: torch.Tensor) -> bool:
+    """Whether torch has `varlen_attn` for heads of this width on the device of `states`, in the type of products."""
+    if varlen_attn is None or states.device.type != "cuda" or not _has_kernel(states.device.index):
+        return False
+    width, is_half = config.d_k, product_dtype(states) in (torch.float16, torch.bfloat16)
+    return is_half and width == config.d_v and width % 8 == 0 and width <= _WIDEST_HEAD
+
+
+@cache
+def _has_kernel(index: int | None) -> bool:
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(index) >= (8, 0)
+
+
+def flash_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: PackedSentences, scaling: float
+) -> torch.Tensor:
+    """Equation (1) within each sentence, of `(1, num_heads, tokens, d_k)`; output `(1, tokens, num_heads, d_v)`."""
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    offsets, lengths = (packed.queries.offsets, packed.keys.offsets), (packed.queries.longest, packed.keys.longest)
+    window = (-1, 0) if packed.is_causal else (-1, -1)
+    return varlen_attn(query, key, value, *offsets, *lengths, scale=scaling, window_size=window)[None]
+
+
+def spread(states: torch.Tensor, places: SentencePlaces) -> torch.Tensor:
+    """Sentences beside each other: `(1, num_heads, tokens, width)` to `(sentences, num_heads, longest, width)`."""
+    rows = states[0].transpose(0, 1)
+    sentences = len(places.offsets) - 1
+    empty = rows.new_zeros(sentences * places.longest, *rows.shape[1:])
+    padded = empty.index_add(0, places.slots, rows)  # half the time of index_copy on a CPU
+    return padded.unflatten(0, (sentences, places.longest)).transpose(1, 2)
+
+
+def gather(states: torch.Tensor, places: SentencePlaces) -> torch.Tensor:
+    """Sentences one after the other: `(sentences, longest, num_heads, width)` to `(1, tokens, num_heads, width)`."""
+    return states.flatten(0, 1).index_select(0, places.slots)[None]

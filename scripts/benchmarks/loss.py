@@ -2,11 +2,15 @@
 
     python scripts/benchmarks/loss.py
     python scripts/benchmarks/loss.py --projection --tokens 25000
+    python scripts/benchmarks/loss.py --count --tokens 25000 --d-model 1024
 
 Each loss runs forward and backward on the same bf16 logits under CPU autocast, as in a training step, in a fresh
 process for each of several rounds, in turn. Memory is what the process took at its peak beyond what it had with the
 logits made. With --projection the logits are not given: each loss starts from hidden states and the embedding matrix,
 and ours fused with the projection comes in, beside torch's own `linear_cross_entropy`, in blocks too.
+
+With --count nothing is computed: bytes that operations other than matrix products read and write on a GPU, counted on
+fake tensors as `step_counts.py` does, with the Triton kernel and without.
 """
 
 import argparse
@@ -15,12 +19,18 @@ import resource
 import subprocess
 import sys
 import time
+from collections import Counter
 from statistics import median
+from unittest import mock
+
+if "--count" in sys.argv:
+    import step_counts  # before torch, for which it loads a stand-in for CUDA
 
 import torch
 from transformers.trainer_pt_utils import LabelSmoother
 
 from vaswani_transformer.hardware import keep_freed_memory
+from vaswani_transformer.model import loss_kernel_vaswani
 from vaswani_transformer.model.loss_vaswani import label_smoothed_cross_entropy, projected_cross_entropy
 
 LOSSES = {
@@ -81,6 +91,24 @@ def run_one(name: str, options: argparse.Namespace) -> dict[str, float]:
     }
 
 
+def count(options: argparse.Namespace) -> None:
+    """Print what the fused loss moves on a GPU, forward and backward, under bf16 autocast."""
+    print(f"{options.tokens:,} tokens, vocabulary {options.vocab_size:,}, d_model {options.d_model}, bf16 autocast")
+    print("| loss and gradients | GB moved outside matrix products | TFLOP of products |\n|---|---|---|")
+    for name, usable in (("Triton kernel", True), ("torch's operations", False)):
+        with step_counts.fake_cuda(), mock.patch.object(loss_kernel_vaswani, "is_usable", lambda usable=usable: usable):
+            hidden = torch.empty(options.tokens, options.d_model, device="cuda", requires_grad=True)
+            matrix = torch.empty(options.vocab_size, options.d_model, device="cuda", requires_grad=True)
+            labels = torch.empty(options.tokens, dtype=torch.int64, device="cuda")
+            items = torch.empty((), dtype=torch.int64, device="cuda")
+            with step_counts.StepCounter() as counter, torch.autocast("cuda", torch.bfloat16):
+                projected_cross_entropy(hidden, matrix, labels, 0.1, items).backward()
+        moved = sum(counter.bytes.values(), Counter())
+        print(f"| {name} | {moved.total() / 1e9:.1f} | {counter.flops.total() / 1e12:.2f} |")
+        for operation, size in moved.most_common(options.operations):
+            print(f"|   {operation} | {size / 1e9:.1f} | |")
+
+
 def main() -> None:
     """Run every loss in processes of their own and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -90,8 +118,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1, help="passes in one process, of which the fastest counts")
     parser.add_argument("--projection", action="store_true", help="the projection to the vocabulary included")
     parser.add_argument("--d-model", type=int, default=512, help="width of the hidden states, with --projection")
+    parser.add_argument("--count", action="store_true", help="count memory traffic on a GPU that is not there")
+    parser.add_argument("--operations", type=int, default=0, help="with --count: those that move most")
     parser.add_argument("--only", choices=LOSSES | FUSED, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.count:
+        return count(options)
     if options.only:
         print(json.dumps(run_one(options.only, options)))
         return

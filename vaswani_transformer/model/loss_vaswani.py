@@ -17,6 +17,7 @@ IGNORE_INDEX = -100  # the label that torch, transformers and the Trainer leave 
 BLOCK_ELEMENTS = 2**19  # logits visited at a time on a CPU: 2 MiB in float32, which fit the cache
 PROJECTED_ELEMENTS = 2**24  # logits made at a time by the projection that is fused with the loss: 32 MiB in bf16
 PROJECTED_WIDTHS = 4  # at least so many times d_model tokens, or adding up gradients of the matrix would dominate
+VOCABULARY_MULTIPLE = 64  # rows that the matrix is filled up to on a GPU: whole tiles of its tensor cores
 
 
 def label_smoothed_cross_entropy(
@@ -164,40 +165,47 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, labels, epsilon, items, dtype):
         wanted = any(ctx.needs_input_grad)
-        matrix = weight.detach().to(dtype)
-        mean_row = matrix.mean(dim=0, dtype=torch.float32)
+        vocab_size, width = weight.shape
+        on_tensor_cores = _has_tensor_cores(hidden, dtype)
+        entries = vocab_size + (-vocab_size % VOCABULARY_MULTIPLE if on_tensor_cores else 0)
+        matrix = _cast(weight.detach(), dtype, entries)
+        mean_row = matrix[:vocab_size].mean(dim=0, dtype=torch.float32)
+        offset = None if bias is None else _cast(bias.detach(), dtype, entries)
         mean_bias = 0.0 if bias is None else bias.detach().mean(dtype=torch.float32)
         kept = labels != IGNORE_INDEX
         share = kept.float() / items  # (tokens,)
-        label = labels.masked_fill(~kept, 0)[:, None]
+        label = labels.masked_fill(~kept, 0)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden) if wanted else None
-        weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if wanted else None
-        bias_gradient = torch.zeros_like(bias, dtype=torch.float32) if wanted and bias is not None else None
-        vocab_size, width = weight.shape
+        weight_gradient = torch.zeros_like(matrix, dtype=torch.float32) if wanted else None
+        bias_gradient = torch.zeros_like(offset, dtype=torch.float32) if wanted and bias is not None else None
         rows = max(1, PROJECTED_ELEMENTS // vocab_size, PROJECTED_WIDTHS * width)
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             inputs = hidden[part].to(dtype)
-            logits = nn.functional.linear(inputs, matrix, None if bias is None else bias.detach().to(dtype))
-            losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-            for block in _blocks(logits):  # the gradient takes the place of the logits
-                losses[block], logits[block] = _differentiate(logits[block].float(), label[part][block], epsilon)
+            logits = nn.functional.linear(inputs, matrix, offset)
+            losses = _differentiate_in_place(logits, label[part], vocab_size, epsilon)
             if epsilon:
                 losses -= epsilon * (inputs.float() @ mean_row + mean_bias)
             total += losses.masked_fill_(~kept[part], 0.0).sum() / items
             if wanted:
                 factor = share[part, None]
-                hidden_gradient[part] = factor * ((logits @ matrix).float() - epsilon * mean_row)
-                weight_gradient += logits.T @ (inputs * factor).to(dtype)
+                torch.mul(logits @ matrix - epsilon * mean_row, factor, out=hidden_gradient[part])
+                scaled = torch.mul(inputs, factor, out=torch.empty_like(inputs))
+                if on_tensor_cores:  # the product is added as it is made, and not rounded before
+                    torch.addmm(weight_gradient, logits.T, scaled, out_dtype=torch.float32, out=weight_gradient)
+                else:
+                    weight_gradient += logits.T @ scaled
                 if bias is not None:
                     bias_gradient += (logits.T @ factor.to(dtype))[:, 0]
         if wanted:
+            weight_gradient = weight_gradient[:vocab_size]
             if epsilon:
                 weight_gradient -= epsilon / vocab_size * (share @ hidden.to(dtype).float())
             gradients = [hidden_gradient, weight_gradient.to(weight.dtype)]
             if bias is not None:
-                gradients.append((bias_gradient - epsilon / vocab_size * share.sum()).to(bias.dtype))
+                bias_gradient = bias_gradient[:vocab_size] - epsilon / vocab_size * share.sum()
+                gradients.append(bias_gradient.to(bias.dtype))
             ctx.save_for_backward(*gradients)
         return total
 
@@ -210,10 +218,47 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         return *gradients, *[None] * (7 - len(gradients))
 
 
+def _has_tensor_cores(hidden: torch.Tensor, dtype: torch.dtype) -> bool:
+    return hidden.is_cuda and dtype == torch.bfloat16
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype, rows: int) -> torch.Tensor:
+    """The tensor in another type, with rows of zeros below."""
+    if rows == len(tensor):
+        return tensor.to(dtype)
+    result = torch.zeros(rows, *tensor.shape[1:], dtype=dtype, device=tensor.device)
+    result[: len(tensor)] = tensor
+    return result
+
+
 def _blocks(logits: torch.Tensor) -> list[slice]:
     """Rows to visit at once: on a CPU as many as fit the cache."""
     rows = len(logits) if not logits.is_cpu else max(1, BLOCK_ELEMENTS // logits.shape[-1])
     return [slice(start, start + rows) for start in range(0, len(logits), rows)]
+
+
+def _differentiate_in_place(logits, label, vocab_size: int, epsilon: float) -> torch.Tensor:
+    """Losses `(rows,)` of `(rows, vocab_size or more)` logits, without the terms of the mean logit, as is the gradient.
+
+    The gradient takes the place of the logits. Those beyond the vocabulary are 0 and stay so.
+    """
+    losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    if kernel := _kernel(logits):
+        kernel(logits, label, losses, vocab_size, epsilon)
+        return losses
+    logits = logits[:, :vocab_size]
+    for block in _blocks(logits):
+        losses[block], logits[block] = _differentiate(logits[block].float(), label[block, None], epsilon)
+    return losses
+
+
+def _kernel(logits: torch.Tensor):
+    """The Triton kernel that does the same, if it can."""
+    if not logits.is_cuda or logits.dtype == torch.float64:
+        return None
+    from .loss_kernel_vaswani import differentiate_in_place, is_usable  # Triton takes half a second to import
+
+    return differentiate_in_place if is_usable() else None
 
 
 def _differentiate(z: torch.Tensor, label: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -40,7 +40,7 @@ _MODULES = {
     "attention.page": "write_attention_page",
     "attention.pictures": "draw_attention",
     "attention.weights": "AttentionWeights attend encoder_decoder_attention",
-    "data.batching": "PairCollator TokenBatchSampler",
+    "data.batching": "PackedCollator PairCollator TokenBatchSampler",
     "data.parallel_text": "load_pairs",
     "data.prepare": "prepare",
     "data.prepared": "open_prepared",

@@ -11,6 +11,7 @@ import torch
 from .errors import UserError
 
 HERE = "here"  # the name of this machine
+CPU_TOKENS = 4096  # tokens a side that a CPU takes at once, where nothing else is asked for
 MOST_WORKERS = 256  # processes or threads that an option may ask for: the processors of a large machine
 DEFAULT_UTILISATION = 0.35
 # Where the default comes from, for whoever reads a plan.
@@ -24,7 +25,7 @@ UTILISATION_SOURCE = (
 class Device:
     """One kind of device; peaks of dense matrix products in TFLOPS, 0 where it does not compute in that precision."""
 
-    fp32: float  # without TF32, which this package does not switch on
+    fp32: float  # without TF32
     fp16: float = 0.0  # with float32 sums, like bf16
     bf16: float = 0.0
     source: str = "published dense peak"  # of the figures
@@ -37,6 +38,8 @@ class Device:
         """
         chosen = ("bf16" if self.bf16 else "fp32") if precision == "auto" else precision
         teraflops = getattr(self, chosen)
+        if chosen == "fp32" and self.fp32:
+            teraflops = max(self.fp32, self.bf16 / 2)  # training multiplies in TF32, at half of bf16's rate, if it can
         if not teraflops:
             known = [kind for kind in ("bf16", "fp16", "fp32") if getattr(self, kind)]
             raise UserError(f"precision is {precision!r}, which a {name} does not compute in: use {', '.join(known)}")
@@ -91,6 +94,8 @@ def measure_device(precision: str, seconds: float = 1.0) -> Device:
     from torch.utils.benchmark import Timer
 
     device = accelerator() or torch.device("cpu")
+    if has_tf32():
+        torch.backends.cuda.matmul.fp32_precision = "tf32"  # as in training
     size = 1024 if device.type == "cpu" else 8192
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -138,6 +143,19 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": t
 def on_cpu() -> bool:
     """Whether there is no accelerator to train on."""
     return accelerator() is None
+
+
+def has_tf32() -> bool:
+    """Whether the GPU multiplies float32 matrices faster in TF32, with 10 bits of their 23."""
+    return torch.cuda.is_available() and torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)
+
+
+def making_batches() -> int:
+    """How many processes should make batches ahead of this one: none for a CPU, which would have to share itself."""
+    if on_cpu():
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(4, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1))
 
 
 def choose_precision(precision: str) -> dict[str, bool]:

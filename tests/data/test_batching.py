@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from vaswani_transformer.data import batching
-from vaswani_transformer.data.batching import IGNORE_INDEX, BatchStatistics, PairCollator, TokenBatchSampler
+from vaswani_transformer.data.batching import (
+    IGNORE_INDEX,
+    BatchStatistics,
+    PackedCollator,
+    PairCollator,
+    TokenBatchSampler,
+    packed_size,
+)
 from vaswani_transformer.errors import UserError
 
 
@@ -385,3 +392,81 @@ def test_collator_marks_padding_by_length_and_not_by_id():
     batch = PairCollator(pad_token_id=0)([{"input_ids": [0, 0], "labels": [0]}, {"input_ids": [3], "labels": [0]}])
     assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
     assert batch["labels"].tolist() == [[0], [0]]
+
+
+def ids(longest):
+    return st.lists(st.integers(0, 99), min_size=1, max_size=longest)
+
+
+@st.composite
+def packings(draw):
+    """Pairs of at most `max_length` tokens a side, and sizes with just enough room, or none."""
+    longest = draw(st.sampled_from([2, 3, 10, 60]))
+    side = ids(longest) if draw(st.booleans()) else ids(1)  # a single token opposite many takes the most filling
+    pairs = draw(st.lists(st.fixed_dictionaries({"input_ids": side, "labels": ids(longest)}), min_size=1, max_size=20))
+    tokens = [sum(len(pair[name]) for pair in pairs) for name in ("input_ids", "labels")]
+    size = packed_size(max(tokens) + draw(st.sampled_from([0, 1, 500])), longest) if draw(st.booleans()) else None
+    return pairs, tokens, longest, size
+
+
+@settings(max_examples=150)
+@given(packings())
+def test_a_packed_batch_unpacks_into_its_pairs_and_filling(packing):
+    pairs, tokens, longest, size = packing
+    batch = PackedCollator(1, longest, size, size)(pairs)
+    assert batch["max_length"] == longest
+    assert batch["source_tokens"].tolist() == tokens[0] and batch["source_tokens"].dtype == torch.int64
+    sentences = {}
+    for name, offsets, fill in (("input_ids", "source_offsets", 1), ("labels", "target_offsets", IGNORE_INDEX)):
+        assert batch[name].dtype == torch.int64 and batch[offsets].dtype == torch.int32
+        assert batch[name].shape == (1, size or sum(len(pair[name]) for pair in pairs))
+        assert batch[offsets][0] == 0 and batch[offsets][-1] == batch[name].shape[1]
+        lengths = batch[offsets].diff().tolist()
+        assert min(lengths) >= 0 and max(lengths) <= longest
+        parts = [part.tolist() for part in batch[name][0].split(lengths)]
+        assert parts[: len(pairs)] == [pair[name] for pair in pairs]
+        sentences[name] = parts[len(pairs) :]
+        assert all(token == fill for part in sentences[name] for token in part)
+    filling = list(zip(*sentences.values(), strict=True))
+    filled = [bool(source) for source, _ in filling]
+    assert filled == [bool(target) for _, target in filling] == sorted(filled, reverse=True)
+    if size is None:
+        assert not filling
+    else:
+        assert math.log2(len(pairs) + len(filling)).is_integer()
+
+
+@pytest.mark.parametrize("longest", [2, 3, 100, 256])
+def test_the_packed_size_is_enough_for_any_batch_and_no_larger_than_needed(longest):
+    for tokens in (longest, 64, 1000, 25_000):
+        size = packed_size(tokens, longest)
+        assert size % 64 == 0
+        # One side full and the other almost empty: each of its sentences of filling takes one of this side's tokens.
+        assert size - tokens >= math.ceil((size - 1) / longest)
+        smaller = size - 64
+        assert smaller - tokens < math.ceil(smaller / longest)
+
+
+def test_a_packed_batch_of_arrays_of_short_integers():
+    pairs = [{"input_ids": np.array([60_000, 2], np.uint16), "labels": torch.tensor([7])}]
+    batch = PackedCollator(0, 10, 5, 4)(pairs)
+    assert batch["input_ids"].tolist() == [[60_000, 2, 0, 0, 0]]
+    assert batch["labels"].tolist() == [[7, -100, -100, -100]]
+    assert batch["source_offsets"].tolist() == [0, 2, 5] and batch["target_offsets"].tolist() == [0, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((None, None), "a sentence of 9 tokens is longer than max_length 8"),
+        ((3, 99), "a batch of 4 source tokens and 12 of filling is more than source_size 3"),
+        ((4, 99), "a batch of 4 source tokens and 12 of filling is more than source_size 4"),
+        ((15, 99), "a batch of 4 source tokens and 12 of filling is more than source_size 15"),
+        ((99, 4), "a batch of 4 target tokens and 12 of filling is more than target_size 4"),
+    ],
+)
+def test_errors_of_packing(sizes, message):
+    length = 9 if sizes == (None, None) else 4
+    with pytest.raises(UserError, match=message) as caught:
+        PackedCollator(0, 8, *sizes)([{"input_ids": [3] * length, "labels": [3] * 4}])
+    assert "\n" not in str(caught.value)

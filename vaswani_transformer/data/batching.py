@@ -280,3 +280,91 @@ def _padded(rows: list[Sequence[int]], fill: int) -> tuple[torch.Tensor, torch.T
     padded = np.full(is_token.shape, fill, np.int64)
     padded[is_token] = np.concatenate(rows)
     return torch.from_numpy(padded), torch.from_numpy(is_token.astype(np.int64))
+
+
+def packed_size(tokens: int, max_length: int) -> int:
+    """Size for both sides of a [`PackedCollator`] that holds any batch of at most so many tokens a side.
+
+    A multiple of 64 with room for filling: a side with a single token needs `size / max_length` sentences of filling,
+    each of which takes a token of a side that is full.
+
+    Args:
+        tokens: most source tokens and most target tokens of a batch.
+        max_length: most tokens of a sentence, 2 or more.
+    """
+    return -(-tokens * max_length // ((max_length - 1) * 64)) * 64
+
+
+@dataclass
+class PackedCollator:
+    """Puts pairs one after the other, without padding between them.
+
+    A batch has `input_ids` `(1, source_size)` and `labels` `(1, target_size)`, int64; `source_offsets` and
+    `target_offsets`, int32 `(sentences + 1,)`, where sentences start, and the end; `source_tokens`, an int64 scalar,
+    filling not counted (real targets are the labels that are not -100); and `max_length`, as given.
+
+    With sizes every batch has them, so that shapes are a handful in a whole training. The sides are filled up by
+    further sentences, as few as can be, each of 1 to `max_length` tokens on both sides, so that attention is never over
+    nothing and the last offset is the size. Empty sentences after them, repeated offsets, make the number of sentences
+    a power of two. Filling `r` tokens of one side takes `r / max_length` sentences, rounded up, and so as many tokens
+    of the other: sizes of `packed_size(tokens, max_length)` always have them.
+
+    Args:
+        pad_token_id: fills `input_ids`; labels are filled with -100.
+        max_length: most tokens that a sentence of any batch may have.
+        source_size: tokens of every batch with filling; if none, a batch has its own tokens and no filling.
+        target_size: the same of the target side; given if `source_size` is.
+
+    Raises:
+        UserError: for a longer sentence, or where tokens and their filling are more than the size.
+    """
+
+    pad_token_id: int
+    max_length: int
+    source_size: int | None = None
+    target_size: int | None = None
+
+    def __call__(self, pairs: Sequence[dict]) -> dict[str, torch.Tensor | int]:
+        """Pairs with `input_ids` and `labels`, lists or arrays, to a batch."""
+        sides = [[pair[name] for pair in pairs] for name in ("input_ids", "labels")]
+        lengths = np.array([[len(row) for row in rows] for rows in sides])
+        if lengths.max() > self.max_length:
+            raise UserError(f"a sentence of {lengths.max()} tokens is longer than max_length {self.max_length}")
+        tokens = lengths.sum(axis=1)
+        sizes = tokens if self.source_size is None else np.array([self.source_size, self.target_size])
+        filling = self._filling_ends(sizes - tokens)
+        sentences = len(pairs) + filling.shape[1]
+        if self.source_size is not None:
+            sentences = 1 << (sentences - 1).bit_length()
+        offsets = np.empty((2, sentences + 1), np.int32)
+        offsets[:] = sizes[:, None]
+        offsets[:, 0] = 0
+        offsets[:, 1 : len(pairs) + 1] = lengths.cumsum(axis=1)
+        offsets[:, len(pairs) + 1 : len(pairs) + 1 + filling.shape[1]] = tokens[:, None] + filling
+        return {
+            "input_ids": _packed(sides[0], tokens[0], sizes[0], self.pad_token_id),
+            "labels": _packed(sides[1], tokens[1], sizes[1], IGNORE_INDEX),
+            "source_offsets": torch.from_numpy(offsets[0]),
+            "target_offsets": torch.from_numpy(offsets[1]),
+            "source_tokens": torch.tensor(tokens[0]),
+            "max_length": self.max_length,
+        }
+
+    def _filling_ends(self, room: np.ndarray) -> np.ndarray:
+        """Where sentences end that fill `room` tokens of either side, `(2, sentences)`, evenly long."""
+        number = -(-int(room.max()) // self.max_length)
+        if room.min() < number or room.min() < 0:
+            side = int(room.argmin())
+            name, size = ("source", "target")[side], (self.source_size, self.target_size)[side]
+            raise UserError(
+                f"a batch of {size - room[side]} {name} tokens and {number} of filling is more than {name}_size {size}:"
+                f" make it packed_size(tokens, {self.max_length}) of the most tokens that a batch has"
+            )
+        return np.arange(1, number + 1) * room[:, None] // max(number, 1)
+
+
+def _packed(rows: list[Sequence[int]], tokens: int, size: int, fill: int) -> torch.Tensor:
+    """All rows one after the other, filled up, int64 `(1, size)`."""
+    packed = np.full((1, size), fill, np.int64)
+    np.concatenate(rows, out=packed[0, :tokens])
+    return torch.from_numpy(packed)

@@ -8,16 +8,16 @@ import dataclasses
 import difflib
 import math
 import os
-import types
 import typing
 import unicodedata
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
+from typing import Literal
 
 from ..errors import UserError, one_line
 from ..files import check_path
-from ..hardware import MOST_WORKERS
+from ..hardware import CPU_TOKENS, MOST_WORKERS
 from ..json_and_yaml import MOST_YAML, parse_yaml, read_text
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import MAX_EXTRA_TOKENS, broken_range
@@ -28,6 +28,7 @@ def _option(default, help_text: str, group: str, flag: str | None = None):
     return dataclasses.field(default=default, metadata={"help": help_text, "group": group, "flag": flag})
 
 
+AUTO = "auto"  # the machine decides
 DATA, TOKENIZER, MODEL, BATCHES = "data", "tokenizer", "model", "batches"
 OPTIMIZER, CHECKS, DECODING, OUTPUT = "optimizer", "validation and checkpoints", "decoding", "output"
 
@@ -87,10 +88,15 @@ class Recipe:
     tokens_per_batch: int = _option(
         25_000, "source tokens, and as many target tokens, of one optimizer step over all devices", BATCHES
     )
-    tokens_per_device: int = _option(
-        4096, "of these, about what one device takes at once; gradients are accumulated up to tokens_per_batch", BATCHES
+    tokens_per_device: int | Literal["auto"] = _option(
+        AUTO, "of these, about what one device takes at once; auto: what its memory holds, 4096 on a CPU", BATCHES
     )
-    data_workers: int = _option(0, "processes that make batches ahead; 0: the training process does", BATCHES)
+    padding_free: bool | Literal["auto"] = _option(
+        AUTO, "train on sentences one after the other, without padding; auto: where a GPU has attention for it", BATCHES
+    )
+    data_workers: int | Literal["auto"] = _option(
+        AUTO, "processes that make batches ahead; 0: the training process does; auto: some for a GPU", BATCHES
+    )
 
     max_steps: int = _option(100_000, "optimizer steps in all", OPTIMIZER)
     max_minutes: float = _option(0.0, "stop after this many minutes of training; 0 for no limit", OPTIMIZER)
@@ -108,6 +114,7 @@ class Recipe:
     attention: str = _option("auto", "transformers' eager, sdpa, ...; auto: eager on a CPU, else sdpa", OPTIMIZER)
     fused_loss: bool = _option(True, "projection and loss in blocks: a batch's logits never exist at once", OPTIMIZER)
     compile: bool = _option(False, "compile the layers with torch.compile: a minute at the start", OPTIMIZER)
+    compress_gradients: bool = _option(False, "send gradients between processes in bf16: half the bytes", OPTIMIZER)
     seed: int = _option(0, "of initial weights, dropout and shuffling", OPTIMIZER)
 
     evaluate_every: int = _option(1000, "optimizer steps between validations, each with a checkpoint", CHECKS)
@@ -146,6 +153,11 @@ class Recipe:
         return {name: value for name, value in values.items() if value is not None}
 
     @property
+    def known_tokens_per_device(self) -> int:
+        """`tokens_per_device`; where the device's memory decides, what is certain to be tried."""
+        return CPU_TOKENS if self.tokens_per_device == AUTO else self.tokens_per_device
+
+    @property
     def tokenizer_folder(self) -> str | None:
         """Where the tokenizer is; None if it is trained on the data."""
         return self.tokenizer if self.from_model is None else self.from_model
@@ -162,10 +174,13 @@ _TYPES = typing.get_type_hints(Recipe)
 
 def field_type(name: str) -> tuple[type, bool]:
     """The plain type of a field, and whether it may be none."""
-    hint = _TYPES[name]
-    if isinstance(hint, types.UnionType):
-        return next(part for part in typing.get_args(hint) if part is not type(None)), True
-    return hint, False
+    kinds = typing.get_args(_TYPES[name]) or (_TYPES[name],)
+    return kinds[0], type(None) in kinds
+
+
+def _is_automatic(name: str, value) -> bool:
+    """Whether a value leaves the field to the machine."""
+    return value == AUTO and Literal["auto"] in typing.get_args(_TYPES[name])
 
 
 def _nearest(name: str, names: Iterable[str], command: str) -> str:
@@ -186,7 +201,11 @@ def convert(name: str, value) -> object:
         return None
     if text is None:
         raise UserError(f"{name} must be given a value of type {kind.__name__}")
+    if _is_automatic(name, text):
+        return AUTO
     rule = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
+    if _is_automatic(name, AUTO):
+        rule += " or auto"
     if kind is str:
         if isinstance(text, str | os.PathLike):
             text = str(text)
@@ -303,9 +322,9 @@ def check_recipe(recipe: Recipe) -> None:
     for names, is_in_range, rule in _RANGES:
         for name in names.split():
             value = getattr(recipe, name)
-            if value is not None and not is_in_range(value):
-                or_none = ", or none" if field_type(name)[1] else ""
-                raise UserError(f"{name} is {value}: it must be {rule}{or_none}")
+            if value is not None and not _is_automatic(name, value) and not is_in_range(value):
+                other = ", or none" if field_type(name)[1] else ", or auto" if _is_automatic(name, AUTO) else ""
+                raise UserError(f"{name} is {value}: it must be {rule}{other}")
     for name in ("num_beams", "length_penalty", "max_extra_tokens"):
         if rule := broken_range(name, getattr(recipe, name)):
             raise UserError(f"{name} is {getattr(recipe, name)}: it must be {rule}")
@@ -319,10 +338,10 @@ def check_recipe(recipe: Recipe) -> None:
             f"keep_weights is 'average' but average_checkpoints is {recipe.average_checkpoints}: set it to 2 or more"
             " or keep other weights"
         )
-    if recipe.max_length > min(recipe.tokens_per_batch, recipe.tokens_per_device):
+    if recipe.max_length > min(recipe.tokens_per_batch, recipe.known_tokens_per_device):
         raise UserError(
             f"max_length {recipe.max_length} is above tokens_per_batch {recipe.tokens_per_batch} or tokens_per_device"
-            f" {recipe.tokens_per_device}: a sentence has to fit in a batch"
+            f" {recipe.known_tokens_per_device}: a sentence has to fit in a batch"
         )
     _check_start(recipe)
     config = model_config(recipe, recipe.vocab_size)

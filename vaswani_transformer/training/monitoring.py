@@ -60,6 +60,17 @@ class ThroughputMeter:
         return result
 
 
+def count_tokens(batch: dict[str, torch.Tensor]) -> np.ndarray:
+    """Source and target tokens of a training batch, padded or not, and its source and target positions, `(4,)`.
+
+    A batch without padding has its `source_tokens`, which are taken out: the model does not know them.
+    """
+    labels, mask = batch["labels"], batch.get("attention_mask")
+    source = batch.pop("source_tokens") if mask is None else mask.sum()
+    target = labels.ne(IGNORE_INDEX).sum()
+    return np.array([int(source), int(target), batch["input_ids"].numel(), labels.numel()], np.int64)
+
+
 def is_read_at_once(loss: torch.Tensor) -> bool:
     """Whether a loss can be read without waiting for a device."""
     return loss.is_cpu
@@ -75,7 +86,7 @@ class NonFiniteLossError(UserError):
 class FiniteLossGuard:
     """Counts a trainer's losses that are nan or infinite and saves the batch of the first.
 
-    A loss is read from the device only once the next one has been computed, so that nothing waits for the device.
+    Of a device only losses are read that have arrived by themselves, so that nothing waits for it.
     """
 
     def __init__(self, trainer):
@@ -88,17 +99,17 @@ class FiniteLossGuard:
         """Check the loss of a micro-batch (0-d), computed from `inputs`."""
         loss = loss.detach()
         # Copied now: later the device would answer only after all work that it was given in between.
-        finite, copied = torch.isfinite(loss).to("cpu", non_blocking=True), None
+        finite, arrival = torch.isfinite(loss).to("cpu", non_blocking=True), None
         if not loss.is_cpu:
-            copied = torch.Event(loss.device.type)
-            copied.record()
-        self._unread.append((loss, finite, copied, inputs))
-        self._read(keep=0 if is_read_at_once(loss) else 1)
+            arrival = torch.Event(loss.device.type)
+            arrival.record()
+        self._unread.append((loss, finite, arrival, inputs))
+        self._read(wait=is_read_at_once(loss))
 
     def count(self, wait: bool = False) -> int:
         """How many losses were not finite; with `wait` including the latest."""
         if wait:
-            self._read(keep=0)
+            self._read(wait=True)
         return self._count
 
     def broken_weights(self) -> list[str]:
@@ -109,11 +120,14 @@ class FiniteLossGuard:
         parameters = self.trainer.model.named_parameters()
         return [name for name, weight in parameters if weight.requires_grad and not is_finite(weight)]
 
-    def _read(self, keep: int) -> None:
-        while len(self._unread) > keep:
-            loss, finite, copied, inputs = self._unread.pop(0)
-            if copied is not None:
-                copied.synchronize()
+    def _read(self, wait: bool) -> None:
+        while self._unread:
+            loss, finite, arrival, inputs = self._unread[0]
+            if not wait and (arrival is None or not arrival.query()):
+                return
+            if arrival is not None:
+                arrival.synchronize()
+            self._unread.pop(0)
             if not finite:
                 self._count += 1
                 if self._saved is None:
@@ -124,10 +138,9 @@ class FiniteLossGuard:
         trainer, tokenizer = self.trainer, self.trainer.processing_class
         rank = f"-rank-{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
         path = Path(trainer.args.output_dir) / f"non-finite-loss-after-step-{trainer.state.global_step}{rank}.json"
-        mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
         pairs = []
-        for ids, kept, labels in zip(inputs["input_ids"].cpu(), mask.cpu(), inputs["labels"].cpu(), strict=True):
-            pair = {"source_ids": ids[kept].tolist(), "target_ids": labels[labels != IGNORE_INDEX].tolist()}
+        for source, target in _token_ids(inputs):
+            pair = {"source_ids": source, "target_ids": target}
             if tokenizer is not None:
                 pair |= {side: side_of(tokenizer, side).decode(pair[f"{side}_ids"]) for side in SIDES}
             pairs.append(pair)
@@ -153,6 +166,21 @@ class FiniteLossGuard:
             f"{what}; earlier checkpoints are intact. Lower learning_rate_scale, raise warmup_steps or clip with"
             " max_gradient_norm, and start again"
         )
+
+
+def _token_ids(inputs: dict) -> list[tuple[list[int], list[int]]]:
+    """The pairs of a batch, padded or not, as token ids."""
+    inputs = {name: value.cpu() for name, value in inputs.items() if torch.is_tensor(value)}
+    ids, labels = inputs["input_ids"], inputs["labels"]
+    if "source_offsets" in inputs:
+        sides = [(ids[0], inputs["source_offsets"]), (labels[0], inputs["target_offsets"])]
+        rows = zip(*(side.split(offsets.diff().tolist()) for side, offsets in sides), strict=True)
+        pairs = [(source, target[target != IGNORE_INDEX]) for source, target in rows]
+    else:
+        masks = inputs.get("attention_mask", torch.ones_like(ids)).bool()
+        rows = zip(ids, masks, labels, strict=True)
+        pairs = [(source[mask], target[target != IGNORE_INDEX]) for source, mask, target in rows]
+    return [(source.tolist(), target.tolist()) for source, target in pairs if len(target)]  # others are filling
 
 
 def is_saved_batch(path: Path) -> bool:

@@ -25,11 +25,12 @@ from ..hardware import (
     UTILISATION_SOURCE,
     choose_precision,
     measure_device,
+    on_cpu,
     parse_device,
 )
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..recipes.recipe import Recipe
+from ..recipes.recipe import AUTO, Recipe
 from .flops import flops_per_token, model_flops
 from .initial_model import model_of_folder, new_model, trained_parameters
 from .run import make_tokenizer, reporters
@@ -155,7 +156,10 @@ def make_plan(recipe: Recipe, device: str | None = None, processes: int = 1, uti
     if prepared is not None:
         check_recipe_matches(prepared, recipe)
     model = _empty_model(recipe, prepared and prepared.tokenizer, on_this_machine=name in (None, HERE))
-    micro_batches = processes * math.ceil(math.ceil(recipe.tokens_per_batch / recipe.tokens_per_device) / processes)
+    per_device = recipe.tokens_per_device
+    if per_device == AUTO:  # on another machine, where a device has memory for its share
+        per_device = recipe.known_tokens_per_device if name in (None, HERE) and on_cpu() else recipe.tokens_per_batch
+    micro_batches = processes * math.ceil(math.ceil(recipe.tokens_per_batch / per_device) / processes)
     if prepared is not None:
         counts = f"prepared: {prepared.counts('train')}"
         epoch = _counted_epoch(recipe, model.config, *prepared.train.lengths, micro_batches, counts)

@@ -25,11 +25,13 @@ from ..distributed import Processes, joined_processes
 from ..errors import UserError, one_line
 from ..evaluation.metrics import score_translations
 from ..files import unfinished
-from ..hardware import choose_precision, keep_freed_memory, on_cpu
+from ..hardware import choose_precision, has_tf32, keep_freed_memory, making_batches, on_cpu
 from ..model.checkpoint_vaswani import check_finite
+from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..model.packed_sentences_vaswani import can_use_flash_attention
 from ..output_folder import locked_together
-from ..recipes.recipe import Recipe, check_paths
+from ..recipes.recipe import AUTO, Recipe, check_paths
 from .callbacks import (
     LearningCurveCallback,
     ResumableEarlyStoppingCallback,
@@ -130,17 +132,18 @@ def reporters(names: str) -> list[str]:
 def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments:
     """The recipe in the Trainer's terms; `longest` is the number of tokens of the longest validation sentence."""
     timed, averaged = recipe.checkpoint_minutes > 0, recipe.average_checkpoints
+    workers = making_batches() if recipe.data_workers == AUTO else recipe.data_workers
     return VaswaniTrainingArguments(
         output_dir=str(Path(recipe.output) / CHECKPOINTS),
         tokens_per_batch=recipe.tokens_per_batch,
-        tokens_per_device=recipe.tokens_per_device,
+        tokens_per_device=None if recipe.tokens_per_device == AUTO else recipe.tokens_per_device,
         max_steps=recipe.max_steps,
         warmup_steps=recipe.warmup_steps,
         learning_rate_scale=recipe.learning_rate_scale,
         label_smoothing_factor=recipe.label_smoothing,
         fused_loss=recipe.fused_loss,
-        dataloader_num_workers=recipe.data_workers,
-        dataloader_persistent_workers=recipe.data_workers > 0,
+        dataloader_num_workers=workers,
+        dataloader_persistent_workers=workers > 0,
         adam_beta1=recipe.adam_beta1,
         adam_beta2=recipe.adam_beta2,
         adam_epsilon=recipe.adam_epsilon,
@@ -160,17 +163,38 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         greater_is_better=recipe.best_by == "bleu",
         predict_with_generate=recipe.validation_bleu > 0,
         generation_num_beams=1,
-        per_device_eval_batch_size=max(1, min(64, recipe.tokens_per_device // longest)),
+        per_device_eval_batch_size=max(1, min(64, recipe.known_tokens_per_device // longest)),
         remove_unused_columns=False,
         report_to=reporters(recipe.report_to),
         disable_tqdm=True,
         ddp_find_unused_parameters=False,  # there are none; looking for them costs a walk through the graph each step
         ddp_broadcast_buffers=False,  # tables of sinusoids, the same everywhere
+        ddp_bucket_cap_mb=None if on_cpu() else 100,  # fast links are best used by large messages
+        compress_gradients=recipe.compress_gradients,
+        tf32=has_tf32() or None,
         log_level="error",
         log_level_replica="error",
         use_cpu=on_cpu(),  # or bf16 is refused there
         **choose_precision(recipe.precision),
     )
+
+
+def is_padding_free(recipe: Recipe, config: VaswaniConfig, arguments: VaswaniTrainingArguments) -> bool:
+    """Whether to train on batches without padding; by itself only where attention takes them as they are.
+
+    Raises:
+        UserError: where the recipe asks for them and restricted self-attention, which takes none.
+    """
+    if recipe.padding_free != AUTO:
+        if recipe.padding_free and config.attention_window is not None:
+            raise UserError(
+                f"padding_free is true and attention_window {config.attention_window}, which needs padded batches: leave"
+                " one of them out"
+            )
+        return recipe.padding_free
+    dtype = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32
+    is_plain = recipe.attention == AUTO and config.attention_window is None and not config.attention_dropout
+    return is_plain and can_use_flash_attention(config, torch.empty(0, dtype=dtype, device=arguments.device))
 
 
 def _bleu(tokenizer, prediction) -> dict[str, float]:
@@ -312,9 +336,11 @@ class TrainingRun:
             validation = validation.shuffle(seed=recipe.seed).select(range(recipe.validation_bleu))
         longest = max(max(validation["source_length"]), max(validation["target_length"]))
         validation = validation.sort("source_length").select_columns(["input_ids", "labels"])
+        arguments = training_arguments(recipe, longest)
+        arguments.padding_free = is_padding_free(recipe, model.config, arguments)
         trainer = VaswaniTrainer(
             model=model,
-            args=training_arguments(recipe, longest),
+            args=arguments,
             train_dataset=train,
             eval_dataset=validation,
             processing_class=self.tokenizer,

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import torch
-from accelerate.utils import gather_object, send_to_device
+from accelerate.utils import DDPCommunicationHookType, gather_object, send_to_device
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 from transformers.hf_argparser import HfArg
@@ -24,7 +24,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TR
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..data.batching import PairCollator, TokenBatchSampler
+from ..data.batching import PackedCollator, PairCollator, TokenBatchSampler, packed_size
 from ..data.tokenized_pairs import pair_lengths
 from ..distributed import on_any_process, over_processes
 from ..errors import UserError
@@ -47,7 +47,8 @@ from .checkpoints import (
     surplus,
     write_manifest,
 )
-from .monitoring import FiniteLossGuard, ThroughputMeter
+from .device_memory import choose_tokens_per_device
+from .monitoring import FiniteLossGuard, ThroughputMeter, count_tokens
 from .schedule import NoamSchedulerCallback
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,10 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     Args:
         tokens_per_batch: at most so many source tokens, and as many target tokens, in one optimizer step over all
             devices and accumulated parts, padding counted (the paper: about 25,000).
-        tokens_per_device: what one device takes at once.
+        tokens_per_device: what one device takes at once; if none, what its memory holds, found by trial steps, and
+            on a CPU 4096.
+        padding_free: train on batches without padding (`PackedCollator`); validation pads.
+        compress_gradients: send gradients between processes in bf16.
         learning_rate_scale: factor on Equation 3; 1 in the paper.
         fused_loss: compute the projection to the vocabulary and the training loss together, in blocks of tokens (see
             `skip_logits` of the model's `forward`).
@@ -74,7 +78,9 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     """
 
     tokens_per_batch: int = HfArg(default=Recipe.tokens_per_batch, help="tokens a side of one optimizer step")
-    tokens_per_device: int = HfArg(default=Recipe.tokens_per_device, help="tokens a side that a device takes at once")
+    tokens_per_device: int | None = HfArg(default=None, help="tokens a side that a device takes at once")
+    padding_free: bool = HfArg(default=False, help="train on batches without padding")
+    compress_gradients: bool = HfArg(default=False, help="send gradients between processes in bf16")
     learning_rate_scale: float = HfArg(default=Recipe.learning_rate_scale, help="factor on Equation 3")
     fused_loss: bool = HfArg(default=True, help="compute projection and loss together, in blocks")
     timed_save_total_limit: int | None = HfArg(default=None, help="as save_total_limit, of timed checkpoints")
@@ -116,18 +122,25 @@ class VaswaniTrainer(Seq2SeqTrainer):
         if args.n_gpu > 1:
             logger.warning("training on one of %d GPUs: start with `accelerate launch` to use all", args.n_gpu)
             args._n_gpu = 1  # torch's DataParallel would split a batch by sentences and weigh its parts wrongly
-        self.micro_batches = max(1, math.ceil(args.tokens_per_batch / args.tokens_per_device))
-        # The number of parts must be a multiple of the number of processes, each of which takes equally many.
-        args.gradient_accumulation_steps = math.ceil(self.micro_batches / args.world_size)
-        self.micro_batches = args.gradient_accumulation_steps * args.world_size
         kwargs.setdefault("data_collator", PairCollator(model.config.pad_token_id))
         changed = isinstance(model, VaswaniForConditionalGeneration) and type(model).forward is not _FORWARD
         if changed or not hasattr(model.config, "label_smoothing"):  # other logits, or a loss that is not smoothed
+            if args.padding_free:
+                raise ValueError("padding_free is for VaswaniForConditionalGeneration: leave it out")
             kwargs["compute_loss_func"] = self._loss_of_logits
         else:
             model.config.label_smoothing = args.label_smoothing_factor
         super().__init__(model=model, args=args, **kwargs)
         self.label_smoother = None  # the model smooths, and in training alone
+        if (settings := self.accelerator.ddp_handler) is not None:
+            settings.gradient_as_bucket_view = True  # or gradients are there twice
+            if args.compress_gradients:
+                settings.comm_hook = DDPCommunicationHookType.BF16
+        self.tokens_per_device = args.tokens_per_device or choose_tokens_per_device(self)
+        # The number of parts must be a multiple of the number of processes, each of which takes equally many.
+        parts = max(1, math.ceil(args.tokens_per_batch / self.tokens_per_device))
+        args.gradient_accumulation_steps = math.ceil(parts / args.world_size)
+        self.micro_batches = args.gradient_accumulation_steps * args.world_size
         self.add_callback(NoamSchedulerCallback(model.config.d_model, int(args.warmup_steps), args.learning_rate_scale))
         self.add_callback(_StartCallback(self))
         self.step_tokens = (0, 0)  # source and target tokens of the latest optimizer step, over all processes
@@ -144,12 +157,28 @@ class VaswaniTrainer(Seq2SeqTrainer):
     @cached_property
     def batch_sampler(self) -> TokenBatchSampler:
         """The batches of `train_dataset` for these settings."""
-        if isinstance(self.train_dataset, datasets.Dataset):
-            lengths = pair_lengths(self.train_dataset)
-        else:
-            lengths = self.train_dataset.lengths  # as `PreparedPairs` have them, memory-mapped
         options = {"micro_batches": self.micro_batches, "seed": self.args.seed}
-        return TokenBatchSampler(*lengths, self.args.tokens_per_batch, **options)
+        return TokenBatchSampler(*self._lengths, self.args.tokens_per_batch, **options)
+
+    @cached_property
+    def _lengths(self) -> Sequence:
+        if isinstance(self.train_dataset, datasets.Dataset):
+            return pair_lengths(self.train_dataset)
+        return self.train_dataset.lengths  # as `PreparedPairs` have them, memory-mapped
+
+    @cached_property
+    def longest_sentence(self) -> int:
+        """Tokens of the longest sentence that is trained on."""
+        return max(int(side.max()) for side in map(np.asarray, self._lengths))
+
+    def _training_collator(self) -> Callable:
+        """Makes training's batches; without padding they are all of one size on a device."""
+        if not self.args.padding_free:
+            return self.data_collator
+        longest, size = max(2, self.longest_sentence), None
+        if self.args.device.type != "cpu":
+            size = packed_size(self.batch_sampler.part_tokens, longest)
+        return PackedCollator(self.model.config.pad_token_id, longest, size, size)
 
     def get_train_dataloader(self) -> DataLoader:
         """Micro-batches in order, sharded over processes by accelerate."""
@@ -159,7 +188,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         loader = DataLoader(
             pairs,
             batch_sampler=self.batch_sampler,
-            collate_fn=self.data_collator,
+            collate_fn=self._training_collator(),
             num_workers=self.args.dataloader_num_workers,
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=4 if self.args.dataloader_num_workers else None,
@@ -188,28 +217,26 @@ class VaswaniTrainer(Seq2SeqTrainer):
         """
         # Counted before they are moved: reading a count from a device would wait for all its work.
         samples = list(islice(epoch_iterator, num_batches))
-        moved = [send_to_device(sample, device, non_blocking=True) for sample in samples]
-        _, num_items = super().get_batch_samples(iter(moved), len(moved), device)
-        if samples:
-            sources = [sample["attention_mask"] for sample in samples]
-            targets = [sample["labels"].ne(IGNORE_INDEX) for sample in samples]
-            counts = [int(sum(mask.sum() for mask in side)) for side in (sources, targets)]
-            counts += [sum(mask.numel() for mask in side) for side in (sources, targets)]
-            counts = over_processes(self.args, [*counts, self._finite_losses.count()])
-            *tokens, source_positions, target_positions, non_finite = counts
-            self._finite_losses.refuse(non_finite)
-            self.step_tokens = tuple(tokens)
-            self.tokens_seen += self.step_tokens
-            self.positions_seen += (source_positions, target_positions)
-        return moved, num_items
+        if not samples:
+            return [], None
+        own = sum(map(count_tokens, samples))
+        *counts, non_finite = over_processes(self.args, [*own.tolist(), self._finite_losses.count()])
+        self._finite_losses.refuse(non_finite)
+        self.step_tokens = tuple(counts[:2])
+        self.tokens_seen += self.step_tokens
+        self.positions_seen += counts[2:]
+        # Filled in there: a number that is copied to a device may wait for it.
+        items = counts[1] // self.get_tp_size() if self.args.average_tokens_across_devices else own[1]
+        items = torch.full((), int(items), dtype=torch.float32, device=device)
+        return [send_to_device(sample, device, non_blocking=True) for sample in samples], items
 
     # Loss (Section 5.4)
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
         """As in `Trainer`, without logits that nothing reads; in evaluation a batch's loss is its own mean."""
         if self.compute_loss_func is not None and "labels" in inputs and "decoder_input_ids" not in inputs:
-            unwrapped = self.accelerator.unwrap_model(model)  # the Trainer takes the labels away from such a model
-            inputs = {**inputs, "decoder_input_ids": unwrapped.prepare_decoder_input_ids_from_labels(inputs["labels"])}
+            shift = self._unwrapped.prepare_decoder_input_ids_from_labels  # the Trainer takes the labels away from it
+            inputs = {**inputs, "decoder_input_ids": shift(inputs["labels"])}
         if not self.model.training:
             num_items_in_batch = None
         elif "labels" in inputs and not return_outputs and self._can_skip_logits():
@@ -220,16 +247,32 @@ class VaswaniTrainer(Seq2SeqTrainer):
         epsilon = self.args.label_smoothing_factor if self.model.training else 0.0
         return label_smoothed_cross_entropy(outputs["logits"], labels, epsilon, num_items_in_batch)
 
+    @cached_property
+    def _unwrapped(self) -> torch.nn.Module:
+        """The model itself; to look for it in each step would walk through all its modules."""
+        return self.accelerator.unwrap_model(self.model)
+
     def _can_skip_logits(self) -> bool:
-        model = self.accelerator.unwrap_model(self.model)
-        is_ours = type(model).forward is VaswaniForConditionalGeneration.forward  # another may use them
-        return is_ours and self.args.fused_loss and not model._forward_hooks
+        is_ours = type(self._unwrapped).forward is _FORWARD  # another may use them
+        return is_ours and self.args.fused_loss and not self._unwrapped._forward_hooks
 
     def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
         """As in `Trainer`; notes whether the loss is a number."""
         loss = super().training_step(model, inputs, *args, **kwargs)
         self._finite_losses.note(loss, inputs)
         return loss
+
+    def floating_point_ops(self, inputs) -> int:
+        """0: `Trainer` would walk through the model for each batch to estimate what `model_flops` counts."""
+        return 0
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        """As in `Trainer`, where it is logged: without clipping it is one more visit to all gradients."""
+        step, every, args = self.state.global_step + 1, self.state.logging_steps, self.args
+        by_steps = args.logging_strategy == "steps" and not (step == 1 and args.logging_first_step)
+        if grad_norm is None and by_steps and step % every:
+            return None
+        return super()._get_grad_norm(model, grad_norm)
 
     def check_losses(self) -> None:
         """Look at all losses so far and at the weights, on all processes, before anything is written.
@@ -328,7 +371,6 @@ class VaswaniTrainer(Seq2SeqTrainer):
         """
         self.check_losses()
         self._note_progress()
-        self.store_flos()
         folder = Path(self.args.output_dir)
         final = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         writing = unfinished(final)

@@ -80,9 +80,9 @@ def fused_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=
     import torch
 
     if attn_mask is None:
-        return torch.ops.aten._scaled_dot_product_flash_attention(
-            query, key, value, dropout_p, is_causal, scale=scale
-        )[0]
+        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[
+            0
+        ]
     if attn_mask.dtype == torch.bool:  # as torch does before the kernel
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
     bias = attn_mask.expand(*query.shape[:2], query.shape[2], key.shape[2])

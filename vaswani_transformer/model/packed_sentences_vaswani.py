@@ -106,7 +106,7 @@ def pack_sentences(
         seen = (place < lengths) | (lengths == 0)  # (sentences, 1, 1, longest); no row is empty
     if config._attn_implementation != "eager":
         return PackedSentences(queries, keys, is_causal, seen)
-    dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+    dtype = hidden_states.dtype
     mask = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
     return PackedSentences(queries, keys, is_causal, mask)
 

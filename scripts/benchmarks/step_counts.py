@@ -144,7 +144,7 @@ class StepCounter(TorchDispatchMode):
         self.kernels[self.phase] += 1
         if func.overloadpacket in flop_registry:
             count = flop_registry[func.overloadpacket]
-            if name.startswith("_flash_attention"):
+            if name.startswith("_varlen_attn"):
                 pass  # of sentences of which no formula knows the lengths: see `attention_flops`
             elif name in ("mm", "addmm"):  # an overload with the result's type is not known there
                 self.flops[self.phase] += count(*filter(torch.is_tensor, args), out_val=result)

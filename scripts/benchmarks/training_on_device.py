@@ -191,7 +191,8 @@ def table(rows: dict[str, list[dict]], peak: dict[str, float], flops: float, opt
         rate = result["target_tokens"] / result["seconds"]
         lines.append(
             f"| {name} | {rate:,.0f} | {rate * flops / peak['bfloat16']:.0%}"
-            f" | {1000 * result['seconds'] / options.steps:.1f} | {result['padding']:.1%} | {result['memory'] / 2**30:.2f} |"
+            f" | {1000 * result['seconds'] / options.steps:.1f} | {result['padding']:.1%}"
+            f" | {result['memory'] / 2**30:.2f} |"
         )
         total = sum(result["kinds"].values())
         kinds.append(

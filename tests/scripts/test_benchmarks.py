@@ -121,13 +121,16 @@ COUNTS = """
         with counter.of("backward"):
             total.backward()
         with counter.of("optimizer"):
-            float(total), inputs[inputs > 0], inputs.cpu(), inputs.nonzero()
+            for waits in (lambda: float(total), lambda: inputs[inputs > 0], inputs.cpu, inputs.nonzero):
+                try:
+                    waits()
+                except torch._subclasses.fake_tensor.DynamicOutputShapeException:
+                    pass  # nobody knows how many
     casts = (4 + 2) * (30 * 20 + 40 * 20)
     assert counter.bytes["forward"]["_to_copy"] == casts, counter.bytes
     assert counter.flops["forward"] == 2 * 40 * 30 * 20 and counter.flops["backward"] == 2 * 40 * 30 * 20
     assert counter.bytes["forward"]["sum"] == 2 * 40 * 30 + 4, counter.bytes
-    assert sum(counter.synchronising.values()) >= 4 and not counter.synchronising.keys() & {"mm", "sum"}
-    print(dict(counter.synchronising))
+    assert counter.synchronising == {"_local_scalar_dense": 1, "index": 1, "_to_copy": 1, "nonzero": 1}, counter.synchronising
 """
 
 

@@ -130,7 +130,8 @@ COUNTS = """
     assert counter.bytes["forward"]["_to_copy"] == casts, counter.bytes
     assert counter.flops["forward"] == 2 * 40 * 30 * 20 and counter.flops["backward"] == 2 * 40 * 30 * 20
     assert counter.bytes["forward"]["sum"] == 2 * 40 * 30 + 4, counter.bytes
-    assert counter.synchronising == {"_local_scalar_dense": 1, "index": 1, "_to_copy": 1, "nonzero": 1}, counter.synchronising
+    waited = {"_local_scalar_dense": 1, "index": 1, "_to_copy": 1, "nonzero": 1}
+    assert counter.synchronising == waited, counter.synchronising
 """
 
 

@@ -2,7 +2,7 @@
 
     python scripts/benchmarks/training.py FOLDER_OF_MULTI30K
     python scripts/benchmarks/training.py                       # generated pairs, about as long
-    python scripts/benchmarks/training.py --device cuda --preset big --batch-tokens 25000 --vocab-size 37000
+    python scripts/benchmarks/training.py --by device --device cuda --preset big --batch-tokens 25000 --vocab-size 37000
 
 One tokenizer, one model size, the same pairs. Each contestant trains in a process of its own, and they take turns in
 random order, several rounds. A clock outside reads the log that each writes after every step: start-up and the first
@@ -13,6 +13,10 @@ the rounds is shown. On a machine that others use too only "CPU seconds" mean so
 DataCollatorForSeq2Seq, group_by_length, label smoothing by the Trainer, as many pairs a batch as ours has on average.
 The bare loop is torch.nn.Transformer at its best: our token batches made before the clock starts, bf16 autocast, fused
 Adam, tied embeddings, torch's own label smoothing, and in a second row malloc keeping freed memory, as ours does.
+
+With --by device, for a GPU, ours alone trains: padded and without padding, eager and compiled. Steps are timed by the
+device's events instead of by a log, and some are profiled: a picture (PNG) and a trace (.json.gz, for ui.perfetto.dev)
+of each go to --pictures.
 """
 
 import argparse
@@ -45,7 +49,10 @@ from training_contestants import (
     prepare,
     train_bare,
     train_marian,
+    vaswani_config,
 )
+from training_on_device import ROWS, train_ours
+from training_on_device import table as device_table
 
 
 def parse_options() -> argparse.Namespace:
@@ -60,12 +67,15 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=25.0, help="seconds of training that count")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--joey", metavar="PYTHON", help="a Python that can import joeynmt 2.3; none: left out")
-    parser.add_argument("--only", nargs="+", choices=CONTESTANTS, help="some of the contestants")
+    parser.add_argument("--only", nargs="+", choices=[*CONTESTANTS, *ROWS], help="some of the contestants")
     parser.add_argument(
         "--variant", action="append", default=[], metavar="OPTIONS", help="one more row of ours: --variant=--compile"
     )
+    parser.add_argument("--by", choices=["log", "device"], default="log", help="what takes the time")
+    add_whole_numbers(parser, warm_up_steps=20, steps=100, profiled_steps=5, device_tokens=0)
+    parser.add_argument("--pictures", default="profiles", help="folder of pictures and traces, with --by device")
     parser.add_argument("--folder", help="where to work; kept. None: a temporary one")
-    parser.add_argument("--contestant", choices=[*CONTESTANTS, "peak"], help=argparse.SUPPRESS)
+    parser.add_argument("--contestant", choices=[*CONTESTANTS, *ROWS, "peak"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.preset:
         sizes = {"base": (512, 2048, 8, 6), "big": (1024, 4096, 16, 6)}
@@ -127,6 +137,17 @@ def run_contestant(name: str, options: argparse.Namespace, folder: Path) -> Watc
         except RuntimeError as error:
             last = (folder / "output.txt").read_text(errors="replace").strip().splitlines()[-1:]
             raise RuntimeError(f"{name} {error}: {' '.join(last)}") from error
+
+
+def run_on_device(name: str, options: argparse.Namespace, folder: Path) -> dict:
+    """One row of ours in a process of its own, by the device's clock."""
+    shutil.rmtree(folder / "output", ignore_errors=True)
+    command = [sys.executable, __file__, *sys.argv[1:], "--folder", str(folder), "--contestant", name]
+    environment = {**os.environ, **({"OMP_NUM_THREADS": str(options.threads)} if options.threads else {})}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{name} ended with status {done.returncode}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def middle(values: list[float]) -> float:
@@ -193,6 +214,10 @@ def main() -> None:
         measure_peak(options)
         return
     if options.contestant:
+        if options.contestant in ROWS:
+            config = vaswani_config(options, dropout=options.dropout)
+            train_ours(options, Path(options.folder), options.contestant, config)
+            return
         settings = CONTESTANTS[options.contestant]
         if options.contestant.startswith(MARIAN):
             train_marian(options, Path(options.folder), **settings)
@@ -202,7 +227,9 @@ def main() -> None:
     began = time.monotonic()
     folder = Path(options.folder or tempfile.mkdtemp(prefix="benchmark_training_"))
     folder.mkdir(parents=True, exist_ok=True)
-    names = options.only or [name for name in CONTESTANTS if name != JOEY or options.joey]
+    by_device = options.by == "device"
+    default = list(ROWS) if by_device else [name for name in CONTESTANTS if name != JOEY or options.joey]
+    names = options.only or default
     names += [f"{OURS} {variant}" for variant in options.variant]
     try:
         prepare(options, folder)
@@ -210,10 +237,18 @@ def main() -> None:
         for round_ in range(options.rounds):
             peaks.append(peak_rates(options, folder))
             for name in order.sample(names, len(names)):
+                if by_device:
+                    rows[name].append(run_on_device(name, options, folder))
+                    continue
                 rows[name].append(run_contestant(name, options, folder).rates())
                 shown = f"{rows[name][-1]['target tokens/s']:,.0f} target tokens/s"
                 print(f"round {round_ + 1}: {name}: {shown}", file=sys.stderr, flush=True)
-        print(table(rows, peaks, flops_per_target_token(options, folder), options))
+        flops = flops_per_target_token(options, folder)
+        if by_device:
+            peak = {name: middle([measured[name] for measured in peaks]) for name in peaks[0]}
+            print(device_table(rows, peak, flops, options))
+            return
+        print(table(rows, peaks, flops, options))
         print(f"\n{(time.monotonic() - began) / 60:.1f} minutes. ", end="")
         missing = importlib.util.find_spec("joeynmt") is None and not options.joey
         print("JoeyNMT was left out: no --joey PYTHON was given." if missing and not options.only else "")

@@ -1,6 +1,7 @@
 """The benchmark of training: its clock on a made-up log, and every contestant for a second on generated pairs."""
 
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -74,10 +75,78 @@ def test_every_contestant_trains_and_the_table_is_whole(tmp_path):
         assert float(row["padding"].rstrip("%")) < 60
 
 
+@pytest.mark.slow
+def test_ours_by_the_clock_of_the_device(tmp_path):
+    small = "--pairs 300 --d-model 16 --d-ff 32 --heads 2 --layers 1 --vocab-size 300 --batch-tokens 512"
+    times = "--by device --rounds 1 --warm-up-steps 1 --steps 2 --profiled-steps 1 --threads 1"
+    command = [sys.executable, str(SCRIPTS / "training.py"), *small.split(), *times.split()]
+    names = ["padded, eager", "without padding, eager"]
+    done = subprocess.run(
+        [*command, "--pictures", str(tmp_path), "--only", *names], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in done.stdout.splitlines() if line[:1] == "|"}
+    assert all(float(rows[name][1].replace(",", "")) > 0 for name in names)
+    assert rows[names[1]][4] == "0.0%"
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"model-{name}-eager.{kind}" for name in ("padded", "without-padding") for kind in ("png", "json.gz")
+    }
+
+
+def test_kinds_of_kernels(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    from training_on_device import kind_of
+
+    names = {
+        "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel": "attention",
+        "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTN": "matrix products",
+        "triton_per_fused_add_native_layer_norm_3": "fused by torch.compile",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>": "other element-wise",
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>": "optimizer",
+        "aten::addmm": "matrix products",
+        "aten::native_layer_norm": "layer norm",
+    }
+    assert {name: kind_of(name) for name in names} == names
+
+
+COUNTS = """
+    import sys; sys.path.insert(0, sys.argv[1])
+    import step_counts as counts, torch
+    with counts.fake_cuda(), counts.StepCounter() as counter, torch.device("cuda"):
+        weight = torch.empty(30, 20, requires_grad=True)
+        inputs = torch.empty(40, 20)
+        with counter.of("forward"), torch.autocast("cuda", torch.bfloat16):
+            outputs = torch.nn.functional.linear(inputs, weight)  # 2 casts, a product
+            total = outputs.expand(5, 40, 30).sum()  # float32 of bf16 that is expanded
+        with counter.of("backward"):
+            total.backward()
+        with counter.of("optimizer"):
+            for waits in (lambda: float(total), lambda: inputs[inputs > 0], inputs.cpu, inputs.nonzero):
+                try:
+                    waits()
+                except torch._subclasses.fake_tensor.DynamicOutputShapeException:
+                    pass  # nobody knows how many
+    casts = (4 + 2) * (30 * 20 + 40 * 20)
+    assert counter.bytes["forward"]["_to_copy"] == casts, counter.bytes
+    assert counter.flops["forward"] == 2 * 40 * 30 * 20 and counter.flops["backward"] == 2 * 40 * 30 * 20
+    assert counter.bytes["forward"]["sum"] == 2 * 40 * 30 + 4, counter.bytes
+    waited = {"_local_scalar_dense": 1, "index": 1, "_to_copy": 1, "nonzero": 1}
+    assert counter.synchronising == waited, counter.synchronising
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the stand-in for CUDA is compiled")
+def test_counts_on_fake_tensors():
+    command = [sys.executable, "-c", textwrap.dedent(COUNTS), str(SCRIPTS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_scripts_that_the_pages_name_are_there():
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     named = {name for page in pages for name in re.findall(r"scripts/[\w/]+\.(?:py|yaml)", page.read_text("utf-8"))}
     assert len(named) > 10 and all((ROOT / name).is_file() for name in named)
     measured = {f"scripts/benchmarks/{path.name}" for path in SCRIPTS.glob("*.py")}
-    helpers = {f"scripts/benchmarks/{name}.py" for name in ("process_clock", "training_contestants")}
+    names = "process_clock", "training_contestants", "training_on_device", "fake_cuda", "inductor_counts"
+    helpers = {f"scripts/benchmarks/{name}.py" for name in names}
     assert measured - helpers == named & measured  # each is the source of a figure

@@ -128,7 +128,7 @@ def flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: PackedSentences, scaling: float
 ) -> torch.Tensor:
     """Equation (1) within each sentence, of `(1, num_heads, tokens, d_k)`; output `(1, tokens, num_heads, d_v)`."""
-    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    query, key, value = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
     offsets, lengths = (packed.queries.offsets, packed.keys.offsets), (packed.queries.longest, packed.keys.longest)
     window = (-1, 0) if packed.is_causal else (-1, -1)
     return varlen_attn(query, key, value, *offsets, *lengths, scale=scaling, window_size=window)[None]

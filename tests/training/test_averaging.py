@@ -304,7 +304,7 @@ class Run:
         for step in steps:
             checkpoint = folder / "checkpoints" / f"checkpoint-{step}"
             make_model(step).save_pretrained(checkpoint)
-            state = {"global_step": step, "log_history": history, "eval_steps": every}
+            state = {"global_step": step, "log_history": history, "save_steps": every}
             (checkpoint / "trainer_state.json").write_text(json.dumps(state))
             reasons = ({"validation"} if step in losses else set()) | ({"time"} if step in timed else set())
             write_manifest(checkpoint, step, 1, reasons or {"stop"})

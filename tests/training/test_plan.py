@@ -207,7 +207,7 @@ def test_other_sizes_are_reckoned_at_what_the_papers_base_model_reached():
 def test_the_papers_average_is_that_of_its_machine_on_every_machine(size, every, seconds, last, target):
     """Section 6.1's 10 minutes at the step times of Section 5.2."""
     name = f"wmt14-en-{target}-{size}"
-    assert load_recipe(name).evaluate_every == every == 600 / seconds
+    assert load_recipe(name).average_every == every == 600 / seconds
     for device in (None, "p100 x8", "h100 x8"):
         text = describe_plan(make_plan(load_recipe(name), device))
         assert f"averaged: {last}\n" in text
@@ -240,7 +240,7 @@ def test_an_average_by_the_clock_that_is_not_of_the_end_is_warned_of():
     assert "averaged: those of the clock" in describe_plan(make_plan(load_recipe("wmt14-en-de-base", minutes)))
     assert "averaged:" not in describe_plan(make_plan(load_recipe("small", {"average_checkpoints": 0})))
     far = load_recipe("small", {"evaluate_every": 5000})
-    assert "FEWER than 5, an average wants weights of the end: set an evaluate_every" in describe_plan(make_plan(far))
+    assert "FEWER than 5, an average wants weights of the end: set an average_every" in describe_plan(make_plan(far))
 
 
 @settings(max_examples=25)
@@ -262,7 +262,7 @@ def test_processes_are_those_of_the_launch_or_of_the_device(monkeypatch, capsys,
     main(["train", "wmt14-en-de-base", "--dry-run", "--device", "a100"])
     assert "a100 x4" in capsys.readouterr().out
     main(["train", "wmt14-en-de-base", "--dry-run", "--device", "a100 x2"])
-    assert "split over 2 processes: 4 parts each" in capsys.readouterr().out
+    assert "split over 2 processes: 1 part each" in capsys.readouterr().out
     monkeypatch.setenv("RANK", "3")
     assert main(["train", "wmt14-en-de-base", "--dry-run"]) == 0
     assert not capsys.readouterr().out

@@ -24,6 +24,7 @@ from vaswani_transformer.hub import model_card as card_rows
 from vaswani_transformer.recipes.recipe import Recipe, check_recipe
 from vaswani_transformer.training import callbacks
 from vaswani_transformer.training import run as training
+from vaswani_transformer.training.averaging import last_checkpoints
 from vaswani_transformer.training.checkpoints import (
     Checkpoint,
     complete_checkpoints,
@@ -109,6 +110,17 @@ def test_the_better_of_best_checkpoint_and_average_is_kept(recipe, best_by):
         )
     losses = [entry["eval_loss"] for entry in entries if "eval_loss" in entry]
     assert best["best_loss"] == pytest.approx(min(losses), rel=1e-4) or best_by == "bleu"
+
+
+def test_averaged_checkpoints_are_written_near_the_end_alone(recipe):
+    recipe = dataclasses.replace(
+        recipe, max_steps=14, evaluate_every=5, average_every=2, keep_weights="average", keep_checkpoints=5
+    )
+    result = train(recipe, progress=False)
+    checkpoints = complete_checkpoints(result.folder / "checkpoints")
+    assert [step_of(path) for path in checkpoints] == [5, 10, 12, 14]
+    assert equal(weights_of(result.folder), average_checkpoints(checkpoints[1:]))
+    assert last_checkpoints(result.folder, 3) == checkpoints[1:]
 
 
 def test_the_saved_configuration_generates_with_a_cache(straight):

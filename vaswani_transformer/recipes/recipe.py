@@ -307,7 +307,7 @@ _RANGES = (
      " log_every keep_checkpoints expected_pairs expected_source_length expected_target_length",
      lambda value: value >= 1, "1 or more"),
     ("validation_size max_minutes max_gradient_norm validation_bleu early_stopping average_checkpoints"
-     " checkpoint_minutes seed", lambda value: value >= 0, "0 or more"),
+     " average_every checkpoint_minutes seed", lambda value: value >= 0, "0 or more"),
     ("data_workers", lambda number: 0 <= number <= MOST_WORKERS, f"from 0 to {MOST_WORKERS}"),
     ("max_length", lambda length: length >= 2, "2 or more, since </s> counts"),
     ("max_length_ratio", lambda ratio: ratio == 0 or ratio >= 1, "1 or more, or 0 for no limit"),

@@ -27,6 +27,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from ..errors import UserError, one_line
 from ..files import REMOVING, free_name, remove_files, set_aside, write_text
 from ..json_and_yaml import read_json
+from ..recipes.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 

@@ -114,7 +114,7 @@ def test_the_better_of_best_checkpoint_and_average_is_kept(recipe, best_by):
 
 def test_averaged_checkpoints_are_written_near_the_end_alone(recipe):
     recipe = dataclasses.replace(
-        recipe, max_steps=14, evaluate_every=5, average_every=2, keep_weights="average", keep_checkpoints=5
+        recipe, max_steps=14, evaluate_every=5, average_every=2, keep_weights="average", keep_checkpoints=1
     )
     result = train(recipe, progress=False)
     checkpoints = complete_checkpoints(result.folder / "checkpoints")

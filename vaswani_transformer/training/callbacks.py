@@ -254,7 +254,9 @@ class StopAndSaveCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         """Ask all processes, and act."""
-        if state.global_step < self.first_step and not control.should_evaluate:
+        if control.should_evaluate:
+            control.should_save = True
+        elif state.global_step < self.first_step:
             control.should_save = False
         seconds = self.log.seconds()
         stopped, time_is_up, checkpoint_is_due = on_any_process(

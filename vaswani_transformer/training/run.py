@@ -66,6 +66,7 @@ from .run_folder import (
     check_output,
     check_space,
     checkpoints_at_most,
+    checkpoints_kept,
     claim_output,
     content_hashes,
 )
@@ -135,7 +136,6 @@ def reporters(names: str) -> list[str]:
 
 def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments:
     """The recipe in the Trainer's terms; `longest` is the number of tokens of the longest validation sentence."""
-    timed, averaged = recipe.checkpoint_minutes > 0, recipe.average_checkpoints
     workers = making_batches() if recipe.data_workers == AUTO else recipe.data_workers
     if recipe.compress_gradients and on_cpu():
         raise UserError("compress_gradients is true, which needs GPUs: leave it out")
@@ -163,8 +163,8 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         eval_steps=recipe.evaluate_every,
         save_strategy="steps",
         save_steps=recipe.save_every,  # the stopper leaves out those long before the end
-        save_total_limit=recipe.keep_checkpoints + 1 if timed else max(recipe.keep_checkpoints, averaged) + 1,
-        timed_save_total_limit=max(1, averaged),
+        save_total_limit=checkpoints_kept(recipe) + 1,
+        timed_save_total_limit=max(1, recipe.average_checkpoints),
         load_best_model_at_end=False,  # we choose between the best and the average ourselves
         metric_for_best_model=f"eval_{recipe.best_by}",
         greater_is_better=recipe.best_by == "bleu",

@@ -243,11 +243,20 @@ def _remove_earlier_run(output: OutputFolder) -> None:
             path.unlink()
 
 
+def checkpoints_kept(recipe: Recipe) -> int:
+    """How many checkpoints are kept that no clock asked for, besides the best: those to average are among them."""
+    if recipe.checkpoint_minutes > 0:
+        return recipe.keep_checkpoints
+    averaged = recipe.average_checkpoints
+    if recipe.average_every:  # validations between them have checkpoints too
+        averaged += averaged * recipe.average_every // recipe.evaluate_every + 1
+    return max(recipe.keep_checkpoints, averaged)
+
+
 def checkpoints_at_most(recipe: Recipe) -> int:
     """How many checkpoints are on the disk at once: of validations, the best, timed ones, and the one being written."""
     timed = recipe.checkpoint_minutes > 0
-    validated = recipe.keep_checkpoints if timed else max(recipe.keep_checkpoints, recipe.average_checkpoints)
-    return validated + (max(recipe.average_checkpoints, 1) if timed else 0) + 2
+    return checkpoints_kept(recipe) + (max(recipe.average_checkpoints, 1) if timed else 0) + 2
 
 
 def bytes_of_a_checkpoint(parameters: int, trained: int) -> int:

@@ -32,7 +32,7 @@ class Processes:
     """This process among those that it was launched with.
 
     They wait for each other by asking a store (None for one process alone), however long it takes: a collective
-    operation ends with an error after ten minutes, and preparing a large corpus takes longer.
+    operation ends with an error after `ddp_timeout`, and preparing a large corpus takes longer.
     """
 
     def __init__(self, rank: int = 0, store: distributed.Store | None = None):

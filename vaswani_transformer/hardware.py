@@ -94,8 +94,7 @@ def measure_device(precision: str, seconds: float = 1.0) -> Device:
     from torch.utils.benchmark import Timer
 
     device = accelerator() or torch.device("cpu")
-    if has_tf32():
-        torch.backends.cuda.matmul.fp32_precision = "tf32"  # as in training
+    use_tf32()  # as in training
     size = 1024 if device.type == "cpu" else 8192
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -148,6 +147,16 @@ def on_cpu() -> bool:
 def has_tf32() -> bool:
     """Whether the GPU multiplies float32 matrices faster in TF32, with 10 bits of their 23."""
     return torch.cuda.is_available() and torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)
+
+
+def use_tf32() -> None:
+    """Let the GPU multiply float32 matrices in TF32, where it can.
+
+    Not by transformers' `tf32`, which sets torch's newer switches: after it torch refuses to read those of old, as its
+    compiler does.
+    """
+    if has_tf32():
+        torch.set_float32_matmul_precision("high")
 
 
 def making_batches() -> int:

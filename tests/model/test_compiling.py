@@ -8,6 +8,8 @@ from conftest import padded_batch, tiny_model
 from test_packed_sentences import both_batches, on_meta, with_kernel  # noqa: F401
 
 from vaswani_transformer.model import layers_vaswani
+from vaswani_transformer.recipes.recipe import Recipe
+from vaswani_transformer.training import initial_model
 
 
 @functools.cache
@@ -57,6 +59,19 @@ def test_one_graph_for_each_kind_of_layer(compiling, attn_implementation, autoca
         with torch.no_grad():  # as in a validation
             model.eval()(**batch)
             model.generate(input_ids, attention_mask=mask, num_beams=2, max_new_tokens=3)
+    assert graphs(compiling) == 2
+
+
+def test_layers_are_not_cut_for_several_processes(compiling, tmp_path):
+    """torch would divide a graph by the parameters whose gradients are sent together."""
+    with torch._dynamo.config.patch(optimize_ddp=True):
+        model = initial_model._prepared(three_layers(), Recipe(compile=True)).train()
+        store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            torch.nn.parallel.DistributedDataParallel(model)(**both_batches(False)[0]).loss.backward()
+        finally:
+            torch.distributed.destroy_process_group()
     assert graphs(compiling) == 2
 
 

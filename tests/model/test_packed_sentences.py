@@ -132,6 +132,13 @@ def test_equals_padded_sentences_with_flash_attention(with_kernel, monkeypatch):
     assert_equal_passes(tiny_model(dtype=torch.float64).train(), 1e-10)
 
 
+def test_flash_attention_with_other_arguments_is_left_alone():
+    """torch's first `varlen_attn` was causal by a flag."""
+    assert packing._takes_our_arguments(reference_varlen_attn)
+    assert not packing._takes_our_arguments(None)
+    assert not packing._takes_our_arguments(lambda query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal: 0)
+
+
 def test_flash_attention_drops_no_weights(with_kernel, monkeypatch):
     monkeypatch.setattr(packing, "varlen_attn", None)
     assert pass_through(tiny_model(attention_dropout=0.1).train(), both_batches(True)[1])

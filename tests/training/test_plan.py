@@ -222,6 +222,13 @@ def test_planned_averages_are_those_that_selection_takes(count, every, end):
     assert steps_to_average(count, every, end) == [one.step for one in taken]
 
 
+def test_a_run_that_ended_early_averages_nothing_far_back():
+    recipe = load_recipe("wmt14-en-de-big")
+    written = [Checkpoint(Path(f"checkpoint-{step}")) for step in (*range(6000, 150_000, 6000), 150_000)]
+    averaged = to_average(written, recipe.average_checkpoints, False, recipe.average_every, 150_000)
+    assert [one.step for one in averaged] == [144_000, 150_000]  # within the last 20 times 600 steps
+
+
 def test_an_average_by_the_clock_that_is_not_of_the_end_is_warned_of():
     minutes = {"checkpoint_minutes": 10}
     big = load_recipe("wmt14-en-de-big", minutes)

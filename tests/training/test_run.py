@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from training_logs import log_of, without_clocks
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
-from vaswani_transformer import UserError, average_checkpoints, train
+from vaswani_transformer import UserError, VaswaniConfig, average_checkpoints, train
 from vaswani_transformer.distributed import Processes
 from vaswani_transformer.hardware import choose_precision
 from vaswani_transformer.hub import model_card as card_rows
@@ -121,6 +121,20 @@ def test_averaged_checkpoints_are_written_near_the_end_alone(recipe):
     assert [step_of(path) for path in checkpoints] == [5, 10, 12, 14]
     assert equal(weights_of(result.folder), average_checkpoints(checkpoints[1:]))
     assert last_checkpoints(result.folder, 3) == checkpoints[1:]
+
+
+def test_batches_without_padding_need_a_gpus_attention_for_them(recipe, trained):
+    config = VaswaniConfig.from_pretrained(trained / "checkpoints" / f"checkpoint-{STEPS}")
+    wanted = dataclasses.replace(recipe, padding_free=True)
+    on_gpu = SimpleNamespace(bf16=False, fp16=False, device=torch.device("meta"))
+    on_cpu = SimpleNamespace(bf16=False, fp16=False, device=torch.device("cpu"))
+    with pytest.raises(UserError, match="padding_free is true, which this GPU or model cannot"):
+        training.is_padding_free(wanted, config, on_gpu)
+    assert training.is_padding_free(wanted, config, on_cpu)
+    assert not any(training.is_padding_free(recipe, config, where) for where in (on_gpu, on_cpu))
+    config.attention_window = 8
+    with pytest.raises(UserError, match="attention_window is 8"):
+        training.is_padding_free(wanted, config, on_cpu)
 
 
 def test_the_saved_configuration_generates_with_a_cache(straight):

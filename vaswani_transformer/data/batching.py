@@ -9,7 +9,7 @@ import torch
 from ..errors import UserError
 from ..model.loss_vaswani import IGNORE_INDEX
 
-_PADDED = 1.5  # most positions of a padded batch, as a share of its limit of tokens; 1.1 are usual
+MOST_PADDED = 1.5  # most positions of a padded batch, as a share of its limit of tokens; 1.1 are usual
 _BLOCK = 1 << 17  # pairs that are processed together, so that temporary arrays stay small
 _SAMPLED_BATCHES = 2048  # batches of which padding is measured, where there are more
 _GOLDEN = 0.6180339887498949  # its multiples, taken modulo 1, are spread evenly however many there are
@@ -144,7 +144,7 @@ class TokenBatchSampler:
         self._codes_of, self._counts, self._ranks, self._ordinals = codes, counts, ranks, ordinals
         # How many pairs a batch may hold, padded, whose longest pair comes at a place of the order before this end.
         capacity = np.zeros(ranks.max() + 1, np.int64)
-        capacity[ranks] = (_PADDED * self._limits / lengths).astype(np.int64).min(axis=1)
+        capacity[ranks] = (MOST_PADDED * self._limits / lengths).astype(np.int64).min(axis=1)
         self._capacity = capacity
         self._capacity_ends = np.cumsum(np.bincount(ranks, counts)).astype(np.int64)
 

@@ -5,6 +5,7 @@ sentences start. On a GPU in half precision torch's flash attention takes the ro
 the sentences are padded for attention and for nothing else. Nothing here reads a value from another device than a CPU.
 """
 
+import inspect
 from functools import cache
 from typing import NamedTuple
 
@@ -113,10 +114,16 @@ def pack_sentences(
 
 def can_use_flash_attention(config: VaswaniConfig, states: torch.Tensor) -> bool:
     """Whether torch has `varlen_attn` for heads of this width on the device of `states`, in the type of products."""
-    if varlen_attn is None or states.device.type != "cuda" or not _has_kernel(states.device.index):
+    if not _takes_our_arguments(varlen_attn) or states.device.type != "cuda" or not _has_kernel(states.device.index):
         return False
     width, is_half = config.d_k, product_dtype(states) in (torch.float16, torch.bfloat16)
     return is_half and width == config.d_v and width % 8 == 0 and width <= _WIDEST_HEAD
+
+
+@cache
+def _takes_our_arguments(function) -> bool:
+    """Whether it is there, and not the first `varlen_attn` that torch had, with other arguments."""
+    return function is not None and {"scale", "window_size"} <= inspect.signature(function).parameters.keys()
 
 
 @cache

@@ -94,7 +94,9 @@ class Recipe:
         BATCHES,
     )
     tokens_per_device: int | Literal["auto"] = _option(
-        AUTO, "of these, about what one device takes at once; auto: what its memory holds, 4096 on a CPU", BATCHES
+        AUTO,
+        "of these, about what one device takes at once; auto: what its memory holds; 4096 on a CPU or with FSDP",
+        BATCHES,
     )
     padding_free: bool | Literal["auto"] = _option(
         AUTO, "train on sentences one after the other, without padding; auto: where a GPU has attention for it", BATCHES

@@ -280,17 +280,25 @@ def checkpoint_to_resume(folder: Path, required: bool = True) -> Path | None:
 def to_average(checkpoints: list[Checkpoint], count: int, timed: bool, every: int, end: int) -> list[Checkpoint]:
     """The last `count` checkpoints of a run, those that are averaged (Section 6.1), by step.
 
-    If `timed` those that the clock asked for, else those of validations, which come `every` so many steps; and that of
-    the step `end`. Those that a signal asked for do not count, so that an interrupted run ends as an uninterrupted one.
+    If `timed` those that the clock asked for, else those at multiples of `every` steps, of the last `count` times so
+    many; and that of the step `end`. Those that a signal asked for do not count, so that an interrupted run ends as an
+    uninterrupted one.
     """
-    chosen = [one for one in checkpoints if (one.timed if timed else one.step % every == 0) or one.step == end]
+    start = end - count * every  # a run that was ended before `averaged_from` has others, too far from each other
+    chosen = [
+        one
+        for one in checkpoints
+        if (one.timed if timed else one.step % every == 0 and one.step > start) or one.step == end
+    ]
     return chosen[-count:] if count > 0 else []
 
 
 def averaged_from(recipe: Recipe) -> int:
     """The first step with a checkpoint because of `average_every`: without it a fast GPU would write all the time."""
-    steps = steps_to_average(recipe.average_checkpoints, recipe.save_every, recipe.max_steps)
-    return min(steps, default=recipe.max_steps) if recipe.average_every else 0
+    if not recipe.average_every:
+        return 0
+    steps = steps_to_average(recipe.average_checkpoints, recipe.average_every, recipe.max_steps)
+    return min(steps) if steps and not recipe.checkpoint_minutes else recipe.max_steps
 
 
 def steps_to_average(count: int, every: int, end: int) -> list[int]:

@@ -8,7 +8,7 @@ import torch
 from accelerate.utils import send_to_device
 from torch.distributed import ReduceOp
 
-from ..data.batching import PackedCollator, packed_size
+from ..data.batching import MOST_PADDED, PackedCollator, packed_size
 from ..distributed import over_processes
 from ..hardware import CPU_TOKENS
 from .monitoring import count_tokens
@@ -18,7 +18,6 @@ logger = logging.getLogger(__name__)
 TRIAL_TOKENS = 4096  # fills a block of the fused loss: below, a token takes more memory than above
 SHARE = 0.85  # of the memory that is free; the rest is for gaps between blocks and what libraries take later
 _LESS = 0.8  # of a size that does not fit, to try next
-_PADDED = 1.25  # positions of a padded batch for each of its tokens, at most in most batches
 
 
 class MemoryMeter:
@@ -117,8 +116,8 @@ def _step(trainer, tokens: int) -> None:
     if trainer.args.padding_free:
         collator, positions = PackedCollator(config.pad_token_id, longest), packed_size(tokens + longest, longest)
     else:
-        collator, positions = trainer.data_collator, int(_PADDED * tokens)
-    sentence = [config.eos_token_id] * longest
+        collator, positions = trainer.data_collator, int(MOST_PADDED * tokens)
+    sentence = [0] * longest
     batch = collator([{"input_ids": sentence, "labels": sentence}] * -(-positions // longest))
     count_tokens(batch)  # takes out what the model does not know
     items = torch.full((), tokens, dtype=torch.float32, device=device)

@@ -189,6 +189,8 @@ def _prepared(model: VaswaniForConditionalGeneration, recipe: Recipe) -> Vaswani
         model.set_attn_implementation(attention)
     except (ValueError, ImportError) as error:
         raise UserError(f"attention {attention!r} cannot be used here: {one_line(error, 200)}") from error
+    if recipe.compile:  # layers are compiled one by one: cutting their graphs for DDP would gain nothing
+        torch._dynamo.config.optimize_ddp = False
     for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
         layer.is_compiled = recipe.compile
     return model

@@ -27,7 +27,7 @@ from ..distributed import Processes, joined_processes
 from ..errors import UserError, one_line
 from ..evaluation.metrics import score_translations
 from ..files import unfinished
-from ..hardware import choose_precision, has_tf32, keep_freed_memory, making_batches, on_cpu
+from ..hardware import choose_precision, keep_freed_memory, making_batches, on_cpu, use_tf32
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
@@ -179,7 +179,6 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         ddp_broadcast_buffers=False,  # tables of sinusoids, the same everywhere
         ddp_bucket_cap_mb=None if on_cpu() else 100,  # fast links are best used by large messages
         compress_gradients=recipe.compress_gradients,
-        tf32=has_tf32() or None,
         log_level="error",
         log_level_replica="error",
         use_cpu=on_cpu(),  # or bf16 is refused there
@@ -193,16 +192,22 @@ def is_padding_free(recipe: Recipe, config: VaswaniConfig, arguments: VaswaniTra
     Raises:
         UserError: where the recipe asks for them and restricted self-attention, which takes none.
     """
-    if recipe.padding_free != AUTO:
-        if recipe.padding_free and config.attention_window is not None:
-            raise UserError(
-                f"padding_free is true and attention_window is {config.attention_window}, which needs padded batches:"
-                " leave one of them out"
-            )
-        return recipe.padding_free
     dtype = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32
-    is_plain = recipe.attention == AUTO and config.attention_window is None and not config.attention_dropout
-    return is_plain and can_use_flash_attention(config, torch.empty(0, dtype=dtype, device=arguments.device))
+    states = torch.empty(0, dtype=dtype, device=arguments.device)
+    is_quick = can_use_flash_attention(config, states) and not config.attention_dropout
+    if recipe.padding_free == AUTO:
+        return is_quick and recipe.attention == AUTO and config.attention_window is None
+    if recipe.padding_free and config.attention_window is not None:
+        raise UserError(
+            f"padding_free is true and attention_window is {config.attention_window}, which needs padded batches:"
+            " leave one of them out"
+        )
+    if recipe.padding_free and not is_quick and not states.is_cpu:  # sentences would be padded to max_length each
+        raise UserError(
+            "padding_free is true, which this GPU or model cannot: it takes a GPU of compute capability 8.0, bf16 or"
+            " fp16, equal d_k and d_v in multiples of 8 up to 256, and no attention_dropout; leave padding_free out"
+        )
+    return recipe.padding_free
 
 
 def _bleu(tokenizer, prediction) -> dict[str, float]:
@@ -242,6 +247,7 @@ class TrainingRun:
         """Train, select the weights, write the model folder."""
         if on_cpu():
             keep_freed_memory()
+        use_tf32()
         if self.recipe.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
         join_process_group(self.recipe)

@@ -99,6 +99,13 @@ def test_every_epoch_keeps_every_promise(problem, shuffle):
         assert len(sampler) == length
 
 
+def test_what_fits_one_batch_is_one():
+    sampler = TokenBatchSampler([5, 6, 7, 46], [5, 90, 7, 8], 1000)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        assert [sorted(batch) for batch in sampler] == [[0, 1, 2, 3]] and len(sampler) == 1
+
+
 @pytest.mark.parametrize("number", range(1, 6))
 @pytest.mark.parametrize("length", [1, 2, 5])
 @pytest.mark.parametrize("room", range(1, 8))

@@ -301,7 +301,7 @@ def test_adapters_without_peft_are_one_line(recipe, monkeypatch):
 def test_adapters_and_fsdp_are_refused(recipe, monkeypatch):
     pytest.importorskip("peft")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setattr(training, "join_process_group", lambda: None)
+    monkeypatch.setattr(training, "join_process_group", lambda recipe: None)
     assert "lora_rank cannot be used with FSDP" in error_of(train, changed(recipe, lora_rank=2), progress=False)
 
 

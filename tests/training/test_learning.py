@@ -26,7 +26,7 @@ def copier() -> VaswaniForConditionalGeneration:
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
     scheduler = noam_scheduler(optimizer, config.d_model, warmup_steps=100, scale=0.5)
     generator = torch.Generator().manual_seed(1)
-    for _ in range(300):
+    for _ in range(350):
         batch = sequences(64, generator)
         loss = model(batch, labels=batch).loss
         optimizer.zero_grad()

@@ -409,10 +409,14 @@ def test_too_little_space_is_found_before_training(recipe, monkeypatch):
 def test_the_first_process_chooses_among_the_checkpoints_for_all(tmp_path):
     """Another one would find none where it looks, and evaluate while the first does not."""
     chosen, store = {"last": [tmp_path / "checkpoint-2"]}, torch.distributed.HashStore()
-    Processes(0, store).share("candidates", lambda: chosen)
-    trainer = SimpleNamespace(state=SimpleNamespace(best_global_step=None, global_step=2), model=None)
-    with pytest.raises(UserError, match="checkpoint-2"):  # which is to be read, and is not there
-        select_weights(trainer, Recipe(output=str(tmp_path)), tmp_path, Processes(1, store))
+    first = Processes(0, store)
+    first.share("candidates", lambda: chosen)
+    first.share("weights of last", lambda: None)  # which are sent to the others
+    trainer = SimpleNamespace(state=SimpleNamespace(best_global_step=None, global_step=2), model=torch.nn.Module())
+    trainer.evaluate = lambda metric_key_prefix: {f"{metric_key_prefix}_loss": 1.0}
+    settings = Recipe(output=str(tmp_path), keep_weights="last")
+    label, averaged, metrics = select_weights(trainer, settings, tmp_path, Processes(1, store))
+    assert (label, averaged, metrics) == ("last checkpoint", 0, {"eval_loss": 1.0})
 
 
 @pytest.mark.parametrize(("rank", "local_rank", "verifies"), [(0, 0, True), (1, 1, False), (2, 0, True), (3, 1, False)])

@@ -120,7 +120,8 @@ class TokenBatchSampler:
         order = self._order(self._random())
         self._first = self._cut(order)[1]  # the largest first batch
         # The shortest first batch makes the most batches; a longer one makes as many or one less.
-        self._number = len(self._cut(order, -(-self._first // 2) if shuffle else self._first)) - 1
+        self._shortest = -(-self._first // 2) if shuffle and self._first < self._pairs else self._first
+        self._number = len(self._cut(order, self._shortest)) - 1
         self._ordered = self._batches_of(order)
 
     def _codes(self, block: slice) -> np.ndarray:
@@ -231,7 +232,7 @@ class TokenBatchSampler:
         random, first = None, self._first
         if self.shuffle:
             random = np.random.default_rng((self.seed, self.epoch, 1))
-            first = int(random.integers(-(-first // 2), first, endpoint=True))
+            first = int(random.integers(self._shortest, first, endpoint=True))
         edges = self._cut(order, first)
         self._share_the_rest(order, edges)
         edges = np.array(edges)

@@ -135,6 +135,7 @@ COUNTS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the stand-in for CUDA is compiled")
 def test_counts_on_fake_tensors():
     command = [sys.executable, "-c", textwrap.dedent(COUNTS), str(SCRIPTS)]

@@ -186,7 +186,8 @@ for number in {numbers}:
 """
 
 
-@pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 3])
 def test_processes_that_share_the_validation_find_what_one_finds(folder, tmp_path, monkeypatch, number):
     """Uneven shares, and fewer pairs than processes; in a process of its own, whose copies are forked."""
     with socket.socket() as probe:

@@ -219,7 +219,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
 
 def _has_tensor_cores(hidden: torch.Tensor, dtype: torch.dtype) -> bool:
-    return hidden.is_cuda and torch.version.cuda is not None and dtype == torch.bfloat16  # not ROCm
+    return hidden.is_cuda and torch.version.hip is None and dtype == torch.bfloat16
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype, rows: int) -> torch.Tensor:

@@ -190,7 +190,8 @@ def is_padding_free(recipe: Recipe, config: VaswaniConfig, arguments: VaswaniTra
     """Whether to train on batches without padding; by itself only where attention takes them as they are.
 
     Raises:
-        UserError: where the recipe asks for them and restricted self-attention, which takes none.
+        UserError: where the recipe asks for them and restricted self-attention takes none, or the GPU has no attention
+            for them.
     """
     dtype = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32
     states = torch.empty(0, dtype=dtype, device=arguments.device)

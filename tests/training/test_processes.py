@@ -7,6 +7,7 @@ import gc
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -34,12 +35,14 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
+from transformers import TrainerCallback
 
 from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer import distributed as agreement
 from vaswani_transformer.data.batching import PairCollator
 from vaswani_transformer.recipes.recipe import Recipe
 from vaswani_transformer.training import averaging, device_memory
+from vaswani_transformer.training.callbacks import StopAndSaveCallback, TrainingLogCallback
 from vaswani_transformer.training.run import join_process_group, training_arguments
 from vaswani_transformer.training.schedule import noam_learning_rate
 from vaswani_transformer.training.selection import put_weights, select_weights
@@ -210,6 +213,37 @@ def choose_together(rank, folder, name, world_size, parts, more):
     (folder / f"{name}-{rank}.json").write_text(json.dumps([trainer.tokens_per_device, trainer.micro_batches]))
 
 
+class SignalIn(TrainerCallback):
+    """One process is asked to stop in its third step."""
+
+    def __init__(self, stopper, receives):
+        self.stopper, self.receives = stopper, receives
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if self.receives and state.global_step == 2:
+            self.stopper._receive(signal.SIGTERM, None)
+
+
+def asked_to_stop(rank, folder, name, world_size, parts, more):
+    """Sums over processes, other than the gradients', of steps that do nothing else; process 1 has a signal."""
+    sums, all_reduce = [], torch.distributed.all_reduce
+    trainer = make_trainer(folder / name, make_pairs(PAIRS), **settings(parts, more), logging_steps=100)
+    log = TrainingLogCallback(folder / f"{name}-{rank}.jsonl")
+    stopper = StopAndSaveCallback(log)
+    for callback in (log, stopper, SignalIn(stopper, rank == 1)):
+        trainer.add_callback(callback)
+    noting = patch.object(
+        torch.distributed,
+        "all_reduce",
+        lambda *args, **options: sums.append(trainer.state.global_step) or all_reduce(*args, **options),
+    )
+    with noting:
+        trainer.train()
+    checkpoints = sorted(path.name for path in (folder / name).glob("checkpoint-*"))
+    found = {"steps": trainer.state.global_step, "sums": sums, "received": stopper.received, "saved": checkpoints}
+    (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
+
+
 def forked(rank, world_size, port, work, arguments):
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size),
@@ -236,6 +270,7 @@ def run_all(folder, runs):
     fork(selecting, folder, "selected", 2, 1, {})
     fork(impatient, folder, "impatient", 2, 1, {})
     fork(beside_another_backend, folder, "backend", 2, 1, {})
+    fork(asked_to_stop, folder, "asked", 2, 1, {**SGD, "save_strategy": "steps", "save_steps": 100})
     fork(choose_together, folder, "chosen", 2, 1, dict(SGD))
     fork(stop_at_5, folder, "start", 2, 1, dict(SGD))
     for number in (2, 3):
@@ -385,6 +420,14 @@ def test_one_process_reads_the_checkpoints_that_are_selected_from(folder):
     for rank in range(2):
         weights = load_file(folder / f"selected-{rank}.st")
         assert all(torch.equal(weights[name], weight) for name, weight in best.items())
+
+
+def test_processes_stop_together_by_one_message_a_step(folder):
+    """What one is asked for in a step travels with the next step's count of tokens, the only sum there."""
+    for report in reports(folder, "asked", 2):
+        assert (report["steps"], report["saved"]) == (4, ["checkpoint-4"])
+        assert report["received"] == signal.SIGTERM
+        assert [report["sums"].count(step) for step in range(4)] == [1] * 4
 
 
 def test_processes_take_what_the_smallest_device_holds(folder):

@@ -13,7 +13,6 @@ from tqdm.auto import tqdm
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from ..distributed import on_any_process
 from ..durations import duration
 from ..errors import UserError, one_line
 from ..files import sync, write_text
@@ -208,8 +207,9 @@ class StopAndSaveCallback(TrainerCallback):
     """Stops on Ctrl-C or SIGTERM with a checkpoint, stops at a time limit, and asks for checkpoints by the clock.
 
     All of it at the end of a step and on all processes at once: transformers' callbacks decide in each process alone,
-    and one that stops leaves the others waiting for it. A second Ctrl-C stops at once. transformers' own
-    `enable_jit_checkpoint` does not serve: it knows SIGTERM alone, waits 3 seconds and may save within a step.
+    and one that stops leaves the others waiting for it. What one of several processes asks for goes to the others with
+    the next step's count of tokens (`VaswaniTrainer.get_batch_samples`). A second Ctrl-C stops at once. transformers'
+    own `enable_jit_checkpoint` does not serve: it knows SIGTERM alone, waits 3 seconds and may save within a step.
 
     Args:
         log: counts the seconds, earlier sessions included.
@@ -229,6 +229,7 @@ class StopAndSaveCallback(TrainerCallback):
         self.log, self.limit, self.interval = log, 60 * max_minutes, 60 * checkpoint_minutes
         self.received: int | None = None  # the signal
         self.save_reasons: set[str] = set()  # of the next checkpoint
+        self.agreed = (False, False, False)  # on several processes: what any of them asked for before this step
         self._earlier_handlers = {}
 
     def _receive(self, number, frame):
@@ -252,16 +253,18 @@ class StopAndSaveCallback(TrainerCallback):
             except ValueError:  # outside the main thread the program around us handles signals
                 return
 
+    def requests(self) -> tuple[bool, bool, bool]:
+        """What this process asks for: to stop, to end, a checkpoint."""
+        seconds = self.log.seconds()
+        return self.received is not None, 0 < self.limit <= seconds, seconds >= self.next_second
+
     def on_step_end(self, args, state, control, **kwargs):
-        """Ask all processes, and act."""
+        """Do what was asked for."""
         if control.should_evaluate:
             control.should_save = True
         elif state.global_step < self.first_step:
             control.should_save = False
-        seconds = self.log.seconds()
-        stopped, time_is_up, checkpoint_is_due = on_any_process(
-            args, self.received is not None, 0 < self.limit <= seconds, seconds >= self.next_second
-        )
+        stopped, time_is_up, checkpoint_is_due = self.requests() if args.world_size == 1 else self.agreed
         if stopped:
             self.received = self.received or signal.SIGTERM  # another process may have had it
             control.should_save = control.should_training_stop = True
@@ -272,7 +275,7 @@ class StopAndSaveCallback(TrainerCallback):
             control.should_save = True
             self.save_reasons.add(TIME)
             # The clock that is ahead of the others counts.
-            self.next_second = max(self.next_second + self.interval, self._next_checkpoint(seconds))
+            self.next_second = max(self.next_second + self.interval, self._next_checkpoint(self.log.seconds()))
         return control
 
     def on_save(self, args, state, control, **kwargs):

@@ -32,6 +32,7 @@ from ..files import publish, remove, unfinished
 from ..model.loss_vaswani import IGNORE_INDEX, label_smoothed_cross_entropy
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import Recipe
+from .callbacks import StopAndSaveCallback
 from .checkpoints import (
     END,
     INTERVAL,
@@ -220,8 +221,14 @@ class VaswaniTrainer(Seq2SeqTrainer):
         if not samples:
             return [], None
         own = sum(map(count_tokens, samples))
-        *counts, non_finite = over_processes(self.args, [*own.tolist(), self._finite_losses.count()])
+        stopper = next((one for one in self.callback_handler.callbacks if isinstance(one, StopAndSaveCallback)), None)
+        requests = () if stopper is None else stopper.requests()
+        # All in one message: each one is a wait for the slowest process.
+        counts = over_processes(self.args, [*own.tolist(), self._finite_losses.count(), *requests])
+        counts, non_finite, requests = counts[:4], counts[4], counts[5:]
         self._finite_losses.refuse(non_finite)
+        if stopper is not None:
+            stopper.agreed = tuple(count > 0 for count in requests)
         self.step_tokens = tuple(counts[:2])
         self.tokens_seen += self.step_tokens
         self.positions_seen += counts[2:]

@@ -7,6 +7,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from conftest import tiny_model
 from tokenizers import Tokenizer, models
 from torch.nn.functional import cross_entropy
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, TrainerCallback
@@ -14,6 +15,7 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Traine
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
 from vaswani_transformer.data.batching import PairCollator, TokenBatchSampler
 from vaswani_transformer.training.schedule import noam_learning_rate
+from vaswani_transformer.training.selection import LENGTH_PENALTIES, choose_length_penalty
 from vaswani_transformer.training.trainer import VaswaniTrainer, VaswaniTrainingArguments
 
 BATCH_TOKENS = 128
@@ -403,3 +405,36 @@ def test_batches_without_padding_train_as_padded_ones_do(tmp_path):
     assert logged(packed, "loss") == pytest.approx(logged(padded, "loss"), rel=1e-5)
     assert set(logged(packed, "padding")) == {0.0} and max(logged(padded, "padding")) > 0
     assert_same_training(weights_of(padded), weights_of(packed))
+
+
+@pytest.mark.parametrize("expected", [0.6, 1.4])
+def test_the_length_penalty_is_the_one_with_most_bleu(tmp_path, expected):
+    """The references are what the model itself finds with one of them: searched on a model whose outputs differ."""
+    model = tiny_model(seed=11, vocab_size=9, scale=2.0)
+    sources = [[3 + token % 6 for token in row["input_ids"][:-1]] + [2] for row in make_pairs(12, seed=5)]
+
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in sources], batch_first=True, padding_value=1)
+
+    def outputs(alpha):
+        rows = model.generate(ids, num_beams=3, length_penalty=alpha)[:, 1:].tolist()
+        return [row[: row.index(2) + 1] if 2 in row else row for row in rows]
+
+    found = {alpha: outputs(alpha) for alpha in LENGTH_PENALTIES}
+    others = [alpha for alpha in LENGTH_PENALTIES if found[alpha] != found[expected]]
+    assert len(others) > 1
+    pairs = datasets.Dataset.from_list(
+        [{"input_ids": ids, "labels": labels} for ids, labels in zip(sources, found[expected], strict=True)]
+    )
+
+    def compute_metrics(prediction):
+        widest = max(prediction.predictions.shape[1] - 1, prediction.label_ids.shape[1])
+        found, wanted = (
+            np.pad(np.where(ids < 0, 1, ids), ((0, 0), (0, widest - ids.shape[1])), constant_values=1)
+            for ids in (prediction.predictions[:, 1:], prediction.label_ids)
+        )
+        return {"bleu": 100 * (found == wanted).all(axis=1).mean()}
+
+    options = {"eval_dataset": pairs, "compute_metrics": compute_metrics}
+    trainer = make_trainer(tmp_path, model=model, trainer_options=options, predict_with_generate=True)
+    choose_length_penalty(trainer, 3)
+    assert found[model.generation_config.length_penalty] == found[expected]

@@ -19,7 +19,7 @@ from ..json_and_yaml import read_json
 from ..loading import check_folder, check_generation_config, load_model, read_config
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..recipes.recipe import DROPOUTS, Recipe, model_config
+from ..recipes.recipe import AUTO, DROPOUTS, Recipe, model_config
 from .run_folder import IMPORT, ORIGIN
 
 SEARCH = ("num_beams", "length_penalty", "max_extra_tokens")
@@ -47,7 +47,7 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     check_tokenizer_matches(tokenizer, config)
     set_seed(recipe.seed)
     model = VaswaniForConditionalGeneration(config)
-    _set_search(model, {name: getattr(recipe, name) for name in SEARCH})
+    _set_search(model, {"length_penalty": Recipe.length_penalty, **_search_of(recipe)})
     return _prepared(model, recipe)
 
 
@@ -80,7 +80,8 @@ def model_of_folder(recipe: Recipe, folder: str | Path, weights: bool = True) ->
     if weights:
         model.load_state_dict(source.state_dict())
     model.generation_config = source.generation_config
-    _set_search(model, {name: value for name in SEARCH if (value := getattr(recipe, name)) != getattr(Recipe, name)})
+    search = _search_of(recipe)
+    _set_search(model, {name: value for name, value in search.items() if value != getattr(Recipe, name)})
     if recipe.lora_rank is not None:
         add_adapters(model, recipe)
     elif config.decoder_start_token_id == config.pad_token_id:
@@ -112,6 +113,11 @@ def read_model_of(folder: str | Path) -> VaswaniForConditionalGeneration:
         check_generation_config(path, model.config.target_vocab_size)
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
+
+
+def _search_of(recipe: Recipe) -> dict[str, Any]:
+    """The recipe's settings of a search, without what is chosen after the training."""
+    return {name: value for name in SEARCH if (value := getattr(recipe, name)) != AUTO}
 
 
 def _set_search(model: VaswaniForConditionalGeneration, settings: dict[str, Any]) -> None:

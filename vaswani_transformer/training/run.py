@@ -70,7 +70,7 @@ from .run_folder import (
     claim_output,
     content_hashes,
 )
-from .selection import select_weights
+from .selection import choose_length_penalty, select_weights
 from .trainer import VaswaniTrainer, VaswaniTrainingArguments
 
 logger = logging.getLogger(__name__)
@@ -282,6 +282,8 @@ class TrainingRun:
         try:
             self._train(trainer, checkpoint)
             kept, averaged, metrics = select_weights(trainer, recipe, self.folder / CHECKPOINTS, processes)
+            if recipe.length_penalty == AUTO:
+                choose_length_penalty(trainer, recipe.num_beams)
             self._finish(trainer)
             return TrainingResult(self.folder, trainer.state.global_step, self.log.seconds(), metrics, averaged, kept)
         finally:

@@ -18,6 +18,7 @@ from .trainer import VaswaniTrainer
 logger = logging.getLogger(__name__)
 
 BEST, AVERAGE, LAST = "best", "average", "last"
+LENGTH_PENALTIES = (0.2, 0.6, 1.0, 1.4, 1.8)  # above 2 outputs no longer end
 
 
 def _candidates(recipe: Recipe, folder: Path, best_step: int | None, end: int) -> dict[str, list[Path]]:
@@ -91,6 +92,22 @@ def select_weights(
         _load_average(trainer, candidates[kept], processes, "selected weights")
     averaged = len(candidates[kept]) if kept == AVERAGE else 0
     return _label(kept, candidates[kept]), averaged, metrics[kept]
+
+
+def choose_length_penalty(trainer: VaswaniTrainer, num_beams: int) -> None:
+    """Translate the validation set with several `LENGTH_PENALTIES`, and give the model the one with most BLEU.
+
+    Section 6.1 chose its alpha on the development set, too. All processes call it.
+    """
+    found = {}
+    for alpha in LENGTH_PENALTIES:
+        options = {"num_beams": num_beams, "length_penalty": alpha}
+        scores = trainer.predict(trainer.eval_dataset, metric_key_prefix="search", **options).metrics
+        found[alpha] = scores["search_bleu"]
+    chosen = max(found, key=found.get)
+    shown = ", ".join(f"{alpha:g}: {bleu:.2f}" for alpha, bleu in found.items())
+    logger.info("length penalty %g, by validation BLEU with beam %d (%s)", chosen, num_beams, shown)
+    trainer.accelerator.unwrap_model(trainer.model).generation_config.length_penalty = chosen
 
 
 def _label(name: str, paths: list[Path]) -> str:

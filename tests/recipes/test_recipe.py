@@ -58,11 +58,8 @@ def test_shipped_recipes(name):
     assert not describe(name).startswith("#")
     for field in FIELDS:  # every value has the type of its field
         value, (kind, optional) = getattr(recipe, field), field_type(field)
-        assert (
-            (value is None and optional)
-            or type(value) is kind
-            or (value == "auto" and field in (*AUTOMATIC, "length_penalty"))
-        ), field
+        is_automatic = value == "auto" and field in (*AUTOMATIC, "length_penalty")
+        assert (value is None and optional) or type(value) is kind or is_automatic, field
 
 
 @pytest.mark.parametrize("name", AUTOMATIC)

@@ -137,7 +137,7 @@ def without_trailing_padding(row: torch.Tensor) -> list[int]:
 
 def search(model, input_ids, attention_mask, options):
     """For each sentence its outputs without padding, and their scores where there are any."""
-    options = {"return_dict_in_generate": True, "output_scores": True, "max_extra_tokens": EXTRA, **options}
+    options = {"return_dict_in_generate": True, "max_extra_tokens": EXTRA, **options}
     outputs = model.generate(input_ids, attention_mask=attention_mask, **options)
     rows = [without_trailing_padding(row) for row in outputs.sequences]
     scores = getattr(outputs, "sequences_scores", None)
@@ -211,7 +211,6 @@ def test_unpruned_equals_exhaustive_search_within_each_sentences_limit(seed, rul
         length_normalization=rule,
         early_stopping="never",
         max_extra_tokens=1,
-        output_scores=True,
         return_dict_in_generate=True,
     )
     for row, length in enumerate(lengths):

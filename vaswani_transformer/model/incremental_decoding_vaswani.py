@@ -71,15 +71,15 @@ class _Attention:
         residual: torch.Tensor,
     ) -> torch.Tensor:
         """Equation (1), projected and added to `residual`, `(rows, d_model)`."""
-        if query.is_cpu and len(query) >= _MANY:
+        if query.is_cpu and query.shape[0] >= _MANY:
             output, _ = attention(query, key, value, mask, self.scaling)
         else:
             output = scaled_dot_product_attention(query, key, value, mask, scale=self.scaling)
-        return self.out_proj.plus(output.transpose(1, 2).reshape(len(residual), -1), residual)
+        return self.out_proj.plus(output.transpose(1, 2).reshape(residual.shape[0], -1), residual)
 
 
 def _split_heads(states: torch.Tensor, sentences: int, width: int) -> torch.Tensor:
-    return states.view(sentences, len(states) // sentences, -1, width).transpose(1, 2)
+    return states.view(sentences, states.shape[0] // sentences, -1, width).transpose(1, 2)
 
 
 class _Layer:
@@ -146,7 +146,7 @@ class IncrementalDecoder:
             query, keys[:, :, written], values[:, :, written] = layer.self_attn.project(states, groups)
             attended = layer.self_attn.attend(query, keys[:, :, seen], values[:, :, seen], mask, states)
             states = _normalize(layer.norms[0], attended)
-            query = layer.encoder_attn.queries(states, len(source[0]))
+            query = layer.encoder_attn.queries(states, source[0].shape[0])
             attended = layer.encoder_attn.attend(query, *source, cache.source_mask, states)
             states = _normalize(layer.norms[1], attended)
             states = _normalize(layer.norms[2], layer.fc2.plus(layer.fc1.activated(states, self.activation), states))

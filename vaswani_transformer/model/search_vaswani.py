@@ -134,14 +134,15 @@ class BeamSentence(Sentence):
 
     def __init__(self, limit: int, settings: SearchSettings):
         super().__init__(limit, settings)
-        self._tokens: list[list[int]] = []  # at each step the beams' tokens
-        self._beams: list[list[int]] = []  # and the beams that these came from
-        self._finished: list[tuple[float, int, int, int]] = []  # score, step, beam before it, last token
+        # All numbers come as floats from the device.
+        self._tokens: list[list[float]] = []  # at each step the beams' tokens
+        self._beams: list[list[float]] = []  # and the beams that these came from
+        self._finished: list[tuple[float, int, float, float]] = []  # score, step, beam before it, last token
         self.horizon = settings.divisor(limit) if settings.judges_by_limit() else None
 
     def extend(
-        self, values: list[float], scores: list[float], bounds: list[float], beams: list[int], tokens: list[int]
-    ) -> tuple[list[float], list[int], list[int]]:
+        self, values: list[float], scores: list[float], bounds: list[float], beams: list[float], tokens: list[float]
+    ) -> tuple[list[float], list[float], list[float]]:
         """Add the best continuations, best first.
 
         Args:
@@ -176,11 +177,10 @@ class BeamSentence(Sentence):
         """The outputs that are asked for, best first; where fewer were possible, empty ones behind."""
         outputs = []
         for score, step, beam, token in self._finished[: self.settings.num_return_sequences]:
-            tokens, beams = [token], [beam]
+            tokens, beams = [int(token)], [int(beam)]
             for before in range(step - 1, -1, -1):
-                tokens.append(self._tokens[before][beam])
-                beam = self._beams[before][beam]
-                beams.append(beam)
+                tokens.append(int(self._tokens[before][beams[-1]]))
+                beams.append(int(self._beams[before][beams[-1]]))
             outputs.append(Output(tokens[::-1], score, beams[::-1]))
         return outputs + [Output([], -1.0e9, [])] * (self.settings.num_return_sequences - len(outputs))
 
@@ -325,11 +325,11 @@ class Search:
                 all_sentences += own
         device = log_probs.device
         self._values = torch.tensor(values, dtype=torch.float32, device=device).view(number, beams)
-        self._input, origins = torch.tensor([tokens, origins], device=device)
+        self._input, origins = torch.tensor([tokens, origins], dtype=torch.long, device=device)
         self._input = self._input[:, None]
         self.cache.reorder_cache(origins)
 
-    def _continuations(self, log_probs: torch.Tensor) -> list[tuple[list, ...]]:
+    def _continuations(self, log_probs: torch.Tensor) -> list[tuple[list[float], ...]]:
         """What `BeamSentence.extend` takes, for each sentence: so many that enough go on if all others end."""
         settings, beams, number = self.settings, self.settings.num_beams, len(self.sentences)
         count = max(2, 1 + len(settings.end_ids)) * beams
@@ -342,5 +342,5 @@ class Search:
         judged = [own if (own := sentence.horizon) is not None else divisor
                   for sentence, divisor in zip(self.sentences, today, strict=True)]  # fmt: skip
         divisors = torch.tensor([today, judged], dtype=torch.float32, device=values.device)[..., None]
-        numbers = torch.stack([values, *(values / divisors)]).tolist()  # the device is waited for here
-        return list(zip(*numbers, (places // width).tolist(), tokens.tolist(), strict=True))
+        found = torch.stack([values, *(values / divisors), places // width, tokens])  # float32 holds these integers
+        return list(zip(*found.tolist(), strict=True))  # the device is waited for here

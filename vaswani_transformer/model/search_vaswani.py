@@ -17,8 +17,9 @@ from .incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
 #: Rules for the score of a hypothesis: the paper's `length_normalization`, and transformers' own |Y|^alpha.
 LENGTH_NORMALIZATIONS = ("gnmt", "power")
 
-NO_SCORE = -1.0e8  # places without a hypothesis have -1e9 and less; no log-probability comes near
+NO_SCORE = -1.0e8  # places without a hypothesis have less; no log-probability comes near
 
+_EMPTY = -1.0e9  # the score of such a place, as in transformers
 _BLOCK = 64  # neighbouring tokens of which only the best is looked at first
 _LEAVING = 4  # sentences that are done leave when they are one in so many; moving the others costs some time
 
@@ -97,7 +98,7 @@ class SearchSettings:
             return False
         # Under the paper's rule the last hypothesis that is returned has to be beaten; lower ones are lost anyway.
         needed = self.num_return_sequences if self.length_normalization == "gnmt" else self.num_beams
-        to_beat = finished[needed - 1] if len(finished) >= needed else -1.0e9
+        to_beat = finished[needed - 1] if len(finished) >= needed else _EMPTY
         return running > NO_SCORE and best_score > to_beat
 
 
@@ -161,7 +162,7 @@ class BeamSentence(Sentence):
         is_last = self.length >= self.limit
         if is_last or not settings.end_ids.isdisjoint(tokens):
             for rank in range(count):  # others are there only so that enough go on
-                if (is_last or tokens[rank] in settings.end_ids) and values[rank] > NO_SCORE:
+                if (is_last or tokens[rank] in settings.end_ids) and scores[rank] >= _EMPTY:
                     self._finished.append((scores[rank], step, beams[rank], tokens[rank]))
             self._finished.sort(key=lambda hypothesis: -hypothesis[0])
             del self._finished[count:]
@@ -182,7 +183,7 @@ class BeamSentence(Sentence):
                 tokens.append(int(self._tokens[before][beams[-1]]))
                 beams.append(int(self._beams[before][beams[-1]]))
             outputs.append(Output(tokens[::-1], score, beams[::-1]))
-        return outputs + [Output([], -1.0e9, [])] * (self.settings.num_return_sequences - len(outputs))
+        return outputs + [Output([], _EMPTY, [])] * (self.settings.num_return_sequences - len(outputs))
 
 
 class Search:
@@ -232,7 +233,7 @@ class Search:
         """
         kind = Sentence if self.settings.num_beams == 1 else BeamSentence
         added, beams = [kind(limit, self.settings) for limit in limits], self.settings.num_beams
-        values = torch.full((len(added), beams), -1.0e9, device=states.device)
+        values = torch.full((len(added), beams), _EMPTY, device=states.device)
         values[:, 0] = 0  # all beams begin alike: only the first counts
         rows = start.repeat_interleave(beams, dim=0)
         if not self.is_open:

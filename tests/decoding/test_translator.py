@@ -9,7 +9,7 @@ from vaswani_transformer import Translator, train_tokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.decoding.translator import ForcedPrefixes
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.model.generation_vaswani import OpenSearch
+from vaswani_transformer.model.search_vaswani import OpenSearch
 
 PAIRS = generate_corpus(100, 10, 10).train
 

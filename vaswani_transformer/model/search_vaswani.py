@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from transformers.generation import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 
 from .incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
 
@@ -345,3 +346,43 @@ class Search:
         divisors = torch.tensor([today, judged], dtype=torch.float32, device=values.device)[..., None]
         found = torch.stack([values, *(values / divisors), places // width, tokens])  # float32 holds these integers
         return list(zip(*found.tolist(), strict=True))  # the device is waited for here
+
+
+class OpenSearch(Search):
+    """A `Search` that sentences join as token ids."""
+
+    def __init__(self, model, decoder: IncrementalDecoder, settings: SearchSettings, generation_config, start: int):
+        super().__init__(decoder, settings)
+        self._model, self._generation_config, self._start = model, generation_config, start
+
+    @torch.no_grad()
+    def join(self, input_ids: torch.LongTensor, attention_mask: torch.LongTensor) -> list[Sentence]:
+        """Let sources join, `(sentences, source_length)` ids padded on the right and their mask; see `add`."""
+        device = self._model.device
+        input_ids, attention_mask, lengths = input_ids.to(device), attention_mask.to(device), attention_mask.sum(dim=1)
+        states = self._model.get_encoder()(input_ids, attention_mask=attention_mask).last_hidden_state
+        limits = [self._model._output_limit(self._generation_config, length, 1) for length in lengths.tolist()]
+        return self.add(states, attention_mask, limits, input_ids.new_full((len(limits), 1), self._start))
+
+
+def as_generated(
+    outputs: list[Output], prompts: torch.LongTensor, settings: SearchSettings, pad: int, cache: DecodingCache
+) -> GenerateEncoderDecoderOutput | GenerateBeamEncoderDecoderOutput:
+    """Outputs as transformers' loops return them, behind their prompts, `(outputs, prompt_length)`."""
+    longest, device = max(len(output.tokens) for output in outputs), prompts.device
+
+    def filled(rows: list[list[int]], value: int, dtype: torch.dtype) -> torch.Tensor:
+        rows = [row + [value] * (longest - len(row)) for row in rows]
+        return torch.tensor(rows, dtype=dtype, device=device).view(len(rows), longest)
+
+    sequences = torch.cat((prompts, filled([output.tokens for output in outputs], pad, torch.long)), dim=1)
+    if settings.num_beams == 1:
+        return GenerateEncoderDecoderOutput(sequences=sequences, past_key_values=cache)
+    first = [settings.num_beams * (number // settings.num_return_sequences) for number in range(len(outputs))]
+    indices = [[row + beam for beam in output.beams] for row, output in zip(first, outputs, strict=True)]
+    return GenerateBeamEncoderDecoderOutput(
+        sequences=sequences,
+        sequences_scores=torch.tensor([output.score for output in outputs], dtype=torch.float32, device=device),
+        beam_indices=filled(indices, -1, torch.int32),
+        past_key_values=cache,
+    )

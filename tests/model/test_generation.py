@@ -26,7 +26,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging as transformers_logging
 
 from vaswani_transformer import VaswaniForConditionalGeneration
-from vaswani_transformer.model.generation_vaswani import length_normalization
+from vaswani_transformer.model.search_vaswani import length_normalization
 
 
 class TestLengthNormalization:
@@ -107,7 +107,6 @@ class TestBeamSearch:
             num_return_sequences=5,
             length_penalty=alpha,
             max_new_tokens=LIMIT,
-            output_scores=True,
             return_dict_in_generate=True,
         )
         best = every_output(model, input_ids, alpha)[:5]
@@ -137,7 +136,6 @@ class TestBeamSearch:
             num_return_sequences=num_beams,
             length_penalty=0.6,
             max_new_tokens=LIMIT,
-            output_scores=True,
             return_dict_in_generate=True,
         )
         scores = {output: score for score, output in every_output(model, input_ids, 0.6)}
@@ -171,7 +169,6 @@ class TestBeamSearch:
             num_beams=2,
             length_penalty=alpha,
             max_new_tokens=limit,
-            output_scores=True,
             return_dict_in_generate=True,
         )
         assert without_padding(outputs.sequences[0]) == [START, *[5] * (best - 1), END]

@@ -11,7 +11,7 @@ from passes import OTHER_TOOLKITS
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 
-from vaswani_transformer.model import generation_vaswani, linear_vaswani, modeling_vaswani
+from vaswani_transformer.model import generation_vaswani, linear_vaswani, modeling_vaswani, search_vaswani
 from vaswani_transformer.model import incremental_decoding_vaswani as decoding_vaswani
 from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
 from vaswani_transformer.model.linear_vaswani import Projection, has_onednn, project
@@ -107,7 +107,7 @@ def test_the_best_tokens_are_among_the_candidates(rows, vocab_size, count, kinds
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randint(0, kinds, (rows, vocab_size), generator=generator).float()
     scores[torch.rand(rows, vocab_size, generator=generator) < hidden] = -torch.inf
-    tokens = generation_vaswani.candidates(scores, count)
+    tokens = search_vaswani.candidates(scores, count)
     assert all(len(set(row)) == len(row) for row in tokens.tolist())
     assert torch.equal(scores.gather(1, tokens).topk(count).values, scores.topk(count).values)
 
@@ -115,7 +115,7 @@ def test_the_best_tokens_are_among_the_candidates(rows, vocab_size, count, kinds
 @pytest.mark.parametrize("options", [{}, {"num_return_sequences": 3}, {"eos_token_id": [2, 77]}], ids=str)
 def test_a_large_vocabulary_is_searched_whole(options):
     model = tiny_model(vocab_size=3000, scale=2.0)
-    with patch.object(generation_vaswani, "_BLOCK", 10**6):
+    with patch.object(search_vaswani, "_BLOCK", 10**6):
         expected = search(model, num_beams=3, **options)
     with patch.object(generation_vaswani, "candidates", side_effect=generation_vaswani.candidates) as candidates:
         found = search(model, num_beams=3, **options)

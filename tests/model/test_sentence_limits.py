@@ -137,7 +137,7 @@ def without_trailing_padding(row: torch.Tensor) -> list[int]:
 
 def search(model, input_ids, attention_mask, options):
     """For each sentence its outputs without padding, and their scores where there are any."""
-    options = {"return_dict_in_generate": True, "output_scores": True, "max_extra_tokens": EXTRA, **options}
+    options = {"return_dict_in_generate": True, "max_extra_tokens": EXTRA, **options}
     outputs = model.generate(input_ids, attention_mask=attention_mask, **options)
     rows = [without_trailing_padding(row) for row in outputs.sequences]
     scores = getattr(outputs, "sequences_scores", None)
@@ -211,7 +211,6 @@ def test_unpruned_equals_exhaustive_search_within_each_sentences_limit(seed, rul
         length_normalization=rule,
         early_stopping="never",
         max_extra_tokens=1,
-        output_scores=True,
         return_dict_in_generate=True,
     )
     for row, length in enumerate(lengths):
@@ -242,7 +241,7 @@ def test_ending_early_changes_no_result(alpha, limit, returned, monkeypatch):
         monkeypatch.setattr(
             model, "_check_early_stop_heuristic", lambda **known: known["is_early_stop_heuristic_unsatisfied"]
         )
-        full = search(model, input_ids, attention_mask, options)
+        full = search(model, input_ids, attention_mask, {**options, "output_scores": True})
         assert [rows for rows, _ in stopped] == [rows for rows, _ in full]
         for (_, one), (_, other) in zip(stopped, full, strict=True):
             assert one == pytest.approx(other, abs=1e-6)

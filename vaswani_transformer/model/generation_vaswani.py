@@ -1,5 +1,7 @@
-"""The paper's decoding rules (Section 6.1) as hooks into transformers' own search.
+"""The paper's decoding rules (Section 6.1) in `generate()`: by our own `Search`, or as hooks into transformers' loops.
 
+`generate()` prepares everything as transformers does. Greedy and beam search are then a `Search`, unless something is
+asked for that it does not have: sampling, processors and criteria of one's own, outputs of each step, and so on.
 Calls of `generate()` and threads do not affect each other: each sentence's limit is in the call's copy of the
 generation configuration, and the rule of a beam search's scores in a context variable.
 """
@@ -12,17 +14,31 @@ from types import SimpleNamespace
 
 import torch
 from transformers.generation import (
+    EosTokenCriteria,
     ForcedEOSTokenLogitsProcessor,
     GenerationMixin,
     LogitsProcessor,
+    MaxLengthCriteria,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
     StoppingCriteria,
+)
+
+from .incremental_decoding_vaswani import DecodingCache
+from .linear_vaswani import has_own_methods
+from .search_vaswani import (
+    LENGTH_NORMALIZATIONS,
+    NO_SCORE,
+    OpenSearch,
+    Search,
+    SearchSettings,
+    as_generated,
+    candidates,
+    has_candidates,
 )
 
 #: How many tokens longer than its source an output may get (Section 6.1: "input length + 50").
 MAX_EXTRA_TOKENS = 50
-
-#: Rules for the score of a hypothesis: the paper's `length_normalization`, and transformers' own |Y|^alpha.
-LENGTH_NORMALIZATIONS = ("gnmt", "power")
 
 #: Type, least and greatest value of the settings of a search, for recipes, commands, `generate()` and model folders.
 #: Greater ones would only fill the memory or the time.
@@ -52,21 +68,6 @@ SETTING_RANGES: dict[str, tuple[type, float, float]] = {
 
 # Our own entries of a generation configuration, with their defaults.
 _OWN_SETTINGS = {"length_normalization": LENGTH_NORMALIZATIONS[0], "max_extra_tokens": MAX_EXTRA_TOKENS}
-_BLOCK = 64  # neighbouring tokens of which only the best is looked at first
-_NO_SCORE = -1.0e8  # transformers gives -1e9 and less to places without a hypothesis; no log-probability comes near
-
-
-def length_normalization(length: int | torch.Tensor, length_penalty: float) -> float | torch.Tensor:
-    r"""Section 6.1, the length penalty: a hypothesis' log-probability is divided by \(((5 + |Y|) / 6)^\alpha\).
-
-    The paper takes the rule and alpha = 0.6 from Wu et al. (2016), "Google's Neural Machine Translation System",
-    Equation 14. transformers' own rule is \(|Y|^\alpha\), which treats short outputs very differently.
-
-    Args:
-        length: generated tokens |Y|, including the end token; a number, or a tensor of any shape.
-        length_penalty: alpha; 0 compares plain log-probabilities.
-    """
-    return ((5 + length) / 6) ** length_penalty
 
 
 def broken_range(name: str, value) -> str | None:
@@ -141,40 +142,66 @@ class SentenceEndProcessor(LogitsProcessor):
 
 @dataclass
 class BeamScoring:
-    """How one beam search scores its hypotheses."""
+    """How one beam search of transformers scores its hypotheses."""
 
-    normalization: str  # one of `LENGTH_NORMALIZATIONS`
-    alpha: float  # the exponent of its rule, transformers' `length_penalty`
-    num_return_sequences: int
+    settings: SearchSettings
     limits: torch.Tensor | None  # (batch_size, 1), the most tokens that each sentence may generate, if they differ
-
-    def divisor(self, length: int) -> float:
-        """The divisor of the log-probability of `length` generated tokens."""
-        return length_normalization(length, self.alpha) if self.normalization == "gnmt" else length**self.alpha
 
     @cached_property
     def divisors_at_limits(self) -> torch.Tensor:
         """The divisors at the sentences' limits, `(batch_size, 1)`."""
-        rows = [[self.divisor(length)] for length in self.limits.flatten().tolist()]  # in double precision
+        rows = [[self.settings.divisor(length)] for length in self.limits.flatten().tolist()]  # in double precision
         return torch.tensor(rows, device=self.limits.device)
 
 
 _scoring: ContextVar[BeamScoring] = ContextVar("scoring of the beam search that runs in this thread")
 
 
-def candidates(scores: torch.Tensor, count: int) -> torch.LongTensor:
-    """Some tokens of each row, the best `count` among them: `(rows, vocab_size)` scores to `(rows, candidates)` ids.
+def _settings(generation_config, **more) -> SearchSettings:
+    names = ("num_beams", "num_return_sequences", "length_normalization", "length_penalty", "early_stopping")
+    return SearchSettings(**{name: getattr(generation_config, name) for name in names}, **more)
 
-    The best tokens are in the blocks of neighbours with the highest maxima. torch finds maxima several times faster
-    than the best of all tokens.
+
+def search_settings(generation_config, prompt: int, logits_processor, stopping_criteria) -> SearchSettings | None:
+    """What a `Search` would have to look for in a call of `generate()`; None if more is asked for than it has.
+
+    Args:
+        generation_config: the prepared one.
+        prompt: tokens that outputs start from.
+        logits_processor: all processors of the call.
+        stopping_criteria: all criteria of the call.
     """
-    rows, vocab_size = scores.shape
-    blocks = vocab_size // _BLOCK
-    maxima = scores[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK)).amax(dim=-1)
-    best = maxima.topk(count, sorted=False).indices  # (rows, count)
-    inside = torch.arange(_BLOCK, device=scores.device)
-    rest = torch.arange(blocks * _BLOCK, vocab_size, device=scores.device)  # too few for a block
-    return torch.cat(((best[..., None] * _BLOCK + inside).flatten(1), rest.expand(rows, -1)), dim=1)
+    config, end = generation_config, generation_config._eos_token_tensor
+
+    def are_ends(ids: torch.Tensor) -> bool:
+        return end is not None and torch.equal(ids, end)
+
+    of_steps = config.return_dict_in_generate and (config.output_scores or config.output_logits)
+    others = (config.do_sample, config.is_assistant, config.low_memory, config.prefill_chunk_size, of_steps)
+    if any(others) or config._pad_token_tensor is None:
+        return None
+    for criterion in stopping_criteria:
+        is_own = {
+            MaxLengthCriteria: lambda criterion: criterion.max_length == config.max_length,
+            EosTokenCriteria: lambda criterion: are_ends(criterion.eos_token_id),
+            SentenceLengthCriteria: lambda criterion: True,
+        }.get(type(criterion))
+        if is_own is None or not is_own(criterion):
+            return None
+    min_tokens, forced = 0, []
+    for processor in logits_processor:
+        if type(processor) is MinLengthLogitsProcessor and are_ends(processor.eos_token_id):
+            min_tokens = max(min_tokens, processor.min_length - prompt)
+        elif type(processor) is MinNewTokensLengthLogitsProcessor and are_ends(processor.eos_token_id):
+            min_tokens = max(min_tokens, processor.min_new_tokens)
+        elif type(processor) is SentenceEndProcessor or (
+            type(processor) is ForcedEOSTokenLogitsProcessor and processor.max_length == config.max_length
+        ):
+            forced = processor.eos_token_id.tolist()
+        else:
+            return None
+    ends = [] if end is None else end.tolist()
+    return _settings(config, end_ids=frozenset(ends), min_tokens=min_tokens, forced_end_ids=frozenset(forced))
 
 
 class VaswaniGenerationMixin:
@@ -205,6 +232,32 @@ class VaswaniGenerationMixin:
         """
         self._take_back_defaults()
         return super().generate(*args, **kwargs)
+
+    def open_search(self, **options) -> OpenSearch | None:
+        """An empty search that sources may join at any time, each of which gets what it would alone.
+
+        Args:
+            **options: as for `generate()`.
+
+        Returns:
+            None if more is asked for than such a search has, so that `generate()` has to be called.
+
+        Raises:
+            ValueError: as `generate()`.
+        """
+
+        def open_prepared(model, input_ids, **prepared):
+            settings = model._own_search(input_ids, **prepared)
+            if settings is None or input_ids.shape[1] > 1:
+                return None
+            decoder, start = prepared["past_key_values"].decoder, int(input_ids[0, 0])
+            return OpenSearch(model, decoder, settings, prepared["generation_config"], start)
+
+        if options.keys() & {"streamer", "assistant_model", "synced_gpus", "custom_generate"}:
+            return None
+        source = torch.zeros(1, 1, dtype=torch.long, device=self.device)  # only for what is checked and prepared
+        mask = torch.ones_like(source)
+        return self.generate(source, attention_mask=mask, custom_generate=open_prepared, **options)
 
     def compute_transition_scores(self, *args, **kwargs) -> torch.Tensor:
         """As in `GenerationMixin`, which reads only the configuration of a model; with the target's vocabulary."""
@@ -259,13 +312,13 @@ class VaswaniGenerationMixin:
             generation_config, has_default_max_length=has_default_max_length, **kwargs
         )
         prompt, limits = kwargs["input_ids_length"], None
+        generation_config._follows_source = has_default_max_length and generation_config.max_new_tokens is None
         positions = self.config.max_position_embeddings if self.config.position_encoding == "learned" else None
-        if has_default_max_length and generation_config.max_new_tokens is None:
-            limits = (generation_config._source_lengths + generation_config.max_extra_tokens).clamp(min=1)
-            if positions is not None:
-                limits = limits.clamp(max=max(positions - prompt, 1))
+        if generation_config._follows_source:
+            lengths = generation_config._source_lengths.tolist()
+            limits = torch.tensor([self._output_limit(generation_config, length, prompt) for length in lengths])
             generation_config.max_length = prompt + int(limits.max())
-            limits = limits if bool((limits != limits[0]).any()) else None
+            limits = limits.to(kwargs["inputs_tensor"].device) if bool((limits != limits[0]).any()) else None
         if positions is not None:
             generation_config.max_length = min(generation_config.max_length, positions)
         generation_config._prompt_length, generation_config._sentence_limits = prompt, limits
@@ -274,6 +327,15 @@ class VaswaniGenerationMixin:
             # mask, which encoder-decoder models do not have, how much is new, and would repeat what is cached.
             generation_config._mask_length = prompt
         return generation_config
+
+    def _output_limit(self, generation_config, source_length: int, prompt: int) -> int:
+        """The most tokens that may be generated for a source of so many tokens behind a prompt of so many."""
+        if not generation_config._follows_source:
+            return generation_config.max_length - prompt
+        limit = max(source_length + generation_config.max_extra_tokens, 1)
+        if self.config.position_encoding == "learned":
+            limit = min(limit, max(self.config.max_position_embeddings - prompt, 1))
+        return limit
 
     def _validate_generated_length(self, generation_config, input_ids_length, has_default_max_length):
         # The limit above is the model's own, so the warning about a model-agnostic default does not apply.
@@ -299,21 +361,57 @@ class VaswaniGenerationMixin:
                 processors[index] = SentenceEndProcessor(max_lengths, processor.eos_token_id)
         return processors
 
-    def _beam_search(self, input_ids, generation_config, **kwargs):
-        limits = getattr(generation_config, "_sentence_limits", None)
-        scoring = BeamScoring(
-            normalization=generation_config.length_normalization,
-            alpha=generation_config.length_penalty,
-            num_return_sequences=generation_config.num_return_sequences,
-            limits=None if limits is None else limits[:, None].to(input_ids.device),
+    def _own_search(
+        self, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, streamer=None,
+        past_key_values=None, **model_kwargs,
+    ) -> SearchSettings | None:  # fmt: skip
+        """What a `Search` has to look for to give what transformers' loop would; None if it cannot."""
+        is_new = isinstance(past_key_values, DecodingCache) and not past_key_values.source
+        if not is_new or synced_gpus or streamer is not None or _has_own_hooks(self):
+            return None
+        settings = search_settings(generation_config, input_ids.shape[1], logits_processor, stopping_criteria)
+        if settings is None:
+            return None
+        vocab_size = self.config.target_vocab_size
+        return (
+            settings if all(0 <= token < vocab_size for token in settings.end_ids | settings.forced_end_ids) else None
         )
+
+    def _search(self, settings: SearchSettings, input_ids, generation_config, past_key_values, **model_kwargs):
+        """The outputs of a `Search`, as transformers' loops return them."""
+        config, beams = generation_config, settings.num_beams
+        returns_cache, mask = config.return_dict_in_generate, model_kwargs.get("attention_mask")
+        search = Search(past_key_values.decoder, settings, past_key_values if returns_cache else None)
+        prompts = input_ids[::beams]
+        states, mask = model_kwargs["encoder_outputs"][0][::beams], None if mask is None else mask[::beams]
+        limits = config._sentence_limits
+        limits = [config.max_length - prompts.shape[1]] * len(prompts) if limits is None else limits.tolist()
+        sentences = search.add(states, mask, limits, prompts.to(self.device))
+        while search.is_open:
+            search.step()
+        outputs = [output for sentence in sentences for output in sentence.outputs()]
+        prompts = prompts.repeat_interleave(config.num_return_sequences, dim=0)
+        generated = as_generated(outputs, prompts, settings, int(config._pad_token_tensor), search.cache)
+        return generated if returns_cache else generated.sequences
+
+    def _sample(self, input_ids, **kwargs):
+        settings = self._own_search(input_ids, **kwargs)
+        return super()._sample(input_ids, **kwargs) if settings is None else self._search(settings, input_ids, **kwargs)
+
+    def _beam_search(self, input_ids, **kwargs):
+        settings = self._own_search(input_ids, **kwargs)
+        if settings is not None:
+            return self._search(settings, input_ids, **kwargs)
+        generation_config = kwargs["generation_config"]
+        limits = generation_config._sentence_limits
+        limits = None if limits is None else limits[:, None].to(input_ids.device)
         pad = generation_config._pad_token_tensor
         if pad is not None and pad.eq(0).all():
             # transformers takes 0 for no padding and would fill with the end token, which was never generated.
             generation_config._pad_token_tensor = pad - 1
-        token = _scoring.set(scoring)
+        token = _scoring.set(BeamScoring(_settings(generation_config), limits))
         try:
-            outputs = super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
+            outputs = super()._beam_search(input_ids, **kwargs)
         finally:
             _scoring.reset(token)
         generation_config._pad_token_tensor = pad
@@ -325,9 +423,9 @@ class VaswaniGenerationMixin:
 
     def _get_top_k_continuations(self, *, accumulated_log_probs, **state):
         vocab_size, count = accumulated_log_probs.shape[1] // state["num_beams"], state["beams_to_keep"]
-        if state["do_sample"] or not accumulated_log_probs.is_cpu or vocab_size < 4 * _BLOCK * count:
-            return super()._get_top_k_continuations(accumulated_log_probs=accumulated_log_probs, **state)
         scores = accumulated_log_probs.view(-1, vocab_size)
+        if state["do_sample"] or not has_candidates(scores, count):
+            return super()._get_top_k_continuations(accumulated_log_probs=accumulated_log_probs, **state)
         tokens = candidates(scores, count)  # (rows, candidates)
         log_probs, sequences, beam_indices = super()._get_top_k_continuations(
             accumulated_log_probs=scores.gather(1, tokens).view(len(accumulated_log_probs), -1), **state
@@ -339,7 +437,7 @@ class VaswaniGenerationMixin:
         return log_probs, sequences, beam_indices
 
     def _update_finished_beams(self, **state):
-        divisor = _scoring.get().divisor(state["cur_len"] + 1 - state["decoder_prompt_len"])
+        divisor = _scoring.get().settings.divisor(state["cur_len"] + 1 - state["decoder_prompt_len"])
         scored = {"topk_log_probs": state["topk_log_probs"] / divisor, "length_penalty": 0.0}  # no further division
         after = super()._update_finished_beams(**{**state, **scored})
         if len(state["beam_scores"]) == 1:
@@ -355,23 +453,31 @@ class VaswaniGenerationMixin:
     def _check_early_stop_heuristic(self, **state):
         """Which sentences `(batch_size, 1)` may still get a better result."""
         scoring, best_running, prompt = _scoring.get(), state["running_beam_scores"][:, :1], state["decoder_prompt_len"]
-        is_finished = state["is_sent_finished"]
-        if scoring.normalization == "power":
+        settings, is_finished = scoring.settings, state["is_sent_finished"]
+        if settings.length_normalization == "power":
             limit = state["max_length"] if scoring.limits is None else prompt + scoring.limits
             is_open = super()._check_early_stop_heuristic(**{**state, "max_length": limit})
         else:
-            # A running beam's log-probability can only fall, so its best final score is today's log-probability at the
-            # most favourable length that it can still reach. It has to beat the last hypothesis that is returned;
-            # lower ones are lost anyway. Stopping on this bound never changes the result.
-            if scoring.alpha <= 0:
-                divisor = scoring.divisor(state["cur_len"] + 1 - prompt)
+            if not settings.judges_by_limit():
+                divisor = settings.divisor(state["cur_len"] + 1 - prompt)
             elif scoring.limits is None:
-                divisor = scoring.divisor(state["max_length"] - prompt)
+                divisor = settings.divisor(state["max_length"] - prompt)
             else:
                 divisor = scoring.divisors_at_limits
-            last = scoring.num_return_sequences - 1
+            last = settings.num_return_sequences - 1
             to_beat = torch.where(is_finished[:, last, None], state["beam_scores"][:, last, None], -1.0e9)
             is_open = state["is_early_stop_heuristic_unsatisfied"] & (best_running / divisor > to_beat)
-        if state["early_stopping"] is True:
+        if settings.early_stopping is True:
             is_open = is_open & ~is_finished.all(dim=-1, keepdim=True)
-        return is_open & (best_running > _NO_SCORE)  # at a limit, or without an allowed token, none continues
+        return is_open & (best_running > NO_SCORE)  # at a limit, or without an allowed token, none continues
+
+
+#: What a subclass may override that a `Search` would pass by.
+_HOOKS = {name for name in dir(GenerationMixin) if not name.startswith("__")} | {"__call__", "forward"}
+
+
+def _has_own_hooks(model) -> bool:
+    """Whether a class derived from ours, or the object alone, has methods of its own that take part in a search."""
+    kinds = type(model).__mro__
+    own = next(index for index, kind in enumerate(kinds) if VaswaniGenerationMixin in kind.__bases__)
+    return has_own_methods(model) or any(not _HOOKS.isdisjoint(vars(kind)) for kind in kinds[:own])

@@ -9,7 +9,7 @@ costs as much as the arithmetic. `IncrementalDecoder` computes the steps, `Decod
   of the mask are moved and no keys or values;
 - without those that no beam looks at any more, which are dropped whenever the buffers are full.
 
-The search itself is transformers'.
+The search is `search_vaswani.Search`, or transformers' own.
 """
 
 from collections.abc import Sequence
@@ -71,15 +71,15 @@ class _Attention:
         residual: torch.Tensor,
     ) -> torch.Tensor:
         """Equation (1), projected and added to `residual`, `(rows, d_model)`."""
-        if query.is_cpu and len(query) >= _MANY:
+        if query.is_cpu and query.shape[0] >= _MANY:
             output, _ = attention(query, key, value, mask, self.scaling)
         else:
             output = scaled_dot_product_attention(query, key, value, mask, scale=self.scaling)
-        return self.out_proj.plus(output.transpose(1, 2).reshape(len(residual), -1), residual)
+        return self.out_proj.plus(output.transpose(1, 2).reshape(residual.shape[0], -1), residual)
 
 
 def _split_heads(states: torch.Tensor, sentences: int, width: int) -> torch.Tensor:
-    return states.view(sentences, len(states) // sentences, -1, width).transpose(1, 2)
+    return states.view(sentences, states.shape[0] // sentences, -1, width).transpose(1, 2)
 
 
 class _Layer:
@@ -109,40 +109,59 @@ class IncrementalDecoder:
         self.window: int | None = model.config.attention_window
         self.activation: str = model.config.activation_function
 
-    def read_source(self, states: torch.Tensor, mask: torch.Tensor | None, cache: "DecodingCache") -> None:
-        """Project the encoder's output, `(rows, source_length, d_model)`, for all steps; the mask is 0 for padding."""
-        states = states[:: cache.copies]
+    def read_source(
+        self,
+        states: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: "DecodingCache",
+        places: Sequence[int] | None = None,
+    ) -> None:
+        """Project the encoder's output, `(sentences, source_length, d_model)`, for all steps.
+
+        The mask is 0 for padding. With `places` these sentences join others, from the next step on: in the places of
+        some, or behind them.
+        """
+        source = []
         for layer in self.layers:
             projected = layer.encoder_attn.keys_and_values(states.flatten(0, 1), states.shape[0])
-            cache.source.append([part.contiguous() for part in projected])
+            source.append([part.contiguous() for part in projected])
         if mask is not None:
-            mask = mask[:: cache.copies].bool()
-            if not (mask.is_cpu and mask.all()):  # other devices would have to be waited for
-                cache.source_mask = _additive(mask[:, None, None, :], states.dtype)
+            mask = mask.bool()
+            is_full = mask.is_cpu and mask.all()  # other devices would have to be waited for
+            mask = None if is_full else _additive(mask[:, None, None, :], states.dtype)
+        if places is None:
+            cache.begin(source, mask)
+        else:
+            cache.join(source, mask, list(places))
 
     def step(self, input_ids: torch.LongTensor, cache: "DecodingCache") -> torch.Tensor:
         """The decoder's output at the next positions, `(rows * new tokens, d_model)`, which the cache then holds.
 
         `input_ids` is `(rows, new tokens)`, with one new token if rows are beams.
         """
-        states = self._embed(input_ids, cache.length)
+        states = self._embed(input_ids, cache)
         written, seen, mask = cache.take_slots(len(input_ids), input_ids.shape[1], states)
         groups = len(input_ids) // cache.beams
         for layer, (keys, values), source in zip(self.layers, cache.target, cache.source, strict=True):
             query, keys[:, :, written], values[:, :, written] = layer.self_attn.project(states, groups)
             attended = layer.self_attn.attend(query, keys[:, :, seen], values[:, :, seen], mask, states)
             states = _normalize(layer.norms[0], attended)
-            query = layer.encoder_attn.queries(states, len(source[0]))
+            query = layer.encoder_attn.queries(states, source[0].shape[0])
             attended = layer.encoder_attn.attend(query, *source, cache.source_mask, states)
             states = _normalize(layer.norms[1], attended)
             states = _normalize(layer.norms[2], layer.fc2.plus(layer.fc1.activated(states, self.activation), states))
         return states if self.stack.layer_norm is None else _normalize(self.stack.layer_norm, states)
 
-    def _embed(self, input_ids: torch.LongTensor, start: int) -> torch.Tensor:
-        """The first layer's input from position `start` on, `(rows * new tokens, d_model)`."""
-        encodings, end = self.stack.embed_positions, start + input_ids.shape[1]
+    def _embed(self, input_ids: torch.LongTensor, cache: "DecodingCache") -> torch.Tensor:
+        """The first layer's input at the next positions, `(rows * new tokens, d_model)`."""
+        encodings, starts = self.stack.embed_positions, cache.starts
+        start = cache.length - min(starts)
+        end = start + input_ids.shape[1]
         embeddings = self.stack.look_up(input_ids, None, "decoder_input")
-        if isinstance(encodings, VaswaniSinusoidalPositions) and end <= encodings.num_positions:
+        if min(starts) != max(starts):  # each row has one new token
+            positions = torch.tensor([cache.length - own for own in starts], device=embeddings.device)
+            encoding = encodings(positions.repeat_interleave(cache.beams), end)[:, None]
+        elif isinstance(encodings, VaswaniSinusoidalPositions) and end <= encodings.num_positions:
             encoding = encodings.table[start:end]
         else:
             encoding = encodings(torch.arange(start, end, device=embeddings.device), end)
@@ -173,9 +192,12 @@ class DecodingCache(EncoderDecoderCache):
         self.target: list[list[torch.Tensor]] = [[] for _ in decoder.layers]
         self.source: list[list[torch.Tensor]] = []
         self.source_mask: torch.Tensor | None = None  # (sentences, 1, 1, source_length), added to scores
+        self.source_lengths: list[int] = []  # of each sentence, with padding
+        self.starts: list[int] = []  # `length` when each sentence joined
         self.length = 0  # target tokens
         self.filled = self.room = 0  # slots in use, and all that there are
-        self.past: torch.Tensor | None = None  # (groups of beams, beams, room): 0 for a beam's own past, else -inf
+        # (groups of beams, beams, room): 0 for a beam's own past, else -inf; without beams where sentences have joined
+        self.past: torch.Tensor | None = None
         self.own: torch.Tensor | None = None  # (beams, beams): the same for the slots that a step fills
         self.positions: torch.Tensor | None = None  # (groups of beams, room): positions in the slots, for `reach`
         self.reach = None if decoder.window is None else reach(decoder.window)  # tokens back that are seen, if not all
@@ -200,6 +222,66 @@ class DecodingCache(EncoderDecoderCache):
             index = (beam_idx % self.beams).view(-1, self.beams, 1).expand(-1, -1, self.room)
             self.past = self.past.gather(1, index)
 
+    def begin(self, source: list[list[torch.Tensor]], mask: torch.Tensor | None) -> None:
+        """Start with these sentences: of each layer keys and values, and the mask that is added to their scores."""
+        self.source, self.source_mask = source, mask
+        sentences, _, length, _ = source[0][0].shape
+        self.source_lengths, self.starts = [length] * sentences, [0] * sentences
+
+    def join(self, source: list[list[torch.Tensor]], mask: torch.Tensor | None, places: list[int]) -> None:
+        """Put new sentences in the places of others, or behind them."""
+        new, length = max(places) + 1 - len(self.starts), source[0][0].shape[2]
+        for own, value in ((self.starts, self.length), (self.source_lengths, length)):
+            own += [value] * new
+            for place in places:
+                own[place] = value
+        index, longest = torch.tensor(places, device=source[0][0].device), max(self.source_lengths)
+        if self.source_mask is not None or mask is not None or min(self.source_lengths) < longest:
+            masks = [part[0][0].new_zeros(len(part[0][0]), 1, 1, part[0][0].shape[2]) for part in (self.source, source)]
+            masks = [zeros if own is None else own for zeros, own in zip(masks, (self.source_mask, mask), strict=True)]
+            self.source_mask = _resized(masks[0], 3, longest, -torch.inf)
+            self.source_mask = _resized(self.source_mask, 0, len(self.starts), -torch.inf)
+            self.source_mask[index] = _resized(masks[1], 3, longest, -torch.inf)
+        for layer, added in zip(self.source, source, strict=True):
+            for part, states in enumerate(added):
+                layer[part] = _resized(_resized(layer[part], 2, longest), 0, len(self.starts))
+                layer[part][index, :, :length] = states
+        if not self.filled:
+            return
+        like = self.target[0][0]
+        if self.past is None:
+            self._see_by_mask(len(like), like)
+        self.target = [[_resized(states, 0, len(self.starts)) for states in layer] for layer in self.target]
+        self.past = _resized(self.past, 0, len(self.starts), -torch.inf)
+        self.positions = _resized(self.positions, 0, len(self.starts))
+        self.past[index] = -torch.inf
+
+    def retire(self, places: Sequence[int]) -> None:
+        """Let the rows of sentences that are done be of no consequence, until others take their places."""
+        for place in places:
+            self.starts[place] = max(self.starts)  # a position that others have passed
+            self.source_lengths[place] = 0
+
+    def move(self, old: list[int], new: list[int], kept: int) -> None:
+        """Let sentences take the places of others, and forget those from `kept` on."""
+        old, new = (torch.tensor(places, dtype=torch.long, device=self.source[0][0].device) for places in (old, new))
+
+        def moved(states: torch.Tensor | None, end: int | None = None) -> torch.Tensor | None:
+            if states is None:
+                return None
+            states[new, ..., :end, :] = states[old, ..., :end, :]
+            return states[:kept]
+
+        self.source = [[moved(states) for states in layer] for layer in self.source]
+        self.target = [[moved(states, self.filled) for states in layer] for layer in self.target]
+        self.source_mask, self.past = moved(self.source_mask), moved(self.past)
+        if self.positions is not None:
+            self.positions = moved(self.positions[:, None])[:, 0]
+        for own in (self.starts, self.source_lengths):
+            for place, before in zip(new.tolist(), old.tolist(), strict=True):
+                own[place] = own[before]
+            del own[kept:]
+
     def take_slots(self, rows: int, new: int, like: torch.Tensor) -> tuple[slice, slice, torch.Tensor | None]:
         """Reserve slots for `new` tokens of each row, in which the caller then writes keys and values such as `like`.
 
@@ -219,7 +301,7 @@ class DecodingCache(EncoderDecoderCache):
 
     def _mask(self, new: int, end: int, like: torch.Tensor) -> torch.Tensor | None:
         """What each row sees of the first `end` slots of its group."""
-        if self.beams > 1:
+        if self.past is not None:
             self.past[:, :, self.filled : end] = self.own
             if self.reach is not None:
                 self.positions[:, self.filled : end] = self.length
@@ -236,7 +318,7 @@ class DecodingCache(EncoderDecoderCache):
     def _make_room(self, rows: int, more: int, like: torch.Tensor) -> None:
         """Make room for `more` slots in all buffers: first by dropping what no beam sees, then by larger buffers."""
         groups, beams = rows // self.beams, self.beams
-        if beams > 1 and self.filled:
+        if self.past is not None:
             self._drop_unseen()
         if 2 * (self.filled + more) <= self.room:
             return
@@ -246,14 +328,19 @@ class DecodingCache(EncoderDecoderCache):
             for new, old in zip(larger, self.target[layer], strict=False):  # at first there are none
                 new[:, :, : self.room] = old
             self.target[layer] = larger
-        if beams > 1:
-            if self.past is None:
-                self.past = like.new_empty(groups, beams, 0)
-                self.positions = torch.empty(groups, 0, dtype=torch.long, device=like.device)
-                self.own = _additive(torch.eye(beams, dtype=torch.bool, device=like.device), like.dtype)
+        if beams > 1 and self.past is None:
+            self._see_by_mask(groups, like)
+        if self.past is not None:
             self.past = pad(self.past, (0, room - self.room), value=-torch.inf)
             self.positions = pad(self.positions, (0, room - self.room))
         self.room = room
+
+    def _see_by_mask(self, groups: int, like: torch.Tensor) -> None:
+        """From now on a mask says which slots are a row's own past; so far all that are filled are."""
+        self.past = like.new_full((groups, self.beams, self.room), -torch.inf)
+        self.past[:, :, : self.filled] = 0
+        self.positions = torch.arange(self.room, device=like.device).expand(groups, -1).clone()
+        self.own = _additive(torch.eye(self.beams, dtype=torch.bool, device=like.device), like.dtype)
 
     def _drop_unseen(self) -> None:
         """Keep the slots that are some beam's past; sentences with fewer than others keep some unseen ones too."""
@@ -268,6 +355,14 @@ class DecodingCache(EncoderDecoderCache):
                 index = kept[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
                 states[:, :, :filled] = states.gather(2, index)
         self.filled = filled
+
+
+def _resized(states: torch.Tensor, axis: int, size: int, value: float = 0.0) -> torch.Tensor:
+    """The first entries along an axis, and behind them `value` where there are fewer."""
+    missing = size - states.shape[axis]
+    if missing <= 0:
+        return states.narrow(axis, 0, size)
+    return pad(states, (0, 0) * (states.dim() - 1 - axis) + (0, missing), value=value)
 
 
 def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -570,7 +570,9 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         if isinstance(past_key_values, DecodingCache):
             decoder = past_key_values.decoder
             if not past_key_values.source:
-                decoder.read_source(encoder_outputs[0], attention_mask, past_key_values)
+                once = slice(None, None, past_key_values.copies)
+                mask = None if attention_mask is None else attention_mask[once]
+                decoder.read_source(encoder_outputs[0][once], mask, past_key_values)
             return Seq2SeqLMOutput(
                 logits=decoder.logits(decoder_input_ids, past_key_values),
                 past_key_values=past_key_values,

@@ -1,0 +1,290 @@
+"""Our own search against transformers' loops, and sentences that join and leave it against each of them alone."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from conftest import padded_batch, random_ids, tiny_model
+from every_output import END, EVERY_PREFIX, START, VOCABULARY, every_output, peaked_model, without_padding
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LogitsProcessor, MaxTimeCriteria, TextStreamer
+from transformers.generation import GenerationMixin
+
+from vaswani_transformer import VaswaniForConditionalGeneration
+from vaswani_transformer.model import generation_vaswani, search_vaswani
+from vaswani_transformer.model.search_vaswani import Search
+
+VOCAB = 9
+KINDS = {
+    "plain": {},
+    "three layers, widths of heads": {"decoder_layers": 3, "d_k": 5, "d_v": 7},
+    "learned positions": {"position_encoding": "learned", "max_position_embeddings": 40},
+    "local attention": {"attention_window": 2},
+    "beyond the table of sinusoids": {"max_position_embeddings": 4},
+}
+MODELS = {}
+
+
+def model_of(kind: str, seed: int = 0, **changes) -> VaswaniForConditionalGeneration:
+    """In double precision, so that no rounding decides between hypotheses."""
+    key = (kind, seed, str(changes))
+    if key not in MODELS:
+        sizes = {"vocab_size": VOCAB, "scale": 1.4, **KINDS[kind], **changes}
+        MODELS[key] = tiny_model(seed=seed, dtype=torch.float64, **sizes)
+    return MODELS[key]
+
+
+def ours(model, *args, **options):
+    """What `generate()` gives, which has to be by our search."""
+    with patch.object(Search, "step", autospec=True, side_effect=Search.step) as step:
+        outputs = model.generate(*args, return_dict_in_generate=True, **options)
+    assert step.called
+    return outputs
+
+
+def theirs(model, *args, **options):
+    """The same by transformers' loops, with the scores."""
+    with patch.object(generation_vaswani, "search_settings", lambda *_: None), patch.object(Search, "step", None):
+        return model.generate(*args, return_dict_in_generate=True, output_scores=True, **options)
+
+
+def assert_same(one, other) -> None:
+    assert torch.equal(one.sequences, other.sequences)
+    if "beam_indices" in other:
+        torch.testing.assert_close(one.sequences_scores, other.sequences_scores, rtol=2e-6, atol=2e-6)
+        assert torch.equal(one.beam_indices, other.beam_indices) and one.beam_indices.dtype == other.beam_indices.dtype
+
+
+@settings(max_examples=150)
+@given(
+    kind=st.sampled_from(list(KINDS)),
+    seed=st.integers(0, 2),
+    lengths=st.lists(st.integers(1, 8), min_size=1, max_size=6),
+    num_beams=st.sampled_from([1, 2, 3]),
+    returned=st.integers(1, 3),
+    rule=st.sampled_from(["gnmt", "power"]),
+    alpha=st.sampled_from([-1.0, 0.0, 0.6, 2.0]),
+    early_stopping=st.sampled_from([False, True, "never"]),
+    limit=st.sampled_from([{"max_extra_tokens": 3}, {"max_extra_tokens": 9}, {"max_new_tokens": 6}, {"max_length": 9}]),
+    least=st.sampled_from([{}, {"min_new_tokens": 3}, {"min_length": 5}, {"min_new_tokens": 2, "min_length": 3}]),
+    end=st.sampled_from([{}, {"eos_token_id": [END, 5]}, {"eos_token_id": 4}, {"forced_eos_token_id": END},
+                         {"forced_eos_token_id": [7], "eos_token_id": [END, 7]}]),
+    pad=st.sampled_from([{}, {"pad_token_id": 0}, {"pad_token_id": 6}, {"pad_token_id": END}]),
+    prefix=st.integers(1, 3),
+)  # fmt: skip
+def test_outputs_and_scores_are_those_of_transformers_loop(
+    kind, seed, lengths, num_beams, returned, rule, alpha, early_stopping, limit, least, end, pad, prefix
+):
+    options = {"num_beams": num_beams, **limit, **least, **end, **pad}
+    if num_beams > 1:
+        options |= {"length_penalty": alpha, "early_stopping": early_stopping, "length_normalization": rule}
+        options["num_return_sequences"] = min(returned, num_beams)
+    model = model_of(kind, seed)
+    options["input_ids"], options["attention_mask"] = padded_batch(tuple(lengths), seed=seed, vocab_size=VOCAB)
+    if prefix > 1:
+        given = random_ids(len(lengths), prefix - 1, seed=seed + 5, vocab_size=VOCAB)
+        options["decoder_input_ids"] = torch.nn.functional.pad(given, (1, 0), value=START)
+    expected = theirs(model, **options)
+    assert_same(ours(model, **options), expected)
+    assert torch.equal(model.generate(**options), expected.sequences)  # where sentences leave the batch
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_without_an_end_token(num_beams):
+    model = tiny_model(vocab_size=VOCAB, dtype=torch.float64, eos_token_id=None)
+    model.generation_config.eos_token_id = None
+    input_ids, attention_mask = padded_batch((5, 2, 3), vocab_size=VOCAB)
+    options = {"num_beams": num_beams, "max_extra_tokens": 4, "attention_mask": attention_mask}
+    assert_same(ours(model, input_ids, **options), theirs(model, input_ids, **options))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 3, "eos_token_id": [2, 77]}], ids=str)
+@pytest.mark.parametrize("sentences", [4, 20])  # attention has another way for many
+def test_a_large_vocabulary(options, sentences):
+    model = model_of("plain", vocab_size=3001, scale=2.0)
+    input_ids, attention_mask = padded_batch(tuple(range(1, sentences + 1)), vocab_size=3001)
+    options = {**options, "attention_mask": attention_mask, "max_extra_tokens": 5}
+    with patch.object(search_vaswani, "candidates", side_effect=search_vaswani.candidates) as candidates:
+        found = ours(model, input_ids, **options)
+    assert candidates.called
+    assert_same(found, theirs(model, input_ids, **options))
+
+
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 2.0])
+@pytest.mark.parametrize("rule", ["gnmt", "power"])
+def test_unpruned_equals_exhaustive_search_within_each_sentences_limit(rule, alpha):
+    model, lengths = peaked_model(3), (3, 1, 2)  # limits of 4, 2 and 3 tokens
+    input_ids, attention_mask = padded_batch(lengths, seed=3, vocab_size=VOCABULARY)
+    options = {"num_beams": EVERY_PREFIX, "num_return_sequences": 4, "early_stopping": "never", "max_extra_tokens": 1}
+    options |= {"length_penalty": alpha, "length_normalization": rule, "attention_mask": attention_mask}
+    outputs = ours(model, input_ids, **options)
+    for row, length in enumerate(lengths):
+        best = every_output(model, input_ids[row, :length], alpha, limit=length + 1, rule=rule)[:4]
+        found = outputs.sequences[4 * row : 4 * row + 4, : length + 2]
+        assert [tuple(without_padding(output)[1:]) for output in found] == [output for _, output in best]
+        scores = outputs.sequences_scores[4 * row : 4 * row + 4].tolist()
+        assert scores == pytest.approx([score for score, _ in best], rel=1e-4)
+
+
+def test_fewer_outputs_than_are_asked_for_leave_empty_ones():
+    """One token is allowed, and there are fewer than beams."""
+    model = tiny_model(vocab_size=VOCABULARY)
+    outputs = ours(model, random_ids(2, 3, vocab_size=6), num_beams=8, num_return_sequences=8, max_new_tokens=1)
+    scores = outputs.sequences_scores.view(2, 8)
+    assert (scores[:, :VOCABULARY] > -100).all() and (scores[:, VOCABULARY:] < -1e8).all()
+    assert all(set(row.tolist()) == set(range(VOCABULARY)) for row in outputs.sequences.view(2, 8, 2)[:, :6, 1])
+
+
+def test_a_batch_takes_no_more_steps_than_its_slowest_sentence_and_few_rows_in_vain():
+    model, rows = model_of("plain"), []
+    lengths = tuple(range(1, 13))
+    input_ids, attention_mask = padded_batch(lengths, vocab_size=VOCAB)
+    step, options = Search.step, {"max_extra_tokens": 4, "num_beams": 2}
+
+    def counted(search):
+        done = step(search)
+        rows.append(len(search.sentences))
+        return done
+
+    with patch.object(Search, "step", counted):
+        model.generate(input_ids, attention_mask=attention_mask, **options)
+        together, alone = rows.copy(), []
+        for row, length in enumerate(lengths):
+            rows.clear()
+            model.generate(input_ids[row : row + 1, :length], **options)
+            alone.append(len(rows))
+    assert len(together) == max(alone) > min(alone)
+    running = [sum(steps > step for steps in alone) for step in range(max(alone))]
+    assert all(needed <= there < needed * 4 / 3 + 1 for needed, there in zip(running, together, strict=True))
+
+
+class Nothing(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+def subclass(model, **methods):
+    twin = type("Derived", (type(model),), methods)(model.config)
+    twin.load_state_dict(model.state_dict())
+    return twin.eval()
+
+
+OTHERS = {
+    "a processor": {"logits_processor": [Nothing()]},
+    "a criterion": {"stopping_criteria": [MaxTimeCriteria(100)]},
+    "a setting that makes a processor": {"repetition_penalty": 1.5},
+    "a prefix function": {"prefix_allowed_tokens_fn": lambda *_: list(range(VOCAB))},
+    "time": {"max_time": 100.0},
+    "samples": {"do_sample": True},
+    "sampled beams": {"do_sample": True, "num_beams": 2},
+    "scores of steps": {"output_scores": True, "return_dict_in_generate": True},
+    "logits of steps": {"output_logits": True, "return_dict_in_generate": True},
+    "hidden states": {"output_hidden_states": True, "return_dict_in_generate": True},
+    "no cache": {"use_cache": False},
+    "static cache": {"cache_implementation": "static"},
+    "an end beyond the vocabulary": {"eos_token_id": 100},
+    "chunks": {"prefill_chunk_size": 4, "num_beams": 2},
+}
+
+
+@pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
+def test_whatever_else_is_asked_for_transformers_loop_does(options):
+    with patch.object(Search, "step", None):
+        model_of("plain").generate(random_ids(2, 4, vocab_size=VOCAB), max_new_tokens=3, **options)
+        assert model_of("plain").open_search(max_new_tokens=3, **options) is None
+
+
+def test_processes_that_wait_for_each_other_are_transformers_loops():
+    with pytest.raises(ValueError, match="process group has not been initialized"):
+        model_of("plain").generate(random_ids(2, 4, vocab_size=VOCAB), num_beams=2, synced_gpus=True)
+
+
+def test_streamers_and_assistants_are_transformers_loops(capsys):
+    class Tokenizer:
+        def decode(self, ids, **_):
+            return " ".join(map(str, ids))
+
+    model, source = model_of("plain"), random_ids(1, 4, vocab_size=VOCAB)
+    expected = model.generate(source, max_new_tokens=6)
+    with patch.object(Search, "step", None):
+        for more in ({"streamer": TextStreamer(Tokenizer())}, {"assistant_model": model_of("plain", 1)}):
+            assert torch.equal(model.generate(source, max_new_tokens=6, **more), expected)
+            assert model.open_search(**more) is None
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_methods_of_ones_own_are_called(num_beams):
+    model, source = tiny_model(vocab_size=VOCAB), random_ids(2, 4, vocab_size=VOCAB)
+
+    def forward(self, *args, **kwargs):
+        outputs = VaswaniForConditionalGeneration.forward(self, *args, **kwargs)
+        outputs.logits = outputs.logits * 0 + torch.nn.functional.one_hot(torch.tensor(5), VOCAB)
+        return outputs
+
+    found = subclass(model, forward=forward).generate(source, num_beams=num_beams, max_new_tokens=4)
+    assert found[:, 1:].tolist() == [[5] * 4] * 2
+    ours(subclass(model, of_no_consequence=forward), source, max_new_tokens=4)
+    with patch.object(Search, "step", None):
+        model._update_model_kwargs_for_generation = model._update_model_kwargs_for_generation
+        model.generate(source, num_beams=num_beams, max_new_tokens=4)
+
+
+def test_transformers_door_for_loops_of_ones_own_stays_open():
+    def loop(model, input_ids, **_):
+        return input_ids + 1
+
+    source = random_ids(2, 4, vocab_size=VOCAB)
+    assert model_of("plain").generate(source, custom_generate=loop).tolist() == [[START + 1]] * 2
+    assert GenerationMixin.generate(model_of("plain"), source, max_new_tokens=3).shape[0] == 2
+
+
+JOINING = {
+    "greedy": {},
+    "beams": {"num_beams": 3, "length_penalty": 0.6, "num_return_sequences": 2},
+    "power": {"num_beams": 2, "length_normalization": "power", "early_stopping": "never", "length_penalty": 2.0},
+    "least and forced": {"num_beams": 2, "min_new_tokens": 3, "forced_eos_token_id": END},
+}
+
+
+@settings(max_examples=80)
+@given(
+    kind=st.sampled_from(list(KINDS)),
+    seed=st.integers(0, 1),
+    options=st.sampled_from(list(JOINING.values())),
+    limit=st.sampled_from([{"max_extra_tokens": 4}, {"max_new_tokens": 7}]),
+    room=st.sampled_from([2, 32]),
+    cohorts=st.lists(
+        st.tuples(st.integers(0, 6), st.lists(st.integers(1, 6), min_size=1, max_size=4)), min_size=1, max_size=6
+    ),
+)
+def test_sentences_that_join_at_any_step_get_what_they_get_alone(kind, seed, options, limit, room, cohorts):
+    model, options = model_of(kind, seed), {**options, **limit}
+    search, joined, expected, finished = model.open_search(**options), [], [], []
+    with patch("vaswani_transformer.model.incremental_decoding_vaswani._ROOM", room):
+        for number, (steps, lengths) in enumerate(cohorts):
+            input_ids, attention_mask = padded_batch(tuple(lengths), seed=seed + number, vocab_size=VOCAB)
+            joined += search.join(input_ids, attention_mask)
+            for row, length in enumerate(lengths):
+                expected.append(ours(model, input_ids[row : row + 1, :length], **options))
+            for _ in range(steps if search.is_open else 0):
+                finished += search.step() if search.is_open else []
+        while search.is_open:
+            finished += search.step()
+    assert {id(sentence) for sentence in finished} == {id(sentence) for sentence in joined}
+    assert len(finished) == len(joined) and search.running == 0
+    for sentence, outputs in zip(joined, expected, strict=True):
+        found = sentence.outputs()
+        longest = max(len(output.tokens) for output in found)
+        rows = [
+            [START, *output.tokens, *[model.config.pad_token_id] * (longest - len(output.tokens))] for output in found
+        ]
+        assert rows == outputs.sequences.tolist()
+        if "sequences_scores" in outputs:
+            assert [output.score for output in found] == pytest.approx(outputs.sequences_scores.tolist(), abs=2e-6)
+
+
+def test_an_open_search_checks_settings_as_generate_does():
+    with pytest.raises(ValueError, match="length_normalization is 'wu'"):
+        model_of("plain").open_search(length_normalization="wu")

@@ -10,11 +10,13 @@ import translating
 from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from translating import LINES, run
 
 from vaswani_transformer.decoding import confidence
 from vaswani_transformer.decoding.confidence import fit, read_calibration, reliability, right_words, words_of
 from vaswani_transformer.decoding.scoring import PairScore
+from vaswani_transformer.evaluation.records import tensors_sha256
 
 model, source, fails = translating.model, translating.source, translating.fails
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=8)
@@ -102,9 +104,11 @@ def test_too_little_to_fit():
     assert "some wrong" in error_of(fit, scores, ["w0 w1 w2 w3 w4 w5 w6 w7 w8 w9"] * 100)
 
 
-@pytest.fixture(scope="module")
-def calibration():
-    return fit(*overconfident(100, seed=2))
+@pytest.fixture
+def calibration(tmp_path):
+    """Of the weights in `tmp_path`."""
+    save_file({"weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    return fit(*overconfident(100, seed=2), tensors_sha256(tmp_path))
 
 
 def test_written_and_read_again(tmp_path, calibration):
@@ -112,21 +116,30 @@ def test_written_and_read_again(tmp_path, calibration):
     assert read_calibration(tmp_path) == calibration
     assert (tmp_path / "calibration.png").stat().st_size > 1000
     calibration.write(tmp_path)  # ours is replaced
+    save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    assert "of other weights" in error_of(read_calibration, tmp_path)
 
 
-def test_files_that_are_not_ours_or_not_of_this_model(tmp_path, calibration):
+def test_files_that_are_not_ours(tmp_path, calibration):
     assert "vaswani calibrate" in error_of(read_calibration, tmp_path)
     path = tmp_path / confidence.CALIBRATION
     path.write_text('{"mine": 1}')
     assert "move it away" in error_of(calibration.write, tmp_path)
     assert path.read_text() == '{"mine": 1}'
     assert "no calibration" in error_of(read_calibration, tmp_path)
-    path.unlink()
+
+
+def test_damaged_files(tmp_path, calibration):
     calibration.write(tmp_path)
+    path = tmp_path / confidence.CALIBRATION
     values = json.loads(path.read_text())
-    for damaged in ({"weights": [1.0]}, {"weights": [1, "a", 2]}, {"after": 3}, {"more": 1}, {"weights_sha256": "0"}):
-        path.write_text(json.dumps(values | damaged))
-        assert "vaswani calibrate" in error_of(read_calibration, tmp_path)
+    ragged = values["after"] | {"words": []}
+    for change in (
+        {"weights": [1.0]}, {"weights": [1, "a", 2]}, {"weights": [1, 2, math.inf]}, {"sentences": "<b>"}, {"after": 3},
+        {"after": ragged}, {"before": {"words": [1]}}, {"more": 1}, {"tensors_sha256": None}, {"format": 1},
+    ):  # fmt: skip
+        path.write_text(json.dumps(values | change))
+        assert "vaswani calibrate" in error_of(read_calibration, tmp_path), change
 
 
 def test_the_command(tmp_path, model, source, capsys, fails):

@@ -237,7 +237,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     from ..decoding.confidence import CALIBRATION, fit
     from ..decoding.scoring import score_tokens
     from ..decoding.translator import Translator
-    from ..evaluation.records import weights_sha256
+    from ..evaluation.records import tensors_sha256
     from ..loading import is_exported
 
     check_options(arguments)
@@ -251,7 +251,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     with tqdm(total=len(sources), desc="translating", unit=" sentences", file=sys.stderr) as bar:
         outputs = list(translator.translate(sources, progress=bar))
     scores = score_tokens(model, tokenizer, sources, outputs, arguments.tokens_per_batch)
-    calibration = fit(scores, [reference for _, reference in pairs], weights_sha256(arguments.model))
+    calibration = fit(scores, [reference for _, reference in pairs], tensors_sha256(arguments.model))
     calibration.write(arguments.model)
     right, words = calibration.after.right, calibration.after.words
     share = sum(one * number for one, number in zip(right, words, strict=True)) / sum(words)

@@ -11,15 +11,18 @@ be right.
 
 import difflib
 import json
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..errors import UserError
-from ..evaluation.records import weights_sha256
+from ..evaluation.records import tensors_sha256
 from ..files import write_text
 from ..json_and_yaml import read_json
 from ..plots import new_figure
@@ -117,7 +120,7 @@ class Calibration:
     """A fit, and how far it can be trusted: measured on sentences that it had not seen, by cross-validation."""
 
     weights: list[float]  # of the logit of a word's probability, the mean log-probability of a token, and 1
-    weights_sha256: str | None  # of the model that it is for
+    tensors_sha256: str | None  # of the model that it is for
     sentences: int
     before: Reliability  # of the model's own probabilities
     after: Reliability
@@ -148,14 +151,14 @@ class Calibration:
 
 
 def fit(
-    scores: Sequence[PairScore], references: Sequence[str], weights_sha256: str | None = None, parts: int = 5
+    scores: Sequence[PairScore], references: Sequence[str], tensors_sha256: str | None = None, parts: int = 5
 ) -> Calibration:
     """Fit a calibration to scored outputs and the references of their sources.
 
     Args:
         scores: outputs of the model, scored by it.
         references: one for each.
-        weights_sha256: of the model, as `evaluation.records` counts it.
+        tensors_sha256: of the model, as `evaluation.records` counts it.
         parts: of the cross-validation behind `after`.
 
     Raises:
@@ -177,7 +180,7 @@ def fit(
         seen_by_others[held_out] = torch.sigmoid(inputs[held_out] @ _regress(inputs[~held_out], target[~held_out]))
     return Calibration(
         _regress(inputs, target).tolist(),
-        weights_sha256,
+        tensors_sha256,
         len(scores),
         reliability(torch.sigmoid(inputs[:, 0]), target),
         reliability(seen_by_others, target),
@@ -191,6 +194,21 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
+def _parse(values: dict) -> Calibration:
+    """Raises KeyError, TypeError or ValueError for anything that `write` would not have written."""
+    parts = {name: Reliability(**values.pop(name)) for name in ("before", "after")}
+    calibration = Calibration(**values, **parts)
+    columns = [column for part in parts.values() for column in (part.confidence, part.right, part.words)]
+    numbers = [*calibration.weights, calibration.sentences, *chain(*columns)]
+    if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
+        raise ValueError
+    if len(calibration.weights) != 3 or not re.fullmatch("[0-9a-f]{64}", calibration.tensors_sha256):
+        raise ValueError
+    if any(len(set(map(len, columns[start : start + 3]))) != 1 or not columns[start] for start in (0, 3)):
+        raise ValueError
+    return calibration
+
+
 def read_calibration(folder: str | Path) -> Calibration:
     """The calibration in a model's folder.
 
@@ -202,14 +220,11 @@ def read_calibration(folder: str | Path) -> Calibration:
         values = dict(read_json(path, advice))
         if values.pop("format") != _FORMAT:
             raise ValueError
-        reliabilities = {name: Reliability(**values.pop(name)) for name in ("before", "after")}
-        calibration = Calibration(**values, **reliabilities)
-        if not (len(calibration.weights) == 3 and all(isinstance(weight, float) for weight in calibration.weights)):
-            raise ValueError
+        calibration = _parse(values)
     except FileNotFoundError:
         raise UserError(f"{folder} has no {CALIBRATION}: {advice}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is no calibration of this version: {advice}") from error
-    if calibration.weights_sha256 != weights_sha256(folder):
+    if calibration.tensors_sha256 != tensors_sha256(folder):
         raise UserError(f"{path} is of other weights than those in the folder: {advice}")
     return calibration

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from translating import LINES, run
 
+from vaswani_transformer import load_model
 from vaswani_transformer.decoding import confidence
 from vaswani_transformer.decoding.confidence import fit, read_calibration, reliability, right_words, words_of
-from vaswani_transformer.decoding.scoring import PairScore
+from vaswani_transformer.decoding.scoring import PairScore, score_tokens
 from vaswani_transformer.evaluation.records import tensors_sha256
 
 model, source, fails = translating.model, translating.source, translating.fails
@@ -142,6 +144,27 @@ def test_damaged_files(tmp_path, calibration):
         assert "vaswani calibrate" in error_of(read_calibration, tmp_path), change
 
 
+def check_translations(folder, source, output, calibration):
+    """Each translation with the calibrated confidence of its words and, in text, their mean."""
+    command = "translate", folder, "--input", source, "--confidence", "--output"
+    assert run(*command, output) == 0 and run(*command, f"{output}.json", "--format", "json") == 0
+    rows = [json.loads(line)["hypotheses"][0] for line in Path(f"{output}.json").read_text().splitlines()]
+    for line, row in zip(output.read_text().splitlines(), rows, strict=True):
+        assert line.split("\t")[0] == f"{row['confidence']:.3f}"
+    model, tokenizer = load_model(folder, "cpu")
+    filled = [(text, row) for text, row in zip(LINES, rows, strict=True) if row["text"].strip()]
+    scores = score_tokens(
+        model, tokenizer, *([*side] for side in zip(*((t, r["text"]) for t, r in filled), strict=True))
+    )
+    for (_, row), score in zip(filled, scores, strict=True):
+        assert " ".join(word for word, _ in row["words"]).split() == row["text"].split()
+        expected = [sure for _, sure in calibration.words(score)]
+        assert [sure for _, sure in row["words"]] == pytest.approx(expected, rel=1e-4)
+        assert row["confidence"] == pytest.approx(sum(expected) / len(expected), rel=1e-4)
+    blank = rows[[line.strip() for line in LINES].index("")]
+    assert (blank["words"], blank["confidence"]) == ([], 1.0)
+
+
 def test_the_command(tmp_path, model, source, capsys, fails):
     """References that are the model's own translations in half of the lines."""
     folder, outputs = tmp_path / "model", tmp_path / "outputs"
@@ -151,6 +174,7 @@ def test_the_command(tmp_path, model, source, capsys, fails):
     (tmp_path / "sources").write_text("\n".join(LINES * 9) + "\n")
     lines = [line if number % 2 else "something else" for number, line in enumerate(own * 9)]
     (tmp_path / "references").write_text("\n".join(lines) + "\n")
+    assert "vaswani calibrate" in fails("translate", folder, "a sentence", "--confidence")
     files = "--source", tmp_path / "sources", "--reference", tmp_path / "references"
     assert run("calibrate", folder, *files) == 0
     printed = capsys.readouterr().out
@@ -159,6 +183,7 @@ def test_the_command(tmp_path, model, source, capsys, fails):
     assert (
         0.3 < sum(map(math.prod, zip(found.after.right, found.after.words, strict=True))) / sum(found.after.words) < 0.7
     )
+    check_translations(folder, source, tmp_path / "sure", found)
     (tmp_path / "references").write_text("\n".join(["nothing"] * len(lines)) + "\n")
     assert "some right and some wrong" in fails("calibrate", folder, *files)
     assert read_calibration(folder) == found

@@ -26,7 +26,7 @@ from ..evaluation.records import tensors_sha256
 from ..files import write_text
 from ..json_and_yaml import read_json
 from ..plots import new_figure
-from .scoring import PairScore
+from .scoring import PairScore, score_tokens
 
 CALIBRATION, PICTURE = "calibration.json", "calibration.png"
 LEAST_WORDS = 200  # with fewer a fit says nothing
@@ -60,6 +60,11 @@ def right_words(output: Sequence[str], reference: Sequence[str]) -> list[bool]:
     for match in difflib.SequenceMatcher(None, output, reference, autojunk=False).get_matching_blocks():
         right[match.a : match.a + match.size] = [True] * match.size
     return right
+
+
+def mean_confidence(words: Sequence[tuple[str, float]]) -> float:
+    """The share of words that should be right, of `Calibration.words`; 1 of no words."""
+    return sum(sure for _, sure in words) / len(words) if words else 1.0
 
 
 def _inputs(scores: Sequence[PairScore]) -> tuple[list[list[Word]], torch.Tensor]:
@@ -130,6 +135,13 @@ class Calibration:
         [words], inputs = _inputs([score])
         sure = torch.sigmoid(inputs @ torch.tensor(self.weights, dtype=inputs.dtype)).tolist()
         return [(word.text, value) for word, value in zip(words, sure, strict=True)]
+
+    def confide(self, model, tokenizer, sources: list[str], outputs: list[str]) -> list[list[tuple[str, float]]]:
+        """The `words` of each output of a source; an empty output has none."""
+        filled = [number for number, output in enumerate(outputs) if output.strip()]
+        scores = score_tokens(model, tokenizer, *([side[number] for number in filled] for side in (sources, outputs)))
+        found = dict(zip(filled, map(self.words, scores), strict=True))
+        return [found.get(number, []) for number in range(len(outputs))]
 
     def write(self, folder: str | Path) -> None:
         """Write it into a model's folder, with its reliability diagram where matplotlib is installed."""

@@ -1,8 +1,14 @@
 """Pictures need matplotlib, the extra `plots`."""
 
+import importlib.util
 import logging
 
 logger = logging.getLogger(__name__)
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def new_figure(**options):

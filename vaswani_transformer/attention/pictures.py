@@ -1,6 +1,5 @@
 """Attention weights as pictures: a panel for each layer and head, tokens at the edges. They need the extra `plots`."""
 
-import importlib.util
 import re
 import warnings
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..files import written_whole
+from ..plots import can_draw
 from .weights import KINDS, AttentionWeights, check_choice
 
 GRID_TOKENS, PANEL_TOKENS = 40, 120  # the most tokens on a side that can be read, in several panels and in one
@@ -44,7 +44,7 @@ def _check_readable(weights: AttentionWeights, kind: str, panels: int) -> None:
 
 def require_matplotlib() -> None:
     """Refuse to draw without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
+    if not can_draw():
         raise UserError(
             "pictures need matplotlib: pip install 'vaswani_transformer[plots]', or give --output FILE.html"
         )

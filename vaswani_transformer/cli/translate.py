@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ def add_translate(commands) -> None:
     layout = parser.add_argument_group("what is written")
     layout.add_argument("--nbest", metavar="N", type=int, help="N translations of each line: line number, score, text")
     layout.add_argument("--scores", action="store_true", help="the score before each translation")
+    how = "how sure the model is, as the share of words that should be right: see `vaswani calibrate`"
+    layout.add_argument("--confidence", action="store_true", help=how)
     how = "word alignments after each, as 0-0 1-2"
     layout.add_argument("--alignments", "--return-alignments", action="store_true", help=how)
     how = "fields separated by tabs, or JSON lines"
@@ -84,6 +87,8 @@ def _check(arguments: argparse.Namespace) -> None:
     for number, sentence in enumerate(arguments.sentences, start=1):
         if has_undecoded(sentence):
             raise UserError(f"sentence {number} is not valid UTF-8: convert it first")
+    if arguments.confidence and arguments.ensemble:
+        raise UserError("--confidence is of one model and --ensemble gives several: leave one of them out")
     if arguments.resume and not is_file(arguments.output):
         raise UserError("--resume continues a file: give its --output, a file on the disk")
     if not is_file(arguments.input):
@@ -104,7 +109,8 @@ def _translate_lines(arguments: argparse.Namespace, rank: int, world_size: int) 
     translator = _make_translator(arguments)
     layout = Layout(arguments.nbest is not None, arguments.scores, arguments.format == "json")
     window = arguments.window or WINDOW_LINES
-    files = FileTranslator(translator, layout, _aligner(arguments, translator), window, rank, world_size)
+    plugins = {"align": _aligner(arguments, translator), "confide": _confider(arguments, translator)}
+    files = FileTranslator(translator, layout, window=window, rank=rank, world_size=world_size, **plugins)
     if interactive := is_interactive(arguments, files.doing):
         files.window = 1
     source, prefix = scans.get("--input"), scans.get("--prefix")
@@ -173,3 +179,11 @@ def _aligner(arguments: argparse.Namespace, translator):
         return [pharaoh(links) for links in align(translator.model, translator.tokenizer, sources, targets)]
 
     return aligned
+
+
+def _confider(arguments: argparse.Namespace, translator):
+    if not arguments.confidence:
+        return None
+    from ..decoding.confidence import read_calibration
+
+    return partial(read_calibration(arguments.model).confide, translator.model, translator.tokenizer)

@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from ..data.text_files import Stamp, read_lines
 from ..errors import UserError
+from .confidence import mean_confidence
 from .output import ResumableOutput, StreamOutput
 from .streaming import WINDOW_LINES, Window, WindowRecords, in_windows, over_processes, read_ahead
 from .translator import Hypothesis, PreparedWindow, Translator
@@ -21,6 +22,7 @@ from .translator import Hypothesis, PreparedWindow, Translator
 logger = logging.getLogger(__name__)
 
 Aligner = Callable[[Sequence[str], Sequence[str]], list[str]]  # sources and targets to Pharaoh lines
+Words = list[tuple[str, float]]  # with how sure the model is of each
 _NAMED = 10  # lines translated in parts that are named one by one
 
 
@@ -32,25 +34,35 @@ class Layout:
     scores: bool = False  # score TAB translation
     json: bool = False  # instead, one JSON object for each line of input, with all that is known
 
-    def record(self, number: int, hypotheses: list[Hypothesis], alignments: list[str] | None = None) -> str:
+    def record(
+        self,
+        number: int,
+        hypotheses: list[Hypothesis],
+        alignments: list[str] | None = None,
+        confidence: list[Words] | None = None,
+    ) -> str:
         """What is written for line `number`, line ends included; an alignment is the last field of its hypothesis."""
-        pairs = list(zip(hypotheses, alignments or [None] * len(hypotheses), strict=True))
+        nothing = [None] * len(hypotheses)
+        rows = list(zip(hypotheses, alignments or nothing, confidence or nothing, strict=True))
         if self.json:
-            values = {"line": number, "hypotheses": [_as_json(*pair) for pair in pairs]}
+            values = {"line": number, "hypotheses": [_as_json(*row) for row in rows]}
             return json.dumps(values, ensure_ascii=False) + "\n"
         lines = []
-        for hypothesis, alignment in pairs:
+        for hypothesis, alignment, words in rows:
             fields = [str(number)] if self.numbered else []
             fields += [f"{hypothesis.score:.6f}"] if self.scores or self.numbered else []
+            fields += [] if words is None else [f"{mean_confidence(words):.3f}"]
             fields += [hypothesis.text] if alignment is None else [hypothesis.text, alignment]
             lines.append("\t".join(part.replace("\t", " ") if len(fields) > 1 else part for part in fields) + "\n")
         return "".join(lines)
 
 
-def _as_json(hypothesis: Hypothesis, alignment: str | None) -> dict[str, Any]:
+def _as_json(hypothesis: Hypothesis, alignment: str | None, words: Words | None) -> dict[str, Any]:
     values = {"text": hypothesis.text, "tokens": hypothesis.tokens}
     if hypothesis.score is not None:
         values |= {"score": hypothesis.score, "log_probability": hypothesis.log_probability}
+    if words is not None:
+        values |= {"confidence": mean_confidence(words), "words": words}
     return values if alignment is None else values | {"alignment": alignment}
 
 
@@ -70,7 +82,8 @@ def with_prefixes(lines: Iterable[str], prefixes: Path, stamp: Stamp = None) -> 
 class FileTranslator:
     """Translates lines into an output, alone or as process `rank` of `world_size`, of which process 0 writes.
 
-    `align` makes the alignments, if they are wanted; `window` lines are sorted by length and written together.
+    `align` makes the alignments, if they are wanted, and `confide` says how sure the model is of each word; both take
+    sources and their translations. `window` lines are sorted by length and written together.
     """
 
     doing = "translating"  # label of the progress bar
@@ -83,8 +96,9 @@ class FileTranslator:
         window: int = WINDOW_LINES,
         rank: int = 0,
         world_size: int = 1,
+        confide: Callable[[list[str], list[str]], list[Words]] | None = None,
     ):
-        self.translator, self.layout, self.align = translator, layout or Layout(), align
+        self.translator, self.layout, self.align, self.confide = translator, layout or Layout(), align, confide
         self.window, self.rank, self.world_size = window, rank, world_size
 
     def run(
@@ -147,15 +161,18 @@ class FileTranslator:
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:
         """What is written for each line of a window."""
-        alignments = [None] * len(hypotheses) if self.align is None else self._alignments(window.lines, hypotheses)
+        found = [self._of_each(function, window.lines, hypotheses) for function in (self.align, self.confide)]
         return [
             self.layout.record(number, *line)
-            for number, line in enumerate(zip(hypotheses, alignments, strict=True), window.first)
+            for number, line in enumerate(zip(hypotheses, *found, strict=True), window.first)
         ]
 
-    def _alignments(self, lines: list, hypotheses: list[list[Hypothesis]]) -> list[list[str]]:
-        """The alignment of each hypothesis of each line."""
+    @staticmethod
+    def _of_each(function: Callable | None, lines: list, hypotheses: list[list[Hypothesis]]) -> list[list | None]:
+        """What a function of sources and targets says of each hypothesis of each line."""
+        if function is None:
+            return [None] * len(hypotheses)
         sources = [line if isinstance(line, str) else line[0] for line in lines]
         repeated = [source for source, row in zip(sources, hypotheses, strict=True) for _ in row]
-        alignments = iter(self.align(repeated, [hypothesis.text for row in hypotheses for hypothesis in row]))
-        return [list(islice(alignments, len(row))) for row in hypotheses]
+        found = iter(function(repeated, [hypothesis.text for row in hypotheses for hypothesis in row]))
+        return [list(islice(found, len(row))) for row in hypotheses]

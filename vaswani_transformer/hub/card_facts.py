@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from huggingface_hub.utils import validate_repo_id
 from transformers import GenerationConfig
 
+from ..decoding.confidence import CALIBRATION, Calibration, read_calibration
 from ..errors import UserError, one_line
 from ..evaluation.records import search_settings
 from ..json_and_yaml import read_json, read_yaml
@@ -20,6 +22,8 @@ from ..model.generation_vaswani import LENGTH_NORMALIZATIONS
 from ..recipes.recipe import Recipe, convert
 from ..training.callbacks import read_training_log
 from ..training.run_folder import IMPORT, LOG, RECIPE
+
+logger = logging.getLogger(__name__)
 
 # Score in an evaluation file -> metric on the Hub, its label, decimals shown (the front matter has all of them).
 METRICS = {
@@ -56,6 +60,7 @@ class CardFacts:
     remote_code: bool = False  # whether the model's code is saved beside the weights
     pipeline: str | None = None  # a pipeline task whose code is saved with the model
     weights: str | None = None  # `tensors_sha256`
+    calibration: Calibration | None = None  # of these weights
 
     @property
     def name(self) -> str:
@@ -252,4 +257,15 @@ def facts_of(model, repo_id: str, folder: str | Path | None, weights: str | None
         remote_code="AutoModelForSeq2SeqLM" in (getattr(model.config, "auto_map", None) or {}),
         pipeline="translation" if "translation" in (getattr(model.config, "custom_pipelines", None) or {}) else None,
         weights=weights,
+        calibration=_calibration_of(folder),
     )
+
+
+def _calibration_of(folder: str | Path | None) -> Calibration | None:
+    if folder is None or not (Path(folder) / CALIBRATION).exists():
+        return None
+    try:
+        return read_calibration(folder)
+    except UserError as error:
+        logger.warning("%s is left out: %s", CALIBRATION, error)
+        return None

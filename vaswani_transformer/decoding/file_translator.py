@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from ..data.text_files import Stamp, read_lines
 from ..errors import UserError
+from ..hardware import use_free_threads
 from .output import ResumableOutput, StreamOutput
 from .streaming import WINDOW_LINES, Window, WindowRecords, in_windows, over_processes, read_ahead
 from .translator import Hypothesis, PreparedWindow, Translator
@@ -142,6 +143,7 @@ class FileTranslator:
 
     def _records(self, prepared: PreparedWindow, bar: tqdm) -> WindowRecords:
         window = prepared.window
+        use_free_threads()
         records = self._format(window, self.translator.translate_prepared(prepared, bar))
         return WindowRecords(window.first, records, prepared.split, window.error)
 

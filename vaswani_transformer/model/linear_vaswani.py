@@ -11,6 +11,7 @@ works, so that losses and scores do not depend on a measurement.
 """
 
 import time
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -40,14 +41,14 @@ def _plus(states, residual, weight, bias):
     return torch.ops.mkldnn._linear_pointwise.binary(states, residual, weight, bias, "add")
 
 
-def _by_onednn(operation, states, weight, bias, residual=None):
+def by_onednn(operation, states, weight, bias, residual=None):
     """A product (`""`), the product's positive part (`"relu"`), or its sum with `residual` (`"plus"`)."""
     if operation == "plus":
         return _plus(states, residual, weight, bias)
     return _pointwise(states, weight, bias, operation or "none")
 
 
-def _by_torch(operation, states, weight, bias, residual=None):
+def by_torch(operation, states, weight, bias, residual=None):
     """The same by torch's public functions."""
     output = linear(states, weight, bias)
     if operation == "plus":
@@ -85,38 +86,47 @@ _ROUNDS, _SECONDS = 5, 0.004  # of a measurement, at most
 _MARGIN = 1.15  # times as fast torch has to be in a measurement, so that the next run of a program chooses the same
 
 
-def is_onednn_faster(operation: str, weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> bool:
-    """Whether oneDNN is to compute an operation (see `_by_onednn`) of so many rows; measured once in a process.
+def is_onednn_faster(
+    operation: str,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    rows: int,
+    pack: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> bool:
+    """Whether oneDNN is to compute an operation (see `by_onednn`) of so many rows; measured once in a process.
 
-    Not measured, and true, where `torch.use_deterministic_algorithms` asks for the same sums in every run.
+    Not measured, and true, where `torch.use_deterministic_algorithms` asks for the same sums in every run. `pack` gives
+    the weights the memory layout in which oneDNN has them.
     """
     rows = min(_MANY, 1 << max(0, rows - 1).bit_length())  # a power of two stands for those up to it
-    key = (operation, *weight.shape, weight.dtype, rows, torch.get_num_threads())
+    key = (operation, *weight.shape, weight.dtype, rows, torch.get_num_threads(), pack is None)
     if key not in _CHOICES:
         if torch.are_deterministic_algorithms_enabled():
             return True
-        _CHOICES.setdefault(key, _measure(operation, weight, bias, rows))
+        _CHOICES.setdefault(key, _measure(operation, weight, bias, rows, pack))
     return _CHOICES[key]
 
 
-def _measure(operation: str, weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> bool:
+def _measure(operation, weight, bias, rows: int, pack: Callable | None) -> bool:
     width = weight.shape[1]
     weight = weight[: max(1, min(_WEIGHTS, _WORK // rows) // width)]  # its first outputs stand for all
     bias = None if bias is None else bias[: len(weight)]
     weights = [weight, *(weight.clone() for _ in range(min(2 * _ROUNDS, _COPIES // weight.numel()) - 1))]
     states, residual = weight.new_ones(rows, width), weight.new_ones(rows, len(weight))
-    best = {_by_onednn: float("inf"), _by_torch: float("inf")}
-    for compute in best:
-        compute(operation, states, weight, bias, residual)  # the first call of a shape prepares
+    ways = {by_onednn: [pack(weight) for weight in weights] if pack else weights, by_torch: weights}
+    best = dict.fromkeys(ways, float("inf"))
+    for compute in ways:
+        compute(operation, states, ways[compute][0], bias, residual)  # the first call of a shape prepares
     ends = time.perf_counter() + _SECONDS
     for number in range(_ROUNDS):
         if number > 1 and time.perf_counter() > ends:
             break
-        for place, compute in enumerate(best):
+        for place, compute in enumerate(ways):
+            chosen = ways[compute][(2 * number + place) % len(weights)]
             started = time.perf_counter()
-            compute(operation, states, weights[(2 * number + place) % len(weights)], bias, residual)
+            compute(operation, states, chosen, bias, residual)
             best[compute] = min(best[compute], time.perf_counter() - started)
-    return best[_by_onednn] < _MARGIN * best[_by_torch]
+    return best[by_onednn] < _MARGIN * best[by_torch]
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -208,7 +218,7 @@ class Projection:
         compute = self._computes.get((operation, len(states)))
         if compute is None:
             is_onednn = is_onednn_faster(operation, self.weight, self.bias, len(states))
-            compute = self._computes[operation, len(states)] = _by_onednn if is_onednn else _by_torch
+            compute = self._computes[operation, len(states)] = by_onednn if is_onednn else by_torch
         return compute(operation, states, self.weight, self.bias, residual)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:

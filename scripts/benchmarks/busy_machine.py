@@ -29,6 +29,7 @@ SETTINGS = {
     "before": {"OMP_NUM_THREADS": str(os.cpu_count()), "GOMP_SPINCOUNT": "300000", "KMP_BLOCKTIME": "200"},
     "now": {},
 }  # the first with the defaults of GNU's and LLVM's OpenMP
+SETTLE = 4.0  # seconds in which a command that continues sees what the others take
 WORKS = ("training", "translation")
 
 
@@ -48,9 +49,10 @@ class Contestant:
             return sum(json.loads(line).get("target_tokens", 0) for line in lines)
         return sum(len(ids) for ids in tokenizer(lines)["input_ids"])
 
-    def measure(self, seconds: float) -> tuple[int, int, float]:
-        """Let it run: where the file's growth began and ended, and the seconds between."""
+    def measure(self, seconds: float, settle: float) -> tuple[int, int, float]:
+        """Let it run: where the file's growth began and ended, and the seconds between, once it has settled."""
         self.process.send_signal(signal.SIGCONT)
+        time.sleep(settle)
         seen = []  # when the file had which size
         while not seen or seen[-1][0] - seen[0][0] < seconds:
             if self.process.poll() is not None:
@@ -75,7 +77,7 @@ def start(work: str, setting: str, demo: Path, folder: Path) -> Contestant:
     else:
         source, output = folder / "source.en", place
         source.write_text(20 * (demo / "data" / "train.en").read_text(encoding="utf-8"), encoding="utf-8")
-        command += ["translate", demo / "model", "--input", source, "--output", output, "--window", "200"]
+        command += ["translate", demo / "model", "--input", source, "--output", output, "--window", "100"]
     names = {name for values in SETTINGS.values() for name in values}
     environment = {name: value for name, value in os.environ.items() if name not in (*names, "OMP_WAIT_POLICY")}
     errors = (folder / f"{work}-{setting}.txt").open("w")
@@ -102,8 +104,8 @@ def main() -> None:
     parser.add_argument("demo", type=Path, metavar="FOLDER", help="what `vaswani demo` wrote")
     parser.add_argument("--works", nargs="+", choices=WORKS, default=WORKS)
     parser.add_argument("--busy", type=int, nargs="+", default=[0, 1, 2], metavar="PROCESSES")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of a turn")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0, help="that count of a turn")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--setting", action="append", default=[], metavar="NAME:VARIABLE=VALUE,...", help="one more")
     options = parser.parse_args()
     for text in options.setting:
@@ -121,14 +123,13 @@ def main() -> None:
             for work in options.works:
                 for setting in SETTINGS:
                     contestants.append(start(work, setting, options.demo.absolute(), Path(name)))
-                    contestants[-1].measure(1.0)
+                    contestants[-1].measure(1.0, 0.0)
                     print(f"{work}, {setting}: ready", file=sys.stderr)
             for turn in range(options.rounds):
                 for number in random.sample(options.busy, len(options.busy)):
                     for contestant in random.sample(contestants, len(contestants)):
                         with busy(number):
-                            time.sleep(0.5)
-                            begun, ended, seconds = contestant.measure(options.seconds)
+                            begun, ended, seconds = contestant.measure(options.seconds, SETTLE)
                         rate = contestant.tokens(begun, ended, tokenizer) / seconds
                         rates.setdefault((contestant.work, contestant.setting, number), []).append(rate)
                 print(f"round {turn + 1} of {options.rounds} done", file=sys.stderr)

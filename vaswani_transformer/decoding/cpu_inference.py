@@ -94,7 +94,7 @@ def _can_pack(dtype: torch.dtype) -> bool:
     """Whether oneDNN computes with packed weights in this type; its kernels for ARM may not."""
     weight, states = torch.tensor([[1.0, -2.0], [0.5, 4.0], [-1.0, 1.0]]).to(dtype), torch.eye(2).to(dtype)
     try:
-        return has_onednn(dtype) and torch.equal(by_onednn("", states, _pack(weight), None), weight.T)
+        return torch.equal(by_onednn("", states, _pack(weight), None), weight.T)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return False
 
@@ -161,7 +161,7 @@ def prepare_for_inference(model: nn.Module, precision: str | None = None) -> nn.
     if precision is not None:
         model.to(getattr(torch, precision))
     dtype = next(model.parameters()).dtype
-    return _replace(model, PackedLinear) if _can_pack(dtype) else model
+    return _replace(model, PackedLinear) if has_onednn(dtype) and _can_pack(dtype) else model
 
 
 def _replace(model: nn.Module, kind: type[_FrozenLinear]) -> nn.Module:

@@ -132,7 +132,8 @@ def main() -> None:
                             begun, ended, seconds = contestant.measure(options.seconds, SETTLE)
                         rate = contestant.tokens(begun, ended, tokenizer) / seconds
                         rates.setdefault((contestant.work, contestant.setting, number), []).append(rate)
-                print(f"round {turn + 1} of {options.rounds} done", file=sys.stderr)
+                        what = f"{contestant.work}, {contestant.setting}, {number} busy: {rate:,.0f}"
+                        print(f"round {turn + 1} of {options.rounds}: {what}", file=sys.stderr)
         finally:
             for contestant in contestants:
                 contestant.process.kill()

@@ -2,9 +2,10 @@
 
     python scripts/benchmarks/linear.py
 
-Microseconds of processor time of one thread, lower quartile, for layers of the base model's decoder and one of the demo's; 40 MB of matrices
-of a shape in turn, so that they come from where a model's come from. The last column is what a step of decoding takes
-here by its own short measurement. bfloat16 is left out where oneDNN does not compute in it.
+Microseconds of processor time of one thread, lower quartile, for layers of the base model's decoder and one of the
+demo's; 40 MB of matrices of a shape in turn, so that they come from where a large model's come from. The last column is
+what a step of decoding takes here by its own short measurement. bfloat16 is left out where oneDNN does not compute in
+it.
 """
 
 import argparse

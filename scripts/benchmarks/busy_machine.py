@@ -111,6 +111,7 @@ def main() -> None:
     for text in options.setting:
         name, _, values = text.partition(":")
         SETTINGS[name] = dict(value.split("=") for value in values.split(","))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what was started, too
     rates: dict[tuple[str, str, int], list[float]] = {}
     from transformers import AutoTokenizer
 

@@ -1,11 +1,15 @@
-"""Devices and precisions: which ones are here, and what they can multiply at most."""
+"""Devices, precisions and threads: which ones are here, what they can multiply at most, what others leave free."""
 
 import ctypes
+import math
 import os
 import platform
 import re
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
+import psutil
 import torch
 
 from .errors import UserError
@@ -163,8 +167,7 @@ def making_batches() -> int:
     """How many processes should make batches ahead of this one: none for a CPU, which would have to share itself."""
     if on_cpu():
         return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(4, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1))
+    return min(4, max(1, len(_own_processors()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1))
 
 
 def choose_precision(precision: str) -> dict[str, bool]:
@@ -197,3 +200,114 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def _own_processors() -> list[int]:
+    """Numbers of the processors that this process may run on."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def processor_quota(root: Path = Path("/")) -> float:
+    """Processors' time that the control groups of Linux, version 1 or 2, grant this process; infinity without a limit.
+
+    A container on 64 processors may have been given the time of two; neither torch nor psutil knows. `root` is the
+    root of the file system.
+    """
+    quota = math.inf
+    try:
+        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:  # another system
+        return quota
+    for _, controllers, path in groups:
+        mount = root / "sys/fs/cgroup" / ("cpu" if "cpu" in controllers.split(",") else "")
+        if controllers and mount.name != "cpu":
+            continue
+        place = mount / path.strip("/")
+        for folder in (place, *place.parents[: len(place.relative_to(mount).parts)]):  # a limit holds for all below it
+            try:
+                if controllers:
+                    limit, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+                else:
+                    limit, period = ((folder / "cpu.max").read_text().replace("max", "-1")).split()
+            except OSError:  # a container sees its own group as the root
+                continue
+            if int(limit) > 0:
+                quota = min(quota, int(limit) / int(period))
+    return quota
+
+
+class FreeProcessors:
+    """How many processors other programs leave to this process, as seen from one look to the next."""
+
+    SECONDS = 1.0  # from one look to the next, at least
+
+    def __init__(self):
+        self._process, self._numbers = psutil.Process(), _own_processors()
+        self._before = self._times()
+
+    def _times(self) -> tuple[float, float]:
+        """The clock, and seconds so far in which our processors did nothing or worked for this process."""
+        own, all_times = self._process.cpu_times(), psutil.cpu_times(percpu=True)
+        processors = [all_times[number] for number in self._numbers if number < len(all_times)]
+        idle = sum(times.idle + getattr(times, "iowait", 0.0) for times in processors)
+        return time.monotonic(), idle + own.user + own.system
+
+    def look(self) -> float | None:
+        """Processors that were free or ours since the last look; None if that was a moment ago."""
+        if time.monotonic() - self._before[0] < self.SECONDS:
+            return None
+        before, self._before = self._before, self._times()
+        return (self._before[1] - before[1]) / (self._before[0] - before[0])
+
+
+class FreeThreads:
+    """As many threads of torch as others leave processors free, from one to those that it has at first.
+
+    torch's threads wait for each other by spinning. One thread more than there are free processors holds up all others:
+    beside one busy program two threads on two processors are slower than one (`scripts/benchmarks/busy_machine.py`).
+    To wait passively (`OMP_WAIT_POLICY`) would cost a fifth to a half of the speed of a quiet machine.
+    """
+
+    def __init__(self):
+        self.most = int(min(torch.get_num_threads(), max(1.0, processor_quota())))
+        torch.set_num_threads(self.most)
+        self.threads = self.most
+        self._free, self._last = FreeProcessors(), None
+
+    def adjust(self) -> None:
+        """Take another number where two looks in a row agree that it should be lower, or higher.
+
+        Where somebody else has set the number since, it stays.
+        """
+        if self.most == 1 or torch.get_num_threads() != self.threads:
+            return
+        free = self._free.look()
+        if free is None:
+            return
+        wanted = max(1, min(self.most, round(free)))
+        lower, higher = sorted((wanted, wanted if self._last is None else self._last))
+        self._last = wanted
+        threads = min(max(self.threads, lower), higher)
+        if threads != self.threads:
+            self.threads = threads
+            torch.set_num_threads(threads)
+
+
+_free_threads: FreeThreads | None = None
+
+
+def share_processors() -> None:
+    """For commands: from now on `use_free_threads` adapts torch's threads to what other programs leave free.
+
+    Nothing changes where the user has set a number of threads, or in one of several processes, whose launcher does.
+    """
+    global _free_threads
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    if not any(name in os.environ for name in names) and os.environ.get("LOCAL_WORLD_SIZE", "1") == "1":
+        _free_threads = FreeThreads()
+
+
+def use_free_threads() -> None:
+    """For loops of long work, every time round: take as many threads as processors are free, if a command wants it."""
+    if _free_threads is not None:
+        _free_threads.adjust()

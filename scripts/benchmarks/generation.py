@@ -9,7 +9,7 @@ sources of equal length is given, and every output is forced to the same number 
 work. Each contestant has a process of its own, so that none profits from what another changes in its process; they run
 in turn and in random order, so that only the ratios of one run mean something; each figure is the median of the rounds,
 the first of which does not count. What an engine does once for a model (packing, quantising, exporting) does not count
-either.
+either. bfloat16 is left out on a processor for which oneDNN does not compute in it, where it would take minutes.
 
 With --profile only ours runs, in a precision of `prepare_for_inference` or, with `plain`, without it: a table of where
 its processor time goes (one thread), in milliseconds of an output position. The source is what is projected of it for
@@ -133,6 +133,7 @@ def contestants(options: argparse.Namespace, folder: Path) -> dict[str, Callable
     from transformers import CompileConfig
 
     from vaswani_transformer.decoding.cpu_inference import prepare_for_inference
+    from vaswani_transformer.model.linear_vaswani import has_onednn
 
     on_cpu = options.device == "cpu"
     model = vaswani_model(options)
@@ -146,7 +147,7 @@ def contestants(options: argparse.Namespace, folder: Path) -> dict[str, Callable
         vaswani_model(options).to(options.device), options, cache_implementation="static", compile_config=compiled
     )
     if on_cpu:
-        for precision in ("float32", "bfloat16", "int8"):
+        for precision in ("float32", *(["bfloat16"] if has_onednn(torch.bfloat16) else []), "int8"):
             makers[f"ours, prepared, {precision}"] = lambda precision=precision: by_generate(
                 prepare_for_inference(vaswani_model(options), precision), options
             )
@@ -251,6 +252,7 @@ def main() -> None:
         ids = torch.randint(len(SPECIAL), options.vocab_size, (batch, options.source_length)).numpy()
         seconds = {name: [] for name in names}
         for turn in range(options.rounds + 1):
+            print(f"batch {batch}, beam {beams}: round {turn} of {options.rounds}", file=sys.stderr)
             for name in random.sample(names, len(names)):
                 ends[name].send((ids, beams))
                 taken, tokens = ends[name].recv()
@@ -260,7 +262,6 @@ def main() -> None:
                     sys.exit(f"error: {name} gave {tokens} tokens, not {batch * options.target_length}")
         for name in names:
             rates[name, batch, beams] = batch * options.target_length / median(seconds[name])
-        print(f"batch {batch}, beam {beams} done", file=sys.stderr)
     for name, process in zip(names, processes, strict=True):
         ends[name].send(None)
         process.join()

@@ -5,6 +5,7 @@ queries, keys and values in one product: with few rows three products take 1.5 t
 """
 
 import warnings
+from functools import cache
 from typing import NoReturn
 
 import torch
@@ -13,10 +14,11 @@ from torch import nn
 from ..errors import UserError
 from ..hardware import keep_freed_memory
 from ..model.layers_vaswani import VaswaniAttention
-from ..model.linear_vaswani import has_onednn
+from ..model.linear_vaswani import by_onednn, by_torch, has_onednn, is_onednn_faster
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 _ROWS = 16  # rows that weights are laid out for; measured from 1 to 400 rows, no other number was better for any
+_SMALL = 1 << 16  # weights of a layer that is kept in two layouts
 
 
 class _FrozenLinear(nn.Module):
@@ -51,25 +53,50 @@ class _FrozenLinear(nn.Module):
 
 
 class PackedLinear(_FrozenLinear):
-    """A linear layer in the memory layout of oneDNN's kernel; the same results up to the order of sums."""
+    """A linear layer in the memory layout of oneDNN's kernel; the same results up to the order of sums.
+
+    A small one keeps its weights as they were, too: with few rows torch's own product may be the faster.
+    """
 
     def __init__(self, module: nn.Linear):
         super().__init__(module)
         weight = module.weight.detach()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+        self.packed = _pack(weight)
+        self.plain = weight if weight.numel() <= _SMALL else None
         self.bias = None if module.bias is None else module.bias.detach()
+
+    def _compute(self, operation: str, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        if self.plain is not None:
+            rows = states.numel() // self.in_features
+            if not is_onednn_faster(operation, self.plain, self.bias, rows, _pack):
+                return by_torch(operation, states, self.plain, self.bias, residual)
+        return by_onednn(operation, states, self.packed, self.bias, residual)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """`(..., in_features)` to `(..., out_features)`."""
-        return torch.ops.mkldnn._linear_pointwise(states, self.packed, self.bias, "none", [], "")
+        return self._compute("", states)
 
     def relu(self, states: torch.Tensor) -> torch.Tensor:
         """`max(0, forward(states))`, in one operator."""
-        return torch.ops.mkldnn._linear_pointwise(states, self.packed, self.bias, "relu", [], "")
+        return self._compute("relu", states)
 
     def plus(self, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """`forward(states) + residual`, in one operator; `residual` has the shape of the result."""
-        return torch.ops.mkldnn._linear_pointwise.binary(states, residual, self.packed, self.bias, "add")
+        return self._compute("plus", states, residual)
+
+
+def _pack(weight: torch.Tensor) -> torch.Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+
+
+@cache
+def _can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes with packed weights in this type; its kernels for ARM may not."""
+    weight, states = torch.tensor([[1.0, -2.0], [0.5, 4.0], [-1.0, 1.0]]).to(dtype), torch.eye(2).to(dtype)
+    try:
+        return torch.equal(by_onednn("", states, _pack(weight), None), weight.T)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+        return False
 
 
 class Int8Linear(_FrozenLinear):
@@ -134,7 +161,7 @@ def prepare_for_inference(model: nn.Module, precision: str | None = None) -> nn.
     if precision is not None:
         model.to(getattr(torch, precision))
     dtype = next(model.parameters()).dtype
-    return _replace(model, PackedLinear) if has_onednn(dtype) else model
+    return _replace(model, PackedLinear) if has_onednn(dtype) and _can_pack(dtype) else model
 
 
 def _replace(model: nn.Module, kind: type[_FrozenLinear]) -> nn.Module:

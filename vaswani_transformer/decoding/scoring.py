@@ -8,6 +8,7 @@ import torch
 
 from ..data.batching import PairCollator, batches_by_length
 from ..errors import UserError
+from ..hardware import use_free_threads
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.search_vaswani import length_normalization
 from .streaming import in_windows
@@ -67,6 +68,7 @@ def _score_ids(model, sources, targets, tokens_per_batch: int) -> list[list[floa
     lengths = [max(len(sources[index]), len(targets[index])) for index in filled]
     collator = PairCollator(model.config.pad_token_id)
     for batch in batches_by_length(lengths, tokens_per_batch):
+        use_free_threads()
         indices = [filled[place] for place in batch]
         inputs = collator([{"input_ids": sources[index], "labels": targets[index]} for index in indices])
         inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}

@@ -13,6 +13,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from ..data.batching import PairCollator, batches_by_length
 from ..errors import UserError
+from ..hardware import use_free_threads
 from ..model.generation_vaswani import MAX_EXTRA_TOKENS
 from .long_inputs import split_line
 from .scoring import LengthRule, check_length, score_ids
@@ -230,6 +231,7 @@ class Translator:
                 yield from self._joining(search, pieces, lengths)
                 return
         for batch in batches_by_length(lengths, self.tokens_per_batch):
+            use_free_threads()
             yield from zip(batch, self._generate([pieces[number] for number in batch]), strict=True)
 
     def _joining(self, search, pieces: list[Piece], lengths: list[int]) -> Iterator[tuple[int, list[list[int]]]]:

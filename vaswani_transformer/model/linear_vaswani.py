@@ -1,11 +1,17 @@
 """Linear layers at their fastest: several at once in training, and outside of it by oneDNN.
 
-On a CPU `torch.nn.Linear` computes float32 with MKL; oneDNN, which is part of torch, was 1.1 to 2.1 times as fast for
-the shapes of decoding (`scripts/benchmarks/linear.py`). torch's public functions reach it only by converting inputs and
-outputs. The operator that torch.compile uses does not, but is private: it is tried out before it is used, and
-`torch.nn.Linear` computes where it fails.
+On a CPU `torch.nn.Linear` computes float32 with MKL, OpenBLAS or the like; oneDNN, which is part of torch, may be twice
+or half as fast, by processor, shape, rows and threads (`scripts/benchmarks/linear.py`). torch's public functions reach
+it only by converting inputs and outputs. The operator that torch.compile uses does not, but is private: it is tried out
+before it is used, and `torch.nn.Linear` computes where it fails.
+
+The steps of decoding, which have few rows, take the faster of the two, which some milliseconds of measuring find for
+each shape: `is_onednn_faster`. Both compute the same up to the order of sums. Whole sequences take oneDNN wherever it
+works, so that losses and scores do not depend on a measurement.
 """
 
+import time
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -35,6 +41,21 @@ def _plus(states, residual, weight, bias):
     return torch.ops.mkldnn._linear_pointwise.binary(states, residual, weight, bias, "add")
 
 
+def by_onednn(operation, states, weight, bias, residual=None):
+    """A product (`""`), the product's positive part (`"relu"`), or its sum with `residual` (`"plus"`)."""
+    if operation == "plus":
+        return _plus(states, residual, weight, bias)
+    return _pointwise(states, weight, bias, operation or "none")
+
+
+def by_torch(operation, states, weight, bias, residual=None):
+    """The same by torch's public functions."""
+    output = linear(states, weight, bias)
+    if operation == "plus":
+        return output.add_(residual)
+    return output.relu_() if operation else output
+
+
 @cache
 def has_onednn(dtype: torch.dtype) -> bool:
     """Whether this torch has oneDNN's operator and it computes correctly in this type."""
@@ -55,6 +76,57 @@ def has_onednn(dtype: torch.dtype) -> bool:
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return False
     return all(torch.equal(result, reference) for result, reference in results)
+
+
+_CHOICES: dict[tuple, bool] = {}
+_MANY = 64  # rows from which on the faster one is the same
+_WEIGHTS, _WORK = 1 << 20, 1 << 24  # weights and multiplications of a product that is measured, at most
+_COPIES = 1 << 22  # weights in all copies: too many for a core's own cache, as those of a large model are
+_ROUNDS, _SECONDS = 5, 0.004  # of a measurement, at most
+_MARGIN = 1.15  # times as fast torch has to be in a measurement, so that the next run of a program chooses the same
+
+
+def is_onednn_faster(
+    operation: str,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    rows: int,
+    pack: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> bool:
+    """Whether oneDNN is to compute an operation (see `by_onednn`) of so many rows; measured once in a process.
+
+    Not measured, and true, where `torch.use_deterministic_algorithms` asks for the same sums in every run. `pack` gives
+    the weights the memory layout in which oneDNN has them.
+    """
+    rows = min(_MANY, 1 << max(0, rows - 1).bit_length())  # a power of two stands for those up to it
+    key = (operation, *weight.shape, weight.dtype, rows, torch.get_num_threads(), pack is None)
+    if key not in _CHOICES:
+        if torch.are_deterministic_algorithms_enabled():
+            return True
+        _CHOICES.setdefault(key, _measure(operation, weight, bias, rows, pack))
+    return _CHOICES[key]
+
+
+def _measure(operation, weight, bias, rows: int, pack: Callable | None) -> bool:
+    width = weight.shape[1]
+    weight = weight[: max(1, min(_WEIGHTS, _WORK // rows) // width)]  # its first outputs stand for all
+    bias = None if bias is None else bias[: len(weight)]
+    weights = [weight, *(weight.clone() for _ in range(min(2 * _ROUNDS, _COPIES // weight.numel()) - 1))]
+    states, residual = weight.new_ones(rows, width), weight.new_ones(rows, len(weight))
+    ways = {by_onednn: [pack(weight) for weight in weights] if pack else weights, by_torch: weights}
+    best = dict.fromkeys(ways, float("inf"))
+    for compute in ways:
+        compute(operation, states, ways[compute][0], bias, residual)  # the first call of a shape prepares
+    ends = time.perf_counter() + _SECONDS
+    for number in range(_ROUNDS):
+        if number > 1 and time.perf_counter() > ends:
+            break
+        for place, compute in enumerate(ways):
+            chosen = ways[compute][(2 * number + place) % len(weights)]
+            started = time.perf_counter()
+            compute(operation, states, chosen, bias, residual)
+            best[compute] = min(best[compute], time.perf_counter() - started)
+    return best[by_onednn] < _MARGIN * best[by_torch]
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -140,10 +212,18 @@ class Projection:
         self.is_quick = isinstance(weight, nn.Parameter) and _is_quick(module, weight.data)
         self.weight, self.bias = (module.weight, module.bias) if self.is_quick else (None, None)
         self._relu, self._plus = getattr(module, "relu", None), getattr(module, "plus", None)
+        self._computes = {}  # by operation and rows
+
+    def _compute(self, operation: str, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        compute = self._computes.get((operation, len(states)))
+        if compute is None:
+            is_onednn = is_onednn_faster(operation, self.weight, self.bias, len(states))
+            compute = self._computes[operation, len(states)] = by_onednn if is_onednn else by_torch
+        return compute(operation, states, self.weight, self.bias, residual)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """`(rows, in_features)` to `(rows, out_features)`."""
-        return _pointwise(states, self.weight, self.bias) if self.is_quick else self.module(states)
+        return self._compute("", states) if self.is_quick else self.module(states)
 
     def activated(self, states: torch.Tensor, function: str) -> torch.Tensor:
         """A function of `torch.nn.functional`, given by name, of `self(states)`."""
@@ -152,11 +232,11 @@ class Projection:
     def relu(self, states: torch.Tensor) -> torch.Tensor:
         """`max(0, self(states))`; oneDNN gives 0 for nan."""
         if self.is_quick:
-            return _pointwise(states, self.weight, self.bias, "relu")
+            return self._compute("relu", states)
         return self._relu(states) if self._relu is not None else relu(self.module(states))
 
     def plus(self, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """`self(states) + residual`, both `(rows, out_features)`."""
         if self.is_quick:
-            return _plus(states, residual, self.weight, self.bias)
+            return self._compute("plus", states, residual)
         return self._plus(states, residual) if self._plus is not None else residual + self.module(states)

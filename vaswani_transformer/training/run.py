@@ -35,6 +35,7 @@ from ..model.packed_sentences_vaswani import can_use_flash_attention
 from ..output_folder import check_shared, locked_together
 from ..recipes.recipe import AUTO, Recipe, check_paths
 from .callbacks import (
+    FreeThreadsCallback,
     LearningCurveCallback,
     ResumableEarlyStoppingCallback,
     StopAndSaveCallback,
@@ -387,6 +388,8 @@ class TrainingRun:
         callbacks = [self.log, LearningCurveCallback(self._draw_learning_curve, CURVE_SECONDS), self.stopper]
         if self.progress:
             callbacks.append(TrainingProgressCallback(self.log, recipe.max_minutes))
+        if not recipe.deterministic:
+            callbacks.append(FreeThreadsCallback())
         if recipe.early_stopping:
             callbacks.append(ResumableEarlyStoppingCallback(recipe.early_stopping))
         for callback in callbacks:

@@ -7,14 +7,14 @@ byte for byte as it is.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate, groupby
 
-from ..attention.alignments import Links
 from ..model.sentence_splitting_vaswani import sentence_parts
-from .markup import Character, Point, Stack, project, written
+from .markup import Character, Links, Point, Stack, project, written
 
 #: What is not translated wherever it stands: URLs, e-mail addresses, placeholders ({name}, {{x}}, ${x}, %s, %(name)d).
 _KEPT = re.compile(
@@ -24,6 +24,9 @@ _KEPT = re.compile(
     | %\(\w{1,60}\)[a-zA-Z] | (?<![\w%])%(?:\d+\$)?[-+\#0]?\d*(?:\.\d+)?[sdifgxXuc@](?!\w)""",
     re.VERBOSE,
 )
+# The longest sentence in characters, and the deepest spans; beyond it is text without full stops, or made to be slow.
+_SHORT = re.compile(r".{1,2000}(?!\S)\s*|.{2000}", re.DOTALL)
+_DEEPEST = 50
 _STAND_IN = "Xxxx"  # for such a thing where sentences are split: a word, perhaps the first of a sentence
 
 Translate = Callable[[list[str]], Iterable[str]]  # sentences to their translations
@@ -111,7 +114,8 @@ class _Sentence:
         """Take the white space before a point away, to go where it goes, unless text follows the point at once."""
         following = next((piece.text for piece in self.pieces[number + 1 :] if piece.kind is Kind.TEXT), " ")[:1]
         space, last = "", self.points[-1][0] if self.points else 0
-        if following.isspace() or (self.pieces[number].text and not following.isalnum()):
+        before = next((character for character, _, _ in reversed(self.characters) if not character.isspace()), " ")
+        if following.isspace() or (self.pieces[number].text and before.isalnum() and not following.isalnum()):
             while len(self.characters) > max(last, 1) and self.characters[-1][0].isspace():
                 space = self.characters.pop()[1] + space
         return space
@@ -199,11 +203,12 @@ def translate_documents(
     ]
     flat = [block for blocks in all_blocks for block in blocks if isinstance(block, _Block)]
     sentences = [s for block in flat for s in block.sentences if any(map(str.isalpha, s.text))]
-    pairs = zip(sentences, translate([sentence.text for sentence in sentences]), strict=True)
+    translations = translate([sentence.text for sentence in sentences]) if sentences else []
+    pairs = zip(sentences, translations, strict=True)
     changed = {s: " ".join(translation.split()) for s, translation in pairs}
     changed = {s: translation for s, translation in changed.items() if translation != s.text}
     marked = [sentence for sentence in changed if not sentence.is_plain]
-    links = (align or _in_order)([s.text for s in marked], [changed[s] for s in marked]) if marked else []
+    links = (align or in_order)([s.text for s in marked], [changed[s] for s in marked]) if marked else []
     of_marked = dict(zip(marked, links, strict=True))
     translated = {s: (translation, of_marked.get(s, [])) for s, translation in changed.items()}
     return [
@@ -212,11 +217,10 @@ def translate_documents(
     ]
 
 
-def _in_order(sources: list[str], targets: list[str]) -> Iterator[Links]:
+def in_order(sources: list[str], targets: list[str]) -> list[Links]:
     """Links from each target word to the source word at the same share of the sentence."""
-    for source, target in zip(sources, targets, strict=True):
-        rows, columns = len(source.split()), len(target.split())
-        yield [(place * rows // columns, place) for place in range(columns)]
+    lengths = [(len(source.split()), len(target.split())) for source, target in zip(sources, targets, strict=True)]
+    return [[(place * rows // columns, place) for place in range(columns)] for rows, columns in lengths]
 
 
 def _blocks(pieces: list[Piece]) -> Iterator[Piece | list[Piece]]:
@@ -233,14 +237,18 @@ def _blocks(pieces: list[Piece]) -> Iterator[Piece | list[Piece]]:
 
 def _unmatched(pieces: list[Piece]) -> set[Piece]:
     """Tags of spans that do not end where they should."""
-    opened, unmatched = [], set()
+    opened, unmatched, names = [], set(), Counter()
     for piece in pieces:
-        if piece.kind is Kind.OPEN:
+        if piece.kind is Kind.OPEN and len(opened) < _DEEPEST:
             opened.append(piece)
+            names[piece.name] += 1
+        elif piece.kind is Kind.OPEN or (piece.kind is Kind.CLOSE and not names[piece.name]):
+            unmatched.add(piece)
         elif piece.kind is Kind.CLOSE:
-            place = next((p for p in range(len(opened) - 1, -1, -1) if opened[p].name == piece.name), None)
-            unmatched.update([piece] if place is None else opened[place + 1 :])
-            opened = opened if place is None else opened[:place]
+            while (last := opened.pop()).name != piece.name:
+                unmatched.add(last)
+                names[last.name] -= 1
+            names[piece.name] -= 1
     return unmatched.union(opened)
 
 
@@ -266,6 +274,7 @@ def _with_kept(pieces: list[Piece]) -> list[Piece]:
 def _sentences(pieces: list[Piece], language: str) -> list[list[Piece]]:
     """The pieces of each sentence."""
     parts = sentence_parts("".join(piece.text for piece in pieces), language)
+    parts = [short for part in parts for short in _SHORT.findall(part)]
     return _cut(pieces, list(accumulate(map(len, parts)))[:-1])
 
 
@@ -289,6 +298,3 @@ def _cut(pieces: list[Piece], places: list[int]) -> list[list[Piece]]:
             cut = next(ends)
         parts[-1].append(piece)
     return parts + [[] for _ in ends]
-
-
-__all__ = ["Align", "Document", "Kind", "Piece", "Translate", "point", "text_piece", "translate_documents"]

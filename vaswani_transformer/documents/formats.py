@@ -1,10 +1,12 @@
 """The formats of documents by name, and a whole document translated."""
 
 from collections.abc import Callable
+from typing import Any
 
 from ..errors import UserError
-from .document import Align, Document, Translate, translate_documents
+from .document import Align, Document, Translate, in_order, translate_documents
 from .markdown_text import read_markdown
+from .markup import Links
 from .plain_text import read_paragraphs, read_subtitles
 from .web_page import read_web_page
 from .word_file import translate_word_file
@@ -47,3 +49,27 @@ def translate_document(
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"line {line} is not valid UTF-8: convert the document first, or give its --format") from error
     return translated([_READERS[format](text)])[0].encode()
+
+
+def aligner(model: Any, tokenizer: Any) -> Align:
+    """What aligns words by a model's attention, for `translate_document`.
+
+    Where that is not possible (exported models, slow tokenizers, a sentence that is too long for the model), words are
+    taken to be in the same order.
+    """
+    from transformers import PreTrainedModel
+
+    from ..attention.alignments import align
+
+    if not (isinstance(getattr(model, "members", [model])[0], PreTrainedModel) and tokenizer.is_fast):
+        return in_order
+
+    def links(sources: list[str], targets: list[str]) -> list[Links]:
+        try:
+            return align(model, tokenizer, sources, targets)
+        except UserError:
+            if len(sources) == 1:
+                return in_order(sources, targets)
+            return [links([source], [target])[0] for source, target in zip(sources, targets, strict=True)]
+
+    return links

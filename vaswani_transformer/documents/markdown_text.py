@@ -121,7 +121,7 @@ class _Reader:
         self.fix(start)
         raw = self.take(end)
         if raw:
-            self.pieces.append(text_piece(raw) if raw == value else Piece(raw, Kind.TEXT, value))
+            self.pieces.append(text_piece(raw) if raw == value else Piece(raw, Kind.TEXT if value else Kind.POINT, value))
 
 
 def _tag(raw: str) -> Piece:

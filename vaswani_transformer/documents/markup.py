@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from ..attention.alignments import Links
-
+#: Source word and target word, both counted from 0, as `vaswani_transformer.align` gives them.
+Links = list[tuple[int, int]]
 #: The spans around a place, as their first tags, the outermost first.
 Stack = tuple[Any, ...]
 #: Written text, and the spans that it is to stand in.

@@ -41,6 +41,9 @@ class _Events(HTMLParser):
         line, column = self.getpos()
         self.events.append((self.lines[line - 1] + column, kind, name, dict(attributes)))
 
+    def parse_marked_section(self, i, report=1):  # as browsers do; Python's own ends with an AssertionError at most
+        return self.parse_bogus_comment(i)
+
     def handle_starttag(self, tag, attrs):
         self._add("start", tag, attrs)
 
@@ -119,5 +122,6 @@ def _text(raw: str) -> list[Piece]:
     pieces = []
     for match in _CHARACTERS.finditer(raw):
         text = html.unescape(match[0])
-        pieces.append(text_piece(text) if text == match[0] else Piece(match[0], Kind.TEXT, text))
+        is_meant = text == match[0]
+        pieces.append(text_piece(text) if is_meant else Piece(match[0], Kind.TEXT if text else Kind.POINT, text))
     return pieces

@@ -24,12 +24,14 @@ PARAGRAPH = 10  # sentences
 
 
 def with_sentencex(language: str) -> Callable[[str], list[str]]:
+    """Rules in Rust, by Wikimedia."""
     import sentencex
 
     return lambda text: list(sentencex.segment(language, text))
 
 
 def with_pysbd(language: str) -> Callable[[str], list[str]]:
+    """The Pragmatic Segmenter's rules in Python."""
     import pysbd
 
     return pysbd.Segmenter(language=language, clean=False).segment

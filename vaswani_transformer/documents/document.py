@@ -71,9 +71,9 @@ class Document:
     in_spans: bool = False
 
 
-def text_piece(raw: str) -> Piece:
-    """Text that is written as it is meant."""
-    return Piece(raw, Kind.TEXT, raw)
+def text_piece(raw: str, text: str | None = None) -> Piece:
+    """Text; its characters, where they are not written as they are meant, and none for what stands for nothing."""
+    return Piece(raw, Kind.POINT if text == "" else Kind.TEXT, raw if text is None else text)
 
 
 def point(raw: str, is_word: bool = False) -> Piece:

@@ -60,7 +60,7 @@ class _Reader:
         """Make a piece of what stands before this place: fixed, unless it belongs to a line break in a sentence."""
         raw = self.take(end)
         if raw:
-            self.pieces.append(Piece(raw, Kind.TEXT, " ") if self.is_broken else Piece(raw))
+            self.pieces.append(text_piece(raw, " ") if self.is_broken else Piece(raw))
         self.is_broken = False
 
     def read(self, name: str, value: Any, start: int, end: int) -> None:
@@ -116,12 +116,14 @@ class _Reader:
     def text(self, value: str, start: int, end: int) -> None:
         """Read text, before which there may be a sign that takes its first character's meaning away."""
         if not self.is_broken and self.source[self.place : start] == b"\\":
-            self.pieces.append(Piece(f"\\{value[0]}", Kind.TEXT, value[0]))
+            self.pieces.append(text_piece(f"\\{value[0]}", value[0]))
             self.place, value = start + len(value[0].encode()), value[1:]
         self.fix(start)
         raw = self.take(end)
         if raw:
-            self.pieces.append(text_piece(raw) if raw == value else Piece(raw, Kind.TEXT if value else Kind.POINT, value))
+            self.pieces.append(
+                text_piece(raw) if raw == value else Piece(raw, Kind.TEXT if value else Kind.POINT, value)
+            )
 
 
 def _tag(raw: str) -> Piece:

@@ -56,7 +56,7 @@ def project(
         translation: words and spaces.
         links: source word, target word; a target word without a link belongs where the one before it does.
         escape: writes text so that it means itself.
-        in_spans: white space has to stand in a span, and a span that no target word got is lost.
+        in_spans: all text, white space too, stands in innermost spans of one kind (runs), which may get lost.
     """
     words = _words(characters, points)
     targets = [split_word(word) for word in translation.split()]
@@ -64,8 +64,7 @@ def project(
     stacks = [[stack if stack is not None else words[s].stacks[1] for stack in words[s].stacks] for s in sources]
     if targets and words[-1].stacks[2] is not None and words[sources[-1]].stacks[2] is None:
         stacks[-1][2] = words[-1].stacks[2]  # the full stop of a sentence, wherever its last word has gone
-    if not in_spans:
-        _add_missing_spans(words, sources, stacks)
+    _add_missing_spans(words, sources, stacks, in_spans)
     placed: dict[tuple[int, int], list[Fragment]] = {}
     targets_of: dict[int, list[int]] = {}
     for target, source in enumerate(sources):
@@ -119,21 +118,22 @@ def _sources(links: Links, targets: int, words: int) -> list[int]:
     return sources
 
 
-def _add_missing_spans(words: list[_Word], sources: list[int], stacks: list[list[Stack]]) -> None:
+def _add_missing_spans(words: list[_Word], sources: list[int], stacks: list[list[Stack]], in_spans: bool) -> None:
     """Put each span that no target word got around the nearest one, by source words, that has none of its kind."""
     present = {span for word in stacks for stack in word for span in stack}
-    of_spans: dict[Any, int] = {}  # the first source word of each span
+    first: dict[Any, tuple[int, Stack]] = {}  # of each span the source word that it begins with
     for number, word in enumerate(words):
         for stack in filter(None, word.stacks):
             for span in stack:
-                of_spans.setdefault(span, number)
-    for span, number in of_spans.items():
-        if span in present:
+                first.setdefault(span, (number, stack))
+    for span, (number, stack) in first.items():
+        if span in present or (in_spans and span is stack[-1]):
             continue
         free = [t for t in range(len(sources)) if all(other.name != span.name for other in stacks[t][1])]
         if free:
-            nearest = min(free, key=lambda t: abs(sources[t] - number))
-            stacks[nearest][1] = (*stacks[nearest][1], span)
+            nearest = min(free, key=lambda t: (abs(sources[t] - number), abs(t - number)))
+            before, core, after = stacks[nearest]
+            stacks[nearest] = [stack] * 3 if in_spans else [before, (*core, span), after]
 
 
 def _target_seam(number: int, seam: int, targets_of: dict[int, list[int]]) -> tuple[int, int]:

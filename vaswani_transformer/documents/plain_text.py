@@ -40,7 +40,7 @@ def read_subtitles(text: str) -> Document:
             continue
         dash = _DASH.match(inner)[0]
         if in_text and not dash:
-            pieces += [Piece("", Kind.TEXT, " "), point(pieces.pop().raw)]
+            pieces += [text_piece("", " "), point(pieces.pop().raw)]
         pieces += [Piece(dash)] if dash else []
         for part in filter(None, _TAG.split(inner[len(dash) :])):
             name = re.sub(r"\W.*", "", part.strip("</"), flags=re.DOTALL).lower()

@@ -34,8 +34,13 @@ class _Events(HTMLParser):
         super().__init__(convert_charrefs=False)
         self.lines = [0, *accumulate(len(line) + 1 for line in source.split("\n"))]
         self.events: list[tuple[int, str, str, dict]] = []
-        self.feed(source)
+        # Behind this nothing ends, and the parser would look for ends again and again, in quadratic time.
+        end = source.rfind(">") + 1
+        comment = source.find("<!--", source.rfind("-->") + 1)
+        end = comment if 0 <= comment < end else end
+        self.feed(source[:end])
         self.close()
+        self.events.append((end, "text", "", {}))
 
     def _add(self, kind: str, name: str = "", attributes=()) -> None:
         line, column = self.getpos()
@@ -119,9 +124,4 @@ def _text(raw: str) -> list[Piece]:
     """Text in pieces, character references apart; what could be half a tag is not touched."""
     if re.search(r"<[a-zA-Z/!?]", raw):
         return [Piece(raw)]
-    pieces = []
-    for match in _CHARACTERS.finditer(raw):
-        text = html.unescape(match[0])
-        is_meant = text == match[0]
-        pieces.append(text_piece(text) if is_meant else Piece(match[0], Kind.TEXT if text else Kind.POINT, text))
-    return pieces
+    return [text_piece(match[0], html.unescape(match[0])) for match in _CHARACTERS.finditer(raw)]

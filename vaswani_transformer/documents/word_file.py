@@ -144,10 +144,8 @@ def _run(events: list[_Event], number: int) -> list[Piece]:
 
 def _text(event: _Event) -> Piece:
     """Text of a run; characters may be references."""
-    if event.kind == "text" and event.raw == event.name:
-        return text_piece(event.raw)
-    is_reference = event.kind == "text" and event.raw.startswith("&")
-    return Piece(event.raw, Kind.TEXT, event.name) if is_reference else Piece(event.raw)
+    is_text = event.kind == "text" and (event.raw == event.name or event.raw.startswith("&"))
+    return text_piece(event.raw, event.name) if is_text else Piece(event.raw)
 
 
 def _piece(events: list[_Event], number: int) -> Piece:

@@ -98,24 +98,26 @@ class _Sentence:
             self.text = " ".join("".join(character for character, _, _ in inner).split())
 
     def _read(self) -> None:
-        for number, piece in enumerate(self.pieces):
+        followers = [" "]  # the first character behind each piece, from the last piece on
+        for piece in reversed(self.pieces):
+            followers.append(piece.text[:1] if piece.kind is Kind.TEXT else followers[-1])
+        for piece, follower in zip(self.pieces, followers[-2::-1], strict=True):
             if piece.kind is Kind.OPEN:
                 self.after = (*self.after, piece)
             elif piece.kind is Kind.CLOSE:
                 self.after = self.after[:-1]
             elif piece.kind is Kind.POINT:
-                space = self._space_before(number) if piece.text or not self.document.in_spans else ""
+                space = self._space_before(piece, follower) if piece.text or not self.document.in_spans else ""
                 self.points.append((len(self.characters), space + piece.raw, self.after))
             else:
                 raws = piece.text if piece.raw == piece.text else [piece.raw, *[""] * (len(piece.text) - 1)]
                 self.characters += [(*pair, self.after) for pair in zip(piece.text, raws, strict=True)]
 
-    def _space_before(self, number: int) -> str:
+    def _space_before(self, piece: Piece, follower: str) -> str:
         """Take the white space before a point away, to go where it goes, unless text follows the point at once."""
-        following = next((piece.text for piece in self.pieces[number + 1 :] if piece.kind is Kind.TEXT), " ")[:1]
         space, last = "", self.points[-1][0] if self.points else 0
         before = next((character for character, _, _ in reversed(self.characters) if not character.isspace()), " ")
-        if following.isspace() or (self.pieces[number].text and before.isalnum() and not following.isalnum()):
+        if follower.isspace() or (piece.text and before.isalnum() and not follower.isalnum()):
             while len(self.characters) > max(last, 1) and self.characters[-1][0].isspace():
                 space = self.characters.pop()[1] + space
         return space

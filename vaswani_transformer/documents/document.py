@@ -2,8 +2,8 @@
 
 A piece of markup within a sentence is one of two things. A span has two tags around words: in the translation they are
 around the words aligned with these. A point stands at a place (an image, code, a URL, a placeholder): the model does
-not see it, and in the translation it follows the word that it followed. A sentence that is its own translation stays
-byte for byte as it is.
+not see it, and in the translation it follows the word that it followed. A sentence stays byte for byte as it is where
+its translation is empty or the sentence itself.
 """
 
 import re
@@ -89,6 +89,7 @@ class _Sentence:
         self.is_plain = all(piece.raw == piece.text for piece in pieces)
         self.characters: list[Character] = []
         self.points: list[Point] = []
+        self.takes_punctuation = False  # whether the last point does
         if self.is_plain:
             self.text = " ".join("".join(piece.raw for piece in pieces).split())
         else:
@@ -107,20 +108,32 @@ class _Sentence:
             elif piece.kind is Kind.CLOSE:
                 self.after = self.after[:-1]
             elif piece.kind is Kind.POINT:
-                space = self._space_before(piece, follower) if piece.text or not self.document.in_spans else ""
-                self.points.append((len(self.characters), space + piece.raw, self.after))
+                self._read_point(piece, follower)
             else:
                 raws = piece.text if piece.raw == piece.text else [piece.raw, *[""] * (len(piece.text) - 1)]
-                self.characters += [(*pair, self.after) for pair in zip(piece.text, raws, strict=True)]
+                for character, raw in zip(piece.text, raws, strict=True):
+                    self._read_character(character, raw)
 
-    def _space_before(self, piece: Piece, follower: str) -> str:
-        """Take the white space before a point away, to go where it goes, unless text follows the point at once."""
+    def _read_point(self, piece: Piece, follower: str) -> None:
+        """Add a point, and the white space before it where none or punctuation follows, so that nothing is left."""
         space, last = "", self.points[-1][0] if self.points else 0
-        before = next((character for character, _, _ in reversed(self.characters) if not character.isspace()), " ")
-        if follower.isspace() or (piece.text and before.isalnum() and not follower.isalnum()):
+        is_loose = follower.isspace() or (piece.text and not follower.isalnum())
+        if is_loose and (piece.text or not self.document.in_spans):
             while len(self.characters) > max(last, 1) and self.characters[-1][0].isspace():
                 space = self.characters.pop()[1] + space
-        return space
+        self.points.append((len(self.characters), space + piece.raw, self.after))
+        before = self.characters[-1][0] if self.characters else " "
+        self.takes_punctuation = bool(piece.text) and not before.isalnum() and not before.isspace()
+
+    def _read_character(self, character: str, raw: str) -> None:
+        """Add a character; punctuation goes with a point before it that itself stands behind punctuation."""
+        if character.isalnum() or character.isspace() or (self.points and self.points[-1][2] != self.after):
+            self.takes_punctuation = False
+        if self.takes_punctuation:
+            place, before, spans = self.points[-1]
+            self.points[-1] = place, before + raw, spans
+        else:
+            self.characters.append((character, raw, self.after))
 
     def _ends(self) -> tuple[int, int]:
         """Where the characters that are translated begin and end."""
@@ -208,7 +221,7 @@ def translate_documents(
     translations = translate([sentence.text for sentence in sentences]) if sentences else []
     pairs = zip(sentences, translations, strict=True)
     changed = {s: " ".join(translation.split()) for s, translation in pairs}
-    changed = {s: translation for s, translation in changed.items() if translation != s.text}
+    changed = {s: translation for s, translation in changed.items() if translation not in ("", s.text)}
     marked = [sentence for sentence in changed if not sentence.is_plain]
     links = (align or in_order)([s.text for s in marked], [changed[s] for s in marked]) if marked else []
     of_marked = dict(zip(marked, links, strict=True))

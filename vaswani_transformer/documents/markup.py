@@ -53,7 +53,7 @@ def project(
     Args:
         characters: those that were translated, without white space at the ends.
         points: in the order of their places.
-        translation: words and spaces.
+        translation: words and spaces, at least a word.
         links: source word, target word; a target word without a link belongs where the one before it does.
         escape: writes text so that it means itself.
         in_spans: all text, white space too, stands in innermost spans of one kind (runs), which may get lost.
@@ -62,9 +62,11 @@ def project(
     targets = [split_word(word) for word in translation.split()]
     sources = _sources(links, len(targets), len(words))
     stacks = [[stack if stack is not None else words[s].stacks[1] for stack in words[s].stacks] for s in sources]
-    if targets and words[-1].stacks[2] is not None and words[sources[-1]].stacks[2] is None:
+    if words[-1].stacks[2] is not None and words[sources[-1]].stacks[2] is None:
         stacks[-1][2] = words[-1].stacks[2]  # the full stop of a sentence, wherever its last word has gone
     _add_missing_spans(words, sources, stacks, in_spans)
+    for (before, _, after), stack in zip(targets, stacks, strict=True):  # of a part that is not there: the core's
+        stack[::2] = stack[0] if before else stack[1], stack[2] if after else stack[1]
     placed: dict[tuple[int, int], list[Fragment]] = {}
     targets_of: dict[int, list[int]] = {}
     for target, source in enumerate(sources):
@@ -72,7 +74,7 @@ def project(
     for number, word in enumerate(words):
         for seam, point in word.points:
             placed.setdefault(_target_seam(number, seam, targets_of), []).append(point)
-    fragments = placed.get((-1, 0), [])
+    fragments: list[Fragment] = []
     for place, parts in enumerate(targets):
         line_break = "".join(raw for raw, _ in placed.get((place, 0), [])[:1])
         if place and not (line_break and line_break.isspace()):
@@ -137,11 +139,11 @@ def _add_missing_spans(words: list[_Word], sources: list[int], stacks: list[list
 
 
 def _target_seam(number: int, seam: int, targets_of: dict[int, list[int]]) -> tuple[int, int]:
-    """Target word and seam for a point at the seam of a source word; (-1, 0) where there is no target word."""
+    """Target word and seam for a point at the seam of a source word."""
     if number in targets_of:
         return targets_of[number][0 if seam < 2 else -1], seam
     earlier = next((source for source in range(number - 1, -1, -1) if source in targets_of), None)
-    return (0, 0) if earlier is None and targets_of else (-1, 0) if earlier is None else (targets_of[earlier][-1], 3)
+    return (0, 0) if earlier is None else (targets_of[earlier][-1], 3)
 
 
 def _shared(left: Stack, right: Stack) -> int:

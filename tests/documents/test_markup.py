@@ -179,7 +179,9 @@ def test_subtitles():
         "2\r\n0:00:03.0 --> 0:00:04.0\r\n- Yes.\r\n- {\\an8}No way.\r\n"
     )
     assert translated(text, "srt") == re.sub(r"A big|dog runs|Yes|No way", lambda match: match[0].upper(), text)
-    assert "<i>RUNS.\r\nDOG BIG A</i>" in translated(text, "srt", backwards, turned)
+    assert "<i>RUNS. DOG\r\nBIG A</i>" in translated(text, "srt", backwards, turned)
+    one_word = translated(text, "srt", lambda sentences: ["Wort" for _ in sentences], None)
+    assert "\r\n<i>Wort</i>\r\n\r\n2" in one_word  # an empty line would end the subtitle
 
 
 def test_paragraphs():

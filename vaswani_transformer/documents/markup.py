@@ -52,7 +52,7 @@ def project(
 
     Args:
         characters: those that were translated, without white space at the ends.
-        points: in the order of their places.
+        points: in the order of their places; those of white space are line breaks.
         translation: words and spaces, at least a word.
         links: source word, target word; a target word without a link belongs where the one before it does.
         escape: writes text so that it means itself.
@@ -71,15 +71,19 @@ def project(
     targets_of: dict[int, list[int]] = {}
     for target, source in enumerate(sources):
         targets_of.setdefault(source, []).append(target)
+    line_breaks: dict[int, str] = {}
     for number, word in enumerate(words):
         for seam, point in word.points:
-            placed.setdefault(_target_seam(number, seam, targets_of), []).append(point)
+            if point[0].isspace():  # at the same share of the sentence, and never at its ends
+                line_breaks[max(1, min(number * len(targets) // len(words), len(targets) - 1))] = point[0]
+            else:
+                placed.setdefault(_target_seam(number, seam, targets_of), []).append(point)
     fragments: list[Fragment] = []
     for place, parts in enumerate(targets):
-        line_break = "".join(raw for raw, _ in placed.get((place, 0), [])[:1])
-        if place and not (line_break and line_break.isspace()):
+        if place:
             left, right = stacks[place - 1][2], stacks[place][0]
-            fragments.append((" ", left if in_spans else left[: _shared(left, right)]))
+            space = line_breaks.get(place, " ")
+            fragments.append((space, left if in_spans else left[: _shared(left, right)]))
         for seam in range(4):
             fragments += placed.get((place, seam), [])
             if seam < 3 and parts[seam]:

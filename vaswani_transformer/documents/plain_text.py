@@ -21,7 +21,7 @@ def read_paragraphs(text: str) -> Document:
 
 
 def read_subtitles(text: str) -> Document:
-    """Each subtitle is a paragraph; its line breaks follow the words, and a line that a dash begins is one of its own.
+    """Each subtitle is a paragraph, as is a line in it that begins with a dash; line breaks stay within a paragraph.
 
     Raises:
         UserError: no line has a subtitle's times.

@@ -8,8 +8,8 @@ import zipfile
 
 import pytest
 import translating
-from documents import body, translated, word_file
-from documents import run as run_of
+from document_files import body, translated, word_file
+from document_files import run as run_of
 from model_folders import write_model
 from translating import run
 
@@ -85,6 +85,7 @@ def test_the_language_is_that_of_the_model(model, tmp_path, monkeypatch):
         (["A dog."], "--format html is for a whole document, not for sentences: give --input FILE or standard input"),
         (["--nbest", "2"], "--format html is for a whole document and --nbest for lines: leave one of them out"),
         (["--scores"], "and --scores for lines"),
+        (["--long-lines", "refuse"], "and --long-lines for lines"),
         (["--alignments"], "and --alignments for lines"),
         (["--input", "PAGE", "--output", "out", "--resume"], "and --resume for lines"),
         (["--input", "PAGE", "--prefix", "PAGE"], "and --prefix for lines"),

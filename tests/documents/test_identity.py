@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from documents import SPACE, WORD, body, louder, parts, run, same, translated, word_file
+from document_files import SPACE, WORD, body, louder, parts, run, same, translated, word_file
 from hypothesis import example, given
 from hypothesis import strategies as st
 

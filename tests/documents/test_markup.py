@@ -3,9 +3,9 @@
 import re
 from xml.etree import ElementTree
 
-import documents
+import document_files
 import pytest
-from documents import (
+from document_files import (
     INLINE,
     SENTENCES,
     backwards,
@@ -185,8 +185,15 @@ def test_subtitles():
 
 
 def test_paragraphs():
-    text = "  One dog.  Two.\n\n\tThree {x}\u2028four\r\n"
-    assert translated(text, "paragraphs") == "  ONE DOG.  TWO.\n\n\tTHREE {x}\u2028FOUR\r\n"
+    text = "\ufeffOne dog.  Two.\n\n\tThree {x}\u2028four\r\n"
+    asked = []
+
+    def translate(sentences):
+        asked.extend(sentences)
+        return louder(sentences)
+
+    assert translated(text, "paragraphs", translate) == text.upper().replace("{X}", "{x}")
+    assert asked == ["One dog.", "Two.", "Three", "four"]
 
 
 def test_word_runs_follow_their_words():
@@ -208,7 +215,7 @@ def test_a_link_in_a_word_file_is_kept_too():
 def test_word_files_are_well_formed_and_all_text_is_in_runs(runs):
     xml = "<w:p>" + "<w:proofErr/>".join(run(text, bold) for text, bold in runs) + "</w:p>"
     result = translate_document(word_file(xml), "docx", backwards, turned)
-    paragraph = ElementTree.fromstring(f'<w:x xmlns:w="{documents.WORD}">{body(result)}</w:x>')[0]
+    paragraph = ElementTree.fromstring(f'<w:x xmlns:w="{document_files.WORD}">{body(result)}</w:x>')[0]
     assert paragraph.text is None and all(child.tail is None for child in paragraph)
     assert {child.tag.rpartition("}")[2] for child in paragraph} <= {"r", "proofErr"}
     found, given_ = (

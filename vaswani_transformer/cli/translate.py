@@ -56,12 +56,10 @@ def add_translate(commands) -> None:
     layout.add_argument("--scores", action="store_true", help="the score before each translation")
     how = "word alignments after each, as 0-0 1-2"
     layout.add_argument("--alignments", "--return-alignments", action="store_true", help=how)
-    how = (
-        "of lines: fields separated by tabs, or JSON lines; or a document: paragraphs, or files with markup that stays"
-    )
+    how = "of lines, fields separated by tabs or JSON lines; the others: a whole document, whose markup stays"
     layout.add_argument("--format", choices=("text", "json", *FORMATS), default="text", help=how)
     how = "code of a document's language, for the splitting of sentences (default: as the model was trained, or en)"
-    parser.add_argument("--source-language", metavar="CODE", help=how)
+    layout.add_argument("--source-language", metavar="CODE", help=how)
     long = parser.add_argument_group("long lines")
     long.add_argument("--max-source-tokens", metavar="N", type=int, help="a line of more tokens is too long")
     how = "translate a line that is too long in parts (default), or stop there"
@@ -119,8 +117,8 @@ def _check_document(arguments: argparse.Namespace) -> None:
     if arguments.sentences or is_launched():
         what = "sentences" if arguments.sentences else "a launch of several processes"
         raise UserError(f"{document}, not for {what}: give --input FILE or standard input, to one process")
-    for name in ("resume", "prefix", "nbest", "scores", "alignments"):
-        if getattr(arguments, name) not in (None, False):
+    for name in ("resume", "prefix", "nbest", "scores", "alignments", "long_lines"):
+        if getattr(arguments, name) not in (None, False, "split"):
             raise UserError(f"{document} and {option_flag(name)} for lines: leave one of them out")
     if arguments.format == "docx" and arguments.output is None and sys.stdout.isatty():
         raise UserError("a Word file is not text that a terminal shows: give --output FILE")
@@ -172,8 +170,9 @@ def _translate_document(arguments: argparse.Namespace) -> None:
     made = functools.cache(lambda: _make_translator(arguments))
 
     def translate(sentences: list[str]) -> list[str]:
+        translator = made()
         with tqdm(total=len(sentences), desc="translating", unit=" sentences", file=sys.stderr, smoothing=0) as bar:
-            return list(made().translate(sentences, arguments.window or WINDOW_LINES, bar))
+            return list(translator.translate(sentences, arguments.window or WINDOW_LINES, bar))
 
     def align(sources: list[str], targets: list[str]) -> list:
         return aligner(made().model, made().tokenizer)(sources, targets)

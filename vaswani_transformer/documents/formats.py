@@ -48,7 +48,8 @@ def translate_document(
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"line {line} is not valid UTF-8: convert the document first, or give its --format") from error
-    return translated([_READERS[format](text)])[0].encode()
+    mark = text[: text.startswith("\ufeff")]  # of the byte order, which is no text
+    return (mark + translated([_READERS[format](text[len(mark) :])])[0]).encode()
 
 
 def aligner(model: Any, tokenizer: Any) -> Align:

@@ -30,11 +30,12 @@ def read_subtitles(text: str) -> Document:
     times = {number for number, line in enumerate(lines) if _TIME.match(line)}
     if lines and not times:
         raise UserError("this has no line such as 00:00:01,000 --> 00:00:02,000: give subtitles in the format SubRip")
+    first = min(times, default=0)
     fixed = times | {number - 1 for number in times if number and lines[number - 1].strip().isdigit()}
     pieces, in_text = [], False
     for number, line in enumerate(lines):
         inner = line.rstrip("\r\n")
-        if number in fixed or number < min(times) or not inner.strip():
+        if number in fixed or number < first or not inner.strip():
             pieces.append(Piece(line))
             in_text = False
             continue

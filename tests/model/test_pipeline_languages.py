@@ -1,5 +1,7 @@
 """Pipelines: languages by name for multilingual models, and long texts split into sentences."""
 
+import sys
+
 import pipeline_models
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from pipeline_models import BART_LIKE, IDS, SHORT, TEXTS, TRANSLATION, by_hand, 
 from transformers import GenerationConfig, MBartConfig, MBartForConditionalGeneration, MBartTokenizer
 
 from vaswani_transformer import TranslationPipeline, pipeline
-from vaswani_transformer.model.sentence_splitting_vaswani import split_into_sentences
+from vaswani_transformer.model.sentence_splitting_vaswani import sentence_parts, split_into_sentences
 
 tokenizer = pipeline_models.tokenizer
 marian = pipeline_models.marian
@@ -68,36 +70,55 @@ class TestLanguages:
 
 class TestSplitting:
     @pytest.mark.parametrize(
-        "sentences",
+        ("language", "sentences"),
         [
-            ["It rains.", "Does it?", "Yes!", "Well…", "No."],
-            ["Mr. Smith paid 3.50 to Dr. J. R. Jones, etc. and left.", "He saw No. 5 and Fig. 2."],
-            ["Am 3. Oktober kam z. B. Frau Dr. Braun, d.h. heute.", "Ging sie um 12.30 Uhr?"],
-            ['"Really?" he said.', "“Yes.”", "(They left.)", "'It was 1990.'", "Then came 1991."],
-            ["He said no.", "So it was."],
-            ["今日は雨です。", "本当？", "はい！"],
-            ["A title without a full stop", "Then a paragraph that\nis wrapped."],
-            ["Wait... what?!", "Él dijo:", "¿Qué?"],
-            ["Visit example.com or v2.5 of it."],
+            ("en", ["It rains.", "Does it?", "Yes!", "No."]),
+            ("en", ["Mr. Smith paid 3.50 to Dr. J. R. Jones, etc. and left.", "He saw No. 5 and Fig. 2."]),
+            ("de_DE", ["Am 3. Oktober kam z. B. Frau Dr. Braun, d.h. heute.", "Ging sie um 12.30 Uhr?"]),
+            ("en", ['"Really?" he said.', "“Yes.”", "Then came 1991.", "(They left.)"]),
+            ("ja_XX", ["今日は雨です。", "本当？", "はい！"]),
+            ("en", ["A title without a full stop", "Then a paragraph that\nis wrapped."]),
+            ("es", ["Wait... what?!", "Él dijo:", "¿Qué?"]),
+            ("xx", ["Visit example.com or v2.5 of it.", "A\u2003wide\xa0space."]),
         ],
-        ids=lambda sentences: sentences[0],
+        ids=lambda value: value if isinstance(value, str) else value[0],
     )
-    def test_sentences(self, sentences):
-        asian = sentences[0][-1] == "。"
+    def test_sentences(self, language, sentences):
         breaks = {"A title without a full stop", "Él dijo:"}
+        asian = language == "ja_XX"
         text = "".join(part + ("\n\n" if part in breaks else "" if asian else " ") for part in sentences)
-        assert split_into_sentences(text) == sentences
+        assert split_into_sentences(text, language) == sentences
 
     def test_blank(self):
         assert split_into_sentences(" \n\n ") == []
 
-    @given(st.text(alphabet=st.sampled_from("aBz 1.?!…。\n\t\"”)'Dr-")))
-    def test_nothing_but_white_space_is_lost(self, text):
-        parts = split_into_sentences(text)
+    @given(
+        st.text(alphabet=st.sampled_from("aBz 1.?!…。\n\r\t\x85\xa0\u2028\"”)'Dr-")),
+        st.sampled_from(["en", "de", "zh"]),
+    )
+    def test_nothing_but_white_space_is_lost(self, text, language):
+        assert "".join(sentence_parts(text, language)) == text
+        parts = split_into_sentences(text, language)
         assert "".join("".join(parts).split()) == "".join(text.split())
         assert all(part and part == part.strip() for part in parts)
 
-    def test_the_built_in_rule_in_a_pipeline(self, marian, tokenizer):
+    def test_the_language_is_that_of_the_sources(self, marian, tokenizer):
+        text = "Am 3. Oktober kam er."
+        whole = by_hand(marian, tokenizer, text)[0]
+        for task, options in (("translation_de_to_en", {}), ("translation", {"src_lang": "de_DE"})):
+            translator = TranslationPipeline(marian, tokenizer, device="cpu", task=task, **SHORT)
+            assert translator(text, split_sentences=True, **options) == [{TRANSLATION: whole}]
+        english = TranslationPipeline(marian, tokenizer, device="cpu", **SHORT)(text, split_sentences=True)
+        assert english == [{TRANSLATION: " ".join(texts_by_hand(marian, tokenizer, ["Am 3.", "Oktober kam er."]))}]
+
+    def test_without_the_library_the_message_names_it(self, marian, tokenizer, monkeypatch):
+        monkeypatch.setitem(sys.modules, "sentencex", None)
+        translator = TranslationPipeline(marian, tokenizer, device="cpu", **SHORT)
+        assert translator("Two birds. A dog!")
+        with pytest.raises(ImportError, match="pip install sentencex"):
+            translator("Two birds. A dog!", split_sentences=True)
+
+    def test_the_library_in_a_pipeline(self, marian, tokenizer):
         translator = TranslationPipeline(marian, tokenizer, device="cpu", split_sentences=True, **SHORT)
         expected = " ".join(texts_by_hand(marian, tokenizer, ["Two birds.", "A dog!"]))
         assert translator("Two birds. A dog!") == [{TRANSLATION: expected}]

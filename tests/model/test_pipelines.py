@@ -125,7 +125,7 @@ class TestCalls:
     def test_sentences_are_joined(self, model, tokenizer, translator):
         rows = ["two birds. red birds! the dog?", "a house.", ""]
         parts = [["two birds.", "red birds!", "the dog?"], ["a house."], []]
-        # Small letters do not begin a sentence for the built-in rule.
+        # Small letters do not begin a sentence for sentencex.
         splitter = dict(zip(rows, parts, strict=True)).get
         alternatives = [[by_hand(model, tokenizer, part, num_return_sequences=2) for part in row] for row in parts]
         expected = [[" ".join(part[k] for part in row) for k in range(2)] for row in alternatives]

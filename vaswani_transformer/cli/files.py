@@ -16,7 +16,7 @@ from ..decoding.ensemble import COMBINATIONS
 from ..decoding.output import ResumableOutput, StreamOutput
 from ..errors import UserError
 from ..evaluation.records import model_sha256
-from ..files import write_text
+from ..files import written_whole
 
 # Arguments that change no line of the output, and those whose content counts and not their name.
 _FREE = {"model", "ensemble", "sentences", "input", "output", "prefix", "resume", "device", "long_lines"}
@@ -73,13 +73,15 @@ def _are_same_file(path: Path, other: Path) -> bool:
     return path.resolve() == other.resolve()
 
 
-def write_result(path: Path, text: str) -> None:
-    """Write a text file, through links and with the permissions of an earlier one, or to a device or a pipe."""
+def write_result(path: Path, content: str | bytes) -> None:
+    """Write a file, through links and with the permissions of an earlier one, or to a device or a pipe."""
+    data = content.encode() if isinstance(content, str) else content
     if path.exists() and not (path.is_file() and os.access(path.resolve().parent, os.W_OK)):
-        path.write_text(text, encoding="utf-8")  # a file in a folder that takes no others cannot be replaced
+        path.write_bytes(data)  # a file in a folder that takes no others cannot be replaced
         return
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
-    write_text(path.resolve(), text)
+    with written_whole(path.resolve()) as new:
+        new.write_bytes(data)
     if mode is not None:
         path.chmod(mode)
 

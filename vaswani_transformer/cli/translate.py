@@ -2,7 +2,9 @@
 
 import argparse
 import contextlib
+import functools
 import random
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 from ..data.text_files import TextScan, has_undecoded
 from ..decoding.output import ResumableOutput
+from ..documents.formats import FORMATS
 from ..errors import UserError
 from .command import add_command, leave_process_group
 from .files import (
@@ -19,8 +22,10 @@ from .files import (
     is_file,
     is_interactive,
     open_output,
+    option_flag,
     read_first,
     report_unfinished,
+    write_result,
 )
 from .options import (
     add_model_argument,
@@ -54,8 +59,10 @@ def add_translate(commands) -> None:
     layout.add_argument("--confidence", action="store_true", help=how)
     how = "word alignments after each, as 0-0 1-2"
     layout.add_argument("--alignments", "--return-alignments", action="store_true", help=how)
-    how = "fields separated by tabs, or JSON lines"
-    layout.add_argument("--format", choices=("text", "json"), default="text", help=how)
+    how = "of lines, fields separated by tabs or JSON lines; the others: a whole document, whose markup stays"
+    layout.add_argument("--format", choices=("text", "json", *FORMATS), default="text", help=how)
+    how = "code of a document's language, for the splitting of sentences (default: as the model was trained, or en)"
+    layout.add_argument("--source-language", metavar="CODE", help=how)
     long = parser.add_argument_group("long lines")
     long.add_argument("--max-source-tokens", metavar="N", type=int, help="a line of more tokens is too long")
     how = "translate a line that is too long in parts (default), or stop there"
@@ -70,6 +77,9 @@ def _translate(arguments: argparse.Namespace) -> int:
     from ..distributed import joined_processes
 
     _check(arguments)
+    if arguments.format in FORMATS:
+        _translate_document(arguments)
+        return 0
     rank, world_size = initialise_processes()
     with joined_processes(RESUME):
         _translate_lines(arguments, rank, world_size)
@@ -97,7 +107,26 @@ def _check(arguments: argparse.Namespace) -> None:
                 raise UserError(f"{name} reads the input more than once: give --input FILE, a file on the disk")
     if arguments.prefix is not None and arguments.input is None:
         raise UserError("--prefix is for the lines of a file: give --input")
+    if arguments.format in FORMATS:
+        _check_document(arguments)
+    elif arguments.source_language is not None:
+        raise UserError(f"--source-language is for documents: give --format {'|'.join(FORMATS)}, or leave it out")
     check_files(arguments, read=("input", "prefix"), written=("output",))
+
+
+def _check_document(arguments: argparse.Namespace) -> None:
+    """Refuse what is for lines alone."""
+    from ..decoding.streaming import is_launched
+
+    document = f"--format {arguments.format} is for a whole document"
+    if arguments.sentences or is_launched():
+        what = "sentences" if arguments.sentences else "a launch of several processes"
+        raise UserError(f"{document}, not for {what}: give --input FILE or standard input, to one process")
+    for name in ("resume", "prefix", "nbest", "scores", "alignments", "long_lines"):
+        if getattr(arguments, name) not in (None, False, "split"):
+            raise UserError(f"{document} and {option_flag(name)} for lines: leave one of them out")
+    if arguments.format == "docx" and arguments.output is None and sys.stdout.isatty():
+        raise UserError("a Word file is not text that a terminal shows: give --output FILE")
 
 
 def _translate_lines(arguments: argparse.Namespace, rank: int, world_size: int) -> None:
@@ -135,6 +164,40 @@ def _translate_lines(arguments: argparse.Namespace, rank: int, world_size: int) 
         files.run(lines, output, done, total, ahead, progress=not interactive and total != 1)
         if output is not None:
             output.finish()
+
+
+def _translate_document(arguments: argparse.Namespace) -> None:
+    """Translate a document; the model is loaded when it is known to be one."""
+    from tqdm.auto import tqdm
+
+    from ..decoding.streaming import WINDOW_LINES
+    from ..documents.formats import aligner, translate_document
+
+    made = functools.cache(lambda: _make_translator(arguments))
+
+    def translate(sentences: list[str]) -> list[str]:
+        translator = made()
+        with tqdm(total=len(sentences), desc="translating", unit=" sentences", file=sys.stderr, smoothing=0) as bar:
+            return list(translator.translate(sentences, arguments.window or WINDOW_LINES, bar))
+
+    def align(sources: list[str], targets: list[str]) -> list:
+        return aligner(made().model, made().tokenizer)(sources, targets)
+
+    data = Path(arguments.input).read_bytes() if arguments.input is not None else sys.stdin.buffer.read()
+    language = arguments.source_language or _source_language(arguments.model)
+    result = translate_document(data, arguments.format, translate, align, language)
+    if arguments.output is not None:
+        write_result(Path(arguments.output), result)
+    else:
+        sys.stdout.buffer.write(result)
+        sys.stdout.buffer.flush()
+
+
+def _source_language(folder: str) -> str:
+    """The language of a model's sources, as its recipe or the model that was imported names it; else English."""
+    from ..hub.card_facts import languages_of, read_import, read_run
+
+    return [*read_import(folder).get("languages", []), *languages_of(read_run(folder)[0]), "en"][0]
 
 
 def _scan_files(arguments: argparse.Namespace) -> dict[str, TextScan]:

@@ -10,7 +10,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ DEFAULT_MAX_NEW_TOKENS = 256
 SENTENCES_PER_BATCH = 16
 
 _TRUNCATIONS = ("do_not_truncate", "longest_first", "only_first")  # besides True and False
+_DIRECTION = re.compile(r"translation_(.+)_to_(.+)")  # a task with its languages
 _UNLIMITED_LENGTH = 10**9  # tokenizers without a limit have 10^30
 
 
@@ -167,9 +168,10 @@ class Text2TextGenerationPipeline(Pipeline):
         Args:
             inputs: a string; a list of strings (or another sized collection, such as a column of a dataset); a torch
                 dataset of strings, such as `KeyDataset(dataset, "en")`; a generator or other iterator of strings.
-            split_sentences: `True` splits each text by `split_into_sentences`, a function from a text to its sentences
-                by its own rule. Sentences are translated in batches across rows (of 16 when no `batch_size` is given)
-                and joined by a space, one result a row; k-th alternatives are joined with each other.
+            split_sentences: `True` splits each text by the library sentencex, in the source language as far as it is
+                known (`src_lang`, the task, the tokenizer); a function from a text to its sentences by its own rule.
+                Sentences are translated in batches across rows (of 16 when no `batch_size` is given) and joined by a
+                space, one result a row; k-th alternatives are joined with each other.
             batch_size, num_workers: as in every pipeline of transformers; with `split_sentences` there are no workers.
             truncation (`bool`, `str`): cut texts that are longer than `tokenizer.model_max_length` or the model's
                 positions, each with a warning that names the row. Without it nothing is cut.
@@ -189,6 +191,7 @@ class Text2TextGenerationPipeline(Pipeline):
         Raises:
             TypeError: for input that is not text, naming the row (counted from 0).
             ValueError: for a text longer than the model has positions, naming the row, and for an unknown truncation.
+            ImportError: for `split_sentences=True` where sentencex is not installed.
         """
         if split_sentences is None:
             split_sentences = self._split_sentences
@@ -197,7 +200,9 @@ class Text2TextGenerationPipeline(Pipeline):
         if isinstance(rows, list) and not rows:
             return []
         if split_sentences:
-            splitter = split_into_sentences if split_sentences is True else split_sentences
+            splitter = split_sentences
+            if split_sentences is True:
+                splitter = partial(split_into_sentences, language=self._source_language(**options))
             results = self._call_on_sentences(rows, splitter, *args, **options)
         elif single:
             return super().__call__(rows[0], *args, **options)
@@ -211,6 +216,12 @@ class Text2TextGenerationPipeline(Pipeline):
         if all(len(records) == 1 for records in results):
             return [records[0] for records in results]
         return results
+
+    def _source_language(self, src_lang=None, **options) -> str:
+        """The language of the sources as far as it is known, else English's code."""
+        named = _DIRECTION.fullmatch(self.task or "")
+        known = (src_lang, self._preprocess_params.get("src_lang"), named and named[1])
+        return next(filter(None, known), None) or getattr(self.tokenizer, "source_lang", None) or "en"
 
     def _call_on_sentences(self, rows, splitter, *args, num_workers=None, batch_size=None, **options) -> Iterator[list]:
         """Results of rows from results of their sentences, reading no further ahead than a batch."""
@@ -407,7 +418,7 @@ class TranslationPipeline(Text2TextGenerationPipeline):
         build = getattr(tokenizer, "_build_translation_inputs", None)
         if build is None:
             return super()._tokenize(tokenizer, text, **options)
-        named = re.fullmatch(r"translation_(.+)_to_(.+)", self.task or "")
+        named = _DIRECTION.fullmatch(self.task or "")
         if named:
             src_lang, tgt_lang = src_lang or named[1], tgt_lang or named[2]
         if src_lang is None or tgt_lang is None:

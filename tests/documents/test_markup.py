@@ -1,0 +1,246 @@
+"""Tags, placeholders and line breaks follow the words that they belong to; text from a model is text."""
+
+import re
+from xml.etree import ElementTree
+
+import document_files
+import pytest
+from document_files import (
+    INLINE,
+    SENTENCES,
+    backwards,
+    body,
+    louder,
+    run,
+    translated,
+    turned,
+    word_file,
+)  # fmt: skip
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from vaswani_transformer.documents.formats import translate_document
+
+DELIMITERS = {
+    "html": {"b": ("<b>", "</b>"), "i": ('<i class="x">', "</i>"), "a": ('<a href="/u?x=1&amp;y">', "</a>")},
+    "srt": {"b": ("<b>", "</b>"), "i": ("<i>", "</i>"), "a": ('<font color="red">', "</font>")},
+}
+
+
+def written(inline, delimiters, change=str):
+    """Words and spans in a format."""
+    if isinstance(inline, str):
+        return change(inline)
+    kind, inner = inline
+    first, last = delimiters[kind]
+    return first + " ".join(written(part, delimiters, change) for part in inner) + last
+
+
+@pytest.mark.parametrize("format", DELIMITERS)
+def test_words_that_stay_in_place_have_the_same_markup(format):
+    start = "00:00:01,000 --> 00:00:02,000\n" if format == "srt" else "<p>\n "
+
+    @given(SENTENCES)
+    def check(sentence):
+        plain, loud = (
+            start + " ".join(written(part, DELIMITERS[format], change) for part in sentence) + ".\n"
+            for change in (str, str.upper)
+        )
+        assert translated(plain, format) == loud
+
+    check()
+
+
+@given(SENTENCES)
+def test_in_another_order_each_word_keeps_its_spans(sentence):
+    """The spans of each word, by XML's own parser, are what they were; nothing else is there."""
+
+    def words(text):
+        found = []
+
+        def walk(node, spans):
+            found.extend((word.lower(), spans) for word in (node.text or "").split())
+            for child in node:
+                walk(child, (*spans, child.tag))
+                found.extend((word.lower(), spans) for word in (child.tail or "").split())
+
+        walk(ElementTree.fromstring(text), ())
+        return sorted(found)
+
+    text = "<p>" + " ".join(written(part, DELIMITERS["html"]) for part in sentence) + "</p>"
+    assert words(translated(text, "html", backwards, turned)) == words(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "forwards", "reverse"),
+    [
+        ("See <b>this</b> dog.", "SEE <b>THIS</b> DOG.", "DOG. <b>THIS</b> SEE"),
+        ("a <b>big dog</b> runs", "A <b>BIG DOG</b> RUNS", "RUNS <b>DOG BIG</b> A"),
+        ("a (<i>red</i>) dog", "A (<i>RED</i>) DOG", "DOG (<i>RED</i>) A"),
+        ("un<b>believ</b>able!", "<b>UNBELIEVABLE</b>!", "<b>UNBELIEVABLE</b>!"),
+        ("<a href=u><img src=x></a> A dog", "<a href=u><img src=x></a> A DOG", "<a href=u><img src=x></a> DOG A"),
+        ("the <img src=x>dog runs", "THE <img src=x>DOG RUNS", "RUNS <img src=x>DOG THE"),
+        ("go<a id=x></a> on <!-- c --> it", "GO<a id=x></a> ON <!-- c --> IT", "IT ON <!-- c --> GO<a id=x></a>"),
+        ("Dear {name}, you have %d dogs.", "DEAR {name}, YOU HAVE %d DOGS.", "DOGS. HAVE %d YOU DEAR {name},"),
+        ("So, {name}, see %s!", "SO, {name}, SEE %s!", "SEE %s! SO, {name},"),
+        ("<a href=u>big dogs.</a>", "<a href=u>BIG DOGS.</a>", "<a href=u>DOGS. BIG</a>"),
+        ("a <a href=u>big dog</a>.", "A <a href=u>BIG DOG</a>.", "<a href=u>DOG</a>. <a href=u>BIG</a> A"),
+        ("{{x}}: https://a.b/c?d, or a@b.cd!",) + 2 * ("{{x}}: https://a.b/c?d, OR a@b.cd!",),
+        ("Use <code>f(x)</code>, then stop", "USE <code>f(x)</code>, THEN STOP", "STOP THEN USE <code>f(x)</code>,"),
+        ("no <b>end <i>here</b> x</i>", "NO <b>END <i>HERE</b> X</i>", "NO <b>END <i>HERE</b> X</i>"),
+        ("a &lt;b&gt; &amp;amp; c", "A &lt;B&gt; &amp;AMP; C", "C &amp;AMP; &lt;B&gt; A"),
+        ("<b>One dog. Two</b> cats.", "<b>ONE DOG. TWO</b> CATS.", "<b>DOG. ONE </b>CATS. <b>TWO</b>"),
+        ("<span translate=no>Big dog</span> runs on", "<span translate=no>Big dog</span> RUNS ON",
+         "<span translate=no>Big dog</span> ON RUNS"),
+    ],
+)  # fmt: skip
+def test_where_markup_goes(text, forwards, reverse):
+    assert translated(text, "html") == forwards
+    assert translated(text, "html", backwards, turned) == reverse
+
+
+def test_a_span_that_no_word_is_aligned_with_is_kept():
+    """Attention often links no target word with a source word, and a link must not be lost for that."""
+    text = 'Click <a href="u">here</a> <b>now</b>.'
+    links = [[(0, 0), (0, 1), (2, 2)]]
+    result = translated(text, "html", lambda sentences: ["Jetzt bitte klicken."], lambda *pairs: links)
+    assert result == 'Jetzt <a href="u">bitte</a> <b>klicken</b>.'
+    assert translated(text, "html", lambda sentences: [" "], lambda *pairs: [[]]) == text
+
+
+def test_without_alignments_words_are_in_order():
+    assert translated("a <b>big</b> dog", "html", louder, None) == "A <b>BIG</b> DOG"
+
+
+MARKDOWN = """---
+title: Not text
+---
+# A **big** dog #
+
+> soft *line*
+> break `f(x)` and \\*signs
+
+- one [link](/u "t") here
+- [x] two [ref] and ![not this](i.png)
+
+| a \\| b | *c* |
+|---|---|
+
+    code here
+
+[ref]: /dog "Not this"
+"""
+LOUD = """---
+title: Not text
+---
+# A **BIG** DOG #
+
+> SOFT *LINE* BREAK `f(x)` AND \\*SIGNS
+
+- ONE [LINK](/u "t") HERE
+- [x] TWO [REF][ref] AND ![not this](i.png)
+
+| A \\| B | *C* |
+|---|---|
+
+    code here
+
+[ref]: /dog "Not this"
+"""
+
+
+def test_markdown():
+    assert translated(MARKDOWN, "markdown") == LOUD
+    turned_around = translated(MARKDOWN, "markdown", backwards, turned)
+    assert '> \\*SIGNS AND BREAK `f(x)` *LINE* SOFT\n\n- HERE [LINK](/u "t") ONE\n' in turned_around
+
+
+@given(
+    st.text(st.sampled_from("a1 #>-+*=_`[]()!<>|~\\.&;:$"), min_size=1),
+    st.sampled_from(["# b", "- b", "b", "> b", "1. b"]),
+)
+def test_what_a_model_writes_is_no_markdown(text, source):
+    """Read as Markdown again it is the same text in the same elements."""
+    import pyromark
+
+    def events(markdown):
+        found = pyromark.events(markdown, options=pyromark.Options.ENABLE_GFM | pyromark.Options.ENABLE_TABLES)
+        texts = [event["Text"] for event in found if isinstance(event, dict) and "Text" in event]
+        return [event for event in found if not (isinstance(event, dict) and "Text" in event)], "".join(texts)
+
+    assume(text.strip())
+    result = translated(source, "markdown", lambda sentences: [text for _ in sentences])
+    assert events(result) == (events(source)[0], " ".join(text.split()))
+
+
+def test_subtitles():
+    text = (
+        "1\r\n00:00:01,000 --> 00:00:02,000\r\n<i>A big\r\ndog runs.</i>\r\n\r\n"
+        "2\r\n0:00:03.0 --> 0:00:04.0\r\n- Yes.\r\n- {\\an8}No way.\r\n"
+    )
+    assert translated(text, "srt") == re.sub(r"A big|dog runs|Yes|No way", lambda match: match[0].upper(), text)
+    assert "<i>RUNS. DOG\r\nBIG A</i>" in translated(text, "srt", backwards, turned)
+    one_word = translated(text, "srt", lambda sentences: ["Wort" for _ in sentences], None)
+    assert "\r\n<i>Wort</i>\r\n\r\n2" in one_word  # an empty line would end the subtitle
+
+
+def test_paragraphs():
+    text = "\ufeffOne dog.  Two.\n\n\tThree {x}\u2028four\r\n"
+    asked = []
+
+    def translate(sentences):
+        asked.extend(sentences)
+        return louder(sentences)
+
+    assert translated(text, "paragraphs", translate) == text.upper().replace("{X}", "{x}")
+    assert asked == ["One dog.", "Two.", "Three", "four"]
+
+
+def test_word_runs_follow_their_words():
+    xml = f"<w:p>{run('A ')}{run('big', True)}{run(' dog')}</w:p>"
+    result = translate_document(word_file(xml), "docx", backwards, turned)
+    assert body(result) == f"<w:p>{run('DOG ')}{run('BIG ', True)}{run('A')}</w:p>"
+
+
+def test_a_link_in_a_word_file_is_kept_too():
+    link = f'<w:hyperlink r="x">{run("here", True)}</w:hyperlink>'
+    data = word_file(f"<w:p>{run('Click ')}{link}{run(' now.')}</w:p>")
+    result = translate_document(data, "docx", lambda _: ["Jetzt klicken."], lambda *pairs: [[(0, 0), (2, 1)]])
+    assert body(result) == f"<w:p>{run('Jetzt ')}{link.replace('here', 'klicken.')}</w:p>"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a ", "dog", " runs. It", " is\xa0", "&<", "{x} "]), st.booleans()), max_size=8)
+)
+def test_word_files_are_well_formed_and_all_text_is_in_runs(runs):
+    xml = "<w:p>" + "<w:proofErr/>".join(run(text, bold) for text, bold in runs) + "</w:p>"
+    result = translate_document(word_file(xml), "docx", backwards, turned)
+    paragraph = ElementTree.fromstring(f'<w:x xmlns:w="{document_files.WORD}">{body(result)}</w:x>')[0]
+    assert paragraph.text is None and all(child.tail is None for child in paragraph)
+    assert {child.tag.rpartition("}")[2] for child in paragraph} <= {"r", "proofErr"}
+    found, given_ = (
+        "".join(text.upper().split()) for text in ("".join(paragraph.itertext()), "".join(t for t, _ in runs))
+    )
+    assert sorted(found) == sorted(given_)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            INLINE.map(lambda inline: written(inline, DELIMITERS["html"])), st.sampled_from(["<br>", "<p>", "."])
+        ),
+        max_size=9,
+    )
+)
+def test_what_a_model_writes_is_no_markup(parts):
+    """However its translations look, tags and attributes are those that were there."""
+    evil = "<script>x</script> \"onclick=x ' --> &lt;b&gt; <a b"
+
+    def tags(text):
+        return set(re.findall(r"<[^>]*>", text))
+
+    text = " ".join(parts)
+    result = translated(
+        text, "html", lambda sentences: [evil for _ in sentences], lambda sources, targets: [[(0, 0)] for _ in sources]
+    )
+    assert tags(result) <= tags(text)

@@ -1,0 +1,315 @@
+"""What all formats share: a document as pieces, its sentences, and their translation.
+
+A piece of markup within a sentence is one of two things. A span has two tags around words: in the translation they are
+around the words aligned with these. A point stands at a place (an image, code, a URL, a placeholder): the model does
+not see it, and in the translation it follows the word that it followed. A sentence stays byte for byte as it is where
+its translation is empty or the sentence itself.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import accumulate, groupby
+
+from ..model.sentence_splitting_vaswani import sentence_parts
+from .markup import Character, Links, Point, Stack, project, written
+
+#: What is not translated wherever it stands: URLs, e-mail addresses, placeholders ({name}, {{x}}, ${x}, %s, %(name)d).
+_KEPT = re.compile(
+    r"""(?:https?://|\bwww\.)[^\s<>"]*[^\s<>"'.,;:!?)\]}*_]
+    | (?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+
+    | \{\{.{0,100}?\}\} | [#$]?\{[^{}\s]{0,100}\}
+    | %\(\w{1,60}\)[a-zA-Z] | (?<![\w%])%(?:\d+\$)?[-+\#0]?\d*(?:\.\d+)?[sdifgxXuc@](?!\w)""",
+    re.VERBOSE,
+)
+# The longest sentence in characters, and the deepest spans; beyond it is text without full stops, or made to be slow.
+_SHORT = re.compile(r".{1,2000}(?!\S)\s*|.{2000}", re.DOTALL)
+_DEEPEST = 50
+_STAND_IN = "Xxxx"  # for such a thing where sentences are split: a word, perhaps the first of a sentence
+
+Translate = Callable[[list[str]], Iterable[str]]  # sentences to their translations
+Align = Callable[[list[str], list[str]], Iterable[Links]]  # sentences and translations to word alignments
+
+
+class Kind(Enum):
+    """What a piece of a document is."""
+
+    FIXED = "stays where it is, and ends the sentence before it"
+    TEXT = "is translated"
+    OPEN = "the first tag of a span"
+    CLOSE = "the second"
+    POINT = "stands between words or in one"
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A part of a document; the `raw` of all pieces together are the document."""
+
+    raw: str
+    kind: Kind = Kind.FIXED
+    text: str = ""  # of a TEXT its characters; of a POINT a stand-in, if it is like a word
+    name: str = ""  # of the tags of a span, by which they find each other
+    again: str | None = None  # of a tag of a span: how a translation has it, if not as it is
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document as a reader gives it.
+
+    Attributes:
+        pieces: all of it.
+        escape: writes text so that it means itself.
+        finish: changes a translated sentence so that it means itself where a line begins with it.
+        in_spans: text and white space have to stand in spans, as in Word's runs.
+    """
+
+    pieces: list[Piece]
+    escape: Callable[[str], str] = str
+    finish: Callable[[str], str] = str
+    in_spans: bool = False
+
+
+def text_piece(raw: str, text: str | None = None) -> Piece:
+    """Text; its characters, where they are not written as they are meant, and none for what stands for nothing."""
+    return Piece(raw, Kind.POINT if text == "" else Kind.TEXT, raw if text is None else text)
+
+
+def point(raw: str, is_word: bool = False) -> Piece:
+    """A point; `is_word`: for the splitting of sentences it is like a word."""
+    return Piece(raw, Kind.POINT, _STAND_IN if is_word else "")
+
+
+class _Sentence:
+    """The pieces of a sentence, what the model gets of it, and how a translation is written."""
+
+    def __init__(self, pieces: list[Piece], before: Stack, document: Document):
+        self.pieces, self.before, self.after, self.document = pieces, before, before, document
+        self.is_plain = all(piece.raw == piece.text for piece in pieces)
+        self.characters: list[Character] = []
+        self.points: list[Point] = []
+        self.takes_punctuation = False  # whether the last point does
+        if self.is_plain:
+            self.text = " ".join("".join(piece.raw for piece in pieces).split())
+        else:
+            self._read()
+            self.start, self.end = self._ends()
+            inner = self.characters[self.start : self.end]
+            self.text = " ".join("".join(character for character, _, _ in inner).split())
+
+    def _read(self) -> None:
+        followers = [" "]  # the first character behind each piece, from the last piece on
+        for piece in reversed(self.pieces):
+            followers.append(piece.text[:1] if piece.kind is Kind.TEXT else followers[-1])
+        for piece, follower in zip(self.pieces, followers[-2::-1], strict=True):
+            if piece.kind is Kind.OPEN:
+                self.after = (*self.after, piece)
+            elif piece.kind is Kind.CLOSE:
+                self.after = self.after[:-1]
+            elif piece.kind is Kind.POINT:
+                self._read_point(piece, follower)
+            else:
+                raws = piece.text if piece.raw == piece.text else [piece.raw, *[""] * (len(piece.text) - 1)]
+                for character, raw in zip(piece.text, raws, strict=True):
+                    self._read_character(character, raw)
+
+    def _read_point(self, piece: Piece, follower: str) -> None:
+        """Add a point, and the white space before it where none or punctuation follows, so that nothing is left."""
+        space, last = "", self.points[-1][0] if self.points else 0
+        is_loose = follower.isspace() or (piece.text and not follower.isalnum())
+        if is_loose and (piece.text or not self.document.in_spans):
+            while len(self.characters) > max(last, 1) and self.characters[-1][0].isspace():
+                space = self.characters.pop()[1] + space
+        self.points.append((len(self.characters), space + piece.raw, self.after))
+        before = self.characters[-1][0] if self.characters else " "
+        self.takes_punctuation = bool(piece.text) and not before.isalnum() and not before.isspace()
+
+    def _read_character(self, character: str, raw: str) -> None:
+        """Add a character; punctuation goes with a point before it that itself stands behind punctuation."""
+        if character.isalnum() or character.isspace() or (self.points and self.points[-1][2] != self.after):
+            self.takes_punctuation = False
+        if self.takes_punctuation:
+            place, before, spans = self.points[-1]
+            self.points[-1] = place, before + raw, spans
+        else:
+            self.characters.append((character, raw, self.after))
+
+    def _ends(self) -> tuple[int, int]:
+        """Where the characters that are translated begin and end."""
+        filled = [place for place, (character, _, _) in enumerate(self.characters) if not character.isspace()]
+        if not filled:
+            return 0, 0
+        start = filled[0]
+        if self.points and self.points[0][0] <= start:  # punctuation behind a point stays with it
+            start = next((place for place in filled if self.characters[place][0].isalnum()), start)
+        return start, filled[-1] + 1
+
+    def unchanged(self, anew: bool = False) -> str:
+        """The sentence as it is; `anew`: its tags as translations have them."""
+        return "".join((anew and piece.again) or piece.raw for piece in self.pieces)
+
+    def render(self, translation: str, links: Links, tags: Callable[[Piece], tuple[str, str]]) -> str:
+        """A translation, with the sentence's markup at the words that it belongs to."""
+        document = self.document
+        if self.is_plain:
+            raw = self.unchanged()
+            start, end = raw[: len(raw) - len(raw.lstrip())], raw[len(raw.rstrip()) :]
+            return document.finish(start + document.escape(translation) + end)
+        inner = [(place - self.start, *rest) for place, *rest in self.points if self.start < place < self.end]
+        body = project(
+            self.characters[self.start : self.end], inner, translation, links, document.escape, document.in_spans
+        )
+        head, tail = self._edge(0, self.start), self._edge(self.end, len(self.characters))
+        return document.finish(written([*head, *body, *tail], self.before, self.after, tags))
+
+    def _edge(self, start: int, end: int) -> list[tuple[str, Stack]]:
+        """White space and points from one place to another, both ends included."""
+        points = [(place, 0, point) for place, *point in self.points if start <= place <= end]
+        characters = [(place, 1, self.characters[place][1:]) for place in range(start, end)]
+        return [tuple(fragment) for _, _, fragment in sorted([*points, *characters], key=lambda item: item[:2])]
+
+
+class _Block:
+    """Sentences without a fixed piece between them; spans begin and end within."""
+
+    def __init__(self, pieces: list[Piece], document: Document, language: str):
+        self.closes: dict[Piece, Piece] = {}  # the second tag of each first one
+        opened: list[Piece] = []
+        for piece in pieces:
+            if piece.kind is Kind.OPEN:
+                opened.append(piece)
+            elif piece.kind is Kind.CLOSE:
+                self.closes[opened.pop()] = piece
+        self.sentences: list[_Sentence] = []
+        stack: Stack = ()
+        for part in _sentences(_with_kept(pieces), language):
+            self.sentences.append(_Sentence(part, stack, document))
+            stack = self.sentences[-1].after
+
+    def tags(self, span: Piece) -> tuple[str, str]:
+        """The two tags of a span in a translation."""
+        second = self.closes[span]
+        return span.again or span.raw, second.again or second.raw
+
+    def render(self, translated: dict["_Sentence", tuple[str, Links]]) -> str:
+        """The block with the sentences that have changed."""
+        anew = any(sentence in translated for sentence in self.sentences)
+        return "".join(
+            s.render(*translated[s], self.tags) if s in translated else s.unchanged(anew) for s in self.sentences
+        )
+
+
+def translate_documents(
+    documents: list[Document], translate: Translate, align: Align | None = None, language: str = "en"
+) -> list[str]:
+    """Documents with their sentences translated, and all else as it was.
+
+    Args:
+        documents: as readers give them.
+        translate: gives for sentences, in which white space is single spaces, as many translations, in order.
+        align: gives word alignments, as `vaswani_transformer.align` does; called only for sentences with markup in
+            them. Without it words are taken to be in the same order.
+        language: code of the documents' language, for the splitting of sentences.
+    """
+    all_blocks = [
+        [piece if isinstance(piece, Piece) else _Block(piece, document, language) for piece in _blocks(document.pieces)]
+        for document in documents
+    ]
+    flat = [block for blocks in all_blocks for block in blocks if isinstance(block, _Block)]
+    sentences = [s for block in flat for s in block.sentences if any(map(str.isalpha, s.text))]
+    translations = translate([sentence.text for sentence in sentences]) if sentences else []
+    pairs = zip(sentences, translations, strict=True)
+    changed = {s: " ".join(translation.split()) for s, translation in pairs}
+    changed = {s: translation for s, translation in changed.items() if translation not in ("", s.text)}
+    marked = [sentence for sentence in changed if not sentence.is_plain]
+    links = (align or in_order)([s.text for s in marked], [changed[s] for s in marked]) if marked else []
+    of_marked = dict(zip(marked, links, strict=True))
+    translated = {s: (translation, of_marked.get(s, [])) for s, translation in changed.items()}
+    return [
+        "".join(block.raw if isinstance(block, Piece) else block.render(translated) for block in blocks)
+        for blocks in all_blocks
+    ]
+
+
+def in_order(sources: list[str], targets: list[str]) -> list[Links]:
+    """Links from each target word to the source word at the same share of the sentence."""
+    lengths = [(len(source.split()), len(target.split())) for source, target in zip(sources, targets, strict=True)]
+    return [[(place * rows // columns, place) for place in range(columns)] for rows, columns in lengths]
+
+
+def _blocks(pieces: list[Piece]) -> Iterator[Piece | list[Piece]]:
+    """The fixed pieces, and the runs of others between them; a tag without its other one is fixed too."""
+    for is_fixed, run in groupby(pieces, key=lambda piece: piece.kind is Kind.FIXED):
+        run = list(run)
+        if not is_fixed and (unmatched := _unmatched(run)):
+            yield from _blocks([replace(p, kind=Kind.FIXED) if p in unmatched else p for p in run])
+        elif is_fixed:
+            yield from run
+        else:
+            yield run
+
+
+def _unmatched(pieces: list[Piece]) -> set[Piece]:
+    """Tags of spans that do not end where they should."""
+    opened, unmatched, names = [], set(), Counter()
+    for piece in pieces:
+        if piece.kind is Kind.OPEN and len(opened) < _DEEPEST:
+            opened.append(piece)
+            names[piece.name] += 1
+        elif piece.kind is Kind.OPEN or (piece.kind is Kind.CLOSE and not names[piece.name]):
+            unmatched.add(piece)
+        elif piece.kind is Kind.CLOSE:
+            while (last := opened.pop()).name != piece.name:
+                unmatched.add(last)
+                names[last.name] -= 1
+            names[piece.name] -= 1
+    return unmatched.union(opened)
+
+
+def _with_kept(pieces: list[Piece]) -> list[Piece]:
+    """The same pieces with what is not translated as points, and spans around nothing too."""
+    result: list[Piece] = []
+    for is_text, group in groupby(pieces, key=lambda piece: piece.kind is Kind.TEXT):
+        run = list(group)
+        if is_text:
+            matches = list(_KEPT.finditer("".join(piece.text for piece in run)))
+            places = [place for match in matches for place in match.span()]
+            for number, part in enumerate(_cut(run, places)):
+                raw = "".join(piece.raw for piece in part)
+                result += [point(raw, is_word=True)] if number % 2 and raw else part
+            continue
+        for piece in run:
+            if piece.kind is Kind.CLOSE and result[-1].kind is Kind.OPEN:
+                piece = point(result.pop().raw + piece.raw)
+            result.append(piece)
+    return result
+
+
+def _sentences(pieces: list[Piece], language: str) -> list[list[Piece]]:
+    """The pieces of each sentence."""
+    parts = sentence_parts("".join(piece.text for piece in pieces), language)
+    parts = [short for part in parts for short in _SHORT.findall(part)]
+    return _cut(pieces, list(accumulate(map(len, parts)))[:-1])
+
+
+def _cut(pieces: list[Piece], places: list[int]) -> list[list[Piece]]:
+    """Pieces cut at places of their text; what has no text there goes to the left, but first tags to the right.
+
+    Text that is written in another way than it is meant, and points, are not cut: they go to the left.
+    """
+    parts: list[list[Piece]] = [[]]
+    ends, end = iter([*places, float("inf")]), 0
+    cut = next(ends)
+    for piece in pieces:
+        start, end = end, end + len(piece.text)
+        while start >= cut and not (piece.kind in (Kind.CLOSE, Kind.POINT) and start == cut and not piece.text):
+            parts.append([])
+            cut = next(ends)
+        while piece.kind is Kind.TEXT and piece.raw == piece.text and start < cut < end:
+            parts[-1].append(text_piece(piece.raw[: cut - start]))
+            piece, start = text_piece(piece.raw[cut - start :]), cut
+            parts.append([])
+            cut = next(ends)
+        parts[-1].append(piece)
+    return parts + [[] for _ in ends]

@@ -1,0 +1,76 @@
+"""The formats of documents by name, and a whole document translated."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import UserError
+from .document import Align, Document, Translate, in_order, translate_documents
+from .markdown_text import read_markdown
+from .markup import Links
+from .plain_text import read_paragraphs, read_subtitles
+from .web_page import read_web_page
+from .word_file import translate_word_file
+
+_READERS: dict[str, Callable[[str], Document]] = {
+    "paragraphs": read_paragraphs,
+    "html": read_web_page,
+    "markdown": read_markdown,
+    "srt": read_subtitles,
+}
+#: Names of the formats.
+FORMATS = (*_READERS, "docx")
+
+
+def translate_document(
+    data: bytes, format: str, translate: Translate, align: Align | None = None, language: str = "en"
+) -> bytes:
+    """A document with its sentences translated and everything else as it was.
+
+    Args:
+        data: the document, UTF-8 if it is text.
+        format: one of `FORMATS`.
+        translate: gives as many translations as it gets sentences, in which white space is single spaces.
+        align: gives the word alignments of sentences and their translations, as `vaswani_transformer.align` does; it is
+            called for those with markup in them. Without it words are taken to be in the same order.
+        language: code of the document's language, for the splitting of sentences.
+
+    Raises:
+        UserError: for a document that is not of this format, or not UTF-8.
+    """
+
+    def translated(documents: list[Document]) -> list[str]:
+        return translate_documents(documents, translate, align, language)
+
+    if format == "docx":
+        return translate_word_file(data, translated)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"line {line} is not valid UTF-8: convert the document first, or give its --format") from error
+    mark = text[: text.startswith("\ufeff")]  # of the byte order, which is no text
+    return (mark + translated([_READERS[format](text[len(mark) :])])[0]).encode()
+
+
+def aligner(model: Any, tokenizer: Any) -> Align:
+    """What aligns words by a model's attention, for `translate_document`.
+
+    Where that is not possible (exported models, slow tokenizers, a sentence that is too long for the model), words are
+    taken to be in the same order.
+    """
+    from transformers import PreTrainedModel
+
+    from ..attention.alignments import align
+
+    if not (isinstance(getattr(model, "members", [model])[0], PreTrainedModel) and tokenizer.is_fast):
+        return in_order
+
+    def links(sources: list[str], targets: list[str]) -> list[Links]:
+        try:
+            return align(model, tokenizer, sources, targets)
+        except UserError:
+            if len(sources) == 1:
+                return in_order(sources, targets)
+            return [links([source], [target])[0] for source, target in zip(sources, targets, strict=True)]
+
+    return links

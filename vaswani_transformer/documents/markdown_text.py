@@ -1,0 +1,135 @@
+"""Markdown (CommonMark with GitHub's tables, strikethrough, tasks and footnotes), by the parser pulldown-cmark."""
+
+import re
+from typing import Any
+
+from ..errors import UserError
+from .document import Document, Kind, Piece, point, text_piece
+from .web_page import SPANS
+
+_EXTENSIONS = ("TABLES", "STRIKETHROUGH", "TASKLISTS", "FOOTNOTES", "MATH", "YAML_STYLE_METADATA_BLOCKS")
+_OPAQUE = {"CodeBlock", "HtmlBlock", "MetadataBlock", "Image"}
+_DELIMITERS = {"Emphasis": 1, "Strong": 2, "Strikethrough": 2, "Link": 1}  # signs that begin such a span, at most
+_POINTS = {"Code": True, "InlineMath": True, "DisplayMath": True, "FootnoteReference": False}  # with `is_word`
+_TAG = re.compile(r"<(/?)([a-zA-Z][\w-]*)[^>]*>", re.DOTALL)
+_SPECIAL = re.compile(r"[\\`*_\[\]<~|$]|&(?=#?\w+;)")
+_LINE_START = re.compile(r"^(\s*\d{0,9})(?:(?<!\d)[-+=#>]|(?<=\d)[.)])")
+
+
+def read_markdown(source: str) -> Document:
+    """The text of paragraphs, headings, lists and tables; code, HTML blocks, images and definitions stay.
+
+    Raises:
+        UserError: the library is not installed.
+    """
+    try:
+        import pyromark
+    except ImportError as error:
+        raise UserError("Markdown needs the library pyromark: pip install 'vaswani_transformer[documents]'") from error
+    options = pyromark.Options(0)
+    for name in _EXTENSIONS:
+        options |= getattr(pyromark.Options, f"ENABLE_{name}")
+    reader = _Reader(source.encode())
+    for event, place in pyromark.events_with_range(source, options=options):
+        name, value = next(iter(event.items())) if isinstance(event, dict) else (event, None)
+        reader.read(name, value, place["start"], place["end"])
+    reader.fix(len(reader.source))
+    return Document(reader.pieces, lambda text: _SPECIAL.sub(r"\\\g<0>", text), _without_block)
+
+
+def _without_block(sentence: str) -> str:
+    """A sentence that begins no heading, list or quotation."""
+    return _LINE_START.sub(lambda match: f"{match[0][:-1]}\\{match[0][-1]}", sentence)
+
+
+class _Reader:
+    """Makes pieces of the parser's events, whose places are counted in bytes."""
+
+    def __init__(self, source: bytes):
+        self.source, self.pieces, self.place = source, [], 0
+        self.opaque, self.depth = "", 0  # an element whose content is not read
+        self.is_broken = False  # whether a line break has been read that is not among the pieces yet
+        self.links: list[tuple[str, int]] = []  # kind of each open link, and where its text begins
+
+    def take(self, end: int) -> str:
+        """The source from the last place to this one, which is the last then."""
+        raw, self.place = self.source[self.place : end].decode(), max(self.place, end)
+        return raw
+
+    def fix(self, end: int) -> None:
+        """Make a piece of what stands before this place: fixed, unless it belongs to a line break in a sentence."""
+        raw = self.take(end)
+        if raw:
+            self.pieces.append(text_piece(raw, " ") if self.is_broken else Piece(raw))
+        self.is_broken = False
+
+    def read(self, name: str, value: Any, start: int, end: int) -> None:
+        """Read the next event."""
+        element = next(iter(value)) if isinstance(value, dict) else value
+        if self.opaque:
+            self.depth += (element == self.opaque) * ((name == "Start") - (name == "End"))
+            if self.depth == 0:
+                raw = self.take(end)
+                is_point = self.opaque in ("Image", "Link")
+                self.pieces.append(point(raw, is_word=self.opaque == "Link") if is_point else Piece(raw))
+                self.opaque = ""
+        elif name == "Start":
+            self.start(element, value, start)
+        elif name == "End" and element in _DELIMITERS:
+            self.end_span(element, end)
+        elif name == "Text":
+            self.text(value, start, end)
+        elif name == "SoftBreak":
+            self.is_broken = True
+        elif name == "InlineHtml" or name in _POINTS:
+            self.fix(start)
+            self.pieces.append(_tag(self.take(end)) if name == "InlineHtml" else point(self.take(end), _POINTS[name]))
+        else:
+            self.fix(start)
+            self.pieces.append(Piece(self.take(end) if name != "End" else ""))
+
+    def start(self, element: str, value: Any, start: int) -> None:
+        """Read the event that begins an element."""
+        self.fix(start)
+        link_type = value[element]["link_type"] if element == "Link" else ""
+        if element in _OPAQUE or link_type in ("Autolink", "Email"):
+            self.opaque, self.depth = element, 1
+        elif element in _DELIMITERS:
+            length = _DELIMITERS[element]
+            if element == "Strikethrough" and self.source[start : start + 2] != b"~~":
+                length = 1
+            self.pieces.append(Piece(self.take(start + length), Kind.OPEN, name=element))
+            self.links += [(link_type, self.place)] if element == "Link" else []
+        else:
+            self.pieces.append(Piece(""))
+
+    def end_span(self, element: str, end: int) -> None:
+        """Read the event that ends a span."""
+        again = None
+        if element == "Link":
+            link_type, start = self.links.pop()
+            if link_type in ("Shortcut", "Collapsed"):  # found by its text, which a translation changes
+                again = f"][{self.source[start : self.place].decode()}]"
+        self.pieces.append(Piece(self.take(end), Kind.CLOSE, name=element, again=again))
+        self.is_broken = False
+
+    def text(self, value: str, start: int, end: int) -> None:
+        """Read text, before which there may be a sign that takes its first character's meaning away."""
+        if not self.is_broken and self.source[self.place : start] == b"\\":
+            self.pieces.append(text_piece(f"\\{value[0]}", value[0]))
+            self.place, value = start + len(value[0].encode()), value[1:]
+        self.fix(start)
+        raw = self.take(end)
+        if raw:
+            self.pieces.append(
+                text_piece(raw) if raw == value else Piece(raw, Kind.TEXT if value else Kind.POINT, value)
+            )
+
+
+def _tag(raw: str) -> Piece:
+    """A tag of HTML in a sentence."""
+    match = _TAG.fullmatch(raw)
+    if match is None or match[2].lower() in ("img", "input"):
+        return point(raw)
+    name = match[2].lower()
+    return Piece(raw, Kind.CLOSE if match[1] else Kind.OPEN, name=f"<{name}>") if name in SPANS else Piece(raw)

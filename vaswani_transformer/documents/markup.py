@@ -1,0 +1,169 @@
+"""Markup that follows the words of a translation: spans around them, points between them.
+
+Spans are copied from word to word, as Bergamot does for web pages: a target word stands in the spans of the source word
+that it is aligned with, so that a span whose words are torn apart is there twice.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+#: Source word and target word, both counted from 0, as `vaswani_transformer.align` gives them.
+Links = list[tuple[int, int]]
+#: The spans around a place, as their first tags, the outermost first.
+Stack = tuple[Any, ...]
+#: Written text, and the spans that it is to stand in.
+Fragment = tuple[str, Stack]
+#: A character, how it is written in the document, and the spans around it.
+Character = tuple[str, str, Stack]
+#: Number of characters before a point, how it is written, and the spans around it.
+Point = tuple[int, str, Stack]
+
+_WORD = re.compile(r"([\W_]*)(.*?)([\W_]*)", re.DOTALL)  # punctuation, the rest, punctuation
+
+
+@dataclass
+class _Word:
+    """A word of the source: its seams and the spans of its three parts, None for a part that it has not."""
+
+    seams: tuple[int, int, int, int]  # before it, behind its first punctuation, before its last, behind it
+    stacks: list[Stack | None]
+    points: list[tuple[int, Fragment]] = field(default_factory=list)  # each with the number of its seam
+
+
+def split_word(word: str) -> tuple[str, str, str]:
+    """A word as punctuation, what is between, punctuation; one of punctuation alone is all between."""
+    before, core, after = _WORD.fullmatch(word).groups()
+    return (before, core, after) if core else ("", word, "")
+
+
+def project(
+    characters: Sequence[Character],
+    points: Sequence[Point],
+    translation: str,
+    links: Links,
+    escape: Callable[[str], str],
+    in_spans: bool,
+) -> list[Fragment]:
+    """A translation in fragments, each in the spans and among the points that belong to its words.
+
+    Args:
+        characters: those that were translated, without white space at the ends.
+        points: in the order of their places; those of white space are line breaks.
+        translation: words and spaces, at least a word.
+        links: source word, target word; a target word without a link belongs where the one before it does.
+        escape: writes text so that it means itself.
+        in_spans: all text, white space too, stands in innermost spans of one kind (runs), which may get lost.
+    """
+    words = _words(characters, points)
+    targets = [split_word(word) for word in translation.split()]
+    sources = _sources(links, len(targets), len(words))
+    stacks = [[stack if stack is not None else words[s].stacks[1] for stack in words[s].stacks] for s in sources]
+    if words[-1].stacks[2] is not None and words[sources[-1]].stacks[2] is None:
+        stacks[-1][2] = words[-1].stacks[2]  # the full stop of a sentence, wherever its last word has gone
+    _add_missing_spans(words, sources, stacks, in_spans)
+    for (before, _, after), stack in zip(targets, stacks, strict=True):  # of a part that is not there: the core's
+        stack[::2] = stack[0] if before else stack[1], stack[2] if after else stack[1]
+    placed: dict[tuple[int, int], list[Fragment]] = {}
+    targets_of: dict[int, list[int]] = {}
+    for target, source in enumerate(sources):
+        targets_of.setdefault(source, []).append(target)
+    line_breaks: dict[int, str] = {}
+    for number, word in enumerate(words):
+        for seam, point in word.points:
+            if point[0].isspace():  # at the same share of the sentence, and never at its ends
+                line_breaks[max(1, min(number * len(targets) // len(words), len(targets) - 1))] = point[0]
+            else:
+                placed.setdefault(_target_seam(number, seam, targets_of), []).append(point)
+    fragments: list[Fragment] = []
+    for place, parts in enumerate(targets):
+        if place:
+            left, right = stacks[place - 1][2], stacks[place][0]
+            space = line_breaks.get(place, " ")
+            fragments.append((space, left if in_spans else left[: _shared(left, right)]))
+        for seam in range(4):
+            fragments += placed.get((place, seam), [])
+            if seam < 3 and parts[seam]:
+                fragments.append((escape(parts[seam]), stacks[place][seam]))
+    return fragments
+
+
+def _words(characters: Sequence[Character], points: Sequence[Point]) -> list[_Word]:
+    text, words = "".join(character[0] for character in characters), []
+    remaining = list(reversed(points))
+    for match in re.finditer(r"\S+", text):
+        before, core, _ = split_word(match[0])
+        seams = (match.start(), middle := match.start() + len(before), middle + len(core), match.end())
+        sections = [characters[start:end] for start, end in pairwise(seams)]
+        word = _Word(seams, [_stack_of(section) for section in sections])
+        while words and remaining and remaining[-1][0] < match.start():  # in the white space before it
+            words[-1].points.append((3, remaining.pop()[1:]))
+        while remaining and remaining[-1][0] <= match.end():
+            place, *point = remaining.pop()
+            seam = 0 if place <= seams[0] else 3 if place == seams[3] else 1 if place <= seams[1] else 2
+            word.points.append((seam, tuple(point)))
+        words.append(word)
+    return words
+
+
+def _stack_of(section: Sequence[Character]) -> Stack | None:
+    """The spans of most characters, but of the innermost ones where a span ends within a word."""
+    counts = Counter(stack for _, _, stack in section)
+    return max(counts, key=lambda stack: (len(stack), counts[stack]), default=None)
+
+
+def _sources(links: Links, targets: int, words: int) -> list[int]:
+    """The source word of each target word."""
+    linked = {target: source for source, target in reversed(links) if source < words}
+    sources: list[int] = []
+    for target in range(targets):
+        sources.append(linked.get(target, sources[-1] if sources else 0))
+    return sources
+
+
+def _add_missing_spans(words: list[_Word], sources: list[int], stacks: list[list[Stack]], in_spans: bool) -> None:
+    """Put each span that no target word got around the nearest one, by source words, that has none of its kind."""
+    present = {span for word in stacks for stack in word for span in stack}
+    first: dict[Any, tuple[int, Stack]] = {}  # of each span the source word that it begins with
+    for number, word in enumerate(words):
+        for stack in filter(None, word.stacks):
+            for span in stack:
+                first.setdefault(span, (number, stack))
+    for span, (number, stack) in first.items():
+        if span in present or (in_spans and span is stack[-1]):
+            continue
+        free = [t for t in range(len(sources)) if all(other.name != span.name for other in stacks[t][1])]
+        if free:
+            nearest = min(free, key=lambda t: (abs(sources[t] - number), abs(t - number)))
+            before, core, after = stacks[nearest]
+            stacks[nearest] = [stack] * 3 if in_spans else [before, (*core, span), after]
+
+
+def _target_seam(number: int, seam: int, targets_of: dict[int, list[int]]) -> tuple[int, int]:
+    """Target word and seam for a point at the seam of a source word."""
+    if number in targets_of:
+        return targets_of[number][0 if seam < 2 else -1], seam
+    earlier = next((source for source in range(number - 1, -1, -1) if source in targets_of), None)
+    return (0, 0) if earlier is None else (targets_of[earlier][-1], 3)
+
+
+def _shared(left: Stack, right: Stack) -> int:
+    """The number of spans, from the outermost, that two stacks share."""
+    return next(
+        (n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a is not b), min(len(left), len(right))
+    )
+
+
+def written(fragments: Sequence[Fragment], before: Stack, after: Stack, tags: Callable[[Any], tuple[str, str]]) -> str:
+    """Fragments with the tags between them, from the spans that are open before them to those open after them."""
+    parts, stack = [], before
+    for raw, wanted in [*(fragment for fragment in fragments if fragment[0]), ("", after)]:
+        shared = _shared(stack, wanted)
+        parts += [tags(span)[1] for span in reversed(stack[shared:])]
+        parts += [tags(span)[0] for span in wanted[shared:]]
+        parts.append(raw)
+        stack = wanted
+    return "".join(parts)

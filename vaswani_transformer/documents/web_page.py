@@ -1,0 +1,127 @@
+"""HTML, by Python's parser, of whose events the places alone count: what is no text is copied from the source."""
+
+import html
+import re
+from html.parser import HTMLParser
+from itertools import accumulate
+
+from .document import Document, Kind, Piece, point, text_piece
+
+# Elements that are spans in a sentence; those that are points, with all that is in them; those without an end; those
+# that are left alone besides the points.
+SPANS = {
+    "a", "abbr", "b", "bdi", "bdo", "big", "cite", "del", "dfn", "em", "font", "i", "ins", "label", "mark", "q", "s",
+    "small", "span", "strike", "strong", "sub", "sup", "u",
+}  # fmt: skip
+_POINTS = {
+    "code", "kbd", "samp", "var", "tt", "math", "svg", "img", "input", "wbr", "button", "select", "time", "data",
+    "output", "meter", "progress",
+}  # fmt: skip
+_VOID = {
+    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
+}  # fmt: skip
+_OPAQUE = {
+    "script", "style", "pre", "textarea", "iframe", "noembed", "noframes", "noscript", "xmp", "plaintext", "template",
+    "object", "audio", "video", "canvas", "applet", "listing",
+}  # fmt: skip
+_CHARACTERS = re.compile(r"&#?\w+;?|[^&]+|&")
+
+
+class _Events(HTMLParser):
+    """The places where tags, text and the rest begin: `(place, kind, name or text, attributes)`."""
+
+    def __init__(self, source: str):
+        super().__init__(convert_charrefs=False)
+        self.lines = [0, *accumulate(len(line) + 1 for line in source.split("\n"))]
+        self.events: list[tuple[int, str, str, dict]] = []
+        # Behind this nothing ends, and the parser would look for ends again and again, in quadratic time.
+        end = source.rfind(">") + 1
+        comment = source.find("<!--", source.rfind("-->") + 1)
+        end = comment if 0 <= comment < end else end
+        self.feed(source[:end])
+        self.close()
+        self.events.append((end, "text", "", {}))
+
+    def _add(self, kind: str, name: str = "", attributes=()) -> None:
+        line, column = self.getpos()
+        self.events.append((self.lines[line - 1] + column, kind, name, dict(attributes)))
+
+    def parse_marked_section(self, i, report=1):  # as browsers do; Python's own ends with an AssertionError at most
+        return self.parse_bogus_comment(i)
+
+    def handle_starttag(self, tag, attrs):
+        self._add("start", tag, attrs)
+
+    def handle_startendtag(self, tag, attrs):
+        self._add("alone" if tag in ("svg", "math") else "start", tag, attrs)
+
+    def handle_endtag(self, tag):
+        self._add("end", tag)
+
+    def handle_data(self, data):
+        self._add("text", data)
+
+    def handle_entityref(self, name):
+        self._add("text")
+
+    def handle_charref(self, name):
+        self._add("text")
+
+    def handle_comment(self, data):
+        self._add("comment")
+
+    def handle_decl(self, decl):
+        self._add("other")
+
+    def unknown_decl(self, data):
+        self._add("other")
+
+    def handle_pi(self, data):
+        self._add("other")
+
+
+def read_web_page(source: str) -> Document:
+    """The text between the tags; attributes, scripts, styles, code and what is marked `translate="no"` stay."""
+    events = _Events(source).events
+    places = [place for place, *_ in events]
+    pieces, number = [Piece(source[: places[0] if places else len(source)])], 0
+    while number < len(events):
+        start, kind, name, attributes = events[number]
+        last = _end_of_opaque(events, number) if kind == "start" and _is_opaque(name, attributes) else number
+        end = places[last + 1] if last + 1 < len(places) else len(source)
+        raw, number = source[start:end], last + 1
+        if kind == "text":
+            pieces += _text(raw)
+        elif kind == "comment" or (kind in ("start", "alone") and name in _POINTS):
+            pieces.append(point(raw, is_word=kind != "comment" and name not in _VOID))
+        elif kind == "start" and name in SPANS:
+            is_opaque = _is_opaque(name, attributes)
+            pieces.append(point(raw, is_word=True) if is_opaque else Piece(raw, Kind.OPEN, name=name))
+        elif kind == "end" and name in SPANS:
+            pieces.append(Piece(raw, Kind.CLOSE, name=name))
+        else:
+            pieces.append(Piece(raw))
+    return Document(pieces, escape=lambda text: html.escape(text, quote=False))
+
+
+def _is_opaque(name: str, attributes: dict) -> bool:
+    kept = (attributes.get("translate") or "").lower() == "no" or "notranslate" in (attributes.get("class") or "")
+    return name not in _VOID and (kept or name in _OPAQUE or name in _POINTS)
+
+
+def _end_of_opaque(events: list, number: int) -> int:
+    """The event that ends the element which this one starts; the last one of all if none does."""
+    depth, name = 0, events[number][2]
+    for place in range(number, len(events)):
+        _, kind, other, _ = events[place]
+        depth += (other == name) * ((kind == "start") - (kind == "end"))
+        if depth == 0:
+            return place
+    return len(events) - 1
+
+
+def _text(raw: str) -> list[Piece]:
+    """Text in pieces, character references apart; what could be half a tag is not touched."""
+    if re.search(r"<[a-zA-Z/!?]", raw):
+        return [Piece(raw)]
+    return [text_piece(match[0], html.unescape(match[0])) for match in _CHARACTERS.finditer(raw)]

@@ -1,0 +1,159 @@
+"""Word files (.docx): the runs of text in their paragraphs, by the XML parser expat; every other byte stays."""
+
+import html
+import io
+import re
+import zipfile
+from collections.abc import Callable
+from typing import NamedTuple
+from xml.parsers import expat
+
+from ..errors import UserError
+from .document import Document, Kind, Piece, point, text_piece
+
+_PARTS = re.compile(r"word/(document|(header|footer)\d*|footnotes|endnotes|comments)\.xml")
+_MOST_BYTES = 1 << 28  # of a part
+_WORD = re.compile(r"http://\S+/wordprocessingml/\S*main ")
+_SPANS = {"hyperlink", "ins", "smartTag"}
+_POINTS = {
+    "bookmarkStart", "bookmarkEnd", "commentRangeStart", "commentRangeEnd", "proofErr", "permStart", "permEnd",
+}  # fmt: skip
+_REFERENCES = {"footnoteReference", "endnoteReference", "commentReference"}  # a run of one of them is a point
+
+
+class _Event(NamedTuple):
+    """A part of the XML: `"<"` and `">"` for an element's tags, `"text"`, or `""` for anything else."""
+
+    raw: str
+    kind: str
+    name: str
+
+
+def translate_word_file(data: bytes, translate: Callable[[list[Document]], list[str]]) -> bytes:
+    """A Word file with the texts of its paragraphs, headers, footers, notes and comments translated.
+
+    Raises:
+        UserError: this is no Word file, or a damaged one.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = archive.infolist()
+            if "word/document.xml" not in archive.namelist():
+                raise UserError("this archive has no word/document.xml: give a Word file (.docx)")
+            if large := [
+                entry for entry in entries if _PARTS.fullmatch(entry.filename) and entry.file_size > _MOST_BYTES
+            ]:
+                raise UserError(
+                    f"{large[0].filename} of the Word file has {large[0].file_size:,} bytes: divide the file"
+                )
+            contents = [archive.read(entry) for entry in entries]
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+        raise UserError(f"this is no Word file (.docx), or a damaged one: {error}") from error
+    numbers = [number for number, entry in enumerate(entries) if _PARTS.fullmatch(entry.filename)]
+    translated = translate([_read_part(contents[number], entries[number].filename) for number in numbers])
+    changed = {n: xml.encode() for n, xml in zip(numbers, translated, strict=True) if xml.encode() != contents[n]}
+    if not changed:
+        return data
+    result = io.BytesIO()
+    with zipfile.ZipFile(result, "w") as archive:
+        for number, (entry, content) in enumerate(zip(entries, contents, strict=True)):
+            archive.writestr(entry, changed.get(number, content))
+    return result.getvalue()
+
+
+def _read_part(data: bytes, name: str) -> Document:
+    try:
+        data.decode()
+        events = _events(data)
+    except (expat.ExpatError, UnicodeDecodeError) as error:
+        raise UserError(f"{name} of the Word file is damaged: {error}") from error
+    pieces, number = [], 0
+    while number < len(events):
+        taken = _run(events, number)
+        pieces += taken or [_piece(events, number)]
+        number = _end(events, number) + 1 if taken else number + 1
+    return Document(pieces, escape=lambda text: html.escape(text, quote=False), in_spans=True)
+
+
+def _events(data: bytes) -> list[_Event]:
+    """The XML in parts, of which each has the name of its element, without a prefix if it is of Word's language."""
+    found: list[tuple[int, str, str]] = []
+    parser = expat.ParserCreate(namespace_separator=" ")
+
+    def add(kind: str, name: str = "") -> None:
+        found.append((parser.CurrentByteIndex, kind, _WORD.sub("", name)))
+
+    def refuse(*_) -> None:
+        raise expat.ExpatError("it declares a document type, which Word files have not")
+
+    parser.StartElementHandler = lambda name, attributes: add("<", name)
+    parser.EndElementHandler = lambda name: add(">", name)
+    parser.CharacterDataHandler = lambda text: add("text", text)
+    parser.CommentHandler = parser.DefaultHandler = lambda text: add("")
+    parser.ProcessingInstructionHandler = lambda target, text: add("")
+    parser.StartCdataSectionHandler = parser.EndCdataSectionHandler = lambda: add("")
+    parser.StartDoctypeDeclHandler = refuse
+    parser.Parse(data, True)
+    places = [0, *(place for place, _, _ in found[1:]), len(data)]
+    return [
+        _Event(data[start:end].decode(), kind, name)
+        for start, end, (_, kind, name) in zip(places, places[1:], found, strict=False)
+    ]
+
+
+def _end(events: list[_Event], number: int) -> int:
+    """The event that ends the element which this one begins."""
+    depth = 0
+    for place in range(number, len(events)):
+        depth += (events[place].kind == "<") - (events[place].kind == ">")
+        if depth == 0:
+            return place
+    raise AssertionError("expat has read an element without an end")
+
+
+def _raw(events: list[_Event]) -> str:
+    return "".join(event.raw for event in events)
+
+
+def _run(events: list[_Event], number: int) -> list[Piece]:
+    """The pieces of a run with one text or one reference and nothing else that is seen; none for anything else."""
+    if events[number][1:] != ("<", "r"):
+        return []
+    end = _end(events, number)
+    children, place = {}, number + 1  # the first event of each
+    while place < end:
+        if events[place].kind == "<":
+            if events[place].name in children:
+                return []
+            children[events[place].name] = place
+            place = _end(events, place)
+        place += 1
+    names = set(children) - {"rPr", "lastRenderedPageBreak"}
+    if len(names) == 1 and names <= _REFERENCES:
+        return [point(_raw(events[number : end + 1]))]
+    if names != {"t"}:
+        return []
+    first = children["t"]
+    last = _end(events, first)
+    before, tag = _raw(events[number:first]), events[first].raw
+    kept = tag if "xml:space" in tag or tag.endswith("/>") else f'{tag[:-1]} xml:space="preserve">'
+    content = [_text(event) for event in events[first + 1 : last]]
+    opening = Piece(before + tag, Kind.OPEN, name="r", again=before + kept)
+    return [opening, *content, Piece(_raw(events[last : end + 1]), Kind.CLOSE, name="r")]
+
+
+def _text(event: _Event) -> Piece:
+    """Text of a run; characters may be references."""
+    is_text = event.kind == "text" and (event.raw == event.name or event.raw.startswith("&"))
+    return text_piece(event.raw, event.name) if is_text else Piece(event.raw)
+
+
+def _piece(events: list[_Event], number: int) -> Piece:
+    """The piece of an event outside of such runs."""
+    raw, kind, name = events[number]
+    if kind == "text":
+        inside = number and events[number - 1][1:] == ("<", "t")
+        return _text(events[number]) if inside else Piece(raw)
+    if name in _SPANS and kind:
+        return Piece(raw, Kind.OPEN if kind == "<" else Kind.CLOSE, name=name)
+    return point(raw) if name in _POINTS and kind else Piece(raw)

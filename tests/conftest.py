@@ -138,6 +138,14 @@ def text(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture
+def whole_outputs(monkeypatch) -> None:
+    """Random models go round in circles, which a `Translator` would cut."""
+    from vaswani_transformer.decoding import translator
+
+    monkeypatch.setattr(translator, "_ROUNDS", 10**6)
+
+
 def error_of(function, *arguments, **options) -> str:
     """The one line of the error that a call must raise."""
     with pytest.raises(UserError) as caught:

@@ -211,6 +211,7 @@ class TestFromFolders:
             one.save_pretrained(root / str(number))
         return [root / str(number) for number in range(3)]
 
+    @pytest.mark.usefixtures("whole_outputs")
     def test_translates_and_scores_as_its_definition_does(self, folders):
         ensemble, tokenizer = load_ensemble(folders[:2], "cpu")
         assert isinstance(ensemble, Ensemble) and len(ensemble.members) == 2 and not ensemble.training

@@ -1,12 +1,19 @@
 """Text in, text out, against the model called one sentence at a time."""
 
+import io
+import json
+
 import pytest
 from conftest import random_ids, tiny_model
 from every_output import END, EVERY_PREFIX, LIMIT, VOCABULARY, every_output, peaked_model
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import LogitsProcessorList
 
 from vaswani_transformer import Translator, train_tokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
+from vaswani_transformer.decoding.file_translator import FileTranslator, Layout
+from vaswani_transformer.decoding.output import StreamOutput
 from vaswani_transformer.decoding.translator import ForcedPrefixes
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.model.search_vaswani import OpenSearch
@@ -80,6 +87,7 @@ def test_with_a_prefix_the_best_output_that_begins_with_it_is_found(seed, alpha)
         assert set(row[len(wanted) + 1 :]) <= {END, model.config.pad_token_id}
 
 
+@pytest.mark.usefixtures("whole_outputs")
 def test_the_nbest_list_is_that_of_generate_in_its_order(model, tokenizer):
     sources = [source for source, _ in PAIRS[:12]]
     options = {"num_beams": 4, "num_return_sequences": 3, "max_new_tokens": 12}
@@ -117,3 +125,35 @@ def test_long_sources_are_refused_or_split(tokenizer):
     assert whole.tokens == sum(part.tokens for part in parts)
     assert whole.log_probability == pytest.approx(sum(part.log_probability for part in parts), rel=1e-4)
     assert [first.text, last.text] == list(splitting.translate([sources[0], sources[2]]))
+
+
+@given(
+    start=st.lists(st.integers(3, 6), max_size=6),
+    circle=st.lists(st.integers(3, 6), min_size=1, max_size=5),
+    rounds=st.integers(1, 7),
+    ends=st.booleans(),
+)
+def test_what_is_cut_had_gone_round_four_times(model, tokenizer, start, circle, rounds, ends):
+    """One round stays, and nothing else is lost; an output with an end is never cut."""
+    ids = start + rounds * circle + [model.generation_config.eos_token_id] * ends
+    kept = Translator(model, tokenizer)._without_repetition(ids)
+    assert kept == ids[: len(kept)] and (not ends or kept == ids)
+    if len(kept) < len(ids):
+        periods = [period for period in range(1, len(kept) + 1) if 4 * period <= len(ids)]
+        assert any(len(kept) >= p and ids[-4 * p :] == 4 * ids[-p:] and ids[len(kept) - p : -p] == ids[len(kept) :]
+                   for p in periods)  # fmt: skip
+    elif not ends:
+        assert rounds < 4
+
+
+def test_endless_repetition_is_cut_and_said(model, tokenizer, caplog):
+    options = {"num_beams": 1, "max_new_tokens": 30}
+    translator, text = Translator(model, tokenizer, **options), "The dog sleeps."
+    whole = tokenizer.decode(model.generate(**tokenizer(text, return_tensors="pt"), **options)[0], True)
+    [[found]] = translator.hypotheses([text])
+    assert found.repeats and len(found.text) < len(whole) / 2 and whole.startswith(found.text) and found.tokens == 30
+    written = io.StringIO()
+    FileTranslator(translator, Layout(json=True)).run(["", text], StreamOutput(written), progress=False)
+    hypotheses = [json.loads(line)["hypotheses"][0] for line in written.getvalue().splitlines()]
+    assert [hypothesis.get("repeats") for hypothesis in hypotheses] == [None, True]
+    assert "repeats itself without end, which was cut: 2" in caplog.text

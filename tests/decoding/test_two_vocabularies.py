@@ -93,6 +93,7 @@ def test_loaded(world, tmp_path):
         check_tokenizer_matches(tokenizer, model.config)
 
 
+@pytest.mark.usefixtures("whole_outputs")
 def test_translated(world):
     model, tokenizer = load_model(world.folder, device="cpu")
     translator = Translator(model, tokenizer, num_beams=2, max_new_tokens=8)

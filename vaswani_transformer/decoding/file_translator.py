@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 Aligner = Callable[[Sequence[str], Sequence[str]], list[str]]  # sources and targets to Pharaoh lines
 Words = list[tuple[str, float]]  # with how sure the model is of each
-_NAMED = 10  # lines translated in parts that are named one by one
+_NAMED = 10  # lines of which something is reported that are named one by one
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,19 @@ def _as_json(hypothesis: Hypothesis, alignment: str | None, words: Words | None)
     values = {"text": hypothesis.text, "tokens": hypothesis.tokens}
     if hypothesis.score is not None:
         values |= {"score": hypothesis.score, "log_probability": hypothesis.log_probability}
+    if hypothesis.repeats:
+        values["repeats"] = True
     if words is not None:
         values |= {"confidence": mean_confidence(words), "words": words}
     return values if alignment is None else values | {"alignment": alignment}
+
+
+def _name_lines(numbers: list[int], what: str) -> None:
+    if numbers:
+        named = ", ".join(f"{number:,}" for number in numbers[:_NAMED])
+        more = f" and {len(numbers) - _NAMED:,} more" if len(numbers) > _NAMED else ""
+        lines = "1 line was" if len(numbers) == 1 else f"{len(numbers):,} lines were"
+        logger.warning(f"{lines} {what}: {named}{more}")
 
 
 def with_prefixes(lines: Iterable[str], prefixes: Path, stamp: Stamp = None) -> Iterator[tuple[str, str]]:
@@ -125,8 +135,7 @@ class FileTranslator:
         """
         windows = islice(in_windows(lines, self.window, done), self.rank, None, self.world_size)
         prepared: Iterator[PreparedWindow] = map(self.translator.prepare, windows)
-        split: list[int] = []
-        error = None
+        split, cut, error = [], [], None  # the former two are numbers of lines
         with contextlib.ExitStack() as stack:
             if ahead:
                 prepared = stack.enter_context(contextlib.closing(read_ahead(prepared)))
@@ -143,21 +152,19 @@ class FileTranslator:
                     output.write("".join(window.records[max(0, done - window.first + 1) :]))
                 if place % self.world_size != self.rank:
                     bar.update(len(window.records))
-                split += window.split
+                split, cut = split + window.split, cut + window.cut
                 error = window.error  # only the last window has one
         if self.rank == 0:
-            if split:
-                named = ", ".join(f"{number:,}" for number in split[:_NAMED])
-                more = f" and {len(split) - _NAMED:,} more" if len(split) > _NAMED else ""
-                what = "1 line was" if len(split) == 1 else f"{len(split):,} lines were"
-                logger.warning(f"{what} longer than the model takes and translated in parts: {named}{more}")
+            _name_lines(split, "longer than the model takes and translated in parts")
+            _name_lines(cut, "translated into something that repeats itself without end, which was cut")
             if error is not None:
                 raise error
 
     def _records(self, prepared: PreparedWindow, bar: tqdm) -> WindowRecords:
         window = prepared.window
-        records = self._format(window, self.translator.translate_prepared(prepared, bar))
-        return WindowRecords(window.first, records, prepared.split, window.error)
+        hypotheses = self.translator.translate_prepared(prepared, bar)
+        cut = [number for number, own in enumerate(hypotheses, window.first) if any(one.repeats for one in own)]
+        return WindowRecords(window.first, self._format(window, hypotheses), prepared.split, cut, window.error)
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:
         """What is written for each line of a window."""

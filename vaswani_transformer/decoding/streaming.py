@@ -41,6 +41,7 @@ class WindowRecords:
     first: int  # number of its first line, from 1
     records: list[str]  # for each of its lines, line ends included
     split: list[int] = field(default_factory=list)  # numbers of the lines that were translated in parts
+    cut: list[int] = field(default_factory=list)  # and of those whose translation repeated itself to its limit
     error: Exception | None = None  # what ends the work after these records
 
 

@@ -19,6 +19,9 @@ from .long_inputs import split_line
 from .scoring import LengthRule, check_length, score_ids
 from .streaming import WINDOW_LINES, Window, in_windows
 
+_ROUNDS = (
+    4  # times that an output has to end with the same tokens to be cut; some texts repeat a word two or three times
+)
 _JOINING = 4  # sentences join a search when one in so many places is free: the encoder is faster with several at once
 
 
@@ -30,6 +33,7 @@ class Hypothesis:
     tokens: int = 0  # |Y|, `</s>` included where it ends with one
     log_probability: float | None = None  # log P(Y|X) under the model in nats; None if not asked for
     score: float | None = None  # what beam search ranks by, from log-probability and tokens; None as above
+    repeats: bool = False  # whether the model went on repeating itself; the text has what it repeated once
 
 
 @dataclass
@@ -251,14 +255,30 @@ class Translator:
 
     def _hypotheses(self, pieces: list[Piece], outputs: list[list[list[int]]]) -> list[list[Hypothesis]]:
         """The hypotheses of each piece, best first, from their ids."""
-        number, flat = len(outputs[0]) if outputs else 1, [ids for own in outputs for ids in own]
-        texts = self.tokenizer.batch_decode(flat, skip_special_tokens=True)
-        hypotheses = [Hypothesis(text, len(ids)) for text, ids in zip(texts, flat, strict=True)]
+        if not pieces:
+            return []
+        number, flat = len(outputs[0]), [ids for own in outputs for ids in own]
+        kept = [self._without_repetition(ids) for ids in flat]
+        texts = self.tokenizer.batch_decode(kept, skip_special_tokens=True)
+        found = zip(texts, kept, flat, strict=True)
+        hypotheses = [Hypothesis(text, len(ids), repeats=len(cut) < len(ids)) for text, cut, ids in found]
         if self.scores:
             sources = [piece.ids for piece in pieces for _ in range(number)]
             rows = score_ids(self.model, sources, flat, self.tokens_per_batch)
             hypotheses = [self._scored(*pair) for pair in zip(hypotheses, map(math.fsum, rows), strict=True)]
         return [hypotheses[start : start + number] for start in range(0, len(hypotheses), number)]
+
+    def _without_repetition(self, ids: list[int]) -> list[int]:
+        """An output, or of one that goes round in a circle to its limit the beginning up to the end of one round."""
+        ends = self._setting("eos_token_id", [])
+        if ids and ids[-1] not in ({ends} if isinstance(ends, int) else ends):
+            for period in range(1, len(ids) // _ROUNDS + 1):
+                start = len(ids) - _ROUNDS * period
+                if ids[start:-period] == ids[start + period :]:
+                    while start and ids[start - 1] == ids[start - 1 + period]:
+                        start -= 1
+                    return ids[: start + period]
+        return ids
 
     def _scored(self, hypothesis: Hypothesis, log_probability: float) -> Hypothesis:
         rule = LengthRule.of(self.model.generation_config, self.generate_options)
@@ -301,7 +321,8 @@ class Translator:
         for ranked in zip(*parts, strict=True):
             # splitlines(): one line out for one line in, whatever the model has written.
             text = " ".join(" ".join(part.text.splitlines()) for part in ranked)
-            whole = Hypothesis(text, sum(part.tokens for part in ranked))
+            repeats = any(part.repeats for part in ranked)
+            whole = Hypothesis(text, sum(part.tokens for part in ranked), repeats=repeats)
             if self.scores:
                 whole = self._scored(whole, math.fsum(part.log_probability for part in ranked))
             joined.append(whole)

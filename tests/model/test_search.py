@@ -127,6 +127,16 @@ def test_unpruned_equals_exhaustive_search_within_each_sentences_limit(rule, alp
         assert scores == pytest.approx([score for score, _ in best], rel=1e-4)
 
 
+@pytest.mark.parametrize(("rule", "alpha"), [("power", -20.0), ("gnmt", -40.0)])
+def test_a_length_penalty_that_makes_scores_huge_leaves_no_output_empty(rule, alpha):
+    """All outputs have one length, so that the penalty changes no order."""
+    options = {"num_beams": 3, "num_return_sequences": 3, "min_new_tokens": 6, "max_new_tokens": 6}
+    options |= {"length_normalization": rule, "input_ids": random_ids(2, 4, vocab_size=VOCAB)}
+    outputs = ours(model_of("plain"), length_penalty=alpha, **options)
+    assert torch.equal(outputs.sequences, ours(model_of("plain"), length_penalty=0.0, **options).sequences)
+    assert (outputs.sequences_scores < -1e9).all()
+
+
 def test_fewer_outputs_than_are_asked_for_leave_empty_ones():
     """One token is allowed, and there are fewer than beams."""
     model = tiny_model(vocab_size=VOCABULARY)

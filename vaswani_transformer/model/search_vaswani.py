@@ -99,8 +99,7 @@ class SearchSettings:
             return False
         # Under the paper's rule the last hypothesis that is returned has to be beaten; lower ones are lost anyway.
         needed = self.num_return_sequences if self.length_normalization == "gnmt" else self.num_beams
-        to_beat = finished[needed - 1] if len(finished) >= needed else _EMPTY
-        return running > NO_SCORE and best_score > to_beat
+        return running > NO_SCORE and (len(finished) < needed or best_score > finished[needed - 1])
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,8 @@ class BeamSentence(Sentence):
         is_last = self.length >= self.limit
         if is_last or not settings.end_ids.isdisjoint(tokens):
             for rank in range(count):  # others are there only so that enough go on
-                if (is_last or tokens[rank] in settings.end_ids) and scores[rank] >= _EMPTY:
+                is_output = values[rank] > NO_SCORE or scores[rank] >= _EMPTY  # or an empty place, as in transformers
+                if is_output and (is_last or tokens[rank] in settings.end_ids):
                     self._finished.append((scores[rank], step, beams[rank], tokens[rank]))
             self._finished.sort(key=lambda hypothesis: -hypothesis[0])
             del self._finished[count:]

@@ -16,10 +16,10 @@ from ..decoding.ensemble import COMBINATIONS
 from ..decoding.output import ResumableOutput, StreamOutput
 from ..errors import UserError
 from ..evaluation.records import model_sha256
-from ..files import written_whole
+from ..files import file_sha256, written_whole
 
 # Arguments that change no line of the output, and those whose content counts and not their name.
-_FREE = {"model", "ensemble", "sentences", "input", "output", "prefix", "resume", "device", "long_lines"}
+_FREE = {"model", "ensemble", "sentences", "input", "output", "prefix", "glossary", "resume", "device", "long_lines"}
 _FREE |= {"run", "parser"}  # of the parser itself
 RESUME = "the same command with --resume continues after the last line that was written"
 
@@ -142,6 +142,8 @@ def open_output(
     settings["MODEL"] = model_sha256(arguments.model)
     if arguments.ensemble:
         settings["--ensemble"] = " ".join(map(model_sha256, arguments.ensemble))
+    if getattr(arguments, "glossary", None):
+        settings["--glossary"] = file_sha256(arguments.glossary)
     values = {name: value for name, value in vars(arguments).items() if name not in _FREE}
     values |= {"window": window, "combine": arguments.combine or COMBINATIONS[0]}
     if values.get("pictures") is not None:

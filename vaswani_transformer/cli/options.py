@@ -143,7 +143,7 @@ def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
 def _load_exported(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from ..export.exporting import load_exported
 
-    for name in ("ensemble", "sample", "alignments", "confidence", "prefix"):
+    for name in ("ensemble", "sample", "alignments", "confidence", "glossary", "prefix"):
         if getattr(arguments, name, None):
             raise UserError(f"{option_flag(name)} is not possible with an exported model: give the model itself")
     exact = bool(getattr(arguments, "exact", None))

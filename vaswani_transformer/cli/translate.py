@@ -51,6 +51,8 @@ def add_translate(commands) -> None:
     files.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
     files.add_argument("--resume", action="store_true", help="continue an --output that was interrupted")
     files.add_argument("--prefix", metavar="FILE", help="how the translation of each line of --input has to begin")
+    how = "terms that translations must have: lines of SOURCE TAB TARGET, or of a word that is not translated"
+    files.add_argument("--glossary", metavar="FILE", help=how)
     add_window(files, "lines")
     layout = parser.add_argument_group("what is written")
     layout.add_argument("--nbest", metavar="N", type=int, help="N translations of each line: line number, score, text")
@@ -97,6 +99,9 @@ def _check(arguments: argparse.Namespace) -> None:
     for number, sentence in enumerate(arguments.sentences, start=1):
         if has_undecoded(sentence):
             raise UserError(f"sentence {number} is not valid UTF-8: convert it first")
+    for name in ("prefix", "ensemble", "sample"):
+        if arguments.glossary is not None and getattr(arguments, name):
+            raise UserError(f"--glossary and {option_flag(name)} cannot be combined: leave one of them out")
     if arguments.confidence and arguments.ensemble:
         raise UserError("--confidence is of one model and --ensemble gives several: leave one of them out")
     if arguments.resume and not is_file(arguments.output):
@@ -111,7 +116,7 @@ def _check(arguments: argparse.Namespace) -> None:
         _check_document(arguments)
     elif arguments.source_language is not None:
         raise UserError(f"--source-language is for documents: give --format {'|'.join(FORMATS)}, or leave it out")
-    check_files(arguments, read=("input", "prefix"), written=("output",))
+    check_files(arguments, read=("input", "prefix", "glossary"), written=("output",))
 
 
 def _check_document(arguments: argparse.Namespace) -> None:
@@ -122,7 +127,7 @@ def _check_document(arguments: argparse.Namespace) -> None:
     if arguments.sentences or is_launched():
         what = "sentences" if arguments.sentences else "a launch of several processes"
         raise UserError(f"{document}, not for {what}: give --input FILE or standard input, to one process")
-    for name in ("resume", "prefix", "nbest", "scores", "alignments", "long_lines"):
+    for name in ("resume", "prefix", "nbest", "scores", "confidence", "alignments", "long_lines"):
         if getattr(arguments, name) not in (None, False, "split"):
             raise UserError(f"{document} and {option_flag(name)} for lines: leave one of them out")
     if arguments.format == "docx" and arguments.output is None and sys.stdout.isatty():
@@ -214,8 +219,10 @@ def _scan_files(arguments: argparse.Namespace) -> dict[str, TextScan]:
 
 
 def _make_translator(arguments: argparse.Namespace):
+    from ..decoding.glossary import read_glossary
     from ..decoding.translator import Translator
 
+    glossary = None if arguments.glossary is None else read_glossary(arguments.glossary)
     model, tokenizer = load_for_decoding(arguments)
     options = generate_options(arguments, model)
     seed = arguments.seed
@@ -228,6 +235,7 @@ def _make_translator(arguments: argparse.Namespace):
         max_source_tokens=arguments.max_source_tokens,
         split_long=arguments.long_lines == "split",
         scores=arguments.scores or arguments.nbest is not None,
+        glossary=glossary,
         seed=seed,
         **options,
     )

@@ -5,6 +5,7 @@ import copy
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ..data.batching import PairCollator, batches_by_length
 from ..errors import UserError
 from ..hardware import use_free_threads
 from ..model.generation_vaswani import MAX_EXTRA_TOKENS
+from .glossary import Glossary, Terms, TermsSentence, beams_for
 from .long_inputs import split_line
 from .scoring import LengthRule, check_length, score_ids
 from .streaming import WINDOW_LINES, Window, in_windows
@@ -22,6 +24,7 @@ from .streaming import WINDOW_LINES, Window, in_windows
 _ROUNDS = (
     4  # times that an output has to end with the same tokens to be cut; some texts repeat a word two or three times
 )
+_WORD_STARTS = ("\u0120", "\u2581")  # what tokens begin with that begin a word: of byte-level BPE, of SentencePiece
 _JOINING = 4  # sentences join a search when one in so many places is free: the encoder is faster with several at once
 
 
@@ -43,6 +46,7 @@ class Piece:
     place: int  # index of the line in its window
     ids: list[int]  # tokens of the source, `</s>` included
     prefix: list[int] = field(default_factory=list)  # tokens that the translation has to begin with
+    terms: Terms | None = None  # what it has to have by a glossary
 
 
 @dataclass
@@ -99,6 +103,7 @@ class Translator:
         max_source_tokens: longest source in tokens, `</s>` included; by default what learned positions allow.
         split_long: split a longer line into sentences, clauses or words and join their translations; else refuse it.
         scores: also compute scores, by one more pass through the decoder for each translation.
+        glossary: terms that translations have to have wherever their sources have them.
         seed: for sampling: each window starts from a random state made of the seed and the window's number; torch's
             own is left as it was.
         **generate_options: for `generate()`, over the model's own generation configuration.
@@ -113,11 +118,13 @@ class Translator:
         max_source_tokens: int | None = None,
         split_long: bool = False,
         scores: bool = False,
+        glossary: Glossary | None = None,
         seed: int | None = None,
         **generate_options,
     ):
         self.model, self.tokenizer, self.tokens_per_batch = model, tokenizer, tokens_per_batch
         self.max_source_tokens, self.split_long, self.scores, self.seed = max_source_tokens, split_long, scores, seed
+        self.glossary = glossary
         self.generate_options = {name: value for name, value in generate_options.items() if value is not None}
         # `prepare` may run in another thread than decoding, and tokenizers are not made for two at once.
         self._own_tokenizer = copy.deepcopy(tokenizer)
@@ -142,7 +149,10 @@ class Translator:
                 break
             if len(parts) > 1:
                 split.append(number)
-            pieces += [Piece(place, parts[0], prefix), *(Piece(place, part) for part in parts[1:])]
+            texts = [source] if len(parts) == 1 else self._own_tokenizer.batch_decode(parts, skip_special_tokens=True)
+            terms = map(self._terms, texts) if self.glossary else [None] * len(parts)
+            prefixes = [prefix, *([] for _ in parts[1:])]
+            pieces += [Piece(place, *part) for part in zip(parts, prefixes, terms, strict=True)]
         return PreparedWindow(window, pieces, split)
 
     def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
@@ -202,6 +212,42 @@ class Translator:
         inputs = collate([{"input_ids": piece.ids, "labels": [0]} for piece in pieces])
         return {name: tensor.to(self.model.device) for name, tensor in inputs.items() if name != "labels"}
 
+    @cached_property
+    def _continuing(self) -> frozenset[int]:
+        """Tokens that go on with a word, where a token says so."""
+        tokens = self._own_tokenizer.convert_ids_to_tokens(range(len(self._own_tokenizer)))
+        if any(token.startswith(_WORD_STARTS) for token in tokens):
+            return frozenset(number for number, token in enumerate(tokens) if token[:1].isalnum())
+        return frozenset(number for number, token in enumerate(tokens) if token.startswith("##"))
+
+    def _terms(self, text: str) -> Terms | None:
+        """What a translation of this text has to have."""
+        encode = partial(self._own_tokenizer, add_special_tokens=False)
+        forms = [[encode(text_target=form)["input_ids"] for form in term.targets] for term in self.glossary.of(text)]
+        return Terms(forms, self._continuing) if forms else None
+
+    def _with_terms(self, pieces: list[Piece]) -> Iterator[tuple[int, list[list[int]]]]:
+        """As `_outputs`, of the pieces that have terms."""
+        asked = self._setting("num_beams", 1)
+        beams = {number: beams_for(piece.terms, asked) for number, piece in enumerate(pieces) if piece.terms}
+        for size in sorted(set(beams.values())):
+            numbers = [number for number, own in beams.items() if own == size]
+            for batch in batches_by_length([len(pieces[number].ids) for number in numbers], self.tokens_per_batch):
+                chosen = [pieces[numbers[place]] for place in batch]
+                open_search = getattr(self.model, "open_search", lambda **_: None)
+                search = open_search(**self.generate_options | {"num_beams": size})
+                if search is None or self._processors(chosen):
+                    raise UserError(
+                        "a glossary is for a beam search of one model: leave it out, or leave out prefixes, sampling,"
+                        " ensembles and further settings of generate()"
+                    )
+                kinds = [partial(TermsSentence, piece.terms) for piece in chosen]
+                sentences = search.join(**self._padded(chosen), kinds=kinds)
+                while search.is_open:
+                    search.step()
+                for place, sentence in zip(batch, sentences, strict=True):
+                    yield numbers[place], [output.tokens for output in sentence.outputs()]
+
     @torch.no_grad()
     def _generate(self, pieces: list[Piece]) -> list[list[list[int]]]:
         """Token ids of each piece's hypotheses, best first, without the start token and padding."""
@@ -228,6 +274,13 @@ class Translator:
 
     def _outputs(self, pieces: list[Piece]) -> Iterator[tuple[int, list[list[int]]]]:
         """The number of each piece and the ids of its hypotheses as in `_generate`, in any order."""
+        yield from self._with_terms(pieces)
+        others = [number for number, piece in enumerate(pieces) if piece.terms is None]
+        for place, outputs in self._freely([pieces[number] for number in others]):
+            yield others[place], outputs
+
+    def _freely(self, pieces: list[Piece]) -> Iterator[tuple[int, list[list[int]]]]:
+        """The same of pieces without terms."""
         lengths = [len(piece.ids) for piece in pieces]
         if _joining_pays(self.model) and not self._processors(pieces):
             search = self.model.open_search(**self.generate_options)

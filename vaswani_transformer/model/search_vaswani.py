@@ -7,7 +7,7 @@ chain of back-pointers until it is returned. transformers' loop copies tensors o
 Sentences join a `Search` at any step, and those that are done leave it, so that steps compute no rows in vain.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -175,6 +175,10 @@ class BeamSentence(Sentence):
         self._beams.append([beams[rank] for rank in kept])
         return [values[rank] for rank in kept], self._beams[-1], self._tokens[-1]
 
+    def wanted(self) -> list[tuple[int, int]]:
+        """Beams and tokens of continuations that `extend` has to be given, however unlikely they are."""
+        return []
+
     def outputs(self) -> list[Output]:
         """The outputs that are asked for, best first; where fewer were possible, empty ones behind."""
         outputs = []
@@ -219,7 +223,12 @@ class Search:
         return not all(sentence.is_done for sentence in self.sentences)
 
     def add(
-        self, states: torch.Tensor, mask: torch.Tensor | None, limits: Sequence[int], start: torch.LongTensor
+        self,
+        states: torch.Tensor,
+        mask: torch.Tensor | None,
+        limits: Sequence[int],
+        start: torch.LongTensor,
+        kinds: Sequence[Callable[[int, SearchSettings], Sentence]] | None = None,
     ) -> list[Sentence]:
         """Let sentences join, in places of those that are done and behind the others.
 
@@ -228,12 +237,14 @@ class Search:
             mask: `(sentences, source_length)`, 0 for padding; None where there is none.
             limits: the most tokens that each may generate.
             start: `(sentences, prompt_length)` ids that outputs start from; behind others `prompt_length` is 1.
+            kinds: what makes each sentence from its limit and the settings, if some are sentences of their own kind.
 
         Returns:
             the sentences, whose `outputs()` are ready when they are done.
         """
-        kind = Sentence if self.settings.num_beams == 1 else BeamSentence
-        added, beams = [kind(limit, self.settings) for limit in limits], self.settings.num_beams
+        kinds = kinds or [Sentence if self.settings.num_beams == 1 else BeamSentence] * len(limits)
+        added = [kind(limit, self.settings) for kind, limit in zip(kinds, limits, strict=True)]
+        beams = self.settings.num_beams
         values = torch.full((len(added), beams), _EMPTY, device=states.device)
         values[:, 0] = 0  # all beams begin alike: only the first counts
         rows = start.repeat_interleave(beams, dim=0)
@@ -336,7 +347,7 @@ class Search:
         settings, beams, number = self.settings, self.settings.num_beams, len(self.sentences)
         count = max(2, 1 + len(settings.end_ids)) * beams
         tokens = candidates(log_probs, count) if has_candidates(log_probs, count) else None
-        log_probs = log_probs if tokens is None else log_probs.gather(1, tokens)
+        all_log_probs, log_probs = log_probs, log_probs if tokens is None else log_probs.gather(1, tokens)
         width = log_probs.shape[1]
         values, places = (log_probs.view(number, beams, width) + self._values[..., None]).flatten(1).topk(count)
         tokens = places % width if tokens is None else tokens.view(number, -1).gather(1, places)
@@ -345,7 +356,15 @@ class Search:
                   for sentence, divisor in zip(self.sentences, today, strict=True)]  # fmt: skip
         divisors = torch.tensor([today, judged], dtype=torch.float32, device=values.device)[..., None]
         found = torch.stack([values, *(values / divisors), places // width, tokens])  # float32 holds these integers
-        return list(zip(*found.tolist(), strict=True))  # the device is waited for here
+        found = list(zip(*found.tolist(), strict=True))  # the device is waited for here
+        for place, sentence in enumerate(self.sentences):
+            if not sentence.is_done and (wanted := sentence.wanted()):
+                rows, more = torch.tensor(wanted, device=values.device).T
+                more = (self._values[place, rows] + all_log_probs[place * beams + rows, more]).tolist()
+                scores = [[value / divisor for value in more] for divisor in (today[place], judged[place])]
+                added = more, *scores, *map(list, zip(*wanted, strict=True))
+                found[place] = tuple(own + new for own, new in zip(found[place], added, strict=True))
+        return found
 
 
 class OpenSearch(Search):
@@ -356,13 +375,18 @@ class OpenSearch(Search):
         self._model, self._generation_config, self._start = model, generation_config, start
 
     @torch.no_grad()
-    def join(self, input_ids: torch.LongTensor, attention_mask: torch.LongTensor) -> list[Sentence]:
+    def join(
+        self,
+        input_ids: torch.LongTensor,
+        attention_mask: torch.LongTensor,
+        kinds: Sequence[Callable[[int, SearchSettings], Sentence]] | None = None,
+    ) -> list[Sentence]:
         """Let sources join, `(sentences, source_length)` ids padded on the right and their mask; see `add`."""
         device = self._model.device
         input_ids, attention_mask, lengths = input_ids.to(device), attention_mask.to(device), attention_mask.sum(dim=1)
         states = self._model.get_encoder()(input_ids, attention_mask=attention_mask).last_hidden_state
         limits = [self._model._output_limit(self._generation_config, length, 1) for length in lengths.tolist()]
-        return self.add(states, attention_mask, limits, input_ids.new_full((len(limits), 1), self._start))
+        return self.add(states, attention_mask, limits, input_ids.new_full((len(limits), 1), self._start), kinds)
 
 
 def as_generated(

@@ -1,0 +1,147 @@
+"""Terms in translations: what occurs in a text, and searches against the list of every output that has the terms."""
+
+from functools import partial
+
+import pytest
+import torch
+import translating
+from conftest import error_of, tiny_model
+from every_output import END, LIMIT, VOCABULARY, every_output, peaked_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from translating import LINES, run
+
+from vaswani_transformer import Translator, load_model
+from vaswani_transformer.decoding.glossary import (
+    Glossary,
+    Progress,
+    Term,
+    Terms,
+    TermsSentence,
+    beams_for,
+    read_glossary,
+)
+
+model, source, fails = translating.model, translating.source, translating.fails
+TOKENS = st.integers(3, VOCABULARY - 1)
+FORMS = st.lists(st.lists(st.lists(TOKENS, min_size=1, max_size=2), min_size=1, max_size=2), min_size=1, max_size=2)
+
+
+def has(output, forms, continuing=frozenset()):
+    """Whether one of the forms is in an output, and no token that continues a word follows it."""
+    text = [token for token in output if token != END]
+    ends = [
+        (start + len(form), form) for form in forms for start in range(len(text)) if text[start:][: len(form)] == form
+    ]
+    return any(end == len(text) or text[end] not in continuing for end, _ in ends)
+
+
+def search(model, terms, source, num_beams, **options):
+    opened = model.open_search(num_beams=num_beams, max_new_tokens=LIMIT, **options)
+    mask = torch.ones(1, len(source), dtype=torch.long)
+    [sentence] = opened.join(source[None], mask, [partial(TermsSentence, terms)])
+    while opened.is_open:
+        opened.step()
+    return sentence
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 30), forms=FORMS, beams=st.integers(2, 6), alpha=st.sampled_from([0.0, 0.6, 1.5]),
+       continuing=st.frozensets(TOKENS, max_size=1))  # fmt: skip
+def test_every_output_has_all_terms(seed, forms, beams, alpha, continuing):
+    begins_words = [[form for form in own if form[0] not in continuing] for own in forms]
+    terms = Terms([own for own in begins_words if own], continuing)
+    source = torch.tensor([3, 5, 4, 3])
+    sentence = search(peaked_model(seed), terms, source, beams, length_penalty=alpha, num_return_sequences=2)
+    first, *others = [output.tokens for output in sentence.outputs()]
+    assert first and len(first) <= sentence.limit
+    for output in (first, *filter(None, others)):
+        assert all(has(output, [list(form) for form in own], continuing) for own in terms.forms)
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 30), forms=FORMS, alpha=st.sampled_from([0.0, 0.6, 1.0]))
+def test_with_room_for_all_hypotheses_the_best_output_with_the_terms_is_found(seed, forms, alpha):
+    terms = Terms(forms)
+    if terms.lacks(Progress()) >= LIMIT:
+        return  # the limit is raised for it, and there are more hypotheses than beams
+    model, source = peaked_model(seed), torch.tensor([3, 5, 4, 3])
+    expected = [
+        (score, output)
+        for score, output in every_output(model, source, alpha)
+        if all(has(output, own) for own in forms)
+    ]
+    [best] = search(model, terms, source, 150, length_penalty=alpha).outputs()
+    assert best.score == pytest.approx(expected[0][0], abs=1e-4)
+    assert all(has(best.tokens, own) for own in forms)
+
+
+def test_terms_that_occur():
+    glossary = Glossary([Term(source, (source.upper(),)) for source in ("red", "red dog", "Bank", "C++", "dog")])
+    found = lambda text: [term.source for term in glossary.of(text)]  # noqa: E731
+    assert found("The red dog sees a Red cat, not a redder one.") == ["red dog", "red"]
+    assert found("At the Bank, not at the bank.") == ["Bank"] and found("the bank and a dog") == ["dog"]
+    assert found("C++ and c++") == ["C++"] and found("") == [] and not Glossary([]).of("red")
+
+
+def test_files(tmp_path):
+    path = tmp_path / "terms.tsv"
+    path.write_text("dog\tHund|Hündin\n\nVaswani\n  red   cat \t rote Katze\n")
+    terms = read_glossary(path).terms
+    assert terms["dog"].targets == ("Hund", "Hündin") and terms["Vaswani"].targets == ("Vaswani",)
+    assert terms["red cat"].targets == ("rote Katze",)
+    for text, message in (
+        ("dog\tHund\ndog\tKöter\n", "line 2"), ("dog\t\n", "empty term"), ("\tHund\n", "empty term"),
+        ("dog\tHund||\n", "empty term"), ("a\tb\tc\n", "3 columns"),
+    ):  # fmt: skip
+        path.write_text(text)
+        assert message in error_of(read_glossary, path)
+    assert "cannot be read" in error_of(read_glossary, tmp_path / "none")
+
+
+def test_texts_in_batches_and_alone(model):
+    """Lines with terms have them, in any batch, and the others are as without a glossary."""
+    loaded, tokenizer = load_model(model, "cpu")
+    options = {"num_beams": 2, "max_new_tokens": 12}
+    glossary = Glossary([Term("dog", ("Hund", "Tier")), Term("bird", ("bird",))])
+    with_terms = [
+        list(Translator(loaded, tokenizer, size, glossary=glossary, **options).translate(LINES)) for size in (64, 2048)
+    ]
+    without = list(Translator(loaded, tokenizer, **options).translate(LINES))
+    assert with_terms[0] == with_terms[1]
+    number = 0
+    for line, text, plain in zip(LINES, with_terms[0], without, strict=True):
+        found = glossary.of(line)
+        number += len(found)
+        if not found:
+            assert text == plain
+        assert all(any(target in text.split() for target in term.targets) for term in found)
+    assert number > 5
+
+
+def test_terms_beyond_the_limit_make_room():
+    terms = Terms([[[3, 4, 5]], [[5, 5, 5, 4]]])
+    sentence = search(peaked_model(0), terms, torch.tensor([3, 4]), beams_for(terms, 1))
+    assert all(has(sentence.outputs()[0].tokens, own) for own in ([[3, 4, 5]], [[5, 5, 5, 4]]))
+
+
+def test_samples_have_no_glossary(model):
+    tokenizer = load_model(model, "cpu")[1]
+    translator = Translator(
+        tiny_model(vocab_size=len(tokenizer)), tokenizer, glossary=Glossary([Term("a", ("b",))]), do_sample=True
+    )
+    assert "leave out" in error_of(lambda: list(translator.translate(["a dog"])))
+
+
+def test_the_command(model, source, tmp_path, fails):
+    path, output = tmp_path / "terms.tsv", tmp_path / "out"
+    path.write_text("dog\tHund\n")
+    command = ["translate", model, "--input", source, "--glossary", path, "--max-new-tokens", "8", "--output", output]
+    assert run(*command) == 0
+    lines = output.read_text().split("\n")
+    assert all("Hund" in text.split() for line, text in zip(LINES, lines, strict=False) if "dog" in line.split())
+    path.write_text("dog\tTier\n")
+    assert "--glossary" in fails(*command, "--resume")
+    assert "--glossary and --sample" in fails("translate", model, "a", "--glossary", path, "--sample")
+    path.write_text("dog\t\n")
+    assert "line 1" in fails("translate", model, "a", "--glossary", path)

@@ -237,7 +237,8 @@ class Translator:
         waiting = sorted(range(len(pieces)), key=lambda number: lengths[number])  # the longest last
         numbers: dict[Any, int] = {}  # of the sentences of the search
         while waiting or search.is_open:
-            room = max(1, self.tokens_per_batch // lengths[waiting[-1]]) if waiting else 0
+            longest = max(search.source_length, lengths[waiting[-1]] if waiting else 0)  # all are padded to it
+            room = max(1, self.tokens_per_batch // longest)
             free = room - search.running
             if waiting and (free * _JOINING >= room or len(waiting) <= free or not search.is_open):
                 joining = [waiting.pop() for _ in range(min(free, len(waiting)))]

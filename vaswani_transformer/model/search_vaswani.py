@@ -218,6 +218,11 @@ class Search:
         """Whether there is anything left to do."""
         return not all(sentence.is_done for sentence in self.sentences)
 
+    @property
+    def source_length(self) -> int:
+        """Tokens that are kept of each source, those of the longest one, with padding; 0 if all are done."""
+        return max(self.cache.source_lengths, default=0)
+
     def add(
         self, states: torch.Tensor, mask: torch.Tensor | None, limits: Sequence[int], start: torch.LongTensor
     ) -> list[Sentence]:

@@ -193,7 +193,7 @@ def search_settings(generation_config, prompt: int, logits_processor, stopping_c
         if type(processor) is MinLengthLogitsProcessor and are_ends(processor.eos_token_id):
             min_tokens = max(min_tokens, processor.min_length - prompt)
         elif type(processor) is MinNewTokensLengthLogitsProcessor and are_ends(processor.eos_token_id):
-            min_tokens = max(min_tokens, processor.min_new_tokens)
+            min_tokens = max(min_tokens, processor.prompt_length_to_skip + processor.min_new_tokens - prompt)
         elif type(processor) is SentenceEndProcessor or (
             type(processor) is ForcedEOSTokenLogitsProcessor and processor.max_length == config.max_length
         ):

@@ -181,12 +181,12 @@ def search_settings(generation_config, prompt: int, logits_processor, stopping_c
     if any(others) or config._pad_token_tensor is None:
         return None
     for criterion in stopping_criteria:
-        is_own = {
-            MaxLengthCriteria: lambda criterion: criterion.max_length == config.max_length,
-            EosTokenCriteria: lambda criterion: are_ends(criterion.eos_token_id),
-            SentenceLengthCriteria: lambda criterion: True,
-        }.get(type(criterion))
-        if is_own is None or not is_own(criterion):
+        is_known = (
+            type(criterion) is SentenceLengthCriteria
+            or (type(criterion) is MaxLengthCriteria and criterion.max_length == config.max_length)
+            or (type(criterion) is EosTokenCriteria and are_ends(criterion.eos_token_id))
+        )
+        if not is_known:
             return None
     min_tokens, forced = 0, []
     for processor in logits_processor:
@@ -372,10 +372,8 @@ class VaswaniGenerationMixin:
         settings = search_settings(generation_config, input_ids.shape[1], logits_processor, stopping_criteria)
         if settings is None:
             return None
-        vocab_size = self.config.target_vocab_size
-        return (
-            settings if all(0 <= token < vocab_size for token in settings.end_ids | settings.forced_end_ids) else None
-        )
+        ends = settings.end_ids | settings.forced_end_ids
+        return settings if all(0 <= token < self.config.target_vocab_size for token in ends) else None
 
     def _search(self, settings: SearchSettings, input_ids, generation_config, past_key_values, **model_kwargs):
         """The outputs of a `Search`, as transformers' loops return them."""

@@ -154,14 +154,14 @@ class BeamSentence(Sentence):
             tokens: their last tokens.
 
         Returns:
-            values, beams and tokens of those that go on, one for each beam.
+            values, beams and tokens of those that continue, one for each beam.
         """
         settings, count = self.settings, self.settings.num_beams
         step, kept = self.length, range(count)
         self.length += 1
         is_last = self.length >= self.limit
         if is_last or not settings.end_ids.isdisjoint(tokens):
-            for rank in range(count):  # others are there only so that enough go on
+            for rank in range(count):  # others are there only so that enough continue
                 is_output = values[rank] > NO_SCORE or scores[rank] >= _EMPTY  # or an empty place, as in transformers
                 if is_output and (is_last or tokens[rank] in settings.end_ids):
                     self._finished.append((scores[rank], step, beams[rank], tokens[rank]))
@@ -337,7 +337,7 @@ class Search:
         self.cache.reorder_cache(origins)
 
     def _continuations(self, log_probs: torch.Tensor) -> list[tuple[list[float], ...]]:
-        """What `BeamSentence.extend` takes, for each sentence: so many that enough go on if all others end."""
+        """What `BeamSentence.extend` takes, for each sentence: so many that enough continue if all others end."""
         settings, beams, number = self.settings, self.settings.num_beams, len(self.sentences)
         count = max(2, 1 + len(settings.end_ids)) * beams
         tokens = candidates(log_probs, count) if has_candidates(log_probs, count) else None
@@ -349,8 +349,8 @@ class Search:
         judged = [own if (own := sentence.horizon) is not None else divisor
                   for sentence, divisor in zip(self.sentences, today, strict=True)]  # fmt: skip
         divisors = torch.tensor([today, judged], dtype=torch.float32, device=values.device)[..., None]
-        found = torch.stack([values, *(values / divisors), places // width, tokens])  # float32 holds these integers
-        return list(zip(*found.tolist(), strict=True))  # the device is waited for here
+        columns = torch.stack([values, *(values / divisors), places // width, tokens])  # float32 holds these integers
+        return list(zip(*columns.tolist(), strict=True))  # the device is waited for here
 
 
 class OpenSearch(Search):

@@ -44,13 +44,15 @@ def test_translations_come_in_order_whatever_the_batches(model, tokenizer):
 def test_sentences_that_join_others_are_translated_as_in_batches(model, tokenizer, tokens, options, monkeypatch):
     """As on a GPU, where it pays."""
     sources, joined = [source for source, _ in PAIRS[:40]], []
+    sources[10] = " ".join(sources[:3])  # while it is there, few others may be
     translator = Translator(model, tokenizer, tokens, **options, max_extra_tokens=6)
     expected = list(translator.hypotheses(sources, 25))
     join = OpenSearch.join
 
     def noted(search, **inputs):
-        joined.append((search.running, len(inputs["input_ids"]), inputs["input_ids"].shape[1]))
-        return join(search, **inputs)
+        running, sentences = search.running, join(search, **inputs)
+        joined.append((running, len(sentences), search.cache.source[0][0].shape[2]))
+        return sentences
 
     monkeypatch.setattr(OpenSearch, "join", noted)
     monkeypatch.setattr("vaswani_transformer.decoding.translator._joining_pays", lambda model: True)

@@ -8,7 +8,7 @@ from conftest import padded_batch, random_ids, tiny_model
 from every_output import END, EVERY_PREFIX, START, VOCABULARY, every_output, peaked_model, without_padding
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LogitsProcessor, MaxTimeCriteria, TextStreamer
+from transformers import LogitsProcessor, MaxTimeCriteria, MinNewTokensLengthLogitsProcessor, TextStreamer
 from transformers.generation import GenerationMixin
 
 from vaswani_transformer import VaswaniForConditionalGeneration
@@ -71,12 +71,13 @@ def assert_same(one, other) -> None:
     end=st.sampled_from([{}, {"eos_token_id": [END, 5]}, {"eos_token_id": 4}, {"forced_eos_token_id": END},
                          {"forced_eos_token_id": [7], "eos_token_id": [END, 7]}]),
     pad=st.sampled_from([{}, {"pad_token_id": 0}, {"pad_token_id": 6}, {"pad_token_id": END}]),
+    forbidden=st.sampled_from([{}, {"suppress_tokens": [5, 8]}, {"bad_words_ids": [[1], [6]]}]),
     prefix=st.integers(1, 3),
 )  # fmt: skip
 def test_outputs_and_scores_are_those_of_transformers_loop(
-    kind, seed, lengths, num_beams, returned, rule, alpha, early_stopping, limit, least, end, pad, prefix
+    kind, seed, lengths, num_beams, returned, rule, alpha, early_stopping, limit, least, end, pad, forbidden, prefix
 ):
-    options = {"num_beams": num_beams, **limit, **least, **end, **pad}
+    options = {"num_beams": num_beams, **limit, **least, **end, **pad, **forbidden}
     if num_beams > 1:
         options |= {"length_penalty": alpha, "early_stopping": early_stopping, "length_normalization": rule}
         options["num_return_sequences"] = min(returned, num_beams)
@@ -203,6 +204,18 @@ def test_whatever_else_is_asked_for_transformers_loop_does(options):
     with patch.object(Search, "step", None):
         model_of("plain").generate(random_ids(2, 4, vocab_size=VOCAB), max_new_tokens=3, **options)
         assert model_of("plain").open_search(max_new_tokens=3, **options) is None
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_a_processor_of_ones_own_that_counts_otherwise(num_beams):
+    model, source = model_of("plain"), random_ids(2, 4, vocab_size=VOCAB)
+    options = {"num_beams": num_beams, "max_new_tokens": 9, "eos_token_id": list(range(2, VOCAB))}  # ends are likely
+    prefix = torch.tensor([[START, 3, 4, 5, 6]] * 2)
+    least = MinNewTokensLengthLogitsProcessor(
+        prompt_length_to_skip=1, min_new_tokens=5, eos_token_id=options["eos_token_id"]
+    )
+    options |= {"decoder_input_ids": prefix, "logits_processor": [least]}
+    assert_same(ours(model, source, **options), theirs(model, source, **options))
 
 
 def test_processes_that_wait_for_each_other_are_transformers_loops():

@@ -21,7 +21,9 @@ from transformers.generation import (
     MaxLengthCriteria,
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
     StoppingCriteria,
+    SuppressTokensLogitsProcessor,
 )
 
 from .incremental_decoding_vaswani import DecodingCache
@@ -181,27 +183,34 @@ def search_settings(generation_config, prompt: int, logits_processor, stopping_c
     if any(others) or config._pad_token_tensor is None:
         return None
     for criterion in stopping_criteria:
-        is_own = {
-            MaxLengthCriteria: lambda criterion: criterion.max_length == config.max_length,
-            EosTokenCriteria: lambda criterion: are_ends(criterion.eos_token_id),
-            SentenceLengthCriteria: lambda criterion: True,
-        }.get(type(criterion))
-        if is_own is None or not is_own(criterion):
+        is_known = (
+            type(criterion) is SentenceLengthCriteria
+            or (type(criterion) is MaxLengthCriteria and criterion.max_length == config.max_length)
+            or (type(criterion) is EosTokenCriteria and are_ends(criterion.eos_token_id))
+        )
+        if not is_known:
             return None
-    min_tokens, forced = 0, []
+    min_tokens, forced, forbidden = 0, [], set()
     for processor in logits_processor:
         if type(processor) is MinLengthLogitsProcessor and are_ends(processor.eos_token_id):
             min_tokens = max(min_tokens, processor.min_length - prompt)
         elif type(processor) is MinNewTokensLengthLogitsProcessor and are_ends(processor.eos_token_id):
-            min_tokens = max(min_tokens, processor.min_new_tokens)
+            min_tokens = max(min_tokens, processor.prompt_length_to_skip + processor.min_new_tokens - prompt)
         elif type(processor) is SentenceEndProcessor or (
             type(processor) is ForcedEOSTokenLogitsProcessor and processor.max_length == config.max_length
         ):
             forced = processor.eos_token_id.tolist()
+        elif type(processor) is SuppressTokensLogitsProcessor:
+            forbidden.update(processor.suppress_tokens.tolist())
+        elif type(processor) is NoBadWordsLogitsProcessor and all(len(ids) == 1 for ids in processor.sequence_bias):
+            forbidden.update(*processor.sequence_bias)
         else:
             return None
+    if not forbidden.isdisjoint(forced):  # the order of the processors would count
+        return None
     ends = [] if end is None else end.tolist()
-    return _settings(config, end_ids=frozenset(ends), min_tokens=min_tokens, forced_end_ids=frozenset(forced))
+    sets = {"end_ids": frozenset(ends), "forced_end_ids": frozenset(forced), "forbidden_ids": frozenset(forbidden)}
+    return _settings(config, min_tokens=min_tokens, **sets)
 
 
 class VaswaniGenerationMixin:
@@ -372,10 +381,8 @@ class VaswaniGenerationMixin:
         settings = search_settings(generation_config, input_ids.shape[1], logits_processor, stopping_criteria)
         if settings is None:
             return None
-        vocab_size = self.config.target_vocab_size
-        return (
-            settings if all(0 <= token < vocab_size for token in settings.end_ids | settings.forced_end_ids) else None
-        )
+        tokens = settings.end_ids | settings.forced_end_ids | settings.forbidden_ids
+        return settings if all(0 <= token < self.config.target_vocab_size for token in tokens) else None
 
     def _search(self, settings: SearchSettings, input_ids, generation_config, past_key_values, **model_kwargs):
         """The outputs of a `Search`, as transformers' loops return them."""

@@ -70,6 +70,7 @@ class SearchSettings:
     end_ids: frozenset[int] = frozenset()  # tokens that end an output
     min_tokens: int = 0  # tokens of an output before its end may come
     forced_end_ids: frozenset[int] = frozenset()  # what may come at an output's limit, if only this may
+    forbidden_ids: frozenset[int] = frozenset()  # tokens that no output has
 
     def divisor(self, length: int) -> float:
         """The divisor of the log-probability of a hypothesis of `length` generated tokens."""
@@ -154,14 +155,14 @@ class BeamSentence(Sentence):
             tokens: their last tokens.
 
         Returns:
-            values, beams and tokens of those that go on, one for each beam.
+            values, beams and tokens of those that continue, one for each beam.
         """
         settings, count = self.settings, self.settings.num_beams
         step, kept = self.length, range(count)
         self.length += 1
         is_last = self.length >= self.limit
         if is_last or not settings.end_ids.isdisjoint(tokens):
-            for rank in range(count):  # others are there only so that enough go on
+            for rank in range(count):  # others are there only so that enough continue
                 is_output = values[rank] > NO_SCORE or scores[rank] >= _EMPTY  # or an empty place, as in transformers
                 if is_output and (is_last or tokens[rank] in settings.end_ids):
                     self._finished.append((scores[rank], step, beams[rank], tokens[rank]))
@@ -208,6 +209,7 @@ class Search:
     def __init__(self, decoder: IncrementalDecoder, settings: SearchSettings, cache: DecodingCache | None = None):
         self.settings, self._stay = settings, cache is not None
         self.cache = DecodingCache(decoder, settings.num_beams) if cache is None else cache
+        self._forbidden = torch.tensor(sorted(settings.forbidden_ids))
         self.sentences: list[Sentence] = []  # of each group of rows of the cache; some may be done
         self._input: torch.Tensor | None = None  # (rows, new tokens), the decoder's next input
         self._values: torch.Tensor | None = None  # (sentences, beams), log-probabilities of running hypotheses
@@ -221,6 +223,11 @@ class Search:
     def is_open(self) -> bool:
         """Whether there is anything left to do."""
         return not all(sentence.is_done for sentence in self.sentences)
+
+    @property
+    def source_length(self) -> int:
+        """Tokens that are kept of each source, those of the longest one, with padding; 0 if all are done."""
+        return max(self.cache.source_lengths, default=0)
 
     def add(
         self,
@@ -301,8 +308,10 @@ class Search:
         self.cache.move(moved, free, running)
 
     def _constrain(self, scores: torch.Tensor) -> None:
-        """Forbid ends that come too early and force those at a limit, in `(rows, vocab_size)` scores."""
+        """Forbid tokens, and ends that come too early, and force those at a limit, in `(rows, vocab_size)` scores."""
         settings, sentences = self.settings, self.sentences
+        if settings.forbidden_ids:
+            scores.index_fill_(1, self._forbidden.to(scores.device), -torch.inf)
         grouped = scores.view(len(sentences), -1, scores.shape[1])
         early = [place for place, sentence in enumerate(sentences) if sentence.length < settings.min_tokens]
         for token in settings.end_ids if early else ():
@@ -343,7 +352,7 @@ class Search:
         self.cache.reorder_cache(origins)
 
     def _continuations(self, log_probs: torch.Tensor) -> list[tuple[list[float], ...]]:
-        """What `BeamSentence.extend` takes, for each sentence: so many that enough go on if all others end."""
+        """What `BeamSentence.extend` takes, for each sentence: so many that enough continue if all others end."""
         settings, beams, number = self.settings, self.settings.num_beams, len(self.sentences)
         count = max(2, 1 + len(settings.end_ids)) * beams
         tokens = candidates(log_probs, count) if has_candidates(log_probs, count) else None
@@ -355,8 +364,8 @@ class Search:
         judged = [own if (own := sentence.horizon) is not None else divisor
                   for sentence, divisor in zip(self.sentences, today, strict=True)]  # fmt: skip
         divisors = torch.tensor([today, judged], dtype=torch.float32, device=values.device)[..., None]
-        found = torch.stack([values, *(values / divisors), places // width, tokens])  # float32 holds these integers
-        found = list(zip(*found.tolist(), strict=True))  # the device is waited for here
+        columns = torch.stack([values, *(values / divisors), places // width, tokens])  # float32 holds these integers
+        found = list(zip(*columns.tolist(), strict=True))  # the device is waited for here
         for place, sentence in enumerate(self.sentences):
             if not sentence.is_done and (wanted := sentence.wanted()):
                 rows, more = torch.tensor(wanted, device=values.device).T

@@ -23,6 +23,7 @@ from vaswani_transformer.decoding.glossary import (
     beams_for,
     read_glossary,
 )
+from vaswani_transformer.decoding.scoring import TokenText
 
 repetition_free, source, fails = translating.model, translating.source, translating.fails
 TOKENS = st.integers(3, VOCABULARY - 1)
@@ -136,6 +137,16 @@ def test_terms_beyond_the_limit_make_room():
     terms = Terms([[[3, 4, 5]], [[5, 5, 5, 4]]])
     sentence = search(peaked_model(0), terms, torch.tensor([3, 4]), beams_for(terms, 1))
     assert all(has(sentence.outputs()[0].tokens, own) for own in ([[3, 4, 5]], [[5, 5, 5, 4]]))
+
+
+def test_tokens_that_go_on_with_a_word(model):
+    loaded, tokenizer = load_model(model, "cpu")
+    continuing = Translator(loaded, tokenizer)._continuing
+    for text in ("small cats", "Zwei Hunde, ein Bär."):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        pieces = TokenText(tokenizer)(ids)
+        expected = [bool(piece) and piece[0].isalnum() for piece in pieces]  # a first one may lack its space
+        assert [number in continuing for number in ids][1:] == expected[1:]
 
 
 def test_samples_have_no_glossary(model):

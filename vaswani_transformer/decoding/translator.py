@@ -217,7 +217,8 @@ class Translator:
         """Tokens that go on with a word, where a token says so."""
         tokens = self._own_tokenizer.convert_ids_to_tokens(range(len(self._own_tokenizer)))
         if any(token.startswith(_WORD_STARTS) for token in tokens):
-            return frozenset(number for number, token in enumerate(tokens) if token[:1].isalnum())
+            inner = (number for number, token in enumerate(tokens) if not token.startswith(_WORD_STARTS))
+            return frozenset(number for number in inner if tokens[number][:1].isalnum())
         return frozenset(number for number, token in enumerate(tokens) if token.startswith("##"))
 
     def _terms(self, text: str) -> Terms | None:

@@ -77,12 +77,14 @@ def small_preset(name: str) -> dict:
 SHAPES = {json.dumps(small_preset(name)): name for name in reversed(_PRESETS)}  # some differ in training alone
 
 
+@pytest.mark.usefixtures("whole_outputs")
 @pytest.mark.parametrize("name", SHAPES.values())
 def test_every_preset(tmp_path, tokenizer, name):
     folder = save_model(tmp_path / "model", tokenizer, **small_preset(name), scale=1.5)
     assert_same_model(folder, export_model(folder, tmp_path / "exported").folder)
 
 
+@pytest.mark.usefixtures("whole_outputs")
 @pytest.mark.parametrize(
     "changes",
     [

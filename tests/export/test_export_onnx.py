@@ -67,6 +67,7 @@ def test_the_graphs_say_what_they_take(exported):
         encoder.run(None, {"input_ids": np.full((1, 101), 5), "attention_mask": np.ones((1, 101), dtype=np.int64)})
 
 
+@pytest.mark.usefixtures("whole_outputs")
 def test_the_script_translates_greedily_without_torch(folder, exported):
     """The documented loop, in a process of its own, on blank lines and a text with a special token in it too."""
     lines = [*SOURCES, "", "The </s> sign."]

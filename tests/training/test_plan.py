@@ -299,6 +299,7 @@ def corpus(tmp_path, monkeypatch):
     sizes = {"d_model": 16, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 280}
     batches = {"tokens_per_batch": 500, "tokens_per_device": 250, "max_length": 40, "validation_size": 20}
     others = {"max_steps": 2, "evaluate_every": 2, "validation_bleu": 0, "best_by": "loss", "precision": "fp32"}
+    others["length_penalty"] = 0.6
     options = {"train_source": "train.en", "train_target": "train.de", **sizes, **batches, **others}
     return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
 

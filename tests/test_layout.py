@@ -21,6 +21,7 @@ SHELVES = [
     "attention parsing export hub",
     "importing",
     "experiments",
+    "serving",
     "cli",
     "__main__",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from .. import __version__
 from ..errors import UserError
 from . import libretranslate, translations
-from .guard import Guard, Metrics
+from .guard import Guard, Metrics, error_response
 from .models import ModelPlace, Models, UnavailableError
 from .service import Limits, RefusedError, Service
 
@@ -71,10 +71,6 @@ async def _metrics(request: Request) -> Response:
     return Response(generate_latest(request.app.state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"error": message}, status, headers)
-
-
 def _explain(error: RequestValidationError) -> str:
     """The first mistake of a request, without what was sent."""
     first = error.errors()[0]
@@ -82,24 +78,24 @@ def _explain(error: RequestValidationError) -> str:
     return f"Invalid request: {place + ': ' if place else ''}{first['msg']}"
 
 
-async def _on_refused(request: Request, error: RefusedError) -> JSONResponse:
-    return _error(error.status, error.message, error.headers)
+async def _on_refused(request: Request, error: RefusedError) -> Response:
+    return error_response(error.status, str(error), error.headers)
 
 
-async def _on_user_error(request: Request, error: UserError) -> JSONResponse:
-    return _error(400, f"Invalid request: {error}")
+async def _on_user_error(request: Request, error: UserError) -> Response:
+    return error_response(400, f"Invalid request: {error}")
 
 
-async def _on_unavailable(request: Request, error: UnavailableError) -> JSONResponse:
-    return _error(503, str(error))
+async def _on_unavailable(request: Request, error: UnavailableError) -> Response:
+    return error_response(503, str(error))
 
 
-async def _on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-    return _error(400, _explain(error))
+async def _on_invalid(request: Request, error: RequestValidationError) -> Response:
+    return error_response(400, _explain(error))
 
 
-async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse:
-    return _error(error.status_code, error.detail, error.headers)
+async def _on_http_error(request: Request, error: HTTPException) -> Response:
+    return error_response(error.status_code, error.detail, error.headers)
 
 
 _HANDLERS = {

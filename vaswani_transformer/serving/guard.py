@@ -3,10 +3,12 @@
 import json
 import logging
 import traceback
+from collections.abc import Mapping
 from time import perf_counter
 
 import anyio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.responses import Response
 
 from .service import Limits, RefusedError, full
 
@@ -86,11 +88,11 @@ class Guard:
             await self._answer(scope, receive, noting)
         except RefusedError as error:
             if not status:
-                await _refuse(noting, error)
+                await error_response(error.status, str(error), error.headers)(scope, receive, noting)
         except Exception as error:
             self._log_failure(error)
             if not status:
-                await _refuse(noting, RefusedError(500, "Internal Server Error"))
+                await error_response(500, "Internal Server Error")(scope, receive, noting)
         finally:
             self._under_way -= 1
             self.metrics.under_way.set(self._under_way)
@@ -158,9 +160,6 @@ class Guard:
         logger.error(f"{type(error).__name__}{f': {error}' if self.log_text else ''}\n{places}")
 
 
-async def _refuse(send, error: RefusedError) -> None:
-    body = json.dumps({"error": error.message}).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(body)), **(error.headers or {})}
-    encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body})
+def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error as LibreTranslate writes it; in ASCII, since a message may quote half a surrogate pair."""
+    return Response(json.dumps({"error": message}), status, headers, "application/json")

@@ -28,7 +28,8 @@ class _Protocol(H11Protocol):
 def make_server(app, seconds: float) -> uvicorn.Server:
     """The server of an application; a request may take so many seconds, also of those under way when it is to end."""
     config = uvicorn.Config(
-        app, http=_Protocol, ws="none", lifespan="on", log_config=None, access_log=False, server_header=False,
+        app, http=_Protocol, ws="none", lifespan="on", log_config=None, access_log=False, log_level="error",
+        server_header=False,
         timeout_graceful_shutdown=int(seconds) + _SECONDS_TO_FINISH,
     )  # fmt: skip
     return uvicorn.Server(config)

@@ -21,7 +21,7 @@ class RefusedError(Exception):
 
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None):
         super().__init__(message)
-        self.status, self.message, self.headers = status, message, headers
+        self.status, self.headers = status, headers
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 
 from ..model.sentence_splitting_vaswani import split_into_sentences
 
+_ENDLESS = re.compile(r"\S{500}(?=\S)")  # part of a word for which a tokenizer would take long
+
 
 def split_sentences(line: str, language: str) -> list[str]:
     """The sentences of a line, none of them blank, all of them parts of the line."""
@@ -30,7 +32,7 @@ class SplitText:
                 start = line.index(sentence, place)
                 self.gaps[-1] += line[place:start]
                 place = start + len(sentence)
-                parts = divide(" ".join(sentence.split()))
+                parts = divide(_ENDLESS.sub(r"\g<0> ", " ".join(sentence.split())))
                 self.sentences += parts
                 self.gaps += [" "] * (len(parts) - 1) + [""]
             self.gaps[-1] += line[place:]

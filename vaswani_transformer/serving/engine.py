@@ -29,7 +29,6 @@ LONGEST = 500  # tokens of a sentence; a longer one is divided, or its attention
 _BEAMS = 4  # with so many beams a search has `tokens_per_batch` source tokens; with more it has fewer
 _LENGTHS = (64, 256)  # sources longer than these have searches of their own, so that short ones are not padded to them
 _SEARCHES = 8  # searches that take turns; sentences with still other options wait
-_STEPS = 4  # those that wait join after so many steps at the latest: the encoder is faster with several at once
 
 Options = tuple[tuple[str, Any], ...]  # names and values for `generate()`, in the order of the names
 
@@ -64,7 +63,7 @@ class _Group:
         self.search = None
         self._current: list[_Share] = []  # whose outputs are being made
         self.beams = self.options.get("num_beams") or engine.model.generation_config.num_beams or 1
-        self._is_open, self._steps = False, 0  # steps since the last have joined
+        self._is_open = False
 
     @property
     def is_busy(self) -> bool:
@@ -88,10 +87,7 @@ class _Group:
         if self.search is None:
             self._translate(self._admitted(room))
             return
-        self._steps += 1
-        waiting = sum(len(share.waiting) for share in self.shares)
-        if waiting and (not self.running or self._steps >= _STEPS or 4 * waiting >= len(self.running)):
-            self._join(self._admitted(room))
+        self._join(self._admitted(room))
         self.engine.note_batch(len(self.running))
         done = [(*self.running.pop(sentence), sentence.outputs()) for sentence in self.search.step()]
         self._leave([share for share, _, _ in done])
@@ -126,7 +122,6 @@ class _Group:
     def _join(self, admitted: list[tuple[_Share, int]]) -> None:
         if not admitted:
             return
-        self._steps = 0
         collate = PairCollator(self.engine.model.config.pad_token_id)
         sources = [{"input_ids": share.ticket.pieces[number].ids, "labels": [0]} for share, number in admitted]
         inputs = collate(sources)

@@ -12,8 +12,9 @@ the first of which does not count. What an engine does once for a model (packing
 either.
 
 With --profile only ours runs, in a precision of `prepare_for_inference` or, with `plain`, without it: a table of where
-its processor time goes (one thread), in milliseconds of an output position. The source is what the first step takes
-beyond the others, the loop what `generate()` takes beyond encoder and steps.
+its processor time goes (one thread), in milliseconds of an output position. The source is what is projected of it for
+all steps, the search what `generate()` takes beyond encoder, source and steps. With `--loop transformers` a processor
+that does nothing lets transformers' loop search.
 """
 
 import argparse
@@ -46,6 +47,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of the contestants in the table")
+    parser.add_argument("--loop", choices=["own", "transformers"], default="own", help="of --profile")
     parser.add_argument("--profile", choices=["plain", "float32", "bfloat16", "int8"], metavar="PRECISION")
     return parser.parse_args()
 
@@ -188,33 +190,40 @@ def take_part(name: str, options: argparse.Namespace, connection) -> None:
 def profile(options: argparse.Namespace) -> None:
     """Print where the processor time of our `generate()` goes, for each batch size and number of beams."""
     from vaswani_transformer.decoding.cpu_inference import prepare_for_inference
+    from vaswani_transformer.model.incremental_decoding_vaswani import IncrementalDecoder
 
     torch.set_num_threads(1)
     model = vaswani_model(options)
     if options.profile != "plain":
         prepare_for_inference(model, options.profile)
-    started: dict[torch.nn.Module, float] = {}
-    taken: dict[torch.nn.Module, list[float]] = {model.model.encoder: [], model: []}
-    for module, seconds in taken.items():
-        module.register_forward_pre_hook(lambda module, _: started.__setitem__(module, time.thread_time()))
-        module.register_forward_hook(
-            lambda module, *_, seconds=seconds: seconds.append(time.thread_time() - started[module])
-        )
-    generate = by_generate(model, options)
-    print("| batch | beam | encoder | source | step | transformers' loop | all |\n|---:|---:|---:|---:|---:|---:|---:|")
+    taken: dict[str, float] = {}
+
+    def timed(kind: type, name: str, part: str) -> None:
+        method = getattr(kind, name)
+
+        def run(*arguments, **more):
+            started = time.thread_time()
+            result = method(*arguments, **more)
+            taken[part] += time.thread_time() - started
+            return result
+
+        setattr(kind, name, run)
+
+    timed(type(model.model.encoder), "forward", "encoder")
+    timed(IncrementalDecoder, "read_source", "source")
+    timed(IncrementalDecoder, "logits", "step")
+    more = {"logits_processor": [lambda ids, scores: scores]} if options.loop == "transformers" else {}
+    generate = by_generate(model, options, **more)
+    print("| batch | beam | encoder | source | step | search | all |\n|---:|---:|---:|---:|---:|---:|---:|")
     for batch, beams in itertools.product(options.batches, options.beams):
         ids = torch.randint(len(SPECIAL), options.vocab_size, (batch, options.source_length))
         rounds = []
         for _ in range(options.rounds + 1):
-            for seconds in taken.values():
-                seconds.clear()
+            taken.update(encoder=0.0, source=0.0, step=0.0)
             whole = time.thread_time()
             generate(ids, beams)
             whole = time.thread_time() - whole
-            encoder, (first, *others) = sum(taken[model.model.encoder]), taken[model]
-            source = first - median(others)
-            steps = first + sum(others) - source
-            rounds.append((encoder, source, steps, whole - encoder - source - steps, whole))
+            rounds.append((*taken.values(), whole - sum(taken.values()), whole))
         cells = [f"{1000 * median(column) / options.target_length:.2f}" for column in zip(*rounds[1:], strict=True)]
         print(f"| {batch} | {beams} | {' | '.join(cells)} |")
 

@@ -9,6 +9,7 @@ from vaswani_transformer import Translator, train_tokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.decoding.translator import ForcedPrefixes
 from vaswani_transformer.errors import UserError
+from vaswani_transformer.model.search_vaswani import OpenSearch
 
 PAIRS = generate_corpus(100, 10, 10).train
 
@@ -29,6 +30,29 @@ def test_translations_come_in_order_whatever_the_batches(model, tokenizer):
     alone = [next(Translator(model, tokenizer, **options).translate([source])) for source in sources]
     for tokens, window in ((1, 1000), (64, 7), (4096, 1000)):
         assert list(Translator(model, tokenizer, tokens, **options).translate(iter(sources), window)) == alone
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.6}], ids=str)
+@pytest.mark.parametrize("tokens", [1, 40, 4096])
+def test_sentences_that_join_others_are_translated_as_in_batches(model, tokenizer, tokens, options, monkeypatch):
+    """As on a GPU, where it pays."""
+    sources, joined = [source for source, _ in PAIRS[:40]], []
+    translator = Translator(model, tokenizer, tokens, **options, max_extra_tokens=6)
+    expected = list(translator.hypotheses(sources, 25))
+    join = OpenSearch.join
+
+    def noted(search, **inputs):
+        joined.append((search.running, len(inputs["input_ids"]), inputs["input_ids"].shape[1]))
+        return join(search, **inputs)
+
+    monkeypatch.setattr(OpenSearch, "join", noted)
+    monkeypatch.setattr("vaswani_transformer.decoding.translator._joining_pays", lambda model: True)
+    assert list(translator.hypotheses(sources, 25)) == expected
+    assert sum(new for _, new, _ in joined) == 40
+    assert all((running + new) * length <= max(tokens, length) for running, new, length in joined)
+    assert any(running for running, _, _ in joined) == (tokens == 40)
+    joined.clear()  # a prefix is a constraint, which batches are for
+    assert next(translator.translate([("A dog.", "Ein")])).startswith("Ein") and not joined
 
 
 def test_empty_lines_stay_empty_and_each_line_gives_one_line(model, tokenizer):

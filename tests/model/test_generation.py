@@ -26,7 +26,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging as transformers_logging
 
 from vaswani_transformer import VaswaniForConditionalGeneration
-from vaswani_transformer.model.generation_vaswani import length_normalization
+from vaswani_transformer.model.search_vaswani import length_normalization
 
 
 class TestLengthNormalization:

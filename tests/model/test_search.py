@@ -66,10 +66,10 @@ def assert_same(one, other) -> None:
     rule=st.sampled_from(["gnmt", "power"]),
     alpha=st.sampled_from([-1.0, 0.0, 0.6, 2.0]),
     early_stopping=st.sampled_from([False, True, "never"]),
-    limit=st.sampled_from([{"max_extra_tokens": 3}, {"max_new_tokens": 6}, {"max_length": 12}, {"max_extra_tokens": 9}]),
+    limit=st.sampled_from([{"max_extra_tokens": 3}, {"max_extra_tokens": 9}, {"max_new_tokens": 6}, {"max_length": 9}]),
     least=st.sampled_from([{}, {"min_new_tokens": 3}, {"min_length": 5}, {"min_new_tokens": 2, "min_length": 3}]),
     end=st.sampled_from([{}, {"eos_token_id": [END, 5]}, {"eos_token_id": 4}, {"forced_eos_token_id": END},
-                         {"forced_eos_token_id": [END, 7]}]),
+                         {"forced_eos_token_id": [7], "eos_token_id": [END, 7]}]),
     pad=st.sampled_from([{}, {"pad_token_id": 0}, {"pad_token_id": 6}, {"pad_token_id": END}]),
     prefix=st.integers(1, 3),
 )  # fmt: skip
@@ -136,26 +136,27 @@ def test_fewer_outputs_than_are_asked_for_leave_empty_ones():
     assert all(set(row.tolist()) == set(range(VOCABULARY)) for row in outputs.sequences.view(2, 8, 2)[:, :6, 1])
 
 
-def test_a_batch_takes_no_more_steps_than_its_slowest_sentence_and_fewer_rows():
-    """What is done leaves: all rows of all steps are fewer than without."""
+def test_a_batch_takes_no_more_steps_than_its_slowest_sentence_and_few_rows_in_vain():
     model, rows = model_of("plain"), []
     lengths = tuple(range(1, 13))
     input_ids, attention_mask = padded_batch(lengths, vocab_size=VOCAB)
+    step, options = Search.step, {"max_extra_tokens": 4, "num_beams": 2}
 
     def counted(search):
+        done = step(search)
         rows.append(len(search.sentences))
-        return step(search)
+        return done
 
-    step = Search.step
     with patch.object(Search, "step", counted):
-        model.generate(input_ids, attention_mask=attention_mask, max_extra_tokens=4, num_beams=2)
-        together, rows = rows, []
+        model.generate(input_ids, attention_mask=attention_mask, **options)
+        together, alone = rows.copy(), []
         for row, length in enumerate(lengths):
-            model.generate(input_ids[row : row + 1, :length], max_extra_tokens=4, num_beams=2)
-            alone = len(rows) if row == 0 else max(alone, len(rows) - before)
-            before = len(rows)
-    assert len(together) == alone
-    assert len(rows) <= sum(together) < len(together) * len(lengths)
+            rows.clear()
+            model.generate(input_ids[row : row + 1, :length], **options)
+            alone.append(len(rows))
+    assert len(together) == max(alone) > min(alone)
+    running = [sum(steps > step for steps in alone) for step in range(max(alone))]
+    assert all(needed <= there < needed * 4 / 3 + 1 for needed, there in zip(running, together, strict=True))
 
 
 class Nothing(LogitsProcessor):

@@ -241,7 +241,7 @@ def test_ending_early_changes_no_result(alpha, limit, returned, monkeypatch):
         monkeypatch.setattr(
             model, "_check_early_stop_heuristic", lambda **known: known["is_early_stop_heuristic_unsatisfied"]
         )
-        full = search(model, input_ids, attention_mask, options)
+        full = search(model, input_ids, attention_mask, {**options, "output_scores": True})
         assert [rows for rows, _ in stopped] == [rows for rows, _ in full]
         for (_, one), (_, other) in zip(stopped, full, strict=True):
             assert one == pytest.approx(other, abs=1e-6)

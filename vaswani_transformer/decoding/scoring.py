@@ -9,7 +9,7 @@ import torch
 from ..data.batching import PairCollator, batches_by_length
 from ..errors import UserError
 from ..model.configuration_vaswani import VaswaniConfig
-from ..model.generation_vaswani import length_normalization
+from ..model.search_vaswani import length_normalization
 from .streaming import in_windows
 
 TOKENS_PER_BATCH = 4096

@@ -72,6 +72,15 @@ class ForcedPrefixes(LogitsProcessor):
         return torch.where((forced >= 0)[:, None], only, scores)
 
 
+def _joining_pays(model) -> bool:
+    """Whether full batches to the end are faster than batches that sentences only leave.
+
+    They need fewer steps and no fewer rows of them. On a CPU it is the rows that take the time, and rows of different
+    length make attention slower: there joining took 1.05 to 1.4 times as long as leaving.
+    """
+    return hasattr(model, "open_search") and model.device.type != "cpu"
+
+
 class Translator:
     """Text in, text out.
 
@@ -214,12 +223,12 @@ class Translator:
 
     def _outputs(self, pieces: list[Piece]) -> Iterator[tuple[int, list[list[int]]]]:
         """The number of each piece and the ids of its hypotheses as in `_generate`, in any order."""
-        open_search = getattr(self.model, "open_search", None)
-        search = None if open_search is None or self._processors(pieces) else open_search(**self.generate_options)
         lengths = [len(piece.ids) for piece in pieces]
-        if search is not None:
-            yield from self._joining(search, pieces, lengths)
-            return
+        if _joining_pays(self.model) and not self._processors(pieces):
+            search = self.model.open_search(**self.generate_options)
+            if search is not None:
+                yield from self._joining(search, pieces, lengths)
+                return
         for batch in batches_by_length(lengths, self.tokens_per_batch):
             yield from zip(batch, self._generate([pieces[number] for number in batch]), strict=True)
 
@@ -235,7 +244,8 @@ class Translator:
                 sentences = search.join(**self._padded([pieces[number] for number in joining]))
                 numbers |= dict(zip(sentences, joining, strict=True))
             for sentence in search.step():
-                yield numbers.pop(sentence), [output.tokens for output in sentence.outputs()]
+                start = [self.model.config.decoder_start_token_id]
+                yield numbers.pop(sentence), [self._trimmed(start + output.tokens) for output in sentence.outputs()]
 
     def _hypotheses(self, pieces: list[Piece], outputs: list[list[list[int]]]) -> list[list[Hypothesis]]:
         """The hypotheses of each piece, best first, from their ids."""

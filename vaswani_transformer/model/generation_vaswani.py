@@ -16,8 +16,6 @@ import torch
 from transformers.generation import (
     EosTokenCriteria,
     ForcedEOSTokenLogitsProcessor,
-    GenerateBeamEncoderDecoderOutput,
-    GenerateEncoderDecoderOutput,
     GenerationMixin,
     LogitsProcessor,
     MaxLengthCriteria,
@@ -26,20 +24,18 @@ from transformers.generation import (
     StoppingCriteria,
 )
 
-from .incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
+from .incremental_decoding_vaswani import DecodingCache
 from .linear_vaswani import has_own_methods
 from .search_vaswani import (
     LENGTH_NORMALIZATIONS,
     NO_SCORE,
+    OpenSearch,
     Search,
     SearchSettings,
-    Sentence,
+    as_generated,
     candidates,
     has_candidates,
-    length_normalization,
 )
-
-__all__ = ["LENGTH_NORMALIZATIONS", "MAX_EXTRA_TOKENS", "VaswaniGenerationMixin", "length_normalization"]
 
 #: How many tokens longer than its source an output may get (Section 6.1: "input length + 50").
 MAX_EXTRA_TOKENS = 50
@@ -176,6 +172,10 @@ def search_settings(generation_config, prompt: int, logits_processor, stopping_c
         stopping_criteria: all criteria of the call.
     """
     config, end = generation_config, generation_config._eos_token_tensor
+
+    def are_ends(ids: torch.Tensor) -> bool:
+        return end is not None and torch.equal(ids, end)
+
     of_steps = config.return_dict_in_generate and (config.output_scores or config.output_logits)
     others = (config.do_sample, config.is_assistant, config.low_memory, config.prefill_chunk_size, of_steps)
     if any(others) or config._pad_token_tensor is None:
@@ -183,16 +183,16 @@ def search_settings(generation_config, prompt: int, logits_processor, stopping_c
     for criterion in stopping_criteria:
         is_own = {
             MaxLengthCriteria: lambda criterion: criterion.max_length == config.max_length,
-            EosTokenCriteria: lambda criterion: torch.equal(criterion.eos_token_id, end),
+            EosTokenCriteria: lambda criterion: are_ends(criterion.eos_token_id),
             SentenceLengthCriteria: lambda criterion: True,
         }.get(type(criterion))
         if is_own is None or not is_own(criterion):
             return None
     min_tokens, forced = 0, []
     for processor in logits_processor:
-        if type(processor) is MinLengthLogitsProcessor and torch.equal(processor.eos_token_id, end):
+        if type(processor) is MinLengthLogitsProcessor and are_ends(processor.eos_token_id):
             min_tokens = max(min_tokens, processor.min_length - prompt)
-        elif type(processor) is MinNewTokensLengthLogitsProcessor and torch.equal(processor.eos_token_id, end):
+        elif type(processor) is MinNewTokensLengthLogitsProcessor and are_ends(processor.eos_token_id):
             min_tokens = max(min_tokens, processor.min_new_tokens)
         elif type(processor) is SentenceEndProcessor or (
             type(processor) is ForcedEOSTokenLogitsProcessor and processor.max_length == config.max_length
@@ -202,23 +202,6 @@ def search_settings(generation_config, prompt: int, logits_processor, stopping_c
             return None
     ends = [] if end is None else end.tolist()
     return _settings(config, end_ids=frozenset(ends), min_tokens=min_tokens, forced_end_ids=frozenset(forced))
-
-
-class OpenSearch(Search):
-    """A `Search` that sentences join as token ids."""
-
-    def __init__(self, model, decoder: IncrementalDecoder, settings: SearchSettings, generation_config, start: int):
-        super().__init__(decoder, settings)
-        self._model, self._generation_config, self._start = model, generation_config, start
-
-    @torch.no_grad()
-    def join(self, input_ids: torch.LongTensor, attention_mask: torch.LongTensor) -> list[Sentence]:
-        """Let sources join, `(sentences, source_length)` ids padded on the right and their mask; see `add`."""
-        device = self._model.device
-        input_ids, attention_mask, lengths = input_ids.to(device), attention_mask.to(device), attention_mask.sum(dim=1)
-        states = self._model.get_encoder()(input_ids, attention_mask=attention_mask).last_hidden_state
-        limits = [self._model._output_limit(self._generation_config, length, 1) for length in lengths.tolist()]
-        return self.add(states, attention_mask, limits, input_ids.new_full((len(limits), 1), self._start))
 
 
 class VaswaniGenerationMixin:
@@ -396,7 +379,7 @@ class VaswaniGenerationMixin:
 
     def _search(self, settings: SearchSettings, input_ids, generation_config, past_key_values, **model_kwargs):
         """The outputs of a `Search`, as transformers' loops return them."""
-        config, beams, device = generation_config, settings.num_beams, input_ids.device
+        config, beams = generation_config, settings.num_beams
         returns_cache, mask = config.return_dict_in_generate, model_kwargs.get("attention_mask")
         search = Search(past_key_values.decoder, settings, past_key_values if returns_cache else None)
         prompts = input_ids[::beams]
@@ -407,27 +390,9 @@ class VaswaniGenerationMixin:
         while search.is_open:
             search.step()
         outputs = [output for sentence in sentences for output in sentence.outputs()]
-        longest, pad = max(len(output.tokens) for output in outputs), int(config._pad_token_tensor)
-
-        def filled(rows, value, **options):
-            return torch.tensor([row + [value] * (longest - len(row)) for row in rows], device=device, **options)
-
         prompts = prompts.repeat_interleave(config.num_return_sequences, dim=0)
-        sequences = torch.cat((prompts, filled([output.tokens for output in outputs], pad)), dim=1)
-        if not returns_cache:
-            return sequences
-        if beams == 1:
-            return GenerateEncoderDecoderOutput(sequences=sequences, past_key_values=search.cache)
-        groups = [number // config.num_return_sequences for number in range(len(outputs))]
-        indices = [
-            [beams * group + beam for beam in output.beams] for group, output in zip(groups, outputs, strict=True)
-        ]
-        return GenerateBeamEncoderDecoderOutput(
-            sequences=sequences,
-            sequences_scores=torch.tensor([output.score for output in outputs], dtype=torch.float32, device=device),
-            beam_indices=filled(indices, -1, dtype=torch.int32),
-            past_key_values=search.cache,
-        )
+        generated = as_generated(outputs, prompts, settings, int(config._pad_token_tensor), search.cache)
+        return generated if returns_cache else generated.sequences
 
     def _sample(self, input_ids, **kwargs):
         settings = self._own_search(input_ids, **kwargs)

@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from transformers.generation import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 
 from .incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
 
 #: Rules for the score of a hypothesis: the paper's `length_normalization`, and transformers' own |Y|^alpha.
 LENGTH_NORMALIZATIONS = ("gnmt", "power")
 
-NO_SCORE = -1.0e8  # places without a hypothesis have -1e9 and less; no log-probability comes near
+NO_SCORE = -1.0e8  # places without a hypothesis have less; no log-probability comes near
 
+_EMPTY = -1.0e9  # the score of such a place, as in transformers
 _BLOCK = 64  # neighbouring tokens of which only the best is looked at first
 _LEAVING = 4  # sentences that are done leave when they are one in so many; moving the others costs some time
 
@@ -97,7 +99,7 @@ class SearchSettings:
             return False
         # Under the paper's rule the last hypothesis that is returned has to be beaten; lower ones are lost anyway.
         needed = self.num_return_sequences if self.length_normalization == "gnmt" else self.num_beams
-        to_beat = finished[needed - 1] if len(finished) >= needed else -1.0e9
+        to_beat = finished[needed - 1] if len(finished) >= needed else _EMPTY
         return running > NO_SCORE and best_score > to_beat
 
 
@@ -134,14 +136,15 @@ class BeamSentence(Sentence):
 
     def __init__(self, limit: int, settings: SearchSettings):
         super().__init__(limit, settings)
-        self._tokens: list[list[int]] = []  # at each step the beams' tokens
-        self._beams: list[list[int]] = []  # and the beams that these came from
-        self._finished: list[tuple[float, int, int, int]] = []  # score, step, beam before it, last token
+        # All numbers come as floats from the device.
+        self._tokens: list[list[float]] = []  # at each step the beams' tokens
+        self._beams: list[list[float]] = []  # and the beams that these came from
+        self._finished: list[tuple[float, int, float, float]] = []  # score, step, beam before it, last token
         self.horizon = settings.divisor(limit) if settings.judges_by_limit() else None
 
     def extend(
-        self, values: list[float], scores: list[float], bounds: list[float], beams: list[int], tokens: list[int]
-    ) -> tuple[list[float], list[int], list[int]]:
+        self, values: list[float], scores: list[float], bounds: list[float], beams: list[float], tokens: list[float]
+    ) -> tuple[list[float], list[float], list[float]]:
         """Add the best continuations, best first.
 
         Args:
@@ -160,7 +163,7 @@ class BeamSentence(Sentence):
         is_last = self.length >= self.limit
         if is_last or not settings.end_ids.isdisjoint(tokens):
             for rank in range(count):  # others are there only so that enough go on
-                if (is_last or tokens[rank] in settings.end_ids) and values[rank] > NO_SCORE:
+                if (is_last or tokens[rank] in settings.end_ids) and scores[rank] >= _EMPTY:
                     self._finished.append((scores[rank], step, beams[rank], tokens[rank]))
             self._finished.sort(key=lambda hypothesis: -hypothesis[0])
             del self._finished[count:]
@@ -176,13 +179,12 @@ class BeamSentence(Sentence):
         """The outputs that are asked for, best first; where fewer were possible, empty ones behind."""
         outputs = []
         for score, step, beam, token in self._finished[: self.settings.num_return_sequences]:
-            tokens, beams = [token], [beam]
+            tokens, beams = [int(token)], [int(beam)]
             for before in range(step - 1, -1, -1):
-                tokens.append(self._tokens[before][beam])
-                beam = self._beams[before][beam]
-                beams.append(beam)
+                tokens.append(int(self._tokens[before][beams[-1]]))
+                beams.append(int(self._beams[before][beams[-1]]))
             outputs.append(Output(tokens[::-1], score, beams[::-1]))
-        return outputs + [Output([], -1.0e9, [])] * (self.settings.num_return_sequences - len(outputs))
+        return outputs + [Output([], _EMPTY, [])] * (self.settings.num_return_sequences - len(outputs))
 
 
 class Search:
@@ -232,7 +234,7 @@ class Search:
         """
         kind = Sentence if self.settings.num_beams == 1 else BeamSentence
         added, beams = [kind(limit, self.settings) for limit in limits], self.settings.num_beams
-        values = torch.full((len(added), beams), -1.0e9, device=states.device)
+        values = torch.full((len(added), beams), _EMPTY, device=states.device)
         values[:, 0] = 0  # all beams begin alike: only the first counts
         rows = start.repeat_interleave(beams, dim=0)
         if not self.is_open:
@@ -325,11 +327,11 @@ class Search:
                 all_sentences += own
         device = log_probs.device
         self._values = torch.tensor(values, dtype=torch.float32, device=device).view(number, beams)
-        self._input, origins = torch.tensor([tokens, origins], device=device)
+        self._input, origins = torch.tensor([tokens, origins], dtype=torch.long, device=device)
         self._input = self._input[:, None]
         self.cache.reorder_cache(origins)
 
-    def _continuations(self, log_probs: torch.Tensor) -> list[tuple[list, ...]]:
+    def _continuations(self, log_probs: torch.Tensor) -> list[tuple[list[float], ...]]:
         """What `BeamSentence.extend` takes, for each sentence: so many that enough go on if all others end."""
         settings, beams, number = self.settings, self.settings.num_beams, len(self.sentences)
         count = max(2, 1 + len(settings.end_ids)) * beams
@@ -342,5 +344,45 @@ class Search:
         judged = [own if (own := sentence.horizon) is not None else divisor
                   for sentence, divisor in zip(self.sentences, today, strict=True)]  # fmt: skip
         divisors = torch.tensor([today, judged], dtype=torch.float32, device=values.device)[..., None]
-        numbers = torch.stack([values, *(values / divisors)]).tolist()  # the device is waited for here
-        return list(zip(*numbers, (places // width).tolist(), tokens.tolist(), strict=True))
+        found = torch.stack([values, *(values / divisors), places // width, tokens])  # float32 holds these integers
+        return list(zip(*found.tolist(), strict=True))  # the device is waited for here
+
+
+class OpenSearch(Search):
+    """A `Search` that sentences join as token ids."""
+
+    def __init__(self, model, decoder: IncrementalDecoder, settings: SearchSettings, generation_config, start: int):
+        super().__init__(decoder, settings)
+        self._model, self._generation_config, self._start = model, generation_config, start
+
+    @torch.no_grad()
+    def join(self, input_ids: torch.LongTensor, attention_mask: torch.LongTensor) -> list[Sentence]:
+        """Let sources join, `(sentences, source_length)` ids padded on the right and their mask; see `add`."""
+        device = self._model.device
+        input_ids, attention_mask, lengths = input_ids.to(device), attention_mask.to(device), attention_mask.sum(dim=1)
+        states = self._model.get_encoder()(input_ids, attention_mask=attention_mask).last_hidden_state
+        limits = [self._model._output_limit(self._generation_config, length, 1) for length in lengths.tolist()]
+        return self.add(states, attention_mask, limits, input_ids.new_full((len(limits), 1), self._start))
+
+
+def as_generated(
+    outputs: list[Output], prompts: torch.LongTensor, settings: SearchSettings, pad: int, cache: DecodingCache
+) -> GenerateEncoderDecoderOutput | GenerateBeamEncoderDecoderOutput:
+    """Outputs as transformers' loops return them, behind their prompts, `(outputs, prompt_length)`."""
+    longest, device = max(len(output.tokens) for output in outputs), prompts.device
+
+    def filled(rows: list[list[int]], value: int, dtype: torch.dtype) -> torch.Tensor:
+        rows = [row + [value] * (longest - len(row)) for row in rows]
+        return torch.tensor(rows, dtype=dtype, device=device).view(len(rows), longest)
+
+    sequences = torch.cat((prompts, filled([output.tokens for output in outputs], pad, torch.long)), dim=1)
+    if settings.num_beams == 1:
+        return GenerateEncoderDecoderOutput(sequences=sequences, past_key_values=cache)
+    first = [settings.num_beams * (number // settings.num_return_sequences) for number in range(len(outputs))]
+    indices = [[row + beam for beam in output.beams] for row, output in zip(first, outputs, strict=True)]
+    return GenerateBeamEncoderDecoderOutput(
+        sequences=sequences,
+        sequences_scores=torch.tensor([output.score for output in outputs], dtype=torch.float32, device=device),
+        beam_indices=filled(indices, -1, torch.int32),
+        past_key_values=cache,
+    )

@@ -4,11 +4,14 @@ import asyncio
 import itertools
 import os
 import random
+import subprocess
+import sys
 import time
 
 import psutil
 import pytest
 import serving
+from conftest import ROOT
 from serving import SENTENCES, Limits, client_of, translated
 
 folder, loaded, make = serving.folder, serving.loaded, serving.make
@@ -37,6 +40,25 @@ def test_nothing_is_lost_or_swapped_among_ten_thousand_requests_at_once(make, lo
 
     assert asyncio.run(run()) == [expected[text] for text in texts]
     assert app.state.service.models.pending == 0
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_every_server(folder, tmp_path):
+    pytest.importorskip("ctranslate2", reason="needs CTranslate2: pip install 'vaswani_transformer[ctranslate2]'")
+    (tmp_path / "lines").write_text("\n".join(SENTENCES))
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "benchmarks" / "serving.py",
+        folder,
+        "--sentences",
+        tmp_path / "lines",
+    ]
+    options = ["--seconds", "2", "--rounds", "2", "--clients", "1", "4"]
+    table = subprocess.run([*command, *options], check=True, capture_output=True, text=True).stdout
+    rows = [line.split(" | ") for line in table.splitlines()[2:]]
+    assert len(rows) == 2 * (1 + 2 * 3) and all(float(row[3]) > 0 for row in rows)
+    table = subprocess.run([*command, "--soak", "5"], check=True, capture_output=True, text=True).stdout
+    assert len(table.splitlines()) == 12
 
 
 @pytest.mark.slow

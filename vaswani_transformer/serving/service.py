@@ -8,9 +8,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..decoding.scoring import score_tokens
 from ..decoding.translator import Hypothesis, Piece
-from ..errors import UserError
 from .engine import Engine, Options
 from .models import ModelPlace, Models
 from .text import SplitText
@@ -52,14 +50,6 @@ class Wish:
     scores: bool = False
 
 
-@dataclass(frozen=True)
-class Details:
-    """What is known of a translation besides its text and score."""
-
-    tokens: list[tuple[str, float]] | None = None  # each with its log-probability in nats
-    alignment: list[tuple[int, int]] | None = None  # source word, target word, from 0
-
-
 class Translating:
     """A request at work: its texts, and the hypotheses of their sentences."""
 
@@ -82,31 +72,6 @@ class Translating:
             async for number, place, hypotheses in found:
                 results[number][place] = hypotheses
         return results
-
-    async def details(self, source: str, targets: list[str], tokens: bool, alignments: bool) -> list[Details]:
-        """What else is known of the translations of a sentence.
-
-        Raises:
-            UserError: for the alignments of an exported model.
-        """
-        if not (tokens or alignments):
-            return [Details() for _ in targets]
-        return await self.engine.call(_details, self.engine, source, targets, tokens, alignments)
-
-
-def _details(engine: Engine, source: str, targets: list[str], tokens: bool, alignments: bool) -> list[Details]:
-    scored, links = [None] * len(targets), [None] * len(targets)
-    sources = [source] * len(targets)
-    if tokens:
-        scores = score_tokens(engine.model, engine.tokenizer, sources, targets)
-        scored = [list(zip(score.tokens, score.log_probabilities, strict=True)) for score in scores]
-    if alignments:
-        from ..attention.alignments import align
-
-        if not engine.is_ours:
-            raise UserError("alignments are not possible with an exported model: leave them out")
-        links = align(engine.model, engine.tokenizer, sources, targets)
-    return [Details(*pair) for pair in zip(scored, links, strict=True)]
 
 
 class Service:
@@ -220,11 +185,10 @@ def _prepare(engine: Engine, language: str, wish: Wish) -> tuple[list[SplitText]
 
 def _options(model: Any, wish: Wish) -> Options:
     """Options for `generate()`: those given, and what they ask for."""
-    own = model.generation_config
-    options: dict[str, Any] = {"length_penalty": wish.length_penalty, "max_new_tokens": wish.max_new_tokens}
-    options["num_beams"] = wish.beams
-    if max(wish.beams or own.num_beams or 1, wish.nbest) > (wish.beams or own.num_beams or 1):
-        options["num_beams"] = wish.nbest
+    own, beams = model.generation_config, wish.beams
+    if wish.nbest > (beams or own.num_beams or 1):
+        beams = wish.nbest
+    options = {"length_penalty": wish.length_penalty, "max_new_tokens": wish.max_new_tokens, "num_beams": beams}
     if wish.nbest != (own.num_return_sequences or 1):
         options["num_return_sequences"] = wish.nbest
     return tuple(sorted((name, value) for name, value in options.items() if value is not None))

@@ -9,10 +9,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..attention.alignments import align
+from ..decoding.scoring import score_tokens
 from ..decoding.translator import Hypothesis
 from ..errors import UserError
 from ..model.generation_vaswani import SETTING_RANGES
+from .engine import Engine
 from .service import RefusedError, Service, Translating, Wish, texts_of
+from .text import SplitText
 
 _BEAMS = 32  # at most
 _LEAST, _MOST = SETTING_RANGES["length_penalty"][1:]
@@ -119,17 +123,32 @@ async def translate(request: Request, wanted: TranslationsRequest) -> Translatio
 
 
 async def _sentence(
-    work: Translating, text, number: int, found: list[Hypothesis], wanted: TranslationsRequest
+    work: Translating, text: SplitText, number: int, found: list[Hypothesis], wanted: TranslationsRequest
 ) -> SentenceAnswer:
-    """What is answered about a sentence; words' confidence would stand beside their tokens."""
-    source = text.sentences[number]
-    details = await work.details(source, [one.text for one in found], wanted.token_scores, wanted.alignments)
-    translations = []
-    for hypothesis, more in zip(found, details, strict=True):
-        tokens = more.tokens and [Token(text=token, log_probability=value) for token, value in more.tokens]
-        scores = {"score": hypothesis.score, "log_probability": hypothesis.log_probability} if wanted.scores else {}
-        translations.append(Alternative(text=hypothesis.text, tokens=tokens, alignment=more.alignment, **scores))
-    return SentenceAnswer(source=source, before=text.before(number), translations=translations)
+    """What is answered about a sentence."""
+    source, known = text.sentences[number], [{"text": one.text} for one in found]
+    if wanted.scores:
+        names = ("text", "score", "log_probability")
+        known = [{name: getattr(one, name) for name in names} for one in found]
+    if wanted.token_scores or wanted.alignments:
+        more = await work.engine.call(_details, work.engine, source, [one.text for one in found], wanted)
+        known = [{**one, **other} for one, other in zip(known, more, strict=True)]
+    return SentenceAnswer(source=source, before=text.before(number), translations=known)
+
+
+def _details(engine: Engine, source: str, targets: list[str], wanted: TranslationsRequest) -> list[dict]:
+    """What else is known of the translations of a sentence; words' confidence would stand here."""
+    sources, details = [source] * len(targets), [{} for _ in targets]
+    if wanted.token_scores:
+        for one, score in zip(details, score_tokens(engine.model, engine.tokenizer, sources, targets), strict=True):
+            pairs = zip(score.tokens, score.log_probabilities, strict=True)
+            one["tokens"] = [{"text": text, "log_probability": value} for text, value in pairs]
+    if wanted.alignments:
+        if not engine.is_ours:
+            raise UserError("alignments are not possible with an exported model: leave them out")
+        for one, links in zip(details, align(engine.model, engine.tokenizer, sources, targets), strict=True):
+            one["alignment"] = links
+    return details
 
 
 async def _events(service: Service, place, wish: Wish, wanted: TranslationsRequest) -> AsyncIterator[str]:

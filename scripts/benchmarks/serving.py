@@ -76,10 +76,10 @@ async def post(reader, writer, text: str) -> str:
     writer.write(head.encode() + body)
     lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
     length = next(int(line.partition(":")[2]) for line in lines if line.startswith("content-length:"))
-    answer = json.loads(await reader.readexactly(length))
+    answer = await reader.readexactly(length)
     if " 200 " not in lines[0]:
-        raise RuntimeError(f"{lines[0]}: {answer}")
-    return answer["translatedText"]
+        raise RuntimeError(f"{lines[0]}: {answer.decode()}")
+    return json.loads(answer)["translatedText"]
 
 
 async def load(port: int, sentences: Iterator[str], clients: int, seconds: float) -> list[float]:
@@ -132,6 +132,7 @@ def compare(arguments: argparse.Namespace, sentences: list[str]) -> None:
                 ports[name, precision] = stack.enter_context(started(words, arguments.threads))[1]
         for port in ports.values():
             asyncio.run(load(port, itertools.cycle(sentences), 8, 1.0))  # it loads its model
+        torch.set_num_threads(arguments.threads)  # here: CTranslate2 has set it
         part = arguments.seconds / arguments.rounds
         for _ in range(arguments.rounds):
             for precision, translator in alone.items():
@@ -177,7 +178,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of each server's model")
     parser.add_argument("--soak", type=float, help="seconds of load on one server, instead of the table")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
     path = Path(arguments.sentences)
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         sentences = [line.strip() for line in file if line.strip()]

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import serving
 from conftest import ROOT
+from exporting_models import save_trained_model, small_tokenizer
 from serving import SENTENCES, Limits, client_of, translated
 
 folder, loaded, make = serving.folder, serving.loaded, serving.make
@@ -43,8 +44,9 @@ def test_nothing_is_lost_or_swapped_among_ten_thousand_requests_at_once(make, lo
 
 
 @pytest.mark.slow
-def test_the_benchmark_measures_every_server(folder, tmp_path):
+def test_the_benchmark_measures_every_server(tmp_path):
     pytest.importorskip("ctranslate2", reason="needs CTranslate2: pip install 'vaswani_transformer[ctranslate2]'")
+    folder = save_trained_model(tmp_path / "model", small_tokenizer())
     (tmp_path / "lines").write_text("\n".join(SENTENCES))
     command = [
         sys.executable,

@@ -55,10 +55,10 @@ def test_the_benchmark_measures_every_server(tmp_path):
         "--sentences",
         tmp_path / "lines",
     ]
-    options = ["--seconds", "2", "--rounds", "2", "--clients", "1", "4"]
+    options = ["--seconds", "2", "--rounds", "2", "--clients", "4", "--precision", "int8"]
     table = subprocess.run([*command, *options], check=True, capture_output=True, text=True).stdout
     rows = [line.split(" | ") for line in table.splitlines()[2:]]
-    assert len(rows) == 2 * (1 + 2 * 3) and all(float(row[3]) > 0 for row in rows)
+    assert len(rows) == 1 + 3 and all(float(row[3]) > 0 for row in rows)
     table = subprocess.run([*command, "--soak", "5"], check=True, capture_output=True, text=True).stdout
     assert len(table.splitlines()) == 12
 

@@ -22,6 +22,7 @@ SHELVES = [
     "documents",
     "importing",
     "experiments",
+    "serving",
     "cli",
     "__main__",
 ]

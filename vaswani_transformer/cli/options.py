@@ -75,6 +75,11 @@ _RANGES = (
         "window": (1, 10**7),
         "top_k": (1, 10**9),  # 0, no limit, is said by leaving it out
         "seed": (0, 2**62),
+        "port": (0, 65_535),
+        "max_models": (1, 10**6),
+        "max_characters": (1, 10**8),
+        "queue": (1, 10**8),
+        "timeout": (0.1, 10**6),
     }
     | {
         option: SETTING_RANGES[setting][1:]

@@ -1,0 +1,230 @@
+"""What strangers send: each gets a line in return, and the others go on."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import resource
+import socket
+import time
+
+import pytest
+import serving
+from serving import SENTENCES, Limits, ask, client_of, load_in_double, running, translated
+
+folder, loaded, make, post = serving.folder, serving.loaded, serving.make, serving.post
+
+LANGUAGES = {"source": "en", "target": "de"}
+JSON, FORM = {"content-type": "application/json"}, {"content-type": "application/x-www-form-urlencoded"}
+PATHS = ("/translate", "/v1/translations")
+
+
+def body_of(path: str, text: str, **more) -> dict:
+    return {"q" if path == "/translate" else "text": text, **LANGUAGES, **more}
+
+
+def is_error(answer, status: int = 400) -> bool:
+    return answer[0] == status and list(answer[1]) == ["error"] and "\n" not in answer[1]["error"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"null", b"[1]", b'"q"', b"[" * 100_000, b'{"q": ' + b"9" * 10_000 + b"}", b"\xff\xfe{\0}\0", b"\0"],
+)
+def test_a_body_that_is_no_json(post, path, body):
+    assert is_error(post(path, content=body, headers=JSON))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_text_that_is_no_unicode(post, path):
+    good = json.dumps(body_of(path, "A dog")).encode()
+    assert is_error(post(path, content=good.replace(b"dog", b"d\xf6g"), headers=JSON))
+    assert is_error(post(path, content=good.replace(b"dog", b"d\\ud800g"), headers=JSON))
+    assert is_error(post(path, content=good.replace(b"en", b"\\udfff"), headers=JSON))
+    answer = post(path, content=good.replace(b"dog", b"dog \\ud83d\\ude00 \\u0000."), headers=JSON)
+    assert answer[0] == 200
+
+
+def test_forms_that_are_no_unicode(post):
+    for body in (b"q=d\xf6g&source=en&target=de", b"q=d%F6g&source=en&target=de"):
+        assert post("/translate", content=body, headers=FORM) == (
+            400,
+            {"error": "Invalid request: the text is not valid UTF-8"},
+        )
+    for body in (b"--x\r\n", b"--x\r\nContent-Disposition: form-data; name=q\r\n\r\nd\xf6g\r\n--x--\r\n", b"nothing"):
+        assert is_error(post("/translate", content=body, headers={"content-type": "multipart/form-data; boundary=x"}))
+    assert is_error(post("/translate", content=b"q", headers={"content-type": "multipart/form-data"}))
+    assert is_error(post("/translate", content=b"&".join([b"q=1"] * 1000), headers=FORM))
+    assert is_error(
+        post("/translate", files={"q": ("name", b"A dog."), "source": (None, "en"), "target": (None, "de")})
+    )
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_ten_megabytes(post, path):
+    text = "A dog. " * 1_500_000
+    assert is_error(post(path, json=body_of(path, text)), 413)
+
+    async def chunks():
+        for _ in range(1_500):
+            yield b" " * 7_000
+        raise AssertionError("all of it was read")
+
+    assert is_error(post(path, content=chunks(), headers=JSON), 413)
+    assert is_error(post(path, json=body_of(path, text[:60_000])))  # within the body's limit
+
+
+def test_a_text_of_one_word_without_end(post):
+    answer = post("/translate", json={"q": "x" * 2_000, **LANGUAGES})
+    assert answer[0] == 200 and answer[1]["translatedText"]
+
+
+def test_hostile_html_is_text(post, loaded):
+    page = "<script>alert('A dog.')</script> <img src=x onerror=alert(1)>"
+    for kind in ("text", None):
+        answer = post("/translate", json={"q": page, "format": kind, **LANGUAGES})
+        assert answer[0] == 200 and "<" not in answer[1]["translatedText"]  # what the model writes, which has no signs
+    assert is_error(post("/translate", json={"q": page, "format": "<script>", **LANGUAGES}))
+
+
+def test_a_full_queue_refuses_and_comes_back(make, loaded):
+    app = make(limits=Limits(queue=20))
+
+    async def run():
+        async with client_of(app) as client:
+
+            async def post(texts):
+                response = await client.post("/translate", json={"q": texts, **LANGUAGES})
+                return response.status_code, response.headers.get("retry-after"), response.json()
+
+            first = await asyncio.gather(*(post([one] * 5) for one in SENTENCES[:12]))
+            return first, await post(SENTENCES)  # more than the queue has, but there is nothing else
+
+    first, last = asyncio.run(run())
+    good = [answer for status, _, answer in first if status == 200]
+    refused = [(after, answer) for status, after, answer in first if status == 503]
+    assert good and refused and len(good) + len(refused) == 12
+    assert all(after == "1" and list(answer) == ["error"] for after, answer in refused)
+    assert last == (200, None, {"translatedText": translated(loaded, SENTENCES)})
+
+
+def test_too_many_requests_at_once_are_refused_before_they_are_read(make):
+    app = make(limits=Limits(queue=2, seconds=0.2))
+
+    async def run():
+        async def slowly():
+            await asyncio.sleep(10)
+            yield b""
+
+        async with client_of(app) as client:
+            slow = [asyncio.create_task(client.post("/translate", content=slowly())) for _ in range(3)]
+            answers = await asyncio.gather(*slow)
+            last = await client.post("/translate", content=b"{", headers=JSON)
+            return sorted(answer.status_code for answer in answers), last.status_code
+
+    assert asyncio.run(run()) == ([408, 408, 503], 400)
+
+
+def test_an_answer_that_takes_too_long(make):
+    def load(folder):
+        time.sleep(0.5)
+        return load_in_double(folder)
+
+    app = make(load=load, limits=Limits(seconds=0.2))
+
+    async def run():
+        async with client_of(app) as client:
+            first = await client.post("/translate", json={"q": "A.", **LANGUAGES})
+            while (await client.post("/translate", json={"q": "A.", **LANGUAGES})).status_code != 200:
+                pass  # the model is loaded meanwhile
+            return first.status_code, first.json()["error"]
+
+    assert asyncio.run(run()) == (504, "answering took more than 0.2 seconds")
+    assert app.state.service.models.pending == 0
+
+
+def test_a_mistake_of_ours_is_reported_without_the_text(make, monkeypatch, caplog):
+    app = make()
+
+    def fail(self, texts):
+        raise RuntimeError(f"failed on {texts}")
+
+    monkeypatch.setattr("vaswani_transformer.serving.service.Service.check", fail)
+    with caplog.at_level(logging.INFO, "vaswani_transformer"):
+        answer = ask(app, "POST", "/translate", json={"q": "My secret.", **LANGUAGES})
+    assert answer == (500, {"error": "Internal Server Error"})
+    assert "RuntimeError" in caplog.text and "test_bad_input" in caplog.text and "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("log_text", [False, True])
+def test_the_log_has_texts_only_if_asked_to(make, caplog, log_text):
+    app = make(log_text=log_text)
+    with caplog.at_level(logging.INFO, "vaswani_transformer"):
+        ask(app, "POST", "/translate", json={"q": "My secret\n. ", **LANGUAGES})
+        ask(app, "POST", "/translate", json={"q": "My secret.", "source": "en", "target": "secret"})
+        ask(app, "GET", "/secret%0A?q=secret")
+    lines = [
+        record.getMessage() for record in caplog.records if " /" in record.getMessage() or "(" in record.getMessage()
+    ]
+    assert any("POST /translate 200" in line and 'model="en-de" characters=12' in line for line in lines)
+    assert any("GET (other) 404" in line for line in lines)
+    assert ("secret" in caplog.text) == log_text and not any("\n" in line for line in lines)
+
+
+def raw(address, data: bytes, half_close: bool = False) -> bytes:
+    """What a server answers to bytes."""
+    with socket.create_connection(address, timeout=30) as connection:
+        connection.sendall(data)
+        if half_close:
+            connection.shutdown(socket.SHUT_WR)
+        parts = []
+        with contextlib.suppress(ConnectionResetError):  # after an answer to what was not read to its end
+            while part := connection.recv(65536):
+                parts.append(part)
+        return b"".join(parts)
+
+
+def request(text: str, length: int | None = None) -> bytes:
+    body = json.dumps({"q": text, **LANGUAGES}).encode()
+    head = "POST /translate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {length or len(body)}\r\n\r\n".encode() + body
+
+
+def test_connections_of_all_kinds(make, loaded):
+    expected = translated(loaded, SENTENCES[:1])[0].encode()
+    with running(make(limits=Limits(seconds=2), load=lambda folder: loaded)) as address:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # of files; both ends are in this process
+        open_ones = [socket.create_connection(address) for _ in range(min(1000, most // 3))]
+        for number, connection in enumerate(open_ones):
+            connection.sendall([b"", b"POST /trans", request(SENTENCES[0])[:-5], b"\x16\x03\x01"][number % 4])
+        assert expected in raw(address, request(SENTENCES[0]))
+        assert raw(address, request(SENTENCES[0]), half_close=True) == b""  # as who has left
+        assert b"408" in raw(address, request("A dog.", length=10_000))
+        assert b"413" in raw(address, request("A dog.", length=10**12))
+        assert b"400" in raw(address, b"GET nothing\r\n\r\n")
+        assert b"400" in raw(address, b"\xff\xfe\r\n\r\n")
+        assert b"40" in raw(address, b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\n\r\n")
+        for connection in open_ones:
+            connection.close()
+        assert expected in raw(address, request(SENTENCES[0]))
+
+
+def test_a_client_that_leaves_frees_its_place(make):
+    app = make()
+    models = app.state.service.models
+    with running(app) as address:
+        raw(address, request("A."))
+        with socket.create_connection(address) as connection:
+            connection.sendall(request("\n".join(SENTENCES * 20)))
+            while not models.pending:
+                time.sleep(0.005)
+            assert models.pending > 500
+        deadline = time.monotonic() + 10
+        while models.pending and time.monotonic() < deadline:
+            time.sleep(0.005)
+        (engine,) = models.loaded.values()
+        assert models.pending == 0
+        while any(group.is_busy for group in engine._groups.values()):
+            time.sleep(0.005)
+        assert b"200 OK" in raw(address, request("A."))

@@ -1,0 +1,102 @@
+"""`vaswani serve` as a process: its first line, its answers, its end."""
+
+import json
+import os
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import serving
+import translating
+from forked_commands import ForkedCommands
+from serving import SENTENCES, listen, translated
+
+from vaswani_transformer import load_model
+
+folder, fails = serving.folder, translating.fails
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    commands = ForkedCommands(tmp_path_factory.mktemp("home"), ["vaswani_transformer.serving.app", "uvicorn"])
+    yield commands
+    commands.close()
+
+
+def started(commands, *options) -> tuple[int, str]:
+    """The process id and the address of a server."""
+    out = commands.home / "out"
+    out.unlink(missing_ok=True)
+    process = commands.start(command=["serve", *options, "--port", "0"])
+    while not out.exists() or "http" not in out.read_text():
+        time.sleep(0.02)
+    line = out.read_text()
+    assert line.startswith("serving en-de at http://127.0.0.1:") and line.endswith("\n")
+    return process, line.split()[-1]
+
+
+def post(address: str, path: str, **body) -> dict:
+    request = urllib.request.Request(
+        f"{address}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+def under_way(address: str) -> bool:
+    """Whether another request is being answered."""
+    with urllib.request.urlopen(f"{address}/metrics", timeout=60) as response:
+        return b"\nvaswani_requests_under_way 2.0\n" in response.read()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_answers_finishes_what_runs_and_ends(commands, folder, number):
+    process, address = started(commands, f"en-de={folder}", "--precision", "float32")
+    expected = translated(load_model(folder, "cpu"), SENTENCES)
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(post, address, "/translate", q=SENTENCES * 4, source="en", target="de")
+        while not under_way(address):
+            assert not long.done()
+        os.kill(process, number)
+        assert long.result() == {"translatedText": expected * 4}
+    done = commands.wait()
+    assert done.status == 0
+    assert "POST /translate 200" in done.err and SENTENCES[0] not in done.err and "Traceback" not in done.err
+
+
+def test_keys_from_a_file(commands, folder, tmp_path):
+    (tmp_path / "keys").write_text("first\nsecond\n")
+    process, address = started(commands, f"en-de={folder}", "--api-keys", tmp_path / "keys")
+    body = {"q": SENTENCES[0], "source": "en", "target": "de"}
+    assert post(address, "/translate", **body, api_key="second")["translatedText"]
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        post(address, "/translate", **body, api_key="third")
+    os.kill(process, signal.SIGTERM)
+    assert commands.wait().status == 0
+
+
+def test_mistakes_are_one_line(fails, folder, tmp_path, monkeypatch):
+    model, keys = f"en-de={folder}", tmp_path / "keys"
+    assert "there is no model folder" in fails("serve", tmp_path / "none")
+    assert "the languages of" in fails("serve", folder)
+    for option, value in (("--port", 65_536), ("--max-models", 0), ("--queue", 0), ("--timeout", "nan")):
+        assert f"{option} is {value}: it must be from" in fails("serve", model, option, value)
+    assert "No such file" in fails("serve", model, "--api-keys", keys, status=1)
+    keys.write_text(" \n")
+    assert "holds no key" in fails("serve", model, "--api-keys", keys)
+    keys.write_bytes(b"\xff")
+    assert "not valid UTF-8" in fails("serve", model, "--api-keys", keys)
+    with listen("127.0.0.1", 0) as socket:
+        port = socket.getsockname()[1]
+        assert fails("serve", model, "--port", port).endswith(
+            f"port {port} of 127.0.0.1 is in use: give another --port"
+        )
+    assert "cannot listen at 192.0.2.1" in fails("serve", model, "--host", "192.0.2.1")
+    monkeypatch.setitem(sys.modules, "vaswani_transformer.serving.app", None)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.delitem(sys.modules, "vaswani_transformer.serving.app")
+    assert fails("serve", model).endswith("serving needs fastapi: pip install 'vaswani_transformer[serve]'")

@@ -1,0 +1,161 @@
+"""Sentences of many requests in one model: each gets what it would alone, long requests make room for short ones."""
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+import serving
+from serving import SENTENCES, Engine, translated
+
+from vaswani_transformer import Translator
+from vaswani_transformer.errors import UserError
+
+folder, loaded, engine = serving.folder, serving.loaded, serving.engine
+
+SETTINGS = [
+    {},
+    {"num_beams": 1},
+    {"num_beams": 2, "length_penalty": 1.5},
+    {"num_beams": 5, "num_return_sequences": 3},
+    {"max_new_tokens": 4},
+    *({"length_penalty": number / 10} for number in range(6)),  # more than there are searches at once
+]
+
+
+def options(**settings) -> tuple:
+    return tuple(sorted(settings.items()))
+
+
+async def all_of(engine, sentences, scores=False, prefix="", **settings) -> list:
+    """The hypotheses of sentences, in their order."""
+    pieces = engine.tokenize([(sentence, prefix) for sentence in sentences])
+    results = [None] * len(pieces)
+    async for number, hypotheses in engine.translate(pieces, options(**settings), scores):
+        assert results[number] is None
+        results[number] = hypotheses
+    return results
+
+
+def test_each_of_hundreds_of_requests_gets_what_it_would_alone(engine, loaded):
+    drawn = random.Random(0)
+    requests = [
+        (drawn.sample(SENTENCES, drawn.choice([1, 1, 1, 2, 6])), drawn.choice(SETTINGS), drawn.random() < 0.2)
+        for _ in range(120)
+    ]
+
+    async def ask(sentences, settings, scores):
+        await asyncio.sleep(0.5 * drawn.random())  # they come at any time
+        return await all_of(engine, sentences, scores, **settings)
+
+    async def run():
+        return await asyncio.gather(*(ask(*request) for request in requests))
+
+    answers = asyncio.run(run())
+    assert engine.pending == 0
+    for settings in SETTINGS:
+        expected = dict(zip(SENTENCES, Translator(*loaded, scores=True, **settings).hypotheses(SENTENCES), strict=True))
+        for (sentences, own, scores), answer in zip(requests, answers, strict=True):
+            if own is settings:
+                for sentence, hypotheses in zip(sentences, answer, strict=True):
+                    known = expected[sentence]
+                    assert [one.text for one in hypotheses] == [one.text for one in known]
+                    if scores:
+                        assert [one.score for one in hypotheses] == pytest.approx([one.score for one in known])
+
+
+@pytest.mark.parametrize("settings", [{"no_repeat_ngram_size": 2}, {"num_beams": 1, "repetition_penalty": 1.2}])
+def test_settings_that_only_generate_follows(engine, loaded, settings):
+    answers = asyncio.run(all_of(engine, SENTENCES[:20], **settings))
+    assert [own[0].text for own in answers] == translated(loaded, SENTENCES[:20], **settings)
+
+
+def test_given_beginnings(engine, loaded):
+    answers = asyncio.run(all_of(engine, SENTENCES[:5], prefix="Ein Hund"))
+    assert [own[0].text for own in answers] == translated(loaded, [(one, "Ein Hund") for one in SENTENCES[:5]])
+    assert all(own[0].text.startswith("Ein Hund") for own in answers)
+    with pytest.raises(UserError, match="leaves no room"):
+        engine.tokenize([("A dog.", "Ein Hund " * 20)])
+
+
+def test_a_short_request_does_not_wait_for_a_long_one(engine):
+    async def run():
+        before = 0
+
+        async def long():
+            nonlocal before
+            pieces = engine.tokenize([(sentence, "") for sentence in SENTENCES * 3])
+            async for _ in engine.translate(pieces):
+                before += 1
+            return len(pieces)
+
+        task = asyncio.create_task(long())
+        while not before:
+            await asyncio.sleep(0.001)
+        start = before
+        await all_of(engine, SENTENCES[:1])
+        between = before - start
+        return between, await task
+
+    between, number = asyncio.run(run())
+    assert between < number / 3
+
+
+def test_who_leaves_makes_room_and_disturbs_nobody(engine, loaded):
+    async def run():
+        pieces = engine.tokenize([(sentence, "") for sentence in SENTENCES * 3])
+        for _ in range(3):
+            others = asyncio.create_task(all_of(engine, SENTENCES[:30]))
+            async with contextlib.aclosing(engine.translate(pieces)) as found:
+                await anext(found)
+            assert [own[0].text for own in await others] == expected
+        assert engine.pending == 0
+        await engine.call(lambda: None)  # after this the last request is forgotten
+        return [group.is_busy for group in engine._groups.values()]
+
+    expected = translated(loaded, SENTENCES[:30])
+    assert not any(asyncio.run(run()))
+
+
+def test_an_error_reaches_those_who_wait_and_no_others(engine, loaded):
+    async def run():
+        good = asyncio.create_task(all_of(engine, SENTENCES[:10]))
+        bad = [asyncio.create_task(all_of(engine, SENTENCES[:10], num_beams=0)) for _ in range(2)]
+        for task in bad:
+            with pytest.raises(ValueError, match="num_beams"):
+                await task
+        with pytest.raises(ZeroDivisionError):
+            await engine.call(lambda: 1 / 0)
+        return await good
+
+    assert [own[0].text for own in asyncio.run(run())] == translated(loaded, SENTENCES[:10])
+    assert engine.pending == 0
+
+
+def test_tokens_in_a_search_are_limited(loaded):
+    sizes = []
+    engine = Engine(*loaded, tokens_per_batch=200, note_batch=sizes.append)
+    asyncio.run(all_of(engine, SENTENCES))
+    shortest = min(len(piece.ids) for piece in engine.tokenize([(sentence, "") for sentence in SENTENCES]))
+    engine.close()
+    assert 1 < max(sizes) <= 200 // shortest
+
+
+def test_what_has_come_is_finished_at_the_end(loaded):
+    engine = Engine(*loaded)
+
+    async def run():
+        task = asyncio.create_task(all_of(engine, SENTENCES[:10]))
+        await asyncio.sleep(0.01)
+        await asyncio.to_thread(engine.close)
+        return await task
+
+    assert [own[0].text for own in asyncio.run(run())] == translated(loaded, SENTENCES[:10])
+
+
+def test_a_sentence_without_end_is_divided(engine):
+    text = " ".join(SENTENCES * 30).replace(".", "")
+    parts = engine.divide(text)
+    assert len(parts) > 1 and " ".join(parts) == " ".join(text.split())
+    assert max(len(piece.ids) for piece in engine.tokenize([(part, "") for part in parts])) <= 500
+    assert engine.divide("A dog.") == ["A dog."]

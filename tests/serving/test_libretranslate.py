@@ -1,0 +1,200 @@
+"""LibreTranslate's interface: its own tests' requests, those of its clients, and its errors."""
+
+import asyncio
+import json
+
+import pytest
+import serving
+from serving import SENTENCES, Limits, ask, client_of, running, translated
+
+folder, loaded, make, post = serving.folder, serving.loaded, serving.make, serving.post
+
+LANGUAGES = {"source": "en", "target": "de"}
+
+
+def error_of(answer) -> str:
+    status, body = answer
+    assert status == 400 and list(body) == ["error"]
+    return body["error"]
+
+
+def test_a_text_a_list_and_a_form(post, loaded):
+    first, second = translated(loaded, SENTENCES[:2])
+    assert post("/translate", json={"q": SENTENCES[0], **LANGUAGES}) == (200, {"translatedText": first})
+    for format in ("text", ""):
+        form = {"q": SENTENCES[0], "format": format, **LANGUAGES}
+        assert post("/translate", data=form) == (200, {"translatedText": first})
+    assert post("/translate", files={"q": (None, SENTENCES[0]), "source": (None, "en"), "target": (None, "de")}) == (
+        200,
+        {"translatedText": first},
+    )
+    answer = post("/translate", json={"q": SENTENCES[:2], "format": "text", **LANGUAGES})
+    assert answer == (200, {"translatedText": [first, second]})
+
+
+def test_sentences_and_the_space_between_them(post, loaded):
+    one, two, three = SENTENCES[:3]
+    text = f"  {one}  {two}\n\n\t{three}\r\n"
+    expected = translated(loaded, [one, two, three])
+    answer = post("/translate", json={"q": text, **LANGUAGES})[1]
+    assert answer == {"translatedText": "  {}  {}\n\n\t{}\r\n".format(*expected)}
+    assert post("/translate", data={"q": "\r\n", **LANGUAGES})[1] == {"translatedText": "\n"}  # as browsers send lines
+
+
+def test_blank_texts_stay_as_they_are(post):
+    for text in (" ", "\n \n", "\u3000"):
+        assert post("/translate", json={"q": text, **LANGUAGES}) == (200, {"translatedText": text})
+    assert post("/translate", json={"q": ["", " "], **LANGUAGES}) == (200, {"translatedText": ["", " "]})
+
+
+def test_alternatives(post, loaded):
+    texts = [SENTENCES[0], " ".join(SENTENCES[1:3])]
+    answer = post("/translate", json={"q": texts, "alternatives": 2, **LANGUAGES})[1]
+    lists = list(serving.Translator(*loaded, num_return_sequences=3).hypotheses(SENTENCES[:3]))
+    first = [one.text for one in lists[0]]
+    both = [f"{one.text} {two.text}" for one, two in zip(*lists[1:], strict=True)]
+    assert answer["translatedText"] == [first[0], both[0]]
+    assert answer["alternatives"] == [[one for one in own[1:] if one != own[0]] for own in (first, both)]
+    answer = post("/translate", data={"q": texts[0], "alternatives": "2", **LANGUAGES})[1]
+    assert answer["alternatives"] == first[1:]
+    assert "alternatives" not in post("/translate", json={"q": texts[0], "alternatives": 0, **LANGUAGES})[1]
+
+
+def test_languages_and_settings(make, folder):
+    app = make(f"en-de={folder}", f"en-pt-BR={folder}", f"xx_yy-en={folder}")
+    known = {
+        "en": ("English", ["de", "pt-BR"]),
+        "de": ("German", []),
+        "pt-BR": ("Portuguese", []),
+        "xx-yy": ("Xx-Yy", ["en"]),
+    }
+    listed = ask(app, "GET", "/languages")[1]
+    assert {one["code"]: (one["name"], one["targets"]) for one in listed} == known
+    assert ask(app, "GET", "/health") == (200, {"status": "ok"})
+    settings = ask(app, "GET", "/frontend/settings")[1]
+    assert settings["charLimit"] == 50_000 and settings["keyRequired"] is False
+    assert settings["language"]["target"] == {"code": "de", "name": "German"}
+    assert ask(app, "POST", "/translate", json={"q": "A dog.", "source": "EN", "target": "PT-br"})[0] == 200
+
+
+def test_auto_where_there_is_one_source_only(make, folder, loaded):
+    app = make(f"en-de={folder}", f"fr-en={folder}", f"de-en={folder}")
+    expected = {"confidence": 0.0, "language": "en"}
+    request = {"q": [SENTENCES[0]] * 2, "source": "auto", "target": "de"}
+    answer = ask(app, "POST", "/translate", json=request)[1]
+    assert answer == {"translatedText": translated(loaded, request["q"]), "detectedLanguage": [expected] * 2}
+    assert ask(app, "POST", "/translate", data={**request, "q": "A."})[1]["detectedLanguage"] == expected
+    request["target"] = "en"
+    line = error_of(ask(app, "POST", "/translate", json=request))
+    assert line == "auto is not supported for en: source must be one of fr, de"
+
+
+def test_errors_have_its_form_and_its_words(post):
+    def error(**fields):
+        return error_of(post("/translate", json={"q": "A dog.", **LANGUAGES, **fields}))
+
+    for name in ("q", "source", "target"):
+        assert error(**{name: None}) == error(**{name: ""}) == f"Invalid request: missing {name} parameter"
+        wrong = error(**{name: {"a": 1}})
+        assert wrong.startswith(f"Invalid request: {name} parameter is not a text")
+    assert error(target="zz") == error(source="zz") == "zz is not supported"
+    assert error(source="de", target="en") == "de is not supported"
+    assert error(format="rtf") == "rtf format is not supported"
+    assert error(alternatives="x") == "Invalid request: alternatives parameter is not a number"
+    assert error(alternatives=11) == "Invalid request: alternatives parameter must be <= 10"
+    assert error(q=["A.", 3]) == "Invalid request: q parameter is not a text or a list of texts"
+    assert error(q="x" * 50_001) == "Invalid request: request (50001) exceeds text limit (50000)"
+    assert error_of(post("/translate", data=LANGUAGES)) == "Invalid request: missing q parameter"
+
+
+def test_two_languages_without_a_model(make, folder):
+    app = make(f"en-de={folder}", f"fr-es={folder}")
+    line = error_of(ask(app, "POST", "/translate", json={"q": "A dog.", "source": "en", "target": "es"}))
+    assert line == "es is not available as a target language from en"
+
+
+def test_a_page_of_html_is_refused(post):
+    request = {"q": "<b>A dog.</b><script>alert(1)</script>", "format": "html", **LANGUAGES}
+    assert error_of(post("/translate", json=request)) == "html format is not supported"
+
+
+def test_requests_of_weblate(make, loaded):
+    """`weblate/machinery/libretranslate.py`: both requests, and what it reads of the answers."""
+    app = make(keys=["secret"])
+
+    async def run():
+        async with client_of(app) as client:
+            codes = [one["code"] for one in (await client.get("/languages")).json()]
+            sources = SENTENCES[:3]
+            body = {"api_key": "secret", "q": sources, "source": "en", "target": "de"}
+            many = (await client.post("/translate", json=body)).json()["translatedText"]
+            form = {"api_key": "secret", "q": sources[0], "source": "en", "target": "de"}
+            single = (await client.post("/translate", data=form)).json()["translatedText"]
+            return codes, many, single
+
+    codes, many, single = asyncio.run(run())
+    assert codes == ["en", "de"] and many == translated(loaded, SENTENCES[:3]) and single == many[0]
+
+
+def test_its_python_client(make, loaded):
+    name = "libretranslatepy"
+    libretranslatepy = pytest.importorskip(name, reason=f"needs {name}: pip install 'vaswani_transformer[test]'")
+    with running(make(keys=["secret"])) as (host, port):
+        client = libretranslatepy.LibreTranslateAPI(f"http://{host}:{port}", api_key="secret")
+        assert client.translate(SENTENCES[0], "en", "de") == translated(loaded, SENTENCES[:1])[0]
+        assert [one["code"] for one in client.languages()] == ["en", "de"]
+        stranger = libretranslatepy.LibreTranslateAPI(f"http://{host}:{port}", api_key="other")
+        with pytest.raises(OSError, match="403"):
+            stranger.translate(SENTENCES[0], "en", "de")
+
+
+def test_keys(make):
+    app = make(keys=["first", "second"])
+    body = {"q": "A dog.", **LANGUAGES}
+    assert ask(app, "POST", "/translate", json=body | {"api_key": "second"})[0] == 200
+    assert ask(app, "POST", "/translate", json=body, headers={"Authorization": "Bearer first"})[0] == 200
+    for key in ("third", "firs", "first2", 7, ["first"], "\ud800"):
+        wrong = ask(app, "POST", "/translate", content=json.dumps(body | {"api_key": key}).encode(),
+                    headers={"content-type": "application/json"})  # fmt: skip
+        assert wrong == (403, {"error": "Invalid API key"})
+    assert error_of(ask(app, "POST", "/translate", json=body)) == "Please contact the server operator to get an API key"
+    wanted = {"text": "A dog.", "target": "de"}
+    assert ask(app, "POST", "/v1/translations", json=wanted)[0] == 400
+    assert ask(app, "POST", "/v1/translations", json=wanted, headers={"Authorization": "Bearer second"})[0] == 200
+    assert ask(app, "GET", "/frontend/settings")[1]["keyRequired"] is True
+
+
+def test_pages_of_other_sites_may_ask(make):
+    async def run():
+        async with client_of(make()) as client:
+            asked = {"Origin": "http://elsewhere", "Access-Control-Request-Method": "POST"}
+            before = await client.options(
+                "/translate", headers={**asked, "Access-Control-Request-Headers": "Content-Type"}
+            )
+            return before.status_code, before.headers["access-control-allow-origin"]
+
+    assert asyncio.run(run()) == (200, "*")
+
+
+def test_an_exported_model(tmp_path, make, folder):
+    pytest.importorskip("ctranslate2", reason="needs CTranslate2: pip install 'vaswani_transformer[ctranslate2]'")
+    from vaswani_transformer import CTranslate2Translator, export_model
+    from vaswani_transformer.export.exporting import load_exported
+
+    export_model(folder, tmp_path / "exported")
+    app = make(f"en-de={tmp_path / 'exported'}", load=lambda folder: load_exported(folder, "cpu"))
+    answer = ask(app, "POST", "/translate", json={"q": SENTENCES[:9], **LANGUAGES})[1]
+    alone = CTranslate2Translator(tmp_path / "exported")
+    assert answer["translatedText"] == list(alone.translate(SENTENCES[:9]))
+    wanted = {"text": SENTENCES[0], "target": "de"}
+    answer = ask(app, "POST", "/v1/translations", json=wanted | {"nbest": 2, "scores": True, "token_scores": True})[1]
+    assert answer["precision"] == "float32" and len(answer["translations"][0]["sentences"][0]["translations"]) == 2
+    for what in ({"alignments": True}, {"prefix": "Ein"}):
+        line = error_of(ask(app, "POST", "/v1/translations", json=wanted | what))
+        assert "exported model" in line and ": leave " in line
+
+
+def test_a_limit_of_characters_for_all_texts_together(make):
+    app = make(limits=Limits(characters=10))
+    assert ask(app, "POST", "/translate", json={"q": ["12345", "12345"], **LANGUAGES})[0] == 200
+    assert ask(app, "POST", "/translate", json={"q": ["12345", "123456"], **LANGUAGES})[0] == 400

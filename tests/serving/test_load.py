@@ -1,0 +1,97 @@
+"""Load that takes minutes: ten thousand requests at once, and memory that stays as it is."""
+
+import asyncio
+import itertools
+import os
+import random
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import serving
+from conftest import ROOT
+from exporting_models import save_trained_model, small_tokenizer
+from serving import SENTENCES, Limits, client_of, translated
+
+folder, loaded, make = serving.folder, serving.loaded, serving.make
+
+LANGUAGES = {"source": "en", "target": "de"}
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_or_swapped_among_ten_thousand_requests_at_once(make, loaded):
+    app = make(limits=Limits(queue=20_000, seconds=800))
+    pairs = list(itertools.product(SENTENCES, repeat=2))
+    texts = [SENTENCES[number % len(SENTENCES)] for number in range(5_000)]
+    texts += [" ".join(pairs[number % len(pairs)]) for number in range(5_000)]
+    random.Random(0).shuffle(texts)
+    alone = dict(zip(SENTENCES, translated(loaded, SENTENCES), strict=True))
+    expected = alone | {" ".join(pair): " ".join(map(alone.get, pair)) for pair in pairs}
+
+    async def run():
+        async with client_of(app) as client:
+
+            async def post(text):
+                response = await client.post("/translate", json={"q": text, **LANGUAGES}, timeout=None)
+                return response.json().get("translatedText")
+
+            return await asyncio.gather(*map(post, texts))
+
+    assert asyncio.run(run()) == [expected[text] for text in texts]
+    assert app.state.service.models.pending == 0
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_every_server(tmp_path):
+    pytest.importorskip("ctranslate2", reason="needs CTranslate2: pip install 'vaswani_transformer[ctranslate2]'")
+    folder = save_trained_model(tmp_path / "model", small_tokenizer())
+    (tmp_path / "lines").write_text("\n".join(SENTENCES))
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "benchmarks" / "serving.py",
+        folder,
+        "--sentences",
+        tmp_path / "lines",
+    ]
+    options = ["--seconds", "2", "--rounds", "2", "--clients", "4", "--precision", "int8"]
+    table = subprocess.run([*command, *options], check=True, capture_output=True, text=True).stdout
+    rows = [line.split(" | ") for line in table.splitlines()[2:]]
+    assert len(rows) == 1 + 3 and all(float(row[3]) > 0 for row in rows)
+    table = subprocess.run([*command, "--soak", "5"], check=True, capture_output=True, text=True).stdout
+    assert len(table.splitlines()) == 12
+
+
+@pytest.mark.slow
+def test_memory_stays_as_it_is(make):
+    """A shorter soak; `scripts/benchmarks/serving.py --soak` is one of any length."""
+    app, drawn, process = make(limits=Limits(queue=200)), random.Random(0), psutil.Process(os.getpid())
+    memory = []
+
+    async def client(end: float) -> None:
+        async with client_of(app) as client:
+            while time.monotonic() < end:
+                text = " ".join(drawn.choices(SENTENCES, k=drawn.choice([1, 1, 1, 5, 100])))
+                kind = drawn.randrange(4)
+                if kind == 0:
+                    await client.post("/translate", content=b"{")
+                elif kind == 1:
+                    options = {"stream": True, "scores": True, "length_penalty": drawn.random()}
+                    await client.post("/v1/translations", json={"text": text, **LANGUAGES, **options})
+                elif kind == 2:
+                    task = asyncio.create_task(client.post("/translate", json={"q": text, **LANGUAGES}))
+                    await asyncio.sleep(0.05 * drawn.random())
+                    task.cancel()  # it leaves
+                else:
+                    await client.post("/translate", json={"q": text, **LANGUAGES, "alternatives": 2})
+
+    async def run(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        await asyncio.gather(*(client(end) for _ in range(20)))
+
+    for _ in range(6):
+        asyncio.run(run(30))
+        memory.append(process.memory_info().rss / 2**20)
+    assert max(memory[3:]) - max(memory[:3]) < 10, memory
+    assert app.state.service.models.pending == 0

@@ -1,0 +1,141 @@
+"""The models of a server: their languages, loading when first asked for, unloading, and those that cannot be loaded."""
+
+import asyncio
+import json
+import shutil
+
+import pytest
+import serving
+from conftest import error_of
+from serving import SENTENCES, ask, client_of, find_models, load_in_double, translated
+
+from vaswani_transformer import load_model
+
+folder, loaded, make = serving.folder, serving.loaded, serving.make
+
+
+def names(*models) -> list[str]:
+    return [place.name for place in find_models([str(model) for model in models])]
+
+
+def test_languages_that_a_folder_notes_or_that_are_given(tmp_path):
+    for name, files in {
+        "trained": {"recipe.yaml": "train_source: train.en.gz\ntrain_target: train.de.gz\n"},
+        "columns": {"recipe.yaml": "source_column: fr\ntarget_column: en\n"},
+        "imported": {"import.json": json.dumps({"toolkit": "x", "source": "y", "languages": ["fi", "sv"]})},
+        "multilingual": {"import.json": json.dumps({"toolkit": "x", "source": "y", "languages": ["fi", "sv", "da"]})},
+        "unknown": {},
+        "a-b=c": {},
+    }.items():
+        (tmp_path / name).mkdir()
+        for file, text in files.items():
+            (tmp_path / name / file).write_text(text)
+    assert names(tmp_path / "trained", tmp_path / "columns", tmp_path / "imported") == ["en-de", "fr-en", "fi-sv"]
+    assert names(f"en-pt_BR={tmp_path}/unknown", f"zh-Hans-en={tmp_path}/a-b=c") == ["en-pt-BR", "zh-Hans-en"]
+    for name in ("unknown", "multilingual"):
+        line = error_of(find_models, [str(tmp_path / name)])
+        assert line == f"the languages of {tmp_path}/{name} are not known: give them too, as in en-de={tmp_path}/{name}"
+    line = error_of(find_models, [str(tmp_path / "trained"), f"EN-de={tmp_path}/unknown"])
+    assert line.endswith("are both for EN-de: give one of them")
+
+
+def test_a_folder_that_is_not_there(tmp_path, folder, caplog):
+    assert names(f"en-de={folder}", tmp_path / "none") == ["en-de"]
+    assert f"there is no model folder {tmp_path}/none: it is left out" in caplog.text
+    assert "there is no model folder" in error_of(find_models, [f"en-de={tmp_path}/none"])
+
+
+def test_a_broken_model_is_not_available_and_the_others_are(make, folder, loaded, tmp_path, caplog):
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    (broken / "config.json").write_text("{")
+    app = make(f"en-de={folder}", f"de-en={broken}")
+    (expected,) = translated(loaded, SENTENCES[:1])
+    for source, target, answer in (
+        ("de", "en", (503, {"error": "the model for de-en is not available"})),
+        ("en", "de", (200, {"translatedText": expected})),
+    ) * 2:
+        assert ask(app, "POST", "/translate", json={"q": SENTENCES[0], "source": source, "target": target}) == answer
+    assert "the model for de-en cannot be loaded: " in caplog.text and str(broken) in caplog.text
+    shutil.copy(folder / "config.json", broken)  # what is repaired works
+    wanted = {"text": SENTENCES[0], "source": "de", "target": "en"}
+    assert ask(app, "POST", "/v1/translations", json=wanted)[1]["translations"][0]["text"] == expected
+
+
+def test_each_is_loaded_once_when_it_is_first_asked_for(make, folder):
+    events = []
+
+    def load(path):
+        events.append(path.name)
+        return load_in_double(path)
+
+    app = make(f"en-de={folder}", f"de-en={folder}", load=load)
+    models = app.state.service.models
+
+    async def run():
+        async with client_of(app) as client:
+            assert not events
+            wanted = [{"q": one, "source": "en", "target": "de"} for one in SENTENCES]
+            answers = await asyncio.gather(*(client.post("/translate", json=one) for one in wanted))
+            assert {answer.status_code for answer in answers} == {200}
+
+    asyncio.run(run())
+    assert len(events) == 1 and [place.name for place in models.loaded] == ["en-de"]
+
+
+def test_the_least_recently_used_is_unloaded(make, folder, loaded):
+    pairs = ["en-de", "de-en", "en-fr", "fr-en"]
+    loads = []
+
+    def load(path):
+        loads.append(path)
+        return load_in_double(path)
+
+    app = make(*(f"{pair}={folder}" for pair in pairs), load=load, most_models=2)
+    models = app.state.service.models
+    expected = translated(loaded, SENTENCES[:5])
+
+    async def run():
+        async with client_of(app) as client:
+
+            async def post(pair):
+                source, target = pair.split("-")
+                body = {"q": SENTENCES[:5], "source": source, "target": target}
+                return (await client.post("/translate", json=body)).json()["translatedText"]
+
+            for pair in ("en-de", "de-en", "en-de", "en-fr"):
+                assert await post(pair) == expected
+            assert [place.name for place in models.loaded] == ["en-de", "en-fr"]
+            answers = await asyncio.gather(*(post(pair) for pair in pairs * 3))  # those at work are finished first
+            assert answers == [expected] * 12 and len(models.loaded) == 2
+
+    asyncio.run(run())
+    assert len(loads) >= 5
+
+
+def test_by_default_they_are_unloaded_when_memory_is_short(make, folder, monkeypatch):
+    class Memory:
+        total = 1
+
+    app = make(f"en-de={folder}", f"de-en={folder}")
+    size = app.state.service.models.places[0].bytes
+    assert size > 2 * (folder / "model.safetensors").stat().st_size
+    monkeypatch.setattr("psutil.virtual_memory", Memory)
+    for total, expected in ((4 * size, ["en-de", "de-en"]), (4 * size - 1, ["de-en"])):
+        Memory.total = total
+        for source, target in (("en", "de"), ("de", "en")):
+            assert ask(app, "POST", "/translate", json={"q": "A.", "source": source, "target": target})[0] == 200
+        assert [place.name for place in app.state.service.models.loaded] == expected
+        app = make(f"en-de={folder}", f"de-en={folder}")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_the_answer_has_the_precision(make, precision):
+    def load(path):
+        from vaswani_transformer import prepare_for_inference
+
+        model, tokenizer = load_model(path, "cpu")
+        return prepare_for_inference(model, precision), tokenizer
+
+    answer = ask(make(load=load), "POST", "/v1/translations", json={"text": "A dog.", "target": "de"})[1]
+    assert answer["precision"] == precision

@@ -1,0 +1,107 @@
+"""The web application: models, interfaces, errors."""
+
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from .. import __version__
+from ..errors import UserError
+from . import libretranslate, translations
+from .guard import Guard, Metrics, error_response
+from .models import ModelPlace, Models, UnavailableError
+from .service import Limits, RefusedError, Service
+
+_DESCRIPTION = """\
+`/v1/translations` gives n-best lists, scores, word alignments and streams; the others are LibreTranslate's interface.
+Errors are `{"error": "..."}`: 400 a wrong request, 403 a wrong key, 408 and 504 too slow, 413 too large, 503 too much
+to do (`Retry-After` has seconds), or a model that cannot be loaded."""
+
+
+def make_app(
+    places: Sequence[ModelPlace],
+    load: Callable[[Path], tuple[Any, Any]],
+    *,
+    limits: Limits | None = None,
+    most_models: int | None = None,
+    tokens_per_batch: int = 2048,
+    keys: Collection[str] = (),
+    log_text: bool = False,
+) -> FastAPI:
+    """The application, which an ASGI server runs once.
+
+    Args:
+        places: the models to serve.
+        load: gives the model and the tokenizer of a folder.
+        limits: what is taken.
+        most_models, tokens_per_batch: as of `Models`.
+        keys: API keys, one of which a translation needs; none for no need.
+        log_text: whether texts are written into the log.
+    """
+    limits = limits or Limits()
+    models = Models(places, load, most_models, tokens_per_batch, lambda *batch: metrics.note_batch(*batch))
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app):
+        yield
+        await models.close()
+
+    app = FastAPI(title="vaswani serve", version=__version__, description=_DESCRIPTION, lifespan=lifespan)
+    app.state.service = Service(models, limits, keys)
+    for part in (libretranslate, translations):
+        app.include_router(part.router)
+    app.add_api_route("/metrics", _metrics, include_in_schema=False)
+    app.state.metrics = metrics = Metrics(models, {*app.openapi()["paths"], "/metrics", "/docs", "/openapi.json"})
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
+    app.add_middleware(Guard, limits=limits, metrics=metrics, log_text=log_text)
+    headers = ["Authorization", "Content-Type"]
+    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["GET", "POST"], allow_headers=headers)
+    return app
+
+
+async def _metrics(request: Request) -> Response:
+    return Response(generate_latest(request.app.state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _explain(error: RequestValidationError) -> str:
+    """The first mistake of a request, without what was sent."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    return f"Invalid request: {place + ': ' if place else ''}{first['msg']}"
+
+
+async def _on_refused(request: Request, error: RefusedError) -> Response:
+    return error_response(error.status, str(error), error.headers)
+
+
+async def _on_user_error(request: Request, error: UserError) -> Response:
+    return error_response(400, f"Invalid request: {error}")
+
+
+async def _on_unavailable(request: Request, error: UnavailableError) -> Response:
+    return error_response(503, str(error))
+
+
+async def _on_invalid(request: Request, error: RequestValidationError) -> Response:
+    return error_response(400, _explain(error))
+
+
+async def _on_http_error(request: Request, error: HTTPException) -> Response:
+    return error_response(error.status_code, error.detail, error.headers)
+
+
+_HANDLERS = {
+    RefusedError: _on_refused,
+    UserError: _on_user_error,
+    UnavailableError: _on_unavailable,
+    RequestValidationError: _on_invalid,
+    HTTPException: _on_http_error,
+}

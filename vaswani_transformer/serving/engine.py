@@ -1,0 +1,364 @@
+"""One model that works for many requests at once.
+
+A thread owns the model. Sentences with the same options share a search, which they join at any step and leave when
+they are done, so that nothing waits for a batch to fill or to end; searches with different options take turns, a step
+each. What a sentence gets does not depend on the others (docs/decoding.md). Where a model has no search that sentences
+can join (an export, settings that only transformers' loop follows, a given beginning), what waits is translated in
+batches.
+"""
+
+import asyncio
+import contextlib
+import copy
+import math
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from ..data.batching import PairCollator
+from ..decoding.cpu_inference import Int8Linear
+from ..decoding.long_inputs import split_line
+from ..decoding.scoring import LengthRule, score_ids
+from ..decoding.streaming import Window
+from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
+
+LONGEST = 500  # tokens of a sentence; a longer one is divided, or its attention might fill the memory
+_BEAMS = 4  # with so many beams a search has `tokens_per_batch` source tokens; with more it has fewer
+_LENGTHS = (64, 256)  # sources longer than these have searches of their own, so that short ones are not padded to them
+_SEARCHES = 8  # searches that take turns; sentences with still other options wait
+
+Options = tuple[tuple[str, Any], ...]  # names and values for `generate()`, in the order of the names
+
+
+@dataclass(eq=False)
+class _Ticket:
+    """What a request wants to have translated."""
+
+    pieces: list[Piece]  # one for each sentence
+    options: Options
+    scores: bool
+    deliver: Callable[[Any], Any]  # takes (number of a sentence, its hypotheses), or an exception
+    is_gone: bool = False  # nobody waits for it any more
+
+
+@dataclass(eq=False)
+class _Share:
+    """The sentences of a ticket in one search."""
+
+    ticket: _Ticket
+    waiting: deque[int] = field(default_factory=deque)  # their numbers
+    running: int = 0
+
+
+class _Group:
+    """Sentences that are searched together."""
+
+    def __init__(self, engine: "Engine", options: Options, is_joinable: bool):
+        self.engine, self.options, self.is_joinable = engine, dict(options), is_joinable
+        self.shares: deque[_Share] = deque()  # that have sentences waiting; the next one to join is of the first
+        self.running: dict[Any, tuple[_Share, int]] = {}  # by the search's sentences
+        self.search = None
+        self._current: list[_Share] = []  # whose outputs are being made
+        self.beams = self.options.get("num_beams") or engine.model.generation_config.num_beams or 1
+        self._is_open = False
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.shares or self.running)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest source that is searched."""
+        return max((len(share.ticket.pieces[number].ids) for share, number in self.running.values()), default=0)
+
+    @property
+    def cost(self) -> int:
+        """Rows times source tokens, padding counted."""
+        return len(self.running) * self.longest * self.beams
+
+    def turn(self, room: int) -> None:
+        """Compute a step of the search, or a batch, with what waits as far as it fits into the room."""
+        if not self._is_open:
+            self.search = self.engine.model.open_search(**self.options) if self.is_joinable else None
+            self._is_open = True
+        if self.search is None:
+            self._translate(self._admitted(room))
+            return
+        self._join(self._admitted(room))
+        self.engine.note_batch(len(self.running))
+        done = [(*self.running.pop(sentence), sentence.outputs()) for sentence in self.search.step()]
+        self._leave([share for share, _, _ in done])
+        for with_scores in (False, True):
+            self._deliver([one for one in done if one[0].ticket.scores == with_scores], with_scores)
+
+    def _admitted(self, room: int) -> list[tuple[_Share, int]]:
+        """The next sentences, one of each request in turn.
+
+        Each request has its part of the room, in which one request more is counted than there are, so that there is
+        room for a short one that comes while long ones run.
+        """
+        admitted, longest, passed = [], self.longest, 0  # passed: shares in a row that have their part
+        requests = {*self.shares, *(share for share, _ in self.running.values())}
+        while passed < len(self.shares):
+            share = self.shares[0]
+            length = max(longest, len(share.ticket.pieces[share.waiting[0]].ids))
+            places, taken = room // (length * self.beams), len(self.running) + len(admitted)
+            if taken and taken >= places:
+                break
+            self.shares.rotate(-1)
+            if share.running and share.running >= places // (len(requests) + 1):
+                passed += 1
+                continue
+            passed, longest = 0, length
+            share.running += 1
+            admitted.append((share, share.waiting.popleft()))
+            if not share.waiting:
+                self.shares.remove(share)
+        return admitted
+
+    def _join(self, admitted: list[tuple[_Share, int]]) -> None:
+        if not admitted:
+            return
+        collate = PairCollator(self.engine.model.config.pad_token_id)
+        sources = [{"input_ids": share.ticket.pieces[number].ids, "labels": [0]} for share, number in admitted]
+        inputs = collate(sources)
+        sentences = self.search.join(inputs["input_ids"], inputs["attention_mask"])
+        self.running |= dict(zip(sentences, admitted, strict=True))
+
+    def _deliver(self, done: list[tuple[_Share, int, list]], with_scores: bool) -> None:
+        """Send the outputs of sentences that are done, as `Translator` has them."""
+        model, tokenizer = self.engine.model, self.engine.tokenizer
+        ids = [output.tokens for _, _, outputs in done for output in outputs]
+        texts = tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else []
+        hypotheses = [Hypothesis(" ".join(text.splitlines()), len(own)) for text, own in zip(texts, ids, strict=True)]
+        if with_scores:
+            rule = LengthRule.of(model.generation_config, self.options)
+            sources = [share.ticket.pieces[number].ids for share, number, outputs in done for _ in outputs]
+            totals = map(math.fsum, score_ids(model, sources, ids))
+            hypotheses = [
+                replace(hypothesis, log_probability=total, score=rule.score(total, hypothesis.tokens))
+                for hypothesis, total in zip(hypotheses, totals, strict=True)
+            ]
+        rest = iter(hypotheses)
+        for share, number, outputs in done:
+            share.ticket.deliver((number, [next(rest) for _ in outputs]))
+
+    def _translate(self, admitted: list[tuple[_Share, int]]) -> None:
+        """Translate a batch by `Translator`."""
+        translator = copy.copy(self.engine.translator)
+        translator.generate_options = self.options
+        translator.scores = any(share.ticket.scores for share, _ in admitted)
+        pieces = [replace(share.ticket.pieces[number], place=place) for place, (share, number) in enumerate(admitted)]
+        self.engine.note_batch(len(pieces))
+        self._leave([share for share, _ in admitted])
+        found = translator.translate_prepared(PreparedWindow(Window(0, 1, [""] * len(pieces)), pieces, []))
+        for (share, number), hypotheses in zip(admitted, found, strict=True):
+            share.ticket.deliver((number, hypotheses))
+
+    def _leave(self, shares: list[_Share]) -> None:
+        self._current = shares
+        for share in shares:
+            share.running -= 1
+
+    def drop(self, ticket: _Ticket) -> None:
+        """Forget the sentences of a ticket."""
+        self.shares = deque(share for share in self.shares if share.ticket is not ticket)
+        gone = [sentence for sentence, (share, _) in self.running.items() if share.ticket is ticket]
+        for sentence in gone:
+            sentence.is_done = True
+            del self.running[sentence]
+        if gone:
+            self.search.cache.retire([place for place, own in enumerate(self.search.sentences) if own.is_done])
+
+    def fail(self, error: Exception) -> None:
+        """Send an error to all that have sentences here, and start anew."""
+        shares = (*self._current, *self.shares, *(share for share, _ in self.running.values()))
+        for ticket in {share.ticket for share in shares}:
+            ticket.deliver(error)
+        self.shares, self.running, self._current = deque(), {}, []
+        self.search, self._is_open = None, False
+
+
+class Engine:
+    """A model in a thread of its own.
+
+    Args:
+        model: the model, or an exported one, in evaluation mode.
+        tokenizer: its tokenizer.
+        tokens_per_batch: source tokens searched at once with 4 beams, padding counted; with more beams fewer.
+        note_batch: is called with the number of sentences of each step of a search, and of each batch.
+    """
+
+    def __init__(
+        self, model, tokenizer, tokens_per_batch: int = 2048, note_batch: Callable[[int], Any] = lambda size: None
+    ):
+        self.model, self.tokenizer, self.note_batch = model, tokenizer, note_batch
+        self.pending = 0  # sentences that have come and are not done
+        self.translator = Translator(model, tokenizer, tokens_per_batch, max_source_tokens=LONGEST)
+        config = model.config
+        self._longest = min(
+            LONGEST, config.max_position_embeddings if config.position_encoding == "learned" else LONGEST
+        )
+        self._room, self.is_ours = tokens_per_batch * _BEAMS, hasattr(model, "open_search")
+        self._groups: dict[Any, _Group] = {}  # by options, range of lengths, and whether sentences can join
+        self._inbox: list[Callable[[], Any]] = []
+        self._wake, self._is_closing = threading.Condition(), False
+        # Requests are tokenised in their own threads, but no tokenizer is made for two at once.
+        self._tokenizing, self._counter = threading.Lock(), copy.deepcopy(tokenizer)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def precision(self) -> str:
+        """What the model computes in."""
+        if not self.is_ours:
+            return self.model.engine.compute_type
+        is_int8 = any(isinstance(module, Int8Linear) for module in self.model.modules())
+        return "int8" if is_int8 else str(self.model.dtype).removeprefix("torch.")
+
+    def divide(self, sentence: str) -> list[str]:
+        """A sentence in as many parts as its length needs, nearly always one; for any thread."""
+        if 4 * len(sentence) < self._longest:  # a letter has four bytes at most, and rarely as many tokens
+            return [sentence]
+        with self._tokenizing:
+            return (
+                split_line(sentence, self._longest, self._count)
+                if self._count(sentence) > self._longest
+                else [sentence]
+            )
+
+    def _count(self, text: str) -> int:
+        return len(self._counter(text)["input_ids"])
+
+    def tokenize(self, sentences: Sequence[tuple[str, str]]) -> list[Piece]:
+        """What `translate` takes, of sentences and the beginnings of their translations; for any thread.
+
+        Raises:
+            UserError: for a beginning that is too long, or a sentence that cannot be divided.
+        """
+        with self._tokenizing:
+            prepared = self.translator.prepare(Window(0, 1, list(sentences)))
+        if prepared.window.error is not None:
+            raise prepared.window.error
+        return prepared.pieces
+
+    async def translate(
+        self, pieces: list[Piece], options: Options = (), scores: bool = False
+    ) -> AsyncIterator[tuple[int, list[Hypothesis]]]:
+        """The number of each sentence and its hypotheses, best first, in the order in which they are ready.
+
+        An iterator that is closed early gives its places to others.
+
+        Raises:
+            UserError: for options that the model cannot follow.
+        """
+        loop, found, missing = asyncio.get_running_loop(), asyncio.Queue(), len(pieces)
+        ticket = _Ticket(pieces, options, scores, partial(_call_soon, loop, found.put_nowait))
+        self._submit(partial(self._accept, ticket))
+        self.pending += missing
+        try:
+            while missing:
+                item = await found.get()
+                if isinstance(item, Exception):
+                    raise item
+                missing, self.pending = missing - 1, self.pending - 1
+                yield item
+        finally:
+            self.pending -= missing
+            if missing:
+                ticket.is_gone = True
+                self._submit(partial(self._drop, ticket))
+
+    async def call(self, function: Callable, *arguments) -> Any:
+        """What a function that uses the model returns; it runs between two steps."""
+        loop = asyncio.get_running_loop()
+        result = loop.create_future()
+
+        def finish(value: Any, error: Exception | None) -> None:
+            if result.cancelled():
+                return
+            result.set_result(value) if error is None else result.set_exception(error)
+
+        def run() -> None:
+            try:
+                outcome = function(*arguments), None
+            except BaseException as error:
+                outcome = None, _as_exception(error)
+            _call_soon(loop, finish, *outcome)
+
+        self._submit(run)
+        return await result
+
+    def close(self) -> None:
+        """Finish what has come, and end the thread."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _submit(self, event: Callable[[], Any]) -> None:
+        with self._wake:
+            self._inbox.append(event)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._inbox or self._is_closing or self._groups_at_work()):
+                    self._wake.wait()
+                inbox, self._inbox = self._inbox, []
+            if self._is_closing and not inbox and not self._groups_at_work():
+                return
+            for event in inbox:
+                event()
+            for group in self._groups_at_work():
+                self._turn(group)
+
+    def _groups_at_work(self) -> list[_Group]:
+        """Those whose turn it is: those that have begun first."""
+        busy = [group for group in self._groups.values() if group.is_busy]
+        return sorted(busy, key=lambda group: not group.running)[:_SEARCHES]
+
+    def _accept(self, ticket: _Ticket) -> None:
+        """Divide a ticket among the searches."""
+        if ticket.is_gone:
+            return
+        shares: dict[Any, _Share] = {}
+        for number, piece in enumerate(ticket.pieces):
+            length_range = sum(len(piece.ids) > limit for limit in _LENGTHS)
+            key = ticket.options, length_range, self.is_ours and not piece.prefix
+            shares.setdefault(key, _Share(ticket)).waiting.append(number)
+        for key, share in shares.items():
+            group = self._groups.get(key)
+            if group is None or not group.is_busy:
+                self._groups.pop(key, None)
+                group = self._groups[key] = group or _Group(self, ticket.options, key[-1])  # the last used is the last
+            group.shares.append(share)
+        idle = [key for key, group in self._groups.items() if not group.is_busy]
+        for key in idle[: max(0, len(self._groups) - _SEARCHES)]:
+            del self._groups[key]
+
+    def _drop(self, ticket: _Ticket) -> None:
+        for group in self._groups.values():
+            group.drop(ticket)
+
+    def _turn(self, group: _Group) -> None:
+        others = sum(other.cost for other in self._groups.values() if other is not group)
+        try:
+            group.turn(self._room - others)
+        except BaseException as error:  # a tokenizer's panic is no `Exception`
+            group.fail(_as_exception(error))
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable, *arguments) -> None:
+    """Call a function in the thread of a loop, if that has not ended."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *arguments)
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """An error that a future takes."""
+    return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,173 @@
+"""The models of a server: which languages they translate, and which of them are loaded."""
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..errors import UserError, one_line
+from ..hub.card_facts import languages_of, read_import, read_run
+from .engine import Engine
+
+_SHARE = 0.5  # of the memory, for all models
+_LARGER = 2  # times its files: a model in memory, with its weights in the layout of the kernels
+_CODE = r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*?"
+
+logger = logging.getLogger(__name__)
+
+Pair = tuple[str, str]  # codes of source and target language
+
+
+class UnavailableError(Exception):
+    """A model cannot be loaded, which the server's log explains."""
+
+
+@dataclass(frozen=True)
+class ModelPlace:
+    """A model that is served."""
+
+    source: str  # code of the language
+    target: str
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Source and target, as in `en-de`."""
+        return f"{self.source}-{self.target}"
+
+    @property
+    def bytes(self) -> int:
+        """What it takes of the memory, about."""
+        with contextlib.suppress(OSError):
+            return _LARGER * sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
+        return 0
+
+
+def find_models(names: Sequence[str]) -> list[ModelPlace]:
+    """What is served, from folders, or languages and folders such as `en-de=FOLDER`.
+
+    A folder that is not there is reported and left out, unless it is the only one: the others go on.
+
+    Raises:
+        UserError: for a folder whose languages are not known, languages that are given twice, or if none is there.
+    """
+    places: dict[Pair, ModelPlace] = {}
+    for name in names:
+        match = re.fullmatch(rf"({_CODE})-({_CODE})=(.+)", name, re.DOTALL)
+        folder = Path(match[3] if match else name)
+        if not folder.is_dir():
+            logger.warning(f"there is no model folder {folder}: it is left out")
+            continue
+        languages = match.group(1, 2) if match else _languages(folder)
+        if len(languages) != 2:
+            raise UserError(f"the languages of {folder} are not known: give them too, as in en-de={folder}")
+        place = ModelPlace(*(code.replace("_", "-") for code in languages), folder)
+        if (pair := (place.source.lower(), place.target.lower())) in places:
+            raise UserError(f"{places[pair].folder} and {folder} are both for {place.name}: give one of them")
+        places[pair] = place
+    if not places:
+        raise UserError(f"there is no model folder {', '.join(names)}: give the folder of a model")
+    return list(places.values())
+
+
+def _languages(folder: Path) -> Sequence[str]:
+    """Source and target language, as an import or a training noted them; empty if neither did."""
+    return read_import(folder).get("languages") or languages_of(read_run(folder)[0])
+
+
+class Models:
+    """Loads models when they are first asked for, and unloads the least recently used when there are too many.
+
+    Args:
+        places: what there is.
+        load: gives a model and its tokenizer.
+        most: how many may be loaded; by default as many as fit half of the memory by the size of their files.
+        tokens_per_batch, note_batch: as of `Engine`; `note_batch` gets the model's name too.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[ModelPlace],
+        load: Callable[[Path], tuple[Any, Any]],
+        most: int | None = None,
+        tokens_per_batch: int = 2048,
+        note_batch: Callable[[str, int], Any] = lambda name, size: None,
+    ):
+        self.places, self._load, self._most = list(places), load, most
+        self._tokens_per_batch, self._note_batch = tokens_per_batch, note_batch
+        self.loaded: dict[ModelPlace, Engine] = {}  # the least recently used first
+        self._users: dict[ModelPlace, int] = dict.fromkeys(places, 0)
+        self._loading: dict[ModelPlace, asyncio.Task] = {}
+        self._changing = asyncio.Lock()  # one model is loaded or unloaded at a time
+        self._has_idle = asyncio.Event()
+
+    @property
+    def pending(self) -> int:
+        """Sentences that wait or are searched."""
+        return sum(engine.pending for engine in self.loaded.values())
+
+    def find(self, source: str, target: str) -> ModelPlace | None:
+        """The model for these languages; capitals do not matter."""
+        wanted = source.lower(), target.lower()
+        return next((one for one in self.places if (one.source.lower(), one.target.lower()) == wanted), None)
+
+    @contextlib.asynccontextmanager
+    async def engine(self, place: ModelPlace) -> AsyncIterator[Engine]:
+        """The engine of a model, which stays loaded in the body.
+
+        Raises:
+            UnavailableError: it cannot be loaded.
+        """
+        while place not in self.loaded:
+            if place not in self._loading:
+                self._loading[place] = asyncio.create_task(self._add(place))
+            await asyncio.shield(self._loading[place])  # it is loaded also if who has asked for it has left
+        self._users[place] += 1
+        engine = self.loaded[place] = self.loaded.pop(place)
+        try:
+            yield engine
+        finally:
+            self._users[place] -= 1
+            self._has_idle.set()
+
+    async def _add(self, place: ModelPlace) -> None:
+        try:
+            async with self._changing:
+                await self._make_room(place)
+                model, tokenizer = await asyncio.to_thread(self._load, place.folder)
+                note = partial(self._note_batch, place.name)
+                self.loaded[place] = Engine(model, tokenizer, self._tokens_per_batch, note)
+        except Exception as error:
+            logger.error(f"the model for {place.name} cannot be loaded: {one_line(error)}")
+            raise UnavailableError(f"the model for {place.name} is not available") from error
+        finally:
+            del self._loading[place]
+        logger.info(f"loaded {place.folder} for {place.name}")
+
+    async def _make_room(self, place: ModelPlace) -> None:
+        """Unload models until there is room for another."""
+        while self.loaded and self._is_full(place):
+            while all(self._users[one] for one in self.loaded):
+                self._has_idle.clear()
+                await self._has_idle.wait()
+            oldest = next(one for one in self.loaded if not self._users[one])
+            await asyncio.to_thread(self.loaded.pop(oldest).close)
+            logger.info(f"unloaded {oldest.folder}")
+
+    def _is_full(self, place: ModelPlace) -> bool:
+        if self._most is not None:
+            return len(self.loaded) >= self._most
+        size = place.bytes + sum(other.bytes for other in self.loaded)
+        return size > _SHARE * psutil.virtual_memory().total
+
+    async def close(self) -> None:
+        """Unload all, when what runs is finished."""
+        for place in list(self.loaded):
+            await asyncio.to_thread(self.loaded.pop(place).close)

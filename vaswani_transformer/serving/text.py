@@ -1,0 +1,47 @@
+"""Texts as the server translates them: sentences, and the white space between them."""
+
+import re
+from collections.abc import Callable, Sequence
+
+from ..model.sentence_splitting_vaswani import split_into_sentences
+
+_ENDLESS = re.compile(r"\S{500}(?=\S)")  # part of a word for which a tokenizer would take long
+
+
+def split_sentences(line: str, language: str) -> list[str]:
+    """The sentences of a line, none of them blank, all of them parts of the line."""
+    return split_into_sentences(line)
+
+
+class SplitText:
+    """A text as sentences and what stands before, between and behind them.
+
+    Args:
+        text: any text.
+        language: its language's code.
+        divide: divides what is too long to be translated at once.
+        split: whether sentences are translated by themselves, or lines as they are.
+    """
+
+    def __init__(self, text: str, language: str, divide: Callable[[str], list[str]], split: bool = True):
+        self.sentences: list[str] = []
+        self.gaps = [""]  # one more than sentences
+        for line in re.split(r"([\r\n]+)", text):
+            place = 0
+            for sentence in split_sentences(line, language) if split else filter(None, [line.strip()]):
+                start = line.index(sentence, place)
+                self.gaps[-1] += line[place:start]
+                place = start + len(sentence)
+                parts = divide(_ENDLESS.sub(r"\g<0> ", " ".join(sentence.split())))
+                self.sentences += parts
+                self.gaps += [" "] * (len(parts) - 1) + [""]
+            self.gaps[-1] += line[place:]
+
+    def before(self, number: int) -> str:
+        """The white space that stands before the translation of a sentence."""
+        return self.gaps[number] or (" " if number else "")
+
+    def joined(self, translations: Sequence[str]) -> str:
+        """The text with translations in the places of its sentences."""
+        parts = [self.before(number) + translation for number, translation in enumerate(translations)]
+        return "".join(parts) + self.gaps[-1]

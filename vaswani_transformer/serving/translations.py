@@ -1,0 +1,176 @@
+"""Our own interface, for what LibreTranslate's has no words for."""
+
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator
+
+from fastapi import APIRouter, Request
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..attention.alignments import align
+from ..decoding.scoring import score_tokens
+from ..decoding.translator import Hypothesis
+from ..errors import UserError
+from ..model.generation_vaswani import SETTING_RANGES
+from .engine import Engine
+from .service import RefusedError, Service, Translating, Wish, texts_of
+from .text import SplitText
+
+_BEAMS = 32  # at most
+_LEAST, _MOST = SETTING_RANGES["length_penalty"][1:]
+
+router = APIRouter(tags=["translations"])
+logger = logging.getLogger(__name__)
+
+
+class TranslationsRequest(BaseModel):
+    """Texts, and what is wanted of their translations; what is not given is as the model was saved."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str | list[str] = Field(description="a text of any number of sentences, or several", examples=["Two dogs."])
+    source: str = Field("auto", description="code of its language; auto where one model only has the target")
+    target: str = Field(description="code of the language to translate to", examples=["de"])
+    nbest: int = Field(1, ge=1, le=_BEAMS, description="translations of each sentence")
+    beams: int | None = Field(None, ge=1, le=_BEAMS, description="running hypotheses, at least nbest")
+    length_penalty: float | None = Field(None, ge=_LEAST, le=_MOST, description="alpha of the length normalisation")
+    max_new_tokens: int | None = Field(None, ge=1, le=1000, description="longest translation of a sentence, in tokens")
+    prefix: str | list[str] | None = Field(None, description="how the translation of each text has to begin")
+    split_sentences: bool = Field(True, description="translate sentence by sentence; else line by line")
+    scores: bool = Field(False, description="log-probability and score of each translation")
+    token_scores: bool = Field(False, description="its tokens with their log-probabilities")
+    alignments: bool = Field(False, description="which source word each of its words comes from")
+    stream: bool = Field(False, description="server-sent events, one for each sentence, in order")
+
+
+class Token(BaseModel):
+    """A token of a translation, as text with the space before it."""
+
+    text: str
+    log_probability: float = Field(description="in nats, given the source and the tokens before it")
+
+
+class Alternative(BaseModel):
+    """A translation of a sentence."""
+
+    text: str
+    score: float | None = Field(None, description="what beam search ranks by")
+    log_probability: float | None = Field(None, description="of all tokens, in nats")
+    tokens: list[Token] | None = None
+    alignment: list[tuple[int, int]] | None = Field(
+        None, description="source word, target word, from 0, between spaces"
+    )
+
+
+class SentenceAnswer(BaseModel):
+    """A sentence with its translations."""
+
+    source: str
+    before: str = Field(description="white space between the last translation and this one")
+    translations: list[Alternative] = Field(description="best first")
+
+
+class TextAnswer(BaseModel):
+    """A text with its best translation, and its sentences."""
+
+    text: str
+    sentences: list[SentenceAnswer]
+
+
+class TranslationsAnswer(BaseModel):
+    """The translations of all texts of a request."""
+
+    model: str = Field(description="its languages, as in en-de")
+    precision: str = Field(description="what it computes in")
+    source: str
+    target: str
+    translations: list[TextAnswer]
+
+
+@router.post("/v1/translations", response_model_exclude_none=True)
+async def translate(request: Request, wanted: TranslationsRequest) -> TranslationsAnswer:
+    """Translate texts, with n-best lists, scores, alignments, prefixes, or as a stream.
+
+    A stream has an event `sentence` with `text` (number of the text, from 0), `before`, `source` and `translations` for
+    each sentence, and an event `end` with what stands behind the last sentence of each text, or `error`.
+    """
+    service: Service = request.app.state.service
+    service.check_key(request.headers)
+    texts, prefixes = texts_of(wanted.text, "text"), None
+    if wanted.prefix is not None:
+        prefixes = texts_of(wanted.prefix, "prefix")
+        if len(prefixes) != len(texts):
+            raise RefusedError(400, f"Invalid request: {len(texts)} texts and {len(prefixes)} prefixes")
+    place = service.place(wanted.source, wanted.target)
+    names = ("nbest", "beams", "length_penalty", "max_new_tokens", "scores")
+    options = {name: getattr(wanted, name) for name in names}
+    wish = Wish(texts, prefixes, split=wanted.split_sentences, **options)
+    service.note(request, place, texts)
+    async with service.translating(place, wish) as work:
+        if wanted.stream:  # all has been checked, so that the stream will not fail
+            return StreamingResponse(_events(service, place, wish, wanted), media_type="text/event-stream")
+        found = await work.all()
+        answers = []
+        for text, own in zip(work.texts, found, strict=True):
+            sentences = [await _sentence(work, text, number, one, wanted) for number, one in enumerate(own)]
+            answers.append(TextAnswer(text=text.joined([one[0].text for one in own]), sentences=sentences))
+        return TranslationsAnswer(
+            model=place.name, precision=work.engine.precision, source=place.source, target=place.target,
+            translations=answers,
+        )  # fmt: skip
+
+
+async def _sentence(
+    work: Translating, text: SplitText, number: int, found: list[Hypothesis], wanted: TranslationsRequest
+) -> SentenceAnswer:
+    """What is answered about a sentence."""
+    source, known = text.sentences[number], [{"text": one.text} for one in found]
+    if wanted.scores:
+        names = ("text", "score", "log_probability")
+        known = [{name: getattr(one, name) for name in names} for one in found]
+    if wanted.token_scores or wanted.alignments:
+        more = await work.engine.call(_details, work.engine, source, [one.text for one in found], wanted)
+        known = [{**one, **other} for one, other in zip(known, more, strict=True)]
+    return SentenceAnswer(source=source, before=text.before(number), translations=known)
+
+
+def _details(engine: Engine, source: str, targets: list[str], wanted: TranslationsRequest) -> list[dict]:
+    """What else is known of the translations of a sentence; words' confidence would stand here."""
+    sources, details = [source] * len(targets), [{} for _ in targets]
+    if wanted.token_scores:
+        for one, score in zip(details, score_tokens(engine.model, engine.tokenizer, sources, targets), strict=True):
+            pairs = zip(score.tokens, score.log_probabilities, strict=True)
+            one["tokens"] = [{"text": text, "log_probability": value} for text, value in pairs]
+    if wanted.alignments:
+        if not engine.is_ours:
+            raise UserError("alignments are not possible with an exported model: leave them out")
+        for one, links in zip(details, align(engine.model, engine.tokenizer, sources, targets), strict=True):
+            one["alignment"] = links
+    return details
+
+
+async def _events(service: Service, place, wish: Wish, wanted: TranslationsRequest) -> AsyncIterator[str]:
+    try:
+        async with service.translating(place, wish) as work, contextlib.aclosing(work.sentences()) as found:
+            order = [(number, place) for number, text in enumerate(work.texts) for place in range(len(text.sentences))]
+            ready, sent = {}, 0
+            async for number, sentence, hypotheses in found:
+                ready[number, sentence] = hypotheses
+                while sent < len(order) and order[sent] in ready:
+                    number, sentence = order[sent]
+                    hypotheses = ready.pop(order[sent])
+                    answer = await _sentence(work, work.texts[number], sentence, hypotheses, wanted)
+                    sent += 1
+                    yield _event("sentence", {"text": number, **answer.model_dump(exclude_none=True)})
+            yield _event("end", {"after": [text.gaps[-1] for text in work.texts]})
+    except (RefusedError, UserError) as error:
+        yield _event("error", {"error": str(error)})
+    except Exception as error:
+        logger.error(f"a stream failed: {type(error).__name__}")
+        yield _event("error", {"error": "Internal Server Error"})
+
+
+def _event(name: str, data: dict) -> str:
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"

@@ -74,12 +74,16 @@ def test_a_file_that_may_not_be_written_is_reported_first(tmp_path, fails, monke
     assert fails(*words, "--json", tmp_path / "x", status=1) == f"error: Permission denied ({tmp_path}/x)"
 
 
+SERVED = ("port", "max_models", "max_characters", "queue", "timeout")
+
+
 @pytest.mark.parametrize("name", [name for name, (_, most) in _RANGES.items() if isinstance(most, int)])
 def test_a_number_beyond_its_range_is_refused_with_both_ends(fails, name):
     flag, (least, most) = "--" + name.replace("_", "-"), _RANGES[name]
     for value in {most + 1, least - 1}:
         if isinstance(least, int):
-            line = fails("translate", "MODEL", "A dog.", "--sample", flag, str(value))
+            words = ["serve", "MODEL"] if name in SERVED else ["translate", "MODEL", "A dog.", "--sample"]
+            line = fails(*words, flag, str(value))
             assert re.fullmatch(rf"error: {flag} is {value}(\.0)?: it must be from {least} to {most:,}", line)
 
 

@@ -9,10 +9,10 @@ import socket
 import time
 
 import pytest
-import serving
-from serving import SENTENCES, Limits, ask, client_of, load_in_double, running, translated
+import served
+from served import SENTENCES, Limits, ask, client_of, load_in_double, running, translated
 
-folder, loaded, make, post = serving.folder, serving.loaded, serving.make, serving.post
+folder, loaded, make, post = served.folder, served.loaded, served.make, served.post
 
 LANGUAGES = {"source": "en", "target": "de"}
 JSON, FORM = {"content-type": "application/json"}, {"content-type": "application/x-www-form-urlencoded"}

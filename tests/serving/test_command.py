@@ -10,14 +10,14 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import serving
+import served
 import translating
 from forked_commands import ForkedCommands
-from serving import SENTENCES, listen, translated
+from served import SENTENCES, listen, translated
 
 from vaswani_transformer import load_model
 
-folder, fails = serving.folder, translating.fails
+folder, fails = served.folder, translating.fails
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ import contextlib
 import random
 
 import pytest
-import serving
-from serving import SENTENCES, Engine, translated
+import served
+from served import SENTENCES, Engine, translated
 
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import UserError
 
-folder, loaded, engine = serving.folder, serving.loaded, serving.engine
+folder, loaded, engine = served.folder, served.loaded, served.engine
 
 SETTINGS = [
     {},

@@ -4,10 +4,10 @@ import asyncio
 import json
 
 import pytest
-import serving
-from serving import SENTENCES, Limits, ask, client_of, running, translated
+import served
+from served import SENTENCES, Limits, ask, client_of, running, translated
 
-folder, loaded, make, post = serving.folder, serving.loaded, serving.make, serving.post
+folder, loaded, make, post = served.folder, served.loaded, served.make, served.post
 
 LANGUAGES = {"source": "en", "target": "de"}
 
@@ -50,7 +50,7 @@ def test_blank_texts_stay_as_they_are(post):
 def test_alternatives(post, loaded):
     texts = [SENTENCES[0], " ".join(SENTENCES[1:3])]
     answer = post("/translate", json={"q": texts, "alternatives": 2, **LANGUAGES})[1]
-    lists = list(serving.Translator(*loaded, num_return_sequences=3).hypotheses(SENTENCES[:3]))
+    lists = list(served.Translator(*loaded, num_return_sequences=3).hypotheses(SENTENCES[:3]))
     first = [one.text for one in lists[0]]
     both = [f"{one.text} {two.text}" for one, two in zip(*lists[1:], strict=True)]
     assert answer["translatedText"] == [first[0], both[0]]

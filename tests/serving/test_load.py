@@ -10,12 +10,12 @@ import time
 
 import psutil
 import pytest
-import serving
+import served
 from conftest import ROOT
 from exporting_models import save_trained_model, small_tokenizer
-from serving import SENTENCES, Limits, client_of, translated
+from served import SENTENCES, Limits, client_of, translated
 
-folder, loaded, make = serving.folder, serving.loaded, serving.make
+folder, loaded, make = served.folder, served.loaded, served.make
 
 LANGUAGES = {"source": "en", "target": "de"}
 

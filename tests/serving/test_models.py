@@ -5,13 +5,13 @@ import json
 import shutil
 
 import pytest
-import serving
+import served
 from conftest import error_of
-from serving import SENTENCES, ask, client_of, find_models, load_in_double, translated
+from served import SENTENCES, ask, client_of, find_models, load_in_double, translated
 
 from vaswani_transformer import load_model
 
-folder, loaded, make = serving.folder, serving.loaded, serving.make
+folder, loaded, make = served.folder, served.loaded, served.make
 
 
 def names(*models) -> list[str]:

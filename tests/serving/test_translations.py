@@ -4,12 +4,12 @@ import asyncio
 import json
 
 import pytest
-import serving
-from serving import SENTENCES, Translator, ask, client_of, translated
+import served
+from served import SENTENCES, Translator, ask, client_of, translated
 
 from vaswani_transformer import align, score_tokens
 
-folder, loaded, make, post = serving.folder, serving.loaded, serving.make, serving.post
+folder, loaded, make, post = served.folder, served.loaded, served.make, served.post
 
 TEXT = f"{SENTENCES[0]}  {SENTENCES[1]}\n{SENTENCES[2]} "
 

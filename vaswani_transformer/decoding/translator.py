@@ -308,8 +308,8 @@ class Translator:
                 start = [self.model.config.decoder_start_token_id]
                 yield numbers.pop(sentence), [self._trimmed(start + output.tokens) for output in sentence.outputs()]
 
-    def _hypotheses(self, pieces: list[Piece], outputs: list[list[list[int]]]) -> list[list[Hypothesis]]:
-        """The hypotheses of each piece, best first, from their ids."""
+    def as_hypotheses(self, pieces: list[Piece], outputs: list[list[list[int]]]) -> list[list[Hypothesis]]:
+        """The hypotheses of each piece, best first, from the token ids that a search found, without the start token."""
         if not pieces:
             return []
         number, flat = len(outputs[0]), [ids for own in outputs for ids in own]
@@ -351,7 +351,7 @@ class Translator:
             for number, ids in self._outputs(pieces):
                 outputs[number] = ids
                 progress.update(number in last_pieces)
-        hypotheses = self._hypotheses(pieces, [outputs[number] for number in range(len(pieces))])
+        hypotheses = self.as_hypotheses(pieces, [outputs[number] for number in range(len(pieces))])
         for piece, own in zip(pieces, hypotheses, strict=True):
             lines[piece.place].append(own)
         return [self._joined(parts) for parts in lines]

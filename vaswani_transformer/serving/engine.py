@@ -10,7 +10,6 @@ batches.
 import asyncio
 import contextlib
 import copy
-import math
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,7 +20,6 @@ from typing import Any
 from ..data.batching import PairCollator
 from ..decoding.cpu_inference import Int8Linear
 from ..decoding.long_inputs import split_line
-from ..decoding.scoring import LengthRule, score_ids
 from ..decoding.streaming import Window
 from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
 
@@ -130,27 +128,21 @@ class _Group:
 
     def _deliver(self, done: list[tuple[_Share, int, list]], with_scores: bool) -> None:
         """Send the outputs of sentences that are done, as `Translator` has them."""
-        model, tokenizer = self.engine.model, self.engine.tokenizer
-        ids = [output.tokens for _, _, outputs in done for output in outputs]
-        texts = tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else []
-        hypotheses = [Hypothesis(" ".join(text.splitlines()), len(own)) for text, own in zip(texts, ids, strict=True)]
-        if with_scores:
-            rule = LengthRule.of(model.generation_config, self.options)
-            sources = [share.ticket.pieces[number].ids for share, number, outputs in done for _ in outputs]
-            totals = map(math.fsum, score_ids(model, sources, ids))
-            hypotheses = [
-                replace(hypothesis, log_probability=total, score=rule.score(total, hypothesis.tokens))
-                for hypothesis, total in zip(hypotheses, totals, strict=True)
-            ]
-        rest = iter(hypotheses)
-        for share, number, outputs in done:
-            share.ticket.deliver((number, [next(rest) for _ in outputs]))
+        pieces = [share.ticket.pieces[number] for share, number, _ in done]
+        outputs = [[output.tokens for output in outputs] for _, _, outputs in done]
+        found = self._translator(with_scores).as_hypotheses(pieces, outputs)
+        for (share, number, _), hypotheses in zip(done, found, strict=True):
+            share.ticket.deliver((number, [replace(one, text=" ".join(one.text.splitlines())) for one in hypotheses]))
+
+    def _translator(self, with_scores: bool) -> Translator:
+        """One of these options."""
+        translator = copy.copy(self.engine.translator)
+        translator.generate_options, translator.scores = self.options, with_scores
+        return translator
 
     def _translate(self, admitted: list[tuple[_Share, int]]) -> None:
         """Translate a batch by `Translator`."""
-        translator = copy.copy(self.engine.translator)
-        translator.generate_options = self.options
-        translator.scores = any(share.ticket.scores for share, _ in admitted)
+        translator = self._translator(any(share.ticket.scores for share, _ in admitted))
         pieces = [replace(share.ticket.pieces[number], place=place) for place, (share, number) in enumerate(admitted)]
         self.engine.note_batch(len(pieces))
         self._leave([share for share, _ in admitted])

@@ -8,11 +8,6 @@ from ..model.sentence_splitting_vaswani import split_into_sentences
 _ENDLESS = re.compile(r"\S{500}(?=\S)")  # part of a word for which a tokenizer would take long
 
 
-def split_sentences(line: str, language: str) -> list[str]:
-    """The sentences of a line, none of them blank, all of them parts of the line."""
-    return split_into_sentences(line)
-
-
 class SplitText:
     """A text as sentences and what stands before, between and behind them.
 
@@ -28,7 +23,7 @@ class SplitText:
         self.gaps = [""]  # one more than sentences
         for line in re.split(r"([\r\n]+)", text):
             place = 0
-            for sentence in split_sentences(line, language) if split else filter(None, [line.strip()]):
+            for sentence in split_into_sentences(line, language) if split else filter(None, [line.strip()]):
                 start = line.index(sentence, place)
                 self.gaps[-1] += line[place:start]
                 place = start + len(sentence)

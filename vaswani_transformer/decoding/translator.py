@@ -21,9 +21,7 @@ from .long_inputs import split_line
 from .scoring import LengthRule, check_length, score_ids
 from .streaming import WINDOW_LINES, Window, in_windows
 
-_ROUNDS = (
-    4  # times that an output has to end with the same tokens to be cut; some texts repeat a word two or three times
-)
+_ROUNDS = 4  # times that an output has to end with the same tokens to be cut; a text may repeat a word twice
 _WORD_STARTS = ("\u0120", "\u2581")  # what tokens begin with that begin a word: of byte-level BPE, of SentencePiece
 _JOINING = 4  # sentences join a search when one in so many places is free: the encoder is faster with several at once
 
@@ -149,8 +147,10 @@ class Translator:
                 break
             if len(parts) > 1:
                 split.append(number)
-            texts = [source] if len(parts) == 1 else self._own_tokenizer.batch_decode(parts, skip_special_tokens=True)
-            terms = map(self._terms, texts) if self.glossary else [None] * len(parts)
+            terms = [None] * len(parts)
+            if self.glossary:
+                decode = partial(self._own_tokenizer.batch_decode, skip_special_tokens=True)
+                terms = map(self._terms, decode(parts) if len(parts) > 1 else [source])
             prefixes = [prefix, *([] for _ in parts[1:])]
             pieces += [Piece(place, *part) for part in zip(parts, prefixes, terms, strict=True)]
         return PreparedWindow(window, pieces, split)

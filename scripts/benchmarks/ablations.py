@@ -47,7 +47,7 @@ BASELINE = with_target("de") | {
     "validation_bleu": 0, "vocab_size": 6000, "d_model": 128, "d_ff": 512, "num_heads": 4, "encoder_layers": 3,
     "decoder_layers": 3, "dropout": 0.1, "tokens_per_batch": 4096, "tokens_per_device": 4096, "max_steps": 1800,
     "warmup_steps": 800, "evaluate_every": 120, "keep_checkpoints": 5, "average_checkpoints": 5, "best_by": "loss",
-    "early_stopping": 0,
+    "early_stopping": 0, "length_penalty": 0.6,
 }  # fmt: skip
 # Steps and warmup follow the batch where the same number of epochs is meant.
 VARIANTS = {

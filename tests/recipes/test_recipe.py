@@ -241,8 +241,6 @@ def test_overrides_win_and_may_be_text(write):
         ("precision: fp8", ["precision is 'fp8'", "auto, fp32, bf16, fp16"]),
         ("best_by: chrf", ["best_by is 'chrf'", "loss, bleu"]),
         ("best_by: bleu\nvalidation_bleu: 0", ["best_by", "validation_bleu"]),
-        ("length_penalty: auto\nvalidation_bleu: 0", ["length_penalty", "validation_bleu"]),
-        ("length_penalty: auto\nnum_beams: 1", ["length_penalty", "num_beams"]),
         ("length_penalty: long", ["length_penalty", "a number or auto"]),
         ("max_length: 5000", ["max_length 5000", "tokens_per_device 4096"]),
         ("tokens_per_device: 100", ["max_length 256", "tokens_per_device 100"]),

@@ -112,6 +112,13 @@ def test_the_better_of_best_checkpoint_and_average_is_kept(recipe, best_by):
     assert best["best_loss"] == pytest.approx(min(losses), rel=1e-4) or best_by == "bleu"
 
 
+@pytest.mark.parametrize("num_beams, expected", [(4, 0.6), (1, None)])
+def test_without_validation_bleu_the_length_penalty_is_the_papers(trained, recipe, num_beams, expected):
+    shutil.copytree(trained, recipe.output)
+    train(dataclasses.replace(recipe, length_penalty="auto", num_beams=num_beams), progress=False)
+    assert json.loads((Path(recipe.output) / "generation_config.json").read_text()).get("length_penalty") == expected
+
+
 def test_averaged_checkpoints_are_written_near_the_end_alone(recipe):
     recipe = dataclasses.replace(
         recipe, max_steps=14, evaluate_every=5, average_every=2, keep_weights="average", keep_checkpoints=1

@@ -148,7 +148,7 @@ class Recipe:
 
     num_beams: int = _option(4, "beam size the saved model decodes with", DECODING)
     length_penalty: float | Literal["auto"] = _option(
-        0.6, "alpha of the paper's length normalisation; auto: what validation BLEU is best with", DECODING
+        0.6, "alpha of the paper's length normalisation; auto: what gives the most validation BLEU, if any", DECODING
     )
     max_extra_tokens: int = _option(MAX_EXTRA_TOKENS, "tokens an output may be longer than its source", DECODING)
 
@@ -355,12 +355,6 @@ def check_recipe(recipe: Recipe) -> None:
             raise UserError(f"{name} is {getattr(recipe, name)!r}: it must be one of {', '.join(choices)}")
     if recipe.best_by == "bleu" and recipe.validation_bleu == 0:
         raise UserError("best_by is 'bleu' but validation_bleu is 0: set validation_bleu, or best_by to 'loss'")
-    if recipe.length_penalty == AUTO and (recipe.validation_bleu == 0 or recipe.num_beams == 1):
-        lacking = "validation_bleu is 0" if recipe.validation_bleu == 0 else "num_beams is 1"
-        raise UserError(
-            f"length_penalty is 'auto', which a beam search's validation BLEU decides, and {lacking}: raise it, or"
-            " give length_penalty a number"
-        )
     if recipe.keep_weights == "average" and recipe.average_checkpoints < 2:
         raise UserError(
             f"keep_weights is 'average' but average_checkpoints is {recipe.average_checkpoints}: set it to 2 or more"

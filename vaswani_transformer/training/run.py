@@ -283,7 +283,7 @@ class TrainingRun:
         try:
             self._train(trainer, checkpoint)
             kept, averaged, metrics = select_weights(trainer, recipe, self.folder / CHECKPOINTS, processes)
-            if recipe.length_penalty == AUTO:
+            if recipe.length_penalty == AUTO and recipe.validation_bleu and recipe.num_beams > 1:
                 choose_length_penalty(trainer, recipe.num_beams)
             self._finish(trainer)
             return TrainingResult(self.folder, trainer.state.global_step, self.log.seconds(), metrics, averaged, kept)

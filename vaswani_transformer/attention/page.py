@@ -19,18 +19,18 @@ PAGE_BYTES = 48 * 2**20  # of weights: what a browser opens at once
 _LEVELS = 65_535  # steps of a weight in the page: two bytes each
 
 
-def write_attention_page(
-    weights: AttentionWeights,
-    page: str | Path,
-    kinds: Sequence[str] = tuple(KINDS),
-    layer: int = 1,
-    head: int | None = None,
-) -> None:
-    """Write the page. It holds all layers and heads, each weight to within 1/131,070.
+def write_attention_page(weights: AttentionWeights, page: str | Path, *options, **named) -> None:
+    """Write `attention_page` of these weights and options to an HTML file."""
+    write_text(Path(page), attention_page(weights, *options, **named))
+
+
+def attention_page(
+    weights: AttentionWeights, kinds: Sequence[str] = tuple(KINDS), layer: int = 1, head: int | None = None
+) -> str:
+    """The page. It holds all layers and heads, each weight to within 1/131,070.
 
     Args:
         weights: of a sentence pair.
-        page: the HTML file to write.
         kinds: those of `KINDS` that can be chosen, the one shown first in front; without layers they are left out.
         layer: shown first, from 1.
         head: shown first, from 1; the mean of the heads when not given.
@@ -76,4 +76,4 @@ def write_attention_page(
     title = html.escape(" ".join(weights.source.split())[:80])
     template = (resources.files(__package__) / "page.html").read_text(encoding="utf-8")
     before, between, after = re.split("@TITLE@|@DATA@", template)  # at once: a sentence may hold a mark too
-    write_text(Path(page), "".join([before, title, between, text, after]))
+    return "".join([before, title, between, text, after])

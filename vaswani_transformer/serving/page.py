@@ -13,7 +13,11 @@ from ..errors import UserError
 from .engine import Engine
 from .service import RefusedError, Service
 
-_FILES = {"/": ("page.html", "text/html"), "/page.css": ("page.css", "text/css"), "/page.js": ("page.js", "text/javascript")}
+_FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
 _MOST_TOKENS = 200  # of a sentence in an attention page, which a big model makes 12 MB of
 _OWN = "script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; form-action 'self'"
 # Its script stands in the page itself, which gets no access to ours.

@@ -333,7 +333,9 @@ async function parse(text, signal) {
   $("inside").hidden = $("copy").hidden = true;
   state.sentences = [];
   $("output").replaceChildren(...trees.flatMap((one) => {
-    const tree = make("div", {className: "tree", dir: "ltr"}, make("ul", {}, drawn(one.tree)));
+    const tree = make("div", {className: "tree", dir: "ltr", tabIndex: 0}, make("ul", {}, drawn(one.tree)));
+    tree.setAttribute("role", "figure");
+    tree.setAttribute("aria-label", `Tree of: ${one.words.join(" ")}`);
     const brackets = make("pre", {className: "brackets", textContent: one.tree});
     return [tree, make("details", {}, make("summary", {textContent: "In brackets"}), brackets)];
   }));

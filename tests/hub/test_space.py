@@ -149,8 +149,10 @@ def test_it_runs_as_spaces_run_it(push, hub, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     subprocess.run([environment / "bin" / "pip", "wheel", "-q", "--no-deps", "--wheel-dir", tmp_path, ROOT], check=True)
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HF_TOKEN")}
-    variables |= {"PATH": f"{environment / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    variables |= {"PIP_FIND_LINKS": str(tmp_path), "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
+    variables |= {"PATH": f"{environment / 'bin'}:{os.environ['PATH']}", "HF_HOME": str(tmp_path / "hf")}
+    wheels = f"{os.environ.get('PIP_FIND_LINKS', '')} {tmp_path}"
+    variables |= {"PIP_FIND_LINKS": wheels, "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
+    variables |= {"PIP_RETRIES": "0"}  # an index that cannot be reached from here is asked for each package
     variables |= {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1"}
     lines = (folder / "Dockerfile").read_text().splitlines()
     (install,) = (line.removeprefix("RUN ") for line in lines if line.startswith("RUN pip "))

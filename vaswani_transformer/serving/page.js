@@ -10,14 +10,15 @@ const make = (name, properties = {}, ...children) => {
 
 const WAIT = 300, PATIENCE = 400; // milliseconds: after the last key; before it says that it is at work
 const NBEST = 4; // as many as the search of the paper has beams, so that asking for them does not change the first
-const DETAILS = {alignments: true, token_scores: true};
+// What is asked about each translation; a model that is not calibrated has no confidence, an exported one no alignments.
+const DETAILS = [{alignments: true, confidence: true}, {alignments: true, token_scores: true}, {}];
 const state = {
   languages: [],
   limit: Infinity, // characters
   sentences: [], // of the translation that is shown
   now: 0, // the sentence that is looked into
   request: null, // the AbortController of what is under way
-  plain: new Set(), // pairs whose model gives no details: one exported to another engine
+  levels: {}, // by pair: the first of DETAILS that its model gives
 };
 const mode = () => document.querySelector("[name=mode]:checked").value;
 const pair = () => ({source: $("from").value, target: $("to").value});
@@ -39,8 +40,22 @@ async function ask(path, {signal, body} = {}) {
   if (response.ok) return response;
   const answer = await response.json().catch(() => ({}));
   const error = new Error(sentenceOf(answer.error || `The server answers with status ${response.status}`));
+  error.isRefusal = response.status === 400;
   error.seconds = response.status === 503 && Number(response.headers.get("Retry-After"));
   throw error;
+}
+
+/** Asks for as many details as the model gives. */
+async function withDetails(name, attempt) {
+  for (let level = state.levels[name] ?? 0; ; level++) {
+    try {
+      const result = await attempt(DETAILS[level]);
+      state.levels[name] = level;
+      return result;
+    } catch (error) {
+      if (!error.isRefusal || level === DETAILS.length - 1) throw error;
+    }
+  }
 }
 
 const sentenceOf = (words) => words[0].toUpperCase() + words.slice(1).replace(/\.?$/, ".");
@@ -77,6 +92,7 @@ async function work() {
   $("count").className = size > state.limit ? "over" : "";
   fail("");
   if (!text.trim()) return clear();
+  if (!$("key-form").hidden && !sessionStorage.getItem("key")) return fail("Give the API key above first.");
   if (size > state.limit) {
     return fail(`The text is ${(size - state.limit).toLocaleString("en")} characters too long for this server.`);
   }
@@ -119,32 +135,26 @@ function clear() {
 // The translation
 
 async function translate(text, signal) {
-  const name = pairName(), details = state.plain.has(name) ? {} : DETAILS;
-  const response = await ask("v1/translations", {signal, body: {text, ...pair(), stream: true, ...details}});
-  const sentences = [], output = $("output");
+  const name = pairName(), languages = pair(), output = $("output");
   if (!output.querySelector(".sentence")) output.replaceChildren();
-  for await (const [event, data] of eventsOf(response)) {
-    if (event === "error") {
-      if (details === DETAILS) {
-        state.plain.add(name);
-        return translate(text, signal);
+  await withDetails(name, async (details) => {
+    const sentences = [], body = {text, ...languages, stream: true, ...details};
+    for await (const [event, data] of eventsOf(await ask("v1/translations", {signal, body}))) {
+      if (event === "error") throw Object.assign(new Error(sentenceOf(data.error)), {isRefusal: true});
+      if (event === "sentence") {
+        sentences.push(place(data, sentences.length, name));
+        state.sentences = [...sentences, ...state.sentences.slice(sentences.length)];
+        if (sentences.length <= state.now + 1) lookInside(state.now);
+      } else {
+        while (output.childNodes.length > sentences.length) output.lastChild.remove();
+        if (data.after[0]) output.append(data.after[0]);
       }
-      throw new Error(sentenceOf(data.error));
     }
-    if (event === "sentence") {
-      sentences.push(place(data, sentences.length, name));
-      state.sentences = [...sentences, ...state.sentences.slice(sentences.length)];
-      if (sentences.length <= state.now + 1) lookInside(state.now);
-    } else {
-      while (output.childNodes.length > sentences.length) output.lastChild.remove();
-      if (data.after[0]) output.append(data.after[0]);
-    }
-  }
-  if (signal.aborted) return;
-  state.sentences = sentences;
-  output.classList.toggle("several", sentences.length > 1);
-  $("copy").hidden = !(sentences.length && navigator.clipboard); // which browsers give to secure pages only
-  lookInside(Math.min(state.now, sentences.length - 1));
+    state.sentences = sentences;
+  });
+  output.classList.toggle("several", state.sentences.length > 1);
+  $("copy").hidden = !(state.sentences.length && navigator.clipboard); // which browsers give to secure pages only
+  lookInside(Math.min(state.now, state.sentences.length - 1));
 }
 
 /** Puts a sentence that has come in the place of the one before, unless it is the same. */
@@ -253,8 +263,9 @@ function lookInside(number) {
     }));
   }
   highlight(null);
-  const form = $("attention"), isPlain = state.plain.has(sentence.name);
-  form.hidden = isPlain;
+  $("repeats").hidden = !sentence.shown.repeats;
+  const form = $("attention");
+  form.hidden = !sentence.shown.alignment;
   const values = {...languages, text: sentence.source, translation: sentence.shown.text};
   for (const [name, value] of Object.entries(values)) form.elements[name].value = value;
   showAlternatives();
@@ -292,11 +303,12 @@ async function showAlternatives() {
   if (!isOpen) return;
   if (!sentence.others) {
     $("list").replaceChildren(make("li", {textContent: "Working …"}));
-    const [source, target] = [$("from").value, $("to").value];
-    const details = state.plain.has(sentence.name) ? {} : DETAILS;
-    const body = {text: sentence.source, source, target, split_sentences: false, nbest: NBEST, scores: true, ...details};
+    const body = {text: sentence.source, ...pair(), split_sentences: false, nbest: NBEST, scores: true};
     try {
-      const answer = await (await ask("v1/translations", {body, signal: state.request?.signal})).json();
+      const answer = await withDetails(sentence.name, async (details) => {
+        const response = await ask("v1/translations", {signal: state.request?.signal, body: {...body, ...details}});
+        return response.json();
+      });
       sentence.others = answer.translations[0].sentences[0].translations;
     } catch (error) {
       if (sentence === state.inside) $("list").replaceChildren(make("li", {textContent: error.message}));

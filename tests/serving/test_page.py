@@ -20,7 +20,7 @@ from vaswani_transformer.decoding.scoring import score_tokens
 
 folder, loaded, make, browser = served.folder, served.loaded, served.make, browsing.browser
 
-TEXT = SENTENCES[3:6]
+TEXT = [SENTENCES[number] for number in (18, 29, 23)]  # whose translations have several words
 PATHS = ("/", "/page.css", "/page.js")
 HOSTILE = "<script>document.title='taken'</script> <img src=x onerror=alert(1)>"
 
@@ -142,7 +142,9 @@ def press(browser, *keys) -> None:
 
 @pytest.fixture
 def expected(loaded) -> list[str]:
-    return translated(loaded, TEXT)
+    lines = translated(loaded, TEXT)
+    assert all(" " in line for line in lines)
+    return lines
 
 
 @pytest.mark.slow
@@ -178,7 +180,7 @@ def test_words_show_what_they_belong_to_and_how_sure_the_model_is(browser, make,
             shares.append(0.0)
         shares[-1] += log_probability
         text += token
-    assert len(shares) == len(words["target"])
+    assert len(shares) == len(words["target"]) > 1
     with opened(browser, make()):
         translate(browser, TEXT[0], expected[0])
         for side, other in (("source", "target"), ("target", "source")):
@@ -339,6 +341,38 @@ def test_confidence_and_repetition_are_shown_where_the_server_has_them(browser, 
         assert "was stopped" in text_of(browser, "#repeats")
         elements(browser, "#alternatives")[0].click()
         assert wait_for(lambda: text_of(browser, "#list .scores")) == "score −1.00 · 60 % sure · shown above"
+
+
+@pytest.mark.slow
+def test_a_long_text_gets_details_where_one_looks(browser, make, expected):
+    number = 6000 // len(" ".join(TEXT))
+    with opened(browser, make()):
+        write(browser, "x")
+        output_of(browser)
+        browser.execute_script("document.getElementById('text').value = arguments[0]", " ".join(TEXT * number))
+        elements(browser, "#text")[0].send_keys(" ")
+        wait_for(lambda: output_of(browser) == " ".join(expected * number) + " ")
+        sentences = elements(browser, "#output .sentence")
+        assert len(sentences) == 3 * number
+        titles = "return [...arguments[0].querySelectorAll('.word')].map((word) => word.title)"
+        assert not any(browser.execute_script(titles, sentences[4]))
+        browser.execute_script("arguments[0].click()", sentences[4])
+        wait_for(lambda: all("% sure" in title for title in browser.execute_script(titles, sentences[4])))
+        assert text_of(browser, "#number") == f"5 of {3 * number}"
+        assert text_of(browser, "#target-words .word") == expected[1]
+        assert all(word.get_attribute("aria-label") for word in elements(browser, "#target-words .word"))
+        assert not any(browser.execute_script(titles, sentences[5]))
+
+
+@pytest.mark.slow
+def test_an_answer_that_breaks_off(browser, make, loaded, expected):
+    with opened(browser, make()):
+        code = (
+            "window.fetch = async () => new Response(new ReadableStream({pull: (stream) => stream.error(new Error())}))"
+        )
+        browser.execute_script(code)
+        write(browser, TEXT[0])
+        wait_for(lambda: text_of(browser, "#error") == "The answer broke off. The text may be too long.")
 
 
 @pytest.mark.slow

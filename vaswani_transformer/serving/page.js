@@ -10,6 +10,7 @@ const make = (name, properties = {}, ...children) => {
 
 const WAIT = 300, PATIENCE = 400; // milliseconds: after the last key; before it says that it is at work
 const NBEST = 4; // as many as the search of the paper has beams, so that asking for them does not change the first
+const LONG = 5000; // characters of a text whose sentences get their details when they are looked into
 // What is asked about each translation; a model that is not calibrated has no confidence, an exported one no alignments.
 const DETAILS = [{alignments: true, confidence: true}, {alignments: true, token_scores: true}, {}];
 const state = {
@@ -63,7 +64,9 @@ const sentenceOf = (words) => words[0].toUpperCase() + words.slice(1).replace(/\
 async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ;) {
-    const {done, value} = await reader.read();
+    const {done, value} = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : new Error("The answer broke off. The text may be too long.");
+    });
     if (done) return;
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
@@ -137,7 +140,7 @@ function clear() {
 async function translate(text, signal) {
   const name = pairName(), languages = pair(), output = $("output");
   if (!output.querySelector(".sentence")) output.replaceChildren();
-  await withDetails(name, async (details) => {
+  const attempt = async (details) => {
     const sentences = [], body = {text, ...languages, stream: true, ...details};
     for await (const [event, data] of eventsOf(await ask("v1/translations", {signal, body}))) {
       if (event === "error") throw Object.assign(new Error(sentenceOf(data.error)), {isRefusal: true});
@@ -151,7 +154,8 @@ async function translate(text, signal) {
       }
     }
     state.sentences = sentences;
-  });
+  };
+  await (text.length > LONG ? attempt({}) : withDetails(name, attempt));
   output.classList.toggle("several", state.sentences.length > 1);
   $("copy").hidden = !(state.sentences.length && navigator.clipboard); // which browsers give to secure pages only
   lookInside(Math.min(state.now, state.sentences.length - 1));
@@ -200,13 +204,13 @@ function factsOf({source, shown}) {
 function surenessOf(shown, number) {
   if (shown.words?.length === number) return shown.words.map((word) => word.confidence);
   if (!shown.tokens) return [];
-  const sums = [];
-  let isInWord = false;
-  for (const token of shown.tokens.slice(0, -1)) { // the last one is the end
-    if (!isInWord || /^\s/.test(token.text)) sums.push(0);
-    sums[sums.length - 1] += token.log_probability;
-    isInWord = !/\s$/.test(token.text);
+  const words = [];
+  for (const {text, log_probability} of shown.tokens.slice(0, -1)) { // the last one is the end
+    if (!words.length || /^\s/.test(text)) words.push({text: "", sum: 0});
+    words.at(-1).text += text;
+    words.at(-1).sum += log_probability;
   }
+  const sums = words.filter((word) => word.text.trim()).map((word) => word.sum);
   return sums.length === number ? sums.map(Math.exp) : [];
 }
 
@@ -269,6 +273,28 @@ function lookInside(number) {
   const values = {...languages, text: sentence.source, translation: sentence.shown.text};
   for (const [name, value] of Object.entries(values)) form.elements[name].value = value;
   showAlternatives();
+  if (!sentence.shown.alignment) addDetails(sentence);
+}
+
+/** Asks for the details of a sentence of a long text. */
+async function addDetails(sentence) {
+  if (sentence.isAsked || state.levels[sentence.name] === DETAILS.length - 1) return;
+  sentence.isAsked = true;
+  const answer = await translationsOf(sentence, {}).catch(() => []);
+  if (answer[0]?.text !== sentence.shown.text) return;
+  sentence.shown = answer[0];
+  fill(sentence);
+  if (sentence === state.inside) lookInside(state.now);
+}
+
+/** The translations of a sentence by itself, best first. */
+async function translationsOf(sentence, options) {
+  const body = {text: sentence.source, ...pair(), split_sentences: false, ...options};
+  const answer = await withDetails(sentence.name, async (details) => {
+    const response = await ask("v1/translations", {signal: state.request?.signal, body: {...body, ...details}});
+    return response.json();
+  });
+  return answer.translations[0].sentences[0].translations;
 }
 
 function highlight(sentence, facts, side, number) {
@@ -303,13 +329,8 @@ async function showAlternatives() {
   if (!isOpen) return;
   if (!sentence.others) {
     $("list").replaceChildren(make("li", {textContent: "Working …"}));
-    const body = {text: sentence.source, ...pair(), split_sentences: false, nbest: NBEST, scores: true};
     try {
-      const answer = await withDetails(sentence.name, async (details) => {
-        const response = await ask("v1/translations", {signal: state.request?.signal, body: {...body, ...details}});
-        return response.json();
-      });
-      sentence.others = answer.translations[0].sentences[0].translations;
+      sentence.others = await translationsOf(sentence, {nbest: NBEST, scores: true});
     } catch (error) {
       if (sentence === state.inside) $("list").replaceChildren(make("li", {textContent: error.message}));
       return;

@@ -19,9 +19,15 @@ PAGE_BYTES = 48 * 2**20  # of weights: what a browser opens at once
 _LEVELS = 65_535  # steps of a weight in the page: two bytes each
 
 
-def write_attention_page(weights: AttentionWeights, page: str | Path, *options, **named) -> None:
-    """Write `attention_page` of these weights and options to an HTML file."""
-    write_text(Path(page), attention_page(weights, *options, **named))
+def write_attention_page(
+    weights: AttentionWeights,
+    page: str | Path,
+    kinds: Sequence[str] = tuple(KINDS),
+    layer: int = 1,
+    head: int | None = None,
+) -> None:
+    """Write `attention_page`, with its arguments and errors, to the HTML file `page`."""
+    write_text(Path(page), attention_page(weights, kinds, layer, head))
 
 
 def attention_page(

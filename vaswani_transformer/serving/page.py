@@ -18,7 +18,7 @@ _FILES = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
-_MOST_TOKENS = 200  # of a sentence in an attention page, which a big model makes 12 MB of
+_MOST_TOKENS = 200  # of a sentence in an attention page, whose size grows with their square
 _OWN = "script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; form-action 'self'"
 # Its script stands in the page itself, which gets no access to ours.
 _ATTENTION = "sandbox allow-scripts; script-src 'unsafe-inline'; style-src 'unsafe-inline'"

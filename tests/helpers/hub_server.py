@@ -173,6 +173,12 @@ def card_errors(content: str) -> list[str]:
     for language in languages if isinstance(languages, list) else [languages]:
         if not re.fullmatch(r"[a-z]{2,3}", str(language)):
             errors.append(f'"language" {language} must be a code of ISO 639')
+    if "sdk" in data:  # of a Space
+        colours = {data.get("colorFrom", "red"), data.get("colorTo", "red")}
+        if colours - {"red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"}:
+            errors.append('"colorFrom" and "colorTo" must be of the known colours')
+        if data["sdk"] not in ("gradio", "docker", "static") or len(data.get("short_description", "")) > 60:
+            errors.append('"sdk" must be a known one, and "short_description" have 60 characters at most')
     for index in data.get("model-index", []):
         for result in index["results"]:
             if not result.get("task", {}).get("type") or not result.get("dataset", {}).get("name"):

@@ -304,7 +304,7 @@ def test_a_model_that_gives_no_details_still_translates(browser, make, expected,
     def refuse(*arguments):
         raise UserError("alignments are not possible with an exported model")
 
-    monkeypatch.setattr(translations, "_details", refuse)
+    monkeypatch.setattr(translations, "align", refuse)
     with opened(browser, make()):
         translate(browser, TEXT[0], expected[0])
         assert text_of(browser, "#error") == "" and not elements(browser, "#attention")[0].is_displayed()

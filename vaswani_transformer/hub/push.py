@@ -171,6 +171,8 @@ def publish(
                 text = render_card(facts, card)
                 _validate_card(text)
                 pages = space_files(facts, revision, is_parser) if space else {}
+                if pages:
+                    _validate_card(pages[CARD], "space")
                 kept = bool(existing) and not overwrite_card and not may_be_replaced(existing)
                 files = _add_card(staging, text)
                 if kept:
@@ -372,10 +374,10 @@ def _read_card(api: HfApi, head: ModelInfo | None) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace")
 
 
-def _validate_card(text: str) -> None:
+def _validate_card(text: str, repo_type: str = "model") -> None:
     """The Hub's own check of the front matter, before anything is created there."""
     try:
-        ModelCard(text).validate()
+        ModelCard(text).validate(repo_type=repo_type)
     except ValueError as error:
         reason = str(error)
         with contextlib.suppress(ValueError, LookupError, TypeError):

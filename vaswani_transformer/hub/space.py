@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, HfApi, SpaceCard, SpaceCardData, SpaceInfo
+from huggingface_hub import CommitOperationAdd, HfApi, SpaceCardData, SpaceInfo
 from huggingface_hub.errors import RepositoryNotFoundError
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
@@ -121,7 +121,6 @@ def push_space(api: HfApi, repo_id: str, files: dict[str, str], overwrite: bool,
         overwrite: also replace files that someone else wrote or edited.
         message: of the commit.
     """
-    SpaceCard(files[CARD], ignore_metadata_errors=True).validate(repo_type="space")
     try:
         head = api.space_info(repo_id, files_metadata=True)
     except RepositoryNotFoundError:

@@ -16,6 +16,8 @@ import yaml
 
 LICENSES = {"mit", "apache-2.0", "cc-by-4.0"}
 LFS_SUFFIXES = (".safetensors", ".bin")
+# What the Hub writes into a new Space.
+SPACE_TEXT = "Check out the configuration reference at https://huggingface.co/docs/hub/spaces-config-reference"
 
 
 @dataclass
@@ -84,7 +86,7 @@ class HubServer:
     Attributes:
         tokens: token -> user name.
         readers: tokens that may not write.
-        repositories: `owner/name` -> Repository.
+        repositories: `owner/name`, of a Space `spaces/owner/name` -> Repository.
         objects: SHA-256 -> content, of files stored by LFS.
         requests: (method, path, status) of each request, in the order of their ends.
         bodies: bytes of request bodies, in the same order, to search for what must not be sent.
@@ -142,6 +144,10 @@ class HubServer:
         return None
 
 
+def _owner(name: str) -> str:
+    return name.removeprefix("spaces/").partition("/")[0]
+
+
 def git_blob(data: bytes) -> str:
     """The object id that git gives to content."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
@@ -167,6 +173,12 @@ def card_errors(content: str) -> list[str]:
     for language in languages if isinstance(languages, list) else [languages]:
         if not re.fullmatch(r"[a-z]{2,3}", str(language)):
             errors.append(f'"language" {language} must be a code of ISO 639')
+    if "sdk" in data:  # of a Space
+        colours = {data.get("colorFrom", "red"), data.get("colorTo", "red")}
+        if colours - {"red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"}:
+            errors.append('"colorFrom" and "colorTo" must be of the known colours')
+        if data["sdk"] not in ("gradio", "docker", "static") or len(data.get("short_description", "")) > 60:
+            errors.append('"sdk" must be a known one, and "short_description" have 60 characters at most')
     for index in data.get("model-index", []):
         for result in index["results"]:
             if not result.get("task", {}).get("type") or not result.get("dataset", {}).get("name"):
@@ -255,12 +267,12 @@ class _Handler(BaseHTTPRequestHandler):
         user = self._user()
         if user is None:
             raise Refusal(401, "Invalid username or password.")
-        if self.token in self.server_hub.readers or name.partition("/")[0] != user:
+        if self.token in self.server_hub.readers or _owner(name) != user:
             raise Refusal(403, "You don't have the rights to write to this repository")
 
     def _repository(self, name: str) -> Repository:
         repository, user = self.server_hub.repositories.get(name), self._user()
-        if repository is None or (repository.private and user != name.partition("/")[0]):
+        if repository is None or (repository.private and user != _owner(name)):
             raise Refusal(404, "Repository not found", "RepoNotFound")
         return repository
 
@@ -295,14 +307,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def create(self):
         asked = json.loads(self.body)
-        name = f"{asked.get('organization') or self._user()}/{asked['name']}"
+        is_space = asked.get("type") == "space"
+        name = f"{'spaces/' if is_space else ''}{asked.get('organization') or self._user()}/{asked['name']}"
         self._may_write(name)
         if name in self.server_hub.repositories:
             url = f"{self.server_hub.endpoint}/{name}"
             message = "You already created this model repo"
             raise Refusal(409, message, body={"error": message, "url": url})
         repository = Repository(name, asked.get("visibility") == "private")
-        repository.commit("main", "initial commit", {".gitattributes": b"*.safetensors filter=lfs\n"})
+        files = {".gitattributes": b"*.safetensors filter=lfs\n"}
+        if is_space:
+            files["README.md"] = f"---\ntitle: A Space\nsdk: {asked['sdk']}\n---\n\n{SPACE_TEXT}\n".encode()
+        repository.commit("main", "initial commit", files)
         self.server_hub.repositories[name] = repository
         return self._json({"url": f"{self.server_hub.endpoint}/{name}", "name": name, "id": name})
 
@@ -323,6 +339,7 @@ class _Handler(BaseHTTPRequestHandler):
                 sibling["lfs"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "pointerSize": 130}
             siblings.append(sibling if "blobs" in self.query else {"rfilename": path})
         private = self.server_hub.repositories[name].private
+        name = name.removeprefix("spaces/")
         return self._json({"id": name, "sha": commit.oid, "private": private, "siblings": siblings, "tags": []})
 
     def tree(self, name, revision, folder=""):
@@ -408,20 +425,21 @@ class _Handler(BaseHTTPRequestHandler):
         return 200, data, headers
 
 
-_NAME = r"([^/]+/[^/]+)"
+_NAME = r"((?:spaces/)?[^/]+/[^/]+)"  # of a model, or of a Space
+_API = rf"/api/(?:models/)?{_NAME}"
 _ROUTES = [
     ("GET", r"/api/whoami-v2", _Handler.whoami),
     ("POST", r"/api/validate-yaml", _Handler.validate_yaml),
     ("POST", r"/api/repos/create", _Handler.create),
-    ("POST", rf"/api/models/{_NAME}/branch/(.+)", _Handler.branch),
-    ("GET", rf"/api/models/{_NAME}", _Handler.info),
-    ("GET", rf"/api/models/{_NAME}/revision/(.+)", _Handler.info),
-    ("GET", rf"/api/models/{_NAME}/tree/([^/]+)", _Handler.tree),
-    ("GET", rf"/api/models/{_NAME}/tree/([^/]+)/(.+)", _Handler.tree),
-    ("POST", rf"/api/models/{_NAME}/preupload/(.+)", _Handler.preupload),
+    ("POST", rf"{_API}/branch/(.+)", _Handler.branch),
+    ("GET", rf"{_API}", _Handler.info),
+    ("GET", rf"{_API}/revision/(.+)", _Handler.info),
+    ("GET", rf"{_API}/tree/([^/]+)", _Handler.tree),
+    ("GET", rf"{_API}/tree/([^/]+)/(.+)", _Handler.tree),
+    ("POST", rf"{_API}/preupload/(.+)", _Handler.preupload),
     ("POST", rf"/{_NAME}\.git/info/lfs/objects/batch", _Handler.lfs_batch),
     ("PUT", r"/lfs/([0-9a-f]{64})", _Handler.lfs_put),
     ("POST", r"/lfs-verify", _Handler.lfs_verify),
-    ("POST", rf"/api/models/{_NAME}/commit/(.+)", _Handler.commit),
+    ("POST", rf"{_API}/commit/(.+)", _Handler.commit),
     ("GET", rf"/{_NAME}/resolve/([^/]+)/(.+)", _Handler.resolve),
 ]

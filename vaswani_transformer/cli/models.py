@@ -99,9 +99,11 @@ def add_push(commands) -> None:
     add("--message", metavar="TEXT", help="message of the commit")
     add("--token", metavar="TOKEN", help="prefer HF_TOKEN, which no list of processes shows")
     add("--max-shard-size", default="5GB", metavar="SIZE", help="largest file of weights (default: 5GB)")
+    add("--space", action="store_true", help="also publish a Space of this name, with the page of `vaswani serve`")
     add = parser.add_argument_group("model card").add_argument
     add("--card", metavar="base|big|parser|FILE", help="template (default: chosen by the model's size)")
-    add("--overwrite-card", action="store_true", help="replace the card even if someone wrote or edited it")
+    how = "replace the card, and files of the Space, even if someone wrote or edited them"
+    add("--overwrite-card", action="store_true", help=how)
     several = {"action": "append", "default": []}
     add("--language", **several, metavar="CODE", help="language, such as en; repeat it, source first")
     add("--license", metavar="ID", help="licence of the weights, such as mit")
@@ -137,6 +139,7 @@ def _push(arguments: argparse.Namespace) -> int:
             card=arguments.card,
             overwrite_card=arguments.overwrite_card,
             max_shard_size=arguments.max_shard_size,
+            space=arguments.space,
             token=arguments.token,
             dry_run=arguments.dry_run,
             progress=sys.stderr.isatty(),
@@ -154,9 +157,25 @@ def _push(arguments: argparse.Namespace) -> int:
         print(f"{size:14,}  {name}")
     for name in result.removed:
         print(f"{'removed':>14}  {name}")
+    if result.space is not None:
+        _print_space(result)
     if arguments.dry_run:
         print(f"\n{result.card}", end="")
+        for name, text in result.space.files.items() if result.space else ():
+            print(f"\n==> Space, {name} <==\n{text}", end="")
     return 0
+
+
+def _print_space(result) -> None:
+    space = result.space
+    if space.url is None:
+        print(f"would go to the Space {result.repo_id}:")
+    elif space.changed:
+        print(f"pushed to {space.url}:")
+    else:
+        print(f"{space.url} has all of this already; nothing was changed:")
+    for name, text in space.files.items():
+        print(f"{'not ours' if name in space.kept else f'{len(text.encode()):,}':>14}  {name}")
 
 
 def add_import(commands) -> None:

@@ -29,6 +29,7 @@ from ..model.configuration_vaswani import VaswaniConfig
 from .card_facts import facts_of, is_search_setting, published_record
 from .existing_card import MOST_BYTES, carry_over, may_be_replaced
 from .model_card import check_metadata, render_card
+from .space import Space, push_space, space_files
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class Published:
     created: bool = False  # whether the repository was made
     removed: tuple[str, ...] = ()  # weight files of an earlier push that are no longer part of the model
     card_kept: bool = False  # whether a card on the Hub stays, because someone else wrote or edited it
+    space: Space | None = None  # that was asked for
 
 
 def publish(
@@ -98,6 +100,7 @@ def publish(
     card: str | None = None,
     overwrite_card: bool = False,
     max_shard_size: str = "5GB",
+    space: bool = False,
     token: str | None = None,
     dry_run: bool = False,
     progress: bool = True,
@@ -119,8 +122,9 @@ def publish(
         datasets: names of datasets on the Hub; by default that of the recipe.
         evaluations: files of `vaswani evaluate --json`; all scores on the card come from them.
         card: `"base"`, `"big"`, `"parser"`, or the path of a template; chosen by the model if None.
-        overwrite_card: replace a card on the Hub that someone else wrote or edited too.
+        overwrite_card: replace a card on the Hub, and files of a Space, that someone else wrote or edited too.
         max_shard_size: of a file of weights, such as `"5GB"` or `"200MB"`.
+        space: also put the page of `vaswani serve` for this model into the Space of the same name, in a second commit.
         token: with the right to write; by default that of `hf auth login` or of the variable HF_TOKEN.
         dry_run: prepare and check everything, but send nothing.
         progress: show progress bars of the upload on standard error.
@@ -152,23 +156,32 @@ def publish(
             raise UserError(f"{model_folder} changed while it was read: push again when nothing writes to it")
         if left_out | more:
             logger.warning("not published, since only known entries are: %s", _in_words(left_out | more))
+        is_parser = "tree_tokens" in tokenizer.init_kwargs
         if dry_run:
             text = render_card(facts, card)
-            done = Published(repo_id, revision, _add_card(staging, text), text)
+            planned_space = Space(space_files(facts, revision, is_parser)) if space else None
+            done = Published(repo_id, revision, _add_card(staging, text), text, space=planned_space)
         else:
             with _hub_errors(repo_id, token), _progress_bars(progress):
                 api = HfApi(token=token)
                 api.whoami()  # raises for a token that is refused
                 head = _find_head(api, repo_id, revision)
                 existing = _read_card(api, head)
-                text = render_card(carry_over(facts, existing, given), card)
+                facts = carry_over(facts, existing, given)
+                text = render_card(facts, card)
                 _validate_card(text)
+                pages = space_files(facts, revision, is_parser) if space else {}
+                if pages:
+                    _validate_card(pages[CARD], "space")
                 kept = bool(existing) and not overwrite_card and not may_be_replaced(existing)
                 files = _add_card(staging, text)
                 if kept:
                     del files[CARD]
                 planned = Published(repo_id, revision, files, text, card_kept=kept)
                 done = _push(api, planned, head, staging, private, message or "Upload model with vaswani push")
+                if pages:
+                    words = message or "Write Space with vaswani push"
+                    done = replace(done, space=push_space(api, repo_id, pages, overwrite_card, words))
     if done.card_kept:
         logger.warning("the card on the Hub was written or edited by someone else, so it stays: --overwrite-card")
     elif ModelCard(done.card).data.license is None:
@@ -361,10 +374,10 @@ def _read_card(api: HfApi, head: ModelInfo | None) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace")
 
 
-def _validate_card(text: str) -> None:
+def _validate_card(text: str, repo_type: str = "model") -> None:
     """The Hub's own check of the front matter, before anything is created there."""
     try:
-        ModelCard(text).validate()
+        ModelCard(text).validate(repo_type=repo_type)
     except ValueError as error:
         reason = str(error)
         with contextlib.suppress(ValueError, LookupError, TypeError):

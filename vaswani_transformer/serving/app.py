@@ -14,13 +14,14 @@ from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
 from ..errors import UserError
-from . import libretranslate, translations
+from . import libretranslate, page, parses, translations
 from .guard import Guard, Metrics, error_response
 from .models import ModelPlace, Models, UnavailableError
 from .service import Limits, RefusedError, Service
 
 _DESCRIPTION = """\
-`/v1/translations` gives n-best lists, scores, word alignments and streams; the others are LibreTranslate's interface.
+`/v1/translations` gives n-best lists, scores, word alignments and streams, `/v1/parses` trees, `/v1/attention` a page;
+the others are LibreTranslate's interface.
 Errors are `{"error": "..."}`: 400 a wrong request, 403 a wrong key, 408 and 504 too slow, 413 too large, 503 too much
 to do (`Retry-After` has seconds), or a model that cannot be loaded."""
 
@@ -55,10 +56,11 @@ def make_app(
 
     app = FastAPI(title="vaswani serve", version=__version__, description=_DESCRIPTION, lifespan=lifespan)
     app.state.service = Service(models, limits, keys)
-    for part in (libretranslate, translations):
+    for part in (libretranslate, translations, parses, page):
         app.include_router(part.router)
     app.add_api_route("/metrics", _metrics, include_in_schema=False)
-    app.state.metrics = metrics = Metrics(models, {*app.openapi()["paths"], "/metrics", "/docs", "/openapi.json"})
+    own = {"/metrics", "/docs", "/openapi.json", *page.PATHS}
+    app.state.metrics = metrics = Metrics(models, {*app.openapi()["paths"], *own})
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
     app.add_middleware(Guard, limits=limits, metrics=metrics, log_text=log_text)

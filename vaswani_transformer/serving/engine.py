@@ -275,6 +275,8 @@ class Engine:
             result.set_result(value) if error is None else result.set_exception(error)
 
         def run() -> None:
+            if result.cancelled():
+                return
             try:
                 outcome = function(*arguments), None
             except BaseException as error:

@@ -44,8 +44,7 @@ async def health() -> dict[str, str]:
 async def settings(request: Request) -> dict[str, Any]:
     """What a page for this server has to know."""
     service: Service = request.app.state.service
-    first = service.models.places[0]
-    sides = {"source": first.source, "target": first.target}
+    sides = {side: getattr(first, side) for first in service.models.places[:1] for side in ("source", "target")}
     return {
         "charLimit": service.limits.characters,
         "frontendTimeout": 500,
@@ -54,6 +53,7 @@ async def settings(request: Request) -> dict[str, Any]:
         "suggestions": False,
         "filesTranslation": False,
         "supportedFilesFormat": [],
+        "parser": service.models.parser is not None,  # not LibreTranslate's
         "language": {side: {"code": code, "name": _language_name(code)} for side, code in sides.items()},
     }
 

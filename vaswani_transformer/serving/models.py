@@ -14,6 +14,8 @@ import psutil
 
 from ..errors import UserError, one_line
 from ..hub.card_facts import languages_of, read_import, read_run
+from ..json_and_yaml import read_json
+from ..parsing.tokenizer import TREE_TOKENS
 from .engine import Engine
 
 _SHARE = 0.5  # of the memory, for all models
@@ -31,7 +33,7 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True)
 class ModelPlace:
-    """A model that is served."""
+    """A model that is served; a parser has no languages."""
 
     source: str  # code of the language
     target: str
@@ -39,8 +41,8 @@ class ModelPlace:
 
     @property
     def name(self) -> str:
-        """Source and target, as in `en-de`."""
-        return f"{self.source}-{self.target}"
+        """Source and target, as in `en-de`, or `parser`."""
+        return f"{self.source}-{self.target}" if self.target else "parser"
 
     @property
     def bytes(self) -> int:
@@ -65,7 +67,7 @@ def find_models(names: Sequence[str]) -> list[ModelPlace]:
         if not folder.is_dir():
             logger.warning(f"there is no model folder {folder}: it is left out")
             continue
-        languages = match.group(1, 2) if match else _languages(folder)
+        languages = match.group(1, 2) if match else ("", "") if _is_parser(folder) else _languages(folder)
         if len(languages) != 2:
             raise UserError(f"the languages of {folder} are not known: give them too, as in en-de={folder}")
         place = ModelPlace(*(code.replace("_", "-") for code in languages), folder)
@@ -75,6 +77,13 @@ def find_models(names: Sequence[str]) -> list[ModelPlace]:
     if not places:
         raise UserError(f"there is no model folder {', '.join(names)}: give the folder of a model")
     return list(places.values())
+
+
+def _is_parser(folder: Path) -> bool:
+    """Whether its tokenizer has brackets and tags of trees."""
+    with contextlib.suppress(OSError, UserError):
+        return TREE_TOKENS in read_json(folder / "tokenizer_config.json", "copy it again")
+    return False
 
 
 def _languages(folder: Path) -> Sequence[str]:
@@ -100,7 +109,9 @@ class Models:
         tokens_per_batch: int = 2048,
         note_batch: Callable[[str, int], Any] = lambda name, size: None,
     ):
-        self.places, self._load, self._most = list(places), load, most
+        self.places = [place for place in places if place.target]
+        self.parser = next((place for place in places if not place.target), None)
+        self._load, self._most = load, most
         self._tokens_per_batch, self._note_batch = tokens_per_batch, note_batch
         self.loaded: dict[ModelPlace, Engine] = {}  # the least recently used first
         self._users: dict[ModelPlace, int] = dict.fromkeys(places, 0)

@@ -1,0 +1,529 @@
+"""The page for people: its files and the attention page, and in a real browser what it does."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import math
+import re
+
+import browser as browsing
+import numpy as np
+import pytest
+import served
+from browser import look, wait_for
+from served import SENTENCES, Limits, client_of, running, translated
+
+from vaswani_transformer import Translator, align
+from vaswani_transformer.attention.weights import attend
+from vaswani_transformer.decoding.scoring import score_tokens
+
+folder, loaded, make, browser = served.folder, served.loaded, served.make, browsing.browser
+
+TEXT = [SENTENCES[number] for number in (18, 29, 23)]  # whose translations have several words
+PATHS = ("/", "/page.css", "/page.js")
+HOSTILE = "<script>document.title='taken'</script> <img src=x onerror=alert(1)>"
+
+
+def request(app, method: str, path: str, **content):
+    async def call():
+        async with client_of(app) as client:
+            return await client.request(method, path, **content)
+
+    return asyncio.run(call())
+
+
+# Without a browser
+
+
+def test_the_files_need_nothing_from_elsewhere_and_run_no_code_of_others(make):
+    app = make()
+    texts = {}
+    for path in PATHS:
+        response = request(app, "GET", path)
+        policy = response.headers["content-security-policy"]
+        assert response.status_code == 200 and "default-src 'none'" in policy and "unsafe" not in policy
+        assert "script-src 'self';" in policy and response.headers["x-content-type-options"] == "nosniff"
+        texts[path] = response.text
+    together = "".join(texts.values()).replace("http://www.w3.org/2000/svg", "")  # a name, of the icon
+    assert not re.search(r"https?:|//\S", together)
+    assert not re.search(r"\bon\w+=|\bstyle=|<style|<script(?! src=\"page.js\")", texts["/"])
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|Function\(", texts["/page.js"]
+    )
+
+
+def test_the_attention_page_of_a_sentence(make, loaded):
+    app = make()
+    fields = {"source": "en", "target": "de", "text": TEXT[0], "translation": "abc <b>"}
+    response = request(app, "POST", "/v1/attention", data=fields)
+    assert response.status_code == 200 and "sandbox allow-scripts" in response.headers["content-security-policy"]
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', response.text)[1])
+    weights = attend(*loaded, TEXT[0], "abc <b>")
+    assert (data["source"], data["target"]) == (TEXT[0], "abc <b>") and data["kinds"][0]["kind"] == "encoder-decoder"
+    sent = np.frombuffer(base64.b64decode(data["kinds"][0]["weights"]), "<u2") / 65_535
+    np.testing.assert_allclose(sent, weights.encoder_decoder.ravel(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"translation": " "}, "the target is empty"),
+        ({"text": "a " * 300}, "too many to show, at most 200"),
+        ({"text": "a" * 2000}, "exceeds text limit (1000)"),
+        ({"target": "fr"}, "fr is not supported"),
+        ({"text": None}, "text: Field required"),
+        ({"api_key": "wrong"}, "Invalid API key"),
+        ({"api_key": ""}, "get an API key"),
+    ],
+)
+def test_attention_pages_that_are_refused(make, changed, message):
+    app = make(limits=Limits(characters=1000), keys=["right"])
+    fields = {"source": "en", "target": "de", "text": "a", "translation": "b", "api_key": "right"} | changed
+    response = request(
+        app, "POST", "/v1/attention", data={name: text for name, text in fields.items() if text is not None}
+    )
+    assert response.status_code in (400, 403) and message in response.json()["error"]
+
+
+# In a browser
+
+
+@contextlib.contextmanager
+def opened(browser, app, **size):
+    """The page of an application."""
+    look(browser, **size)
+    with running(app) as (host, port):
+        browser.get(f"http://{host}:{port}/")
+        wait_for(lambda: text_of(browser, "#from-name"))
+        browser.get_log("browser")
+        yield
+        browser.execute_script("sessionStorage.clear()")
+        assert problems(browser) == []
+        browser.get("about:blank")
+
+
+def problems(browser) -> list[str]:
+    """What the browser complains of, except that a model which is not calibrated gives no confidence."""
+    lines = [entry["message"] for entry in browser.get_log("browser")]
+    return [line for line in lines if not ("/v1/translations - " in line and "status of 400" in line)]
+
+
+def elements(browser, selector: str) -> list:
+    return browser.find_elements("css selector", selector)
+
+
+def text_of(browser, selector: str) -> str:
+    return " ".join(element.text for element in elements(browser, selector) if element.is_displayed())
+
+
+def write(browser, text: str) -> None:
+    (box,) = elements(browser, "#text")
+    box.clear()
+    box.send_keys(text)
+
+
+def output_of(browser) -> str:
+    """The translation when it is complete."""
+    wait_for(lambda: not elements(browser, ".old") and (text_of(browser, "#output") or text_of(browser, "#error")))
+    return browser.execute_script("return document.getElementById('output').textContent")
+
+
+def translate(browser, text: str, expected: str) -> None:
+    write(browser, text)
+    wait_for(lambda: output_of(browser) == expected)
+
+
+def press(browser, *keys) -> None:
+    from selenium.webdriver import ActionChains
+
+    ActionChains(browser).send_keys(*keys).perform()
+
+
+@pytest.fixture
+def expected(loaded) -> list[str]:
+    lines = translated(loaded, TEXT)
+    assert all(" " in line for line in lines)
+    return lines
+
+
+@pytest.mark.slow
+def test_what_is_typed_is_translated(browser, make, expected):
+    app = make()
+    with opened(browser, app):
+        assert [text_of(browser, f"#{side}-name") for side in ("from", "to")] == ["English", "German"]
+        assert not any(element.is_displayed() for element in elements(browser, "select, #swap, #modes, #key-form"))
+        text = f"{TEXT[0]}  {TEXT[1]}\n\n {TEXT[2]} "
+        translate(browser, text, f"{expected[0]}  {expected[1]}\n\n {expected[2]} ")
+        assert text_of(browser, "#count") == f"{len(text)} of 50,000 characters"
+        counted = [sample for metric in app.state.metrics.registry.collect() for sample in metric.samples]
+        asked = sum(
+            one.value for one in counted if one.name == "vaswani_requests_total" and "/v1/" in one.labels["path"]
+        )
+        assert asked < len(text) / 2  # not for each letter
+        translate(browser, TEXT[1], expected[1])
+        elements(browser, "#clear")[0].click()
+        wait_for(lambda: browser.execute_script("return document.getElementById('output').textContent") == "")
+        assert not elements(browser, "#inside")[0].is_displayed()
+
+
+@pytest.mark.slow
+def test_words_show_what_they_belong_to_and_how_sure_the_model_is(browser, make, loaded, expected):
+    from selenium.webdriver import ActionChains
+
+    (links,) = align(*loaded, TEXT[:1], expected[:1])
+    (score,) = score_tokens(*loaded, TEXT[:1], expected[:1])
+    words = {"source": TEXT[0].split(), "target": expected[0].split()}
+    shares, text = [], ""
+    for token, log_probability in zip(score.tokens[:-1], score.log_probabilities[:-1], strict=True):
+        if not text or token.startswith(" "):
+            shares.append(0.0)
+        shares[-1] += log_probability
+        text += token
+    assert len(shares) == len(words["target"]) > 1
+    with opened(browser, make()):
+        translate(browser, TEXT[0], expected[0])
+        for side, other in (("source", "target"), ("target", "source")):
+            for place, word in enumerate(elements(browser, f"#{side}-words .word")):
+                belonging = {link[other == "target"] for link in links if link[side == "target"] == place}
+                for how in ("pointer", "focus"):
+                    if how == "pointer":
+                        ActionChains(browser).move_to_element(word).perform()
+                    else:
+                        browser.execute_script("arguments[0].focus()", word)
+                    marked = elements(browser, f"#{other}-words .linked")
+                    assert {int(one.get_attribute("data-number")) for one in marked} == belonging
+                    about = text_of(browser, "#about").replace("\u2068", "").replace("\u2069", "")
+                    assert about.startswith(f"“{words[side][place]}”: ")
+                    assert all(words[other][one] in about for one in belonging)
+                    sure = [place] if side == "target" else belonging
+                    assert all(f"{round(100 * math.exp(shares[one]))} % sure" in about for one in sure)
+                    browser.execute_script("document.activeElement.blur()")
+                assert word.get_attribute("aria-label").startswith(f"{words[side][place]}: ")
+        first = elements(browser, "#output .word")[0]
+        ActionChains(browser).move_to_element(first).perform()
+        assert "chosen" in elements(browser, "#target-words .word")[0].get_attribute("class")
+        assert f"{round(100 * math.exp(shares[0]))} % sure" in first.get_attribute("title")
+        marks = [word.get_attribute("class") for word in elements(browser, "#target-words .word")]
+        for share, names in zip(shares, marks, strict=True):
+            sure = math.exp(share)
+            assert ("very-unsure" in names.split(), "unsure" in names.split()) == (sure < 0.5, 0.5 <= sure < 0.8)
+
+
+@pytest.mark.slow
+def test_alternatives_with_scores(browser, make, loaded, expected):
+    found = Translator(*loaded, num_return_sequences=4, scores=True)
+    ((*known,),) = found.hypotheses(TEXT[1:2])
+    with opened(browser, make()):
+        translate(browser, " ".join(TEXT), " ".join(expected))
+        elements(browser, "#next")[0].click()
+        elements(browser, "#alternatives")[0].click()
+        wait_for(lambda: elements(browser, "#list .scores"))
+        lines = [element.text for element in elements(browser, "#list .text")]
+        assert lines == [one.text for one in known] and lines[0] == expected[1]
+        scores = [element.text for element in elements(browser, "#list .scores")]
+        assert [line.split(" · ")[0] for line in scores] == [
+            f"score {one.score:.2f}".replace("-", "−") for one in known
+        ]
+        elements(browser, "#list button")[2].click()
+        assert output_of(browser) == f"{expected[0]} {lines[2]} {expected[2]}"
+        assert [word.text for word in elements(browser, "#target-words .word")] == lines[2].split()
+        pressed = [element.get_attribute("aria-pressed") for element in elements(browser, "#list button")]
+        assert pressed == ["false", "false", "true", "false"]
+
+
+@pytest.mark.slow
+def test_the_attention_page_opens(browser, make, expected):
+    with opened(browser, make(keys=["right"])):
+        browser.execute_script("sessionStorage.setItem('key', 'right')")
+        translate(browser, TEXT[0], expected[0])
+        (own,) = browser.window_handles
+        elements(browser, "#attention button")[0].click()
+        (new,) = wait_for(lambda: {*browser.window_handles} - {own})
+        browser.switch_to.window(new)
+        wait_for(lambda: text_of(browser, "#status"))
+        assert (text_of(browser, "#source"), text_of(browser, "#target")) == (TEXT[0], expected[0])
+        elements(browser, "#query .token")[0].click()
+        assert "looks at" in text_of(browser, "#status")
+        assert browser.execute_script("return origin") == "null"  # it gets nothing of the page that opened it
+        browser.close()
+        browser.switch_to.window(own)
+
+
+@pytest.mark.slow
+def test_errors_are_shown_in_words_and_what_helps_is_tried(browser, make, expected):
+    limits = Limits(characters=60, queue=0)
+    with opened(browser, make(limits=limits, keys=["right"])):
+        assert elements(browser, "#key-form")[0].is_displayed()
+        write(browser, TEXT[0])
+        wait_for(lambda: text_of(browser, "#error") == "Give the API key above first.")
+        busy = "The server has too much to do. The next try is in 1 s."
+        for key, error in (("wrong", busy), ("right", "")):
+            elements(browser, "#key")[0].clear()
+            elements(browser, "#key")[0].send_keys(key)
+            elements(browser, "#key-form button")[0].click()
+            wait_for(lambda error=error: text_of(browser, "#error") == error)
+            if error == busy:
+                object.__setattr__(limits, "queue", 100)  # it tries again by itself
+                wait_for(lambda: text_of(browser, "#error") == "Invalid API key.")
+        wait_for(lambda: output_of(browser) == expected[0])
+        write(browser, "a" * 61)
+        wait_for(lambda: text_of(browser, "#error") == "The text is 1 characters too long for this server.")
+        assert [line.rpartition("status of ")[2][:3] for line in problems(browser)] == ["503", "403"]
+        browser.execute_script("window.fetch = () => Promise.reject(new TypeError())")
+        write(browser, "b")
+        wait_for(lambda: text_of(browser, "#error") == "The server cannot be reached.")
+
+
+@pytest.mark.slow
+def test_hostile_text_stays_text(browser, make, loaded):
+    with opened(browser, make()):
+        translate(browser, HOSTILE, translated(loaded, [HOSTILE])[0])
+        assert " ".join(word.text for word in elements(browser, "#source-words .word")) == HOSTILE
+        # And where it comes out of a model.
+        answer = {
+            "text": 0,
+            "before": " ",
+            "source": HOSTILE,
+            "translations": [{"text": HOSTILE, "alignment": [[0, 0]]}],
+        }
+        events = (
+            f"event: sentence\ndata: {json.dumps(answer)}\n\nevent: end\ndata: {json.dumps({'after': [HOSTILE]})}\n\n"
+        )
+        browser.execute_script("const events = arguments[0]; window.fetch = async () => new Response(events)", events)
+        translate(browser, "x", f" {HOSTILE}{HOSTILE}")
+        browser.execute_script("document.querySelector('#target-words .word').focus()")
+        assert not elements(browser, "main script, main img") and browser.title == "Translate"
+
+
+@pytest.mark.slow
+def test_a_model_that_gives_no_details_still_translates(browser, make, expected, monkeypatch):
+    from vaswani_transformer.errors import UserError
+    from vaswani_transformer.serving import translations
+
+    def refuse(*arguments):
+        raise UserError("alignments are not possible with an exported model")
+
+    monkeypatch.setattr(translations, "align", refuse)
+    with opened(browser, make()):
+        translate(browser, TEXT[0], expected[0])
+        assert text_of(browser, "#error") == "" and not elements(browser, "#attention")[0].is_displayed()
+        elements(browser, "#alternatives")[0].click()
+        wait_for(lambda: len(elements(browser, "#list .scores")) == 4)
+
+
+@pytest.mark.slow
+def test_confidence_and_repetition_are_shown_where_the_server_has_them(browser, make):
+    words = [
+        {"text": "eins", "confidence": 0.9},
+        {"text": "zwei", "confidence": 0.7},
+        {"text": "drei", "confidence": 0.3},
+    ]
+    best = {
+        "text": "eins zwei drei",
+        "words": words,
+        "alignment": [[0, 2]],
+        "repeats": True,
+        "score": -1.0,
+        "confidence": 0.6,
+    }
+    sentence = {"text": 0, "before": "", "source": "three", "translations": [best]}
+    events = f"event: sentence\ndata: {json.dumps(sentence)}\n\nevent: end\ndata: {json.dumps({'after': ['']})}\n\n"
+    answer = json.dumps({"translations": [{"sentences": [sentence]}]})
+    with opened(browser, make()):
+        code = "[window.events, window.answer] = arguments; window.fetch = async (path, {body}) => new Response("
+        browser.execute_script(code + "JSON.parse(body).stream ? events : answer)", events, answer)
+        translate(browser, "three", "eins zwei drei")
+        marks = [word.get_attribute("class") for word in elements(browser, "#target-words .word")]
+        assert marks == ["word", "word unsure", "word very-unsure"]
+        titles = [word.get_attribute("title") for word in elements(browser, "#output .word")]
+        assert titles[:2] == ["90 % sure", "70 % sure"] and titles[2].endswith(", 30 % sure")
+        assert "was stopped" in text_of(browser, "#repeats")
+        elements(browser, "#alternatives")[0].click()
+        assert wait_for(lambda: text_of(browser, "#list .scores")) == "score −1.00 · 60 % sure · shown above"
+
+
+@pytest.mark.slow
+def test_a_long_text_gets_details_where_one_looks(browser, make, expected):
+    number = 6000 // len(" ".join(TEXT))
+    with opened(browser, make()):
+        write(browser, "x")
+        output_of(browser)
+        browser.execute_script("document.getElementById('text').value = arguments[0]", " ".join(TEXT * number))
+        elements(browser, "#text")[0].send_keys(" ")
+        wait_for(lambda: output_of(browser) == " ".join(expected * number) + " ")
+        sentences = elements(browser, "#output .sentence")
+        assert len(sentences) == 3 * number
+        titles = "return [...arguments[0].querySelectorAll('.word')].map((word) => word.title)"
+        assert not any(browser.execute_script(titles, sentences[4]))
+        browser.execute_script("arguments[0].click()", sentences[4])
+        wait_for(lambda: all("% sure" in title for title in browser.execute_script(titles, sentences[4])))
+        assert text_of(browser, "#number") == f"5 of {3 * number}"
+        assert text_of(browser, "#target-words .word") == expected[1]
+        assert all(word.get_attribute("aria-label") for word in elements(browser, "#target-words .word"))
+        assert not any(browser.execute_script(titles, sentences[5]))
+
+
+@pytest.mark.slow
+def test_an_answer_that_breaks_off(browser, make, loaded, expected):
+    with opened(browser, make()):
+        code = (
+            "window.fetch = async () => new Response(new ReadableStream({pull: (stream) => stream.error(new Error())}))"
+        )
+        browser.execute_script(code)
+        write(browser, TEXT[0])
+        wait_for(lambda: text_of(browser, "#error") == "The answer broke off. The text may be too long.")
+
+
+@pytest.mark.slow
+def test_several_languages(browser, make, folder, expected):
+    app = make(f"en-de={folder}", f"de-en={folder}", f"en-fr={folder}")
+    with opened(browser, app):
+        translate(browser, TEXT[0], expected[0])
+        sides = {side: elements(browser, f"#{side}")[0] for side in ("from", "to")}
+        options = {
+            side: [one.text for one in box.find_elements("css selector", "option")] for side, box in sides.items()
+        }
+        assert options == {"from": ["English", "German"], "to": ["German", "French"]}
+        elements(browser, "#swap")[0].click()
+        assert [box.get_property("value") for box in sides.values()] == ["de", "en"]
+        assert elements(browser, "#text")[0].get_property("value") == expected[0]
+        assert elements(browser, "#output")[0].get_attribute("lang") == "en"
+        elements(browser, "#swap")[0].click()
+        elements(browser, "#to option[value=fr]")[0].click()
+        assert not elements(browser, "#swap")[0].is_displayed()
+
+
+@pytest.mark.slow
+def test_everything_is_reached_by_keyboard(browser, make, folder, expected):
+    from selenium.webdriver import Keys
+
+    with opened(browser, make(f"en-de={folder}", f"de-en={folder}", keys=["right"])):
+        browser.execute_script("sessionStorage.setItem('key', 'right')")
+        translate(browser, " ".join(TEXT), " ".join(expected))
+        browser.execute_script("document.activeElement.blur()")
+        selector = "a, button:not([tabindex='-1'].word), input, select, textarea"
+        seen = "(one) => one.checkVisibility() && !one.disabled"
+        code = f"return [...document.querySelectorAll(arguments[0])].filter({seen})"
+        wanted = set(browser.execute_script(code, selector))
+        reached = set()
+        for _ in range(2 * len(wanted)):
+            press(browser, Keys.TAB)
+            element = browser.switch_to.active_element
+            reached.add(element)
+            style = browser.execute_script(
+                "const s = getComputedStyle(arguments[0].id === 'text' ? arguments[0].parentElement : arguments[0]);"
+                " return [s.outlineStyle, s.boxShadow]",
+                element,
+            )
+            assert element.tag_name == "body" or style != ["none", "none"]  # one sees where one is
+        assert wanted - reached == set() and len(wanted) > 12
+        words = elements(browser, "#target-words .word")
+        browser.execute_script("arguments[0].focus()", words[0])
+        for place in range(1, len(words)):
+            press(browser, Keys.ARROW_RIGHT)
+            assert browser.switch_to.active_element == words[place] and expected[0].split()[place] in text_of(
+                browser, "#about"
+            )
+        press(browser, Keys.HOME)
+        assert browser.switch_to.active_element == words[0]
+        browser.execute_script("document.getElementById('alternatives').focus()")
+        press(browser, Keys.ENTER)
+        wait_for(lambda: elements(browser, "#list .scores"))
+        for _ in range(3):
+            press(browser, Keys.TAB)
+        assert browser.switch_to.active_element == elements(browser, "#list button")[1]
+        press(browser, Keys.SPACE)
+        wait_for(lambda: elements(browser, "#list button")[1].get_attribute("aria-pressed") == "true")
+        assert browser.switch_to.active_element == elements(browser, "#list button")[1]
+
+
+# The contrast of each text with what is behind it, by the formula of the Web Content Accessibility Guidelines.
+CONTRASTS = """
+const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
+const luminance = (colour) => channels(colour).slice(0, 3).map((value) => value / 255)
+  .map((value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, value, place) => sum + value * [0.2126, 0.7152, 0.0722][place], 0);
+const behind = (element) => {
+  for (; element; element = element.parentElement) {
+    const colour = getComputedStyle(element).backgroundColor, alpha = channels(colour)[3] ?? 1;
+    if (alpha === 1) return colour;
+    if (alpha > 0) throw new Error(`a translucent background: ${colour}`);
+  }
+};
+const ratio = (one, other) => {
+  const [light, dark] = [luminance(one), luminance(other)].sort((a, b) => b - a);
+  return (light + 0.05) / (dark + 0.05);
+};
+const found = [];
+for (const element of document.querySelectorAll("body *")) {
+  const hasText = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+  if (element.id === "text") {
+    found.push([ratio(getComputedStyle(element, "::placeholder").color, behind(element)), "placeholder"]);
+  }
+  if (!element.checkVisibility() || !(hasText || element.matches("textarea, input"))) continue;
+  found.push([ratio(getComputedStyle(element).color, behind(element)), element.outerHTML.slice(0, 100)]);
+}
+return found;
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_themes_and_contrast(browser, make, folder, expected, theme):
+    limits = Limits(characters=len(" ".join(TEXT)))
+    with opened(browser, make(f"en-de={folder}", f"de-en={folder}", limits=limits, keys=["right"]), theme=theme):
+        browser.execute_script("sessionStorage.setItem('key', 'right')")
+        translate(browser, " ".join(TEXT), " ".join(expected))
+        elements(browser, "#alternatives")[0].click()
+        wait_for(lambda: elements(browser, "#list .scores"))
+        found = browser.execute_script(CONTRASTS)
+        browser.execute_script("document.querySelector('#target-words .word').focus()")
+        assert elements(browser, ".linked") and elements(browser, ".chosen")
+        found += browser.execute_script(CONTRASTS)
+        write(browser, "a" * (limits.characters + 1))
+        wait_for(lambda: text_of(browser, "#error"))
+        found += browser.execute_script(CONTRASTS)
+        assert len(found) > 60 and min(found) >= [4.5]
+        background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+        bright = sum(map(int, re.findall(r"\d+", background)[:3])) / 3
+        assert bright > 200 if theme == "light" else bright < 60
+
+
+@pytest.mark.slow
+def test_a_narrow_screen_needs_no_scrolling_sideways(browser, make, folder, expected):
+    with opened(browser, make(f"en-de={folder}", f"de-en={folder}", keys=["right"]), width=320, height=600):
+        browser.execute_script("sessionStorage.setItem('key', 'right')")
+        translate(browser, " ".join(TEXT), " ".join(expected))
+        elements(browser, "#alternatives")[0].click()
+        wait_for(lambda: elements(browser, "#list .scores"))
+        widths = "return [document.documentElement.scrollWidth, innerWidth]"
+        assert browser.execute_script(widths) == [320, 320]
+        elements(browser, "#text")[0].send_keys(" " + 80 * "wordwithoutend")
+        wait_for(lambda: output_of(browser) != " ".join(expected))
+        assert browser.execute_script(widths) == [320, 320]
+
+
+@pytest.mark.slow
+def test_text_from_right_to_left(browser, make, loaded):
+    with opened(browser, make()):
+        hebrew = "שני כלבים משחקים"
+        direction = "return getComputedStyle(document.querySelector(arguments[0])).direction"
+        translate(browser, hebrew, translated(loaded, [hebrew])[0])
+        assert [browser.execute_script(direction, name) for name in ("#text", "#source-words", "#target-words")] == [
+            "rtl", "rtl", "ltr"
+        ]  # fmt: skip
+        first, second = (word.rect["x"] for word in elements(browser, "#source-words .word")[:2])
+        assert first > second
+        from selenium.webdriver import Keys
+
+        browser.execute_script("document.querySelector('#source-words .word').focus()")
+        press(browser, Keys.ARROW_LEFT)
+        assert browser.switch_to.active_element == elements(browser, "#source-words .word")[1]
+        answer = {"text": 0, "before": "", "source": "x", "translations": [{"text": hebrew}]}
+        events = f"event: sentence\ndata: {json.dumps(answer)}\n\nevent: end\ndata: {json.dumps({'after': ['']})}\n\n"
+        browser.execute_script("const events = arguments[0]; window.fetch = async () => new Response(events)", events)
+        translate(browser, "x", hebrew)
+        assert [browser.execute_script(direction, name) for name in ("#text", "#output", "#target-words")] == [
+            "ltr", "rtl", "rtl"
+        ]  # fmt: skip

@@ -1,0 +1,152 @@
+"""A Hugging Face Space that serves a model of the Hub: the page of `vaswani serve`, and its interfaces.
+
+Spaces run a program of one's own by `sdk: docker` (https://huggingface.co/docs/hub/spaces-sdks-docker): they build the
+Dockerfile, run it as user 1000, and show what listens on `app_port`.
+"""
+
+import hashlib
+import logging
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, HfApi, SpaceCardData, SpaceInfo
+from huggingface_hub.errors import RepositoryNotFoundError
+from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+from .. import __version__
+from ..errors import UserError
+from .card_facts import CardFacts
+from .existing_card import is_sealed, seal
+
+logger = logging.getLogger(__name__)
+
+CARD, PORT = "README.md", 7860  # Spaces' default
+_MOST_BYTES = 1 << 20  # of a file that is read; ours are far smaller
+_LONGEST_DESCRIPTION = 60  # characters, by the Hub's rule
+_SEAL = "# Written by `vaswani push`; SHA-256 of what is below: "
+_DEFAULT = "Check out the configuration reference at https://huggingface.co/docs/hub/spaces-config-reference"
+_DOCKERFILE = """\
+FROM python:3.12-slim
+RUN useradd -m -u 1000 user
+USER user
+ENV PATH=/home/user/.local/bin:$PATH
+WORKDIR /home/user/app
+COPY --chown=user requirements.txt .
+RUN pip install --no-cache-dir -r requirements.txt
+COPY --chown=user . .
+CMD ["python", "app.py"]
+"""
+_REQUIREMENTS = """\
+--extra-index-url https://download.pytorch.org/whl/cpu
+vaswani_transformer[serve]=={version}
+"""
+_APP = """\
+from huggingface_hub import snapshot_download
+from vaswani_transformer.cli.main import main
+
+folder = snapshot_download({repo_id!r}, revision={revision!r})
+raise SystemExit(main(["serve", {model}, "--host", "0.0.0.0", "--port", "{port}"]))
+"""
+
+
+@dataclass(frozen=True)
+class Space:
+    """A Space that was published, or would be."""
+
+    files: dict[str, str]  # texts by name
+    url: str | None = None  # its page; None for a dry run
+    changed: bool = False  # whether there is a new commit
+    kept: tuple[str, ...] = ()  # files of these names that someone else wrote or edited, and that stay
+
+
+def space_files(facts: CardFacts, revision: str, is_parser: bool) -> dict[str, str]:
+    """The texts of a Space's files, by name.
+
+    Args:
+        facts: of the model.
+        revision: the branch of the model's repository that it serves.
+        is_parser: whether the model writes trees.
+
+    Raises:
+        UserError: for a model whose two languages are not known.
+    """
+    if is_parser:
+        model, what = "folder", "Draws the trees of sentences"
+    elif len(facts.languages) == 2:
+        source, target = facts.languages
+        names = [LANGUAGES.get(code.partition("-")[0], code).title() for code in facts.languages]
+        model, what = f'f"{source}-{target}={{folder}}"', f"Translates {names[0]} to {names[1]}"
+    else:
+        known = ", ".join(facts.languages) or "none"
+        raise UserError(f"a Space needs two languages, the source first, and known are {known}: give --language twice")
+    texts = {
+        "app.py": _APP.format(repo_id=facts.repo_id, revision=revision, model=model, port=PORT),
+        "requirements.txt": _REQUIREMENTS.format(version=__version__),
+        "Dockerfile": _DOCKERFILE,
+    }
+    return {CARD: _card(facts, what), **{name: f"{_SEAL}{_digest(text)}\n{text}" for name, text in texts.items()}}
+
+
+def _card(facts: CardFacts, what: str) -> str:
+    data = SpaceCardData(
+        title=facts.name, emoji="🌍", colorFrom="blue", colorTo="gray", sdk="docker", app_port=PORT,
+        short_description=what[:_LONGEST_DESCRIPTION], models=[facts.repo_id], license=facts.license,
+    )  # fmt: skip
+    link = f"[{facts.repo_id}](https://huggingface.co/{facts.repo_id})"
+    return seal(f"---\n{data.to_yaml()}\n---\n\n{what} with the model {link}, by `vaswani serve`.")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_ours(name: str, text: str) -> bool:
+    """Whether a file of a Space is as `vaswani push` wrote it, or as the Hub makes it."""
+    text = text.replace("\r\n", "\n")
+    if name == CARD:
+        return is_sealed(text) or re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL).strip() == _DEFAULT
+    first, _, rest = text.partition("\n")
+    return first == _SEAL + _digest(rest)
+
+
+def push_space(api: HfApi, repo_id: str, files: dict[str, str], overwrite: bool, message: str) -> Space:
+    """Put the files of a Space into its repository, in one commit; a new one is private if its model is.
+
+    Args:
+        api: with a token that may write.
+        repo_id: `owner/name` of the Space, and of the model.
+        files: of `space_files`.
+        overwrite: also replace files that someone else wrote or edited.
+        message: of the commit.
+    """
+    try:
+        head = api.space_info(repo_id, files_metadata=True)
+    except RepositoryNotFoundError:
+        private = api.model_info(repo_id).private or None
+        api.create_repo(repo_id, repo_type="space", space_sdk="docker", private=private, exist_ok=True)
+        head = api.space_info(repo_id, files_metadata=True)
+    kept = () if overwrite else tuple(name for name in files if not _may_be_written(api, head, name))
+    operations = [
+        CommitOperationAdd(path_in_repo=name, path_or_fileobj=text.encode())
+        for name, text in files.items()
+        if name not in kept
+    ]
+    commit = api.create_commit(repo_id, operations, commit_message=message, repo_type="space", parent_commit=head.sha)
+    if kept:
+        names = ", ".join(kept)
+        logger.warning("in the Space someone else wrote or edited %s, so they stay: --overwrite-card", names)
+    return Space(files, f"{api.endpoint}/spaces/{repo_id}", commit.oid != head.sha, kept)
+
+
+def _may_be_written(api: HfApi, head: SpaceInfo, name: str) -> bool:
+    """Whether a commit of a Space has no file of this name, or one of ours."""
+    sizes = {sibling.rfilename: sibling.size for sibling in head.siblings or []}
+    if name not in sizes:
+        return True
+    if (sizes[name] or 0) > _MOST_BYTES:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        path = api.hf_hub_download(head.id, name, repo_type="space", revision=head.sha, local_dir=folder)
+        return _is_ours(name, Path(path).read_text(encoding="utf-8", errors="replace"))

@@ -1,0 +1,491 @@
+"use strict";
+
+// Everything that comes from users or the server becomes text nodes, never markup.
+const $ = (id) => document.getElementById(id);
+const make = (name, properties = {}, ...children) => {
+  const element = Object.assign(document.createElement(name), properties);
+  element.append(...children);
+  return element;
+};
+
+const WAIT = 300, PATIENCE = 400; // milliseconds: after the last key; before it says that it is at work
+const NBEST = 4; // as many as the search of the paper has beams, so that asking for them does not change the first
+const LONG = 5000; // characters of a text whose sentences get their details when they are looked into
+// What is asked about each translation; a model that is not calibrated has no confidence, an exported one no alignments.
+const DETAILS = [{alignments: true, confidence: true}, {alignments: true, token_scores: true}, {}];
+const state = {
+  languages: [],
+  limit: Infinity, // characters
+  sentences: [], // of the translation that is shown
+  now: 0, // the sentence that is looked into
+  request: null, // the AbortController of what is under way
+  levels: {}, // by pair: the first of DETAILS that its model gives
+};
+const mode = () => document.querySelector("[name=mode]:checked").value;
+const pair = () => ({source: $("from").value, target: $("to").value});
+const pairName = () => `${$("from").value}-${$("to").value}`;
+const percent = (share) => `${Math.round(100 * share)} %`;
+
+// The server
+
+async function ask(path, {signal, body} = {}) {
+  const headers = {}, key = sessionStorage.getItem("key");
+  if (body) headers["Content-Type"] = "application/json";
+  if (key) headers.Authorization = `Bearer ${key}`;
+  let response;
+  try {
+    response = await fetch(path, {method: body ? "POST" : "GET", body: body && JSON.stringify(body), headers, signal});
+  } catch (error) {
+    throw signal?.aborted ? error : new Error("The server cannot be reached.");
+  }
+  if (response.ok) return response;
+  const answer = await response.json().catch(() => ({}));
+  const error = new Error(sentenceOf(answer.error || `The server answers with status ${response.status}`));
+  error.isRefusal = response.status === 400;
+  error.seconds = response.status === 503 && Number(response.headers.get("Retry-After"));
+  throw error;
+}
+
+/** Asks for as many details as the model gives. */
+async function withDetails(name, attempt) {
+  for (let level = state.levels[name] ?? 0; ; level++) {
+    try {
+      const result = await attempt(DETAILS[level]);
+      state.levels[name] = level;
+      return result;
+    } catch (error) {
+      if (!error.isRefusal || level === DETAILS.length - 1) throw error;
+    }
+  }
+}
+
+const sentenceOf = (words) => words[0].toUpperCase() + words.slice(1).replace(/\.?$/, ".");
+
+async function* eventsOf(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ;) {
+    const {done, value} = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : new Error("The answer broke off. The text may be too long.");
+    });
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const [, name, data] = /^event: (\w+)\ndata: ([^]*)$/.exec(part);
+      yield [name, JSON.parse(data)];
+    }
+  }
+}
+
+// What is typed
+
+let timer;
+function later(milliseconds) {
+  clearTimeout(timer);
+  state.request?.abort();
+  timer = setTimeout(work, milliseconds);
+}
+
+async function work() {
+  clearTimeout(timer);
+  state.request?.abort();
+  const request = state.request = new AbortController(), text = $("text").value, size = [...text].length;
+  $("clear").hidden = !text;
+  $("count").textContent = `${size.toLocaleString("en")} of ${state.limit.toLocaleString("en")} characters`;
+  $("count").className = size > state.limit ? "over" : "";
+  fail("");
+  if (!text.trim()) return clear();
+  if (!$("key-form").hidden && !sessionStorage.getItem("key")) return fail("Give the API key above first.");
+  if (size > state.limit) {
+    return fail(`The text is ${(size - state.limit).toLocaleString("en")} characters too long for this server.`);
+  }
+  const patience = setTimeout(() => $("status").textContent = "Working …", PATIENCE);
+  $("output").classList.add("old");
+  try {
+    await (mode() === "parse" ? parse : translate)(text, request.signal);
+  } catch (error) {
+    if (!request.signal.aborted) onError(error);
+  }
+  clearTimeout(patience);
+  if (request.signal.aborted) return;
+  $("status").textContent = "";
+  $("output").classList.remove("old");
+}
+
+function onError(error) {
+  clear();
+  if (error.seconds) {
+    fail(`The server has too much to do. The next try is in ${error.seconds} s.`);
+    timer = setTimeout(work, 1000 * error.seconds);
+  } else {
+    fail(error.message);
+  }
+}
+
+function fail(message) {
+  $("error").hidden = !message;
+  $("error").textContent = message;
+}
+
+function clear() {
+  state.sentences = [];
+  $("output").replaceChildren();
+  $("output").classList.remove("old");
+  $("inside").hidden = $("copy").hidden = true;
+  $("status").textContent = "";
+}
+
+// The translation
+
+async function translate(text, signal) {
+  const name = pairName(), languages = pair(), output = $("output");
+  if (!output.querySelector(".sentence")) output.replaceChildren();
+  const attempt = async (details) => {
+    const sentences = [], body = {text, ...languages, stream: true, ...details};
+    for await (const [event, data] of eventsOf(await ask("v1/translations", {signal, body}))) {
+      if (event === "error") throw Object.assign(new Error(sentenceOf(data.error)), {isRefusal: true});
+      if (event === "sentence") {
+        sentences.push(place(data, sentences.length, name));
+        state.sentences = [...sentences, ...state.sentences.slice(sentences.length)];
+        if (sentences.length <= state.now + 1) lookInside(state.now);
+      } else {
+        while (output.childNodes.length > sentences.length) output.lastChild.remove();
+        if (data.after[0]) output.append(data.after[0]);
+      }
+    }
+    state.sentences = sentences;
+  };
+  await (text.length > LONG ? attempt({}) : withDetails(name, attempt));
+  output.classList.toggle("several", state.sentences.length > 1);
+  $("copy").hidden = !(state.sentences.length && navigator.clipboard); // which browsers give to secure pages only
+  lookInside(Math.min(state.now, state.sentences.length - 1));
+}
+
+/** Puts a sentence that has come in the place of the one before, unless it is the same. */
+function place(data, number, name) {
+  const old = state.sentences[number], box = $("output").childNodes[number];
+  if (old && box === old.box && old.name === name && old.source === data.source && old.before === data.before) return old;
+  const sentence = {source: data.source, before: data.before, name, shown: data.translations[0], others: null};
+  sentence.box = make("span", {className: "sentence", lang: $("to").value});
+  sentence.box.addEventListener("click", () => lookInside(state.sentences.indexOf(sentence)));
+  fill(sentence);
+  if (box) box.replaceWith(sentence.box);
+  else $("output").append(sentence.box);
+  return sentence;
+}
+
+function fill(sentence) {
+  const facts = factsOf(sentence);
+  const children = pieces(sentence.shown.text).map(([text, number]) => {
+    if (number < 0) return text;
+    return makeWord("span", sentence, facts, "target", number, text);
+  });
+  sentence.box.replaceChildren(sentence.before, make("span", {className: "body"}, ...children));
+}
+
+/** Words with their numbers, and what is between them with -1. */
+function pieces(text) {
+  let number = 0;
+  return text.split(/(\s+)/).filter(Boolean).map((part) => [part, part.trim() ? number++ : -1]);
+}
+const wordsOf = (text) => text.split(/\s+/).filter(Boolean);
+
+/** The words of both sides, which of them belong together, and how sure the model is of those of the target. */
+function factsOf({source, shown}) {
+  const words = {source: wordsOf(source), target: wordsOf(shown.text)}, links = {source: [], target: []};
+  for (const [from, to] of shown.alignment || []) {
+    (links.source[from] ||= []).push(to);
+    (links.target[to] ||= []).push(from);
+  }
+  return {words, links, sure: surenessOf(shown, words.target.length)};
+}
+
+/** Calibrated confidences where the server has them; else the probability of each word's tokens. */
+function surenessOf(shown, number) {
+  if (shown.words?.length === number) return shown.words.map((word) => word.confidence);
+  if (!shown.tokens) return [];
+  const words = [];
+  for (const {text, log_probability} of shown.tokens.slice(0, -1)) { // the last one is the end
+    if (!words.length || /^\s/.test(text)) words.push({text: "", sum: 0});
+    words.at(-1).text += text;
+    words.at(-1).sum += log_probability;
+  }
+  const sums = words.filter((word) => word.text.trim()).map((word) => word.sum);
+  return sums.length === number ? sums.map(Math.exp) : [];
+}
+
+function describe(facts, side, number) {
+  const other = side === "source" ? "target" : "source", linked = facts.links[side][number] || [];
+  const sure = (place) => facts.sure[place] === undefined ? "" : `${percent(facts.sure[place])} sure`;
+  const names = linked.map((place) => {
+    const note = side === "source" && sure(place);
+    return `“\u2068${facts.words[other][place]}\u2069”${note ? ` (${note})` : ""}`;
+  });
+  const hasLinks = facts.links.target.length > 0;
+  const parts = names.length ? [`${side === "source" ? "becomes" : "from"} ${names.join(", ")}`]
+    : side === "source" && hasLinks ? ["no word of its own in the translation"] : [];
+  if (side === "target" && sure(number)) parts.push(sure(number));
+  return parts.join(", ");
+}
+
+function makeWord(name, sentence, facts, side, number, text) {
+  const sure = side === "target" ? facts.sure[number] : undefined, about = describe(facts, side, number);
+  const word = make(name, {className: "word", textContent: text, title: about});
+  if (sure < 0.8) word.classList.add(sure < 0.5 ? "very-unsure" : "unsure");
+  Object.assign(word.dataset, {side, number});
+  word.addEventListener("pointerenter", () => highlight(sentence, facts, side, number));
+  word.addEventListener("pointerleave", () => highlight(null));
+  return word;
+}
+
+// A sentence looked into
+
+function lookInside(number) {
+  state.now = Math.max(0, number);
+  const sentence = state.sentences[state.now];
+  $("inside").hidden = !sentence;
+  if (!sentence) return;
+  for (const one of state.sentences) one.box.classList.toggle("now", one === sentence);
+  $("steps").hidden = state.sentences.length < 2;
+  $("number").textContent = `${state.now + 1} of ${state.sentences.length}`;
+  $("previous").disabled = state.now === 0;
+  $("next").disabled = state.now === state.sentences.length - 1;
+  if (state.inside === sentence && state.insideShown === sentence.shown) return;
+  Object.assign(state, {inside: sentence, insideShown: sentence.shown});
+  const facts = factsOf(sentence), languages = pair();
+  for (const side of ["source", "target"]) {
+    const row = $(`${side}-words`);
+    row.lang = languages[side];
+    row.replaceChildren(...facts.words[side].map((text, place) => {
+      const word = makeWord("button", sentence, facts, side, place, text);
+      word.type = "button";
+      word.tabIndex = place ? -1 : 0;
+      if (word.title) word.setAttribute("aria-label", `${text}: ${word.title}`);
+      word.addEventListener("focus", () => highlight(sentence, facts, side, place));
+      word.addEventListener("blur", () => highlight(null));
+      return word;
+    }));
+  }
+  highlight(null);
+  $("repeats").hidden = !sentence.shown.repeats;
+  const form = $("attention");
+  form.hidden = !sentence.shown.alignment;
+  const values = {...languages, text: sentence.source, translation: sentence.shown.text};
+  for (const [name, value] of Object.entries(values)) form.elements[name].value = value;
+  showAlternatives();
+  if (!sentence.shown.alignment) addDetails(sentence);
+}
+
+/** Asks for the details of a sentence of a long text. */
+async function addDetails(sentence) {
+  if (sentence.isAsked || state.levels[sentence.name] === DETAILS.length - 1) return;
+  sentence.isAsked = true;
+  const answer = await translationsOf(sentence, {}).catch(() => []);
+  if (answer[0]?.text !== sentence.shown.text) return;
+  sentence.shown = answer[0];
+  fill(sentence);
+  if (sentence === state.inside) lookInside(state.now);
+}
+
+/** The translations of a sentence by itself, best first. */
+async function translationsOf(sentence, options) {
+  const body = {text: sentence.source, ...pair(), split_sentences: false, ...options};
+  const answer = await withDetails(sentence.name, async (details) => {
+    const response = await ask("v1/translations", {signal: state.request?.signal, body: {...body, ...details}});
+    return response.json();
+  });
+  return answer.translations[0].sentences[0].translations;
+}
+
+function highlight(sentence, facts, side, number) {
+  for (const word of document.querySelectorAll(".word.chosen, .word.linked")) word.classList.remove("chosen", "linked");
+  $("hint").classList.toggle("away", Boolean(sentence));
+  $("about").textContent = "";
+  if (!sentence) return;
+  const isInside = sentence === state.inside;
+  const rows = {source: isInside ? [$("source-words")] : [], target: [sentence.box, ...(isInside ? [$("target-words")] : [])]};
+  const mark = (where, place, name) => {
+    for (const row of rows[where]) row.querySelector(`[data-number="${place}"]`)?.classList.add(name);
+  };
+  mark(side, number, "chosen");
+  for (const place of facts.links[side][number] || []) mark(side === "source" ? "target" : "source", place, "linked");
+  $("about").textContent = `“\u2068${facts.words[side][number]}\u2069”: ${describe(facts, side, number)}`;
+}
+
+function moveFocus(event) {
+  const row = event.currentTarget, words = [...row.children], at = words.indexOf(event.target);
+  const forward = getComputedStyle(row).direction === "rtl" ? -1 : 1;
+  const to = {ArrowRight: at + forward, ArrowLeft: at - forward, Home: 0, End: words.length - 1}[event.key];
+  if (at < 0 || !words[to]) return;
+  event.preventDefault();
+  words[at].tabIndex = -1;
+  words[to].tabIndex = 0;
+  words[to].focus();
+}
+
+async function showAlternatives() {
+  const sentence = state.inside, isOpen = $("alternatives").getAttribute("aria-expanded") === "true";
+  $("list").hidden = !isOpen;
+  if (!isOpen) return;
+  if (!sentence.others) {
+    $("list").replaceChildren(make("li", {textContent: "Working …"}));
+    try {
+      sentence.others = await translationsOf(sentence, {nbest: NBEST, scores: true});
+    } catch (error) {
+      if (sentence === state.inside) $("list").replaceChildren(make("li", {textContent: error.message}));
+      return;
+    }
+    if (sentence !== state.inside) return;
+  }
+  $("list").lang = $("to").value;
+  $("list").replaceChildren(...sentence.others.map((other, place) => {
+    const isShown = other.text === sentence.shown.text;
+    const scores = [`score ${other.score.toFixed(2).replace("-", "−")}`];
+    if (other.confidence !== undefined) scores.push(`${percent(other.confidence)} sure`);
+    if (isShown) scores.push("shown above");
+    const text = make("bdi", {className: "text", dir: "auto", textContent: other.text});
+    const button = make("button", {type: "button"}, text, make("span", {className: "scores", lang: "en",
+      textContent: scores.join(" · ")}));
+    button.setAttribute("aria-pressed", isShown);
+    button.addEventListener("click", () => {
+      sentence.shown = other;
+      fill(sentence);
+      lookInside(state.sentences.indexOf(sentence));
+      $("list").children[place]?.firstChild.focus();
+    });
+    return make("li", {}, button);
+  }));
+}
+
+// Trees
+
+async function parse(text, signal) {
+  const sentences = text.split("\n").map(separated).filter(Boolean);
+  const answer = await (await ask("v1/parses", {signal, body: {text: sentences}})).json();
+  const trees = answer.parses.filter((one) => one.tree);
+  $("inside").hidden = $("copy").hidden = true;
+  state.sentences = [];
+  $("output").replaceChildren(...trees.flatMap((one) => {
+    const tree = make("div", {className: "tree", dir: "ltr", tabIndex: 0}, make("ul", {}, drawn(one.tree)));
+    tree.setAttribute("role", "figure");
+    tree.setAttribute("aria-label", `Tree of: ${one.words.join(" ")}`);
+    const brackets = make("pre", {className: "brackets", textContent: one.tree});
+    return [tree, make("details", {}, make("summary", {textContent: "In brackets"}), brackets)];
+  }));
+}
+
+/** Punctuation marks and English endings apart, as in treebanks. */
+function separated(line) {
+  return line.replace(/([,;:?!()[\]“”"…]|\.(?=[\s"”)]*$))/g, " $1 ").replace(/(n[’']t|[’'](?:s|re|ve|ll|d|m))\b/gi, " $1 ")
+    .trim().replace(/\s+/g, " ");
+}
+
+const SIGNS = {"-LRB-": "(", "-RRB-": ")", "-LCB-": "{", "-RCB-": "}", "-LSB-": "[", "-RSB-": "]"};
+
+/** A tree in brackets as nested lists. */
+function drawn(brackets) {
+  const lists = [make("ul")];
+  const closed = () => lists.at(-2).lastChild;
+  for (const [, label, word] of brackets.matchAll(/\(([^\s()]*)(?: ([^\s()]+)\))?|\)/g)) {
+    if (label === undefined) {
+      const children = lists.pop();
+      lists.at(-1).lastChild.append(children);
+    } else if (word) {
+      lists.at(-1).append(make("li", {}, make("span", {className: "tag", textContent: label}),
+        make("span", {className: "leaf", textContent: SIGNS[word] || word, dir: "auto"})));
+    } else {
+      lists.at(-1).append(make("li", {}, make("span", {className: "label", textContent: label})));
+      lists.push(make("ul"));
+    }
+  }
+  return lists[0].firstChild;
+}
+
+// Languages and the start
+
+function fillSelect(select, codes) {
+  const names = Object.fromEntries(state.languages.map((one) => [one.code, one.name])), before = select.value;
+  select.replaceChildren(...codes.map((value) => make("option", {value, textContent: names[value]})));
+  if (codes.includes(before)) select.value = before;
+}
+
+function chooseSource() {
+  const own = state.languages.find((one) => one.code === $("from").value);
+  fillSelect($("to"), own.targets);
+  chooseTarget();
+}
+
+function chooseTarget() {
+  const isParse = mode() === "parse", names = {from: "Sentence", to: "Tree"};
+  const pairs = state.languages.reduce((sum, one) => sum + one.targets.length, 0);
+  for (const side of ["from", "to"]) {
+    const name = isParse ? names[side] : $(side).selectedOptions[0].textContent;
+    $(`${side}-name`).textContent = name;
+    $(side).hidden = isParse || pairs < 2;
+    $(`${side}-name`).className = $(side).hidden ? "" : "unseen";
+  }
+  const back = state.languages.find((one) => one.code === $("to").value);
+  $("swap").hidden = isParse || !back?.targets.includes($("from").value);
+  $("text").lang = $("output").lang = isParse ? "" : $("from").value;
+  $("output").lang = isParse ? "" : $("to").value;
+  $("text").placeholder = isParse ? "Type a sentence" : "Type or paste a text";
+  $("title").textContent = document.title = isParse ? "Draw trees" : "Translate";
+  $("panes").classList.toggle("parse", isParse);
+  work();
+}
+
+function swap() {
+  const {source, target} = pair(), text = $("output").textContent;
+  $("from").value = target;
+  fillSelect($("to"), state.languages.find((one) => one.code === target).targets);
+  $("to").value = source;
+  if (text) $("text").value = text;
+  chooseTarget();
+}
+
+async function start() {
+  let settings;
+  try {
+    [state.languages, settings] = await Promise.all(["languages", "frontend/settings"].map(
+      async (path) => (await ask(path)).json()));
+  } catch (error) {
+    return fail(error.message);
+  }
+  state.limit = settings.charLimit;
+  $("key-form").hidden = !settings.keyRequired;
+  const sources = state.languages.filter((one) => one.targets.length);
+  $("modes").hidden = !(sources.length && settings.parser);
+  if (!sources.length) document.querySelector("[value=parse]").checked = true;
+  fillSelect($("from"), sources.map((one) => one.code));
+  if (sources.length) chooseSource();
+  else chooseTarget();
+}
+
+$("text").addEventListener("input", () => later(WAIT));
+$("from").addEventListener("change", chooseSource);
+$("to").addEventListener("change", chooseTarget);
+$("swap").addEventListener("click", swap);
+$("modes").addEventListener("change", () => { clear(); chooseTarget(); });
+$("clear").addEventListener("click", () => { $("text").value = ""; $("text").focus(); work(); });
+$("copy").addEventListener("click", async () => {
+  await navigator.clipboard.writeText($("output").textContent);
+  $("status").textContent = "Copied";
+});
+$("previous").addEventListener("click", () => lookInside(state.now - 1));
+$("next").addEventListener("click", () => lookInside(state.now + 1));
+$("source-words").addEventListener("keydown", moveFocus);
+$("target-words").addEventListener("keydown", moveFocus);
+$("alternatives").addEventListener("click", () => {
+  $("alternatives").setAttribute("aria-expanded", $("alternatives").getAttribute("aria-expanded") !== "true");
+  showAlternatives();
+});
+$("attention").addEventListener("submit", () => {
+  $("attention").elements.api_key.value = sessionStorage.getItem("key") || "";
+});
+$("key").value = sessionStorage.getItem("key") || "";
+$("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("key", $("key").value.trim());
+  work();
+});
+start();

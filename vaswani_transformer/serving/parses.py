@@ -1,0 +1,58 @@
+"""Trees of sentences, where a parser is served (Section 6.3)."""
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..errors import UserError
+from ..parsing.parser import Parser
+from ..parsing.trees import words_of
+from .engine import Engine
+from .service import RefusedError, Service, texts_of
+
+_MOST_WORDS = 100  # of a sentence: trees of longer ones do not fit into an output
+
+router = APIRouter(tags=["parses"])
+
+
+class ParsesRequest(BaseModel):
+    """Sentences to parse."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str | list[str] = Field(
+        description="a sentence, words and punctuation marks separated by spaces, or several", examples=["Dogs bark ."]
+    )
+
+
+class ParseAnswer(BaseModel):
+    """A sentence with its tree."""
+
+    words: list[str]
+    tree: str | None = Field(description="in brackets, as `vaswani parse predict` writes it; null for no words")
+
+
+class ParsesAnswer(BaseModel):
+    """The trees of all sentences of a request."""
+
+    parses: list[ParseAnswer]
+
+
+@router.post("/v1/parses")
+async def parse(request: Request, wanted: ParsesRequest) -> ParsesAnswer:
+    """Parse sentences with the parser that is served."""
+    service: Service = request.app.state.service
+    service.check_key(request.headers)
+    texts, place = texts_of(wanted.text, "text"), service.models.parser
+    service.check(texts)
+    if place is None:
+        raise RefusedError(400, "no parser is served: give the server the folder of `vaswani parse train`")
+    service.note(request, place, texts)
+    async with service.models.engine(place) as engine:
+        return ParsesAnswer(parses=[await engine.call(_parse, engine, words_of(text)) for text in texts])
+
+
+def _parse(engine: Engine, words: list[str]) -> ParseAnswer:
+    if len(words) > _MOST_WORDS:
+        raise UserError(f"the sentence has {len(words)} words, at most {_MOST_WORDS}: divide it")
+    (parsed,) = Parser(engine.model, engine.tokenizer).parse([words])
+    return ParseAnswer(words=words, tree=None if parsed.tree is None else str(parsed.tree))

@@ -237,6 +237,7 @@ def _make_translator(arguments: argparse.Namespace):
         scores=arguments.scores or arguments.nbest is not None,
         glossary=glossary,
         seed=seed,
+        source_language=arguments.source_language or _source_language(arguments.model),
         **options,
     )
 

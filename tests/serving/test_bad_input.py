@@ -210,6 +210,28 @@ def test_connections_of_all_kinds(make, loaded):
         assert expected in raw(address, request(SENTENCES[0]))
 
 
+def test_headers_that_never_end(make, loaded, monkeypatch):
+    """The first one of a connection, and one behind an answer, which comes letter by letter."""
+    monkeypatch.setattr("vaswani_transformer.serving.server._SECONDS_FOR_HEADERS", 1)
+    expected = translated(loaded, SENTENCES[:1])[0].encode()
+    with running(make(load=lambda folder: loaded)) as address:
+        for answers in (0, 1, 2):
+            with socket.create_connection(address, timeout=30) as connection:
+                for _ in range(answers):
+                    connection.sendall(request(SENTENCES[0]).replace(b"Connection: close\r\n", b""))
+                    received = b""
+                    while expected not in received:
+                        received += connection.recv(65536)
+                connection.settimeout(0.1)
+                received = None
+                for _ in range(300):  # thirty seconds; uvicorn's own limit counts from the last letter
+                    with contextlib.suppress(TimeoutError, BrokenPipeError):
+                        connection.sendall(b"x")
+                        received = connection.recv(65536)
+                        break
+                assert received == b""
+
+
 def test_a_client_that_leaves_frees_its_place(make):
     app = make()
     models = app.state.service.models

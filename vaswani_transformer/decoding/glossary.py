@@ -7,6 +7,7 @@ a term is in every output, however many beams there are.
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -61,8 +62,8 @@ class Glossary:
 
 
 def _is_inner(character: str) -> bool:
-    """Whether a word goes on with this character."""
-    return character.isalnum() or character == "_"
+    """Whether a word continues with this character; a mark belongs to the letter before it."""
+    return character.isalnum() or character == "_" or unicodedata.category(character or " ").startswith("M")
 
 
 def make_glossary(entries: Iterable[tuple[str, str, Sequence[str]]]) -> Glossary:
@@ -129,6 +130,11 @@ class Terms:
         for term, own in enumerate(self.forms):
             for form, ids in enumerate(own):
                 self._firsts.setdefault(ids[0], []).append((term, form))
+
+    @property
+    def size(self) -> int:
+        """Tokens of all forms of all terms."""
+        return sum(len(ids) for own in self.forms for ids in own)
 
     def after(self, progress: Progress, token: int) -> Progress:
         """The progress of a hypothesis with one more token."""

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ..data.batching import PairCollator
+from ..decoding.confidence import Calibration
 from ..decoding.cpu_inference import Int8Linear
 from ..decoding.glossary import Glossary, Terms, TermsSentence, beams_for
 from ..decoding.long_inputs import split_line
@@ -199,6 +200,7 @@ class Engine:
     ):
         self.model, self.tokenizer, self.note_batch = model, tokenizer, note_batch
         self.pending = 0  # sentences that have come and are not done
+        self.calibration: Calibration | None = None  # when it is known
         self.translator = Translator(model, tokenizer, tokens_per_batch, max_source_tokens=LONGEST)
         config = model.config
         self._longest = min(

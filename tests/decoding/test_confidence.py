@@ -104,6 +104,9 @@ def test_too_little_to_fit():
     assert "200 or more" in error_of(fit, *overconfident(3, seed=0))
     scores, _ = overconfident(100, seed=0)
     assert "some wrong" in error_of(fit, scores, ["w0 w1 w2 w3 w4 w5 w6 w7 w8 w9"] * 100)
+    long, empty = scored([0.5] * 250), PairScore(["</s>"], [-0.1])  # nothing would be left for the fit of a part
+    few = [long, *[empty] * 10], ["w0 w1", *[""] * 10]
+    assert "250 words of 11 sentences" in error_of(fit, *few)
 
 
 @pytest.fixture

@@ -178,6 +178,9 @@ def test_subtitles():
         "1\r\n00:00:01,000 --> 00:00:02,000\r\n<i>A big\r\ndog runs.</i>\r\n\r\n"
         "2\r\n0:00:03.0 --> 0:00:04.0\r\n- Yes.\r\n- {\\an8}No way.\r\n"
     )
+    dashes = text + "\n3\n00:00:05,0 --> 00:00:06,0\n{\\an8}<i>- Who is\nit?</i>\n<I>-- Me.</I>\n"
+    kept = translated(dashes, "srt", lambda sentences: [f"*{sentence}*" for sentence in sentences], None)
+    assert kept.endswith("\n{\\an8}<i>- *Who is\nit?*</i>\n<I>-- *Me.*</I>\n")
     assert translated(text, "srt") == re.sub(r"A big|dog runs|Yes|No way", lambda match: match[0].upper(), text)
     assert "<i>RUNS. DOG\r\nBIG A</i>" in translated(text, "srt", backwards, turned)
     one_word = translated(text, "srt", lambda sentences: ["Wort" for _ in sentences], None)

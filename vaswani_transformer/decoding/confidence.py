@@ -174,18 +174,19 @@ def fit(
         parts: of the cross-validation behind `after`.
 
     Raises:
-        UserError: for fewer than `LEAST_WORDS` words, or if all are right, or none.
+        UserError: for fewer than `LEAST_WORDS` words or `parts` sentences, or if all words are right, or none.
     """
     words, inputs = _inputs(scores)
     pairs = zip(words, references, strict=True)
     right = [right_words([word.text for word in own], reference.split()) for own, reference in pairs]
     target = torch.tensor([value for own in right for value in own], dtype=inputs.dtype)
-    if len(target) < LEAST_WORDS or target.min() == target.max():
+    sentence = torch.tensor([number for number, own in enumerate(filter(None, words)) for _ in own])
+    if len(target) < LEAST_WORDS or target.min() == target.max() or sentence[-1] < parts - 1:
         raise UserError(
-            f"{len(target)} words were translated, {int(target.sum())} of them right: a calibration needs"
-            f" {LEAST_WORDS} or more, some right and some wrong; give more pairs, that the model was not trained on"
+            f"{len(target)} words of {len(scores)} sentences were translated, {int(target.sum())} of them right: a"
+            f" calibration needs {LEAST_WORDS} or more of at least {parts} sentences, some right and some wrong; give"
+            " more pairs, that the model was not trained on"
         )
-    sentence = torch.tensor([number for number, own in enumerate(words) for _ in own])
     seen_by_others = torch.empty_like(target)
     for part in range(parts):
         held_out = sentence % parts == part

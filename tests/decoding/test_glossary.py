@@ -197,6 +197,19 @@ def test_texts_in_batches_and_alone(model):
     assert number > 3
 
 
+def test_terms_that_no_position_is_left_for(model):
+    tokenizer = load_model(model, "cpu")[1]
+    learned = {"position_encoding": "learned", "max_position_embeddings": 16}
+    short = tiny_model(vocab_size=len(tokenizer), **learned)
+    for words, fits in ((1, True), (20, False)):
+        glossary = Glossary([Term("dog", ("Hund " * words,))])
+        translator = Translator(short, tokenizer, glossary=glossary, num_beams=2)
+        if fits:
+            assert len(list(translator.translate(["a dog", "a cat"]))) == 2
+        else:
+            assert "line 2 has terms of" in error_of(lambda t=translator: list(t.translate(["a cat", "a dog"])))
+
+
 def test_terms_beyond_the_limit_make_room():
     terms = Terms([[[3, 4, 5]], [[5, 5, 5, 4]]])
     sentence = search(peaked_model(0), terms, torch.tensor([3, 4]), beams_for(terms, 1))

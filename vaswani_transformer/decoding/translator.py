@@ -16,7 +16,7 @@ from ..data.batching import PairCollator, batches_by_length
 from ..errors import UserError
 from ..hardware import use_free_threads
 from ..model.generation_vaswani import MAX_EXTRA_TOKENS
-from .glossary import Glossary, Term, Terms, TermsSentence, beams_for
+from .glossary import Glossary, Progress, Term, Terms, TermsSentence, beams_for
 from .long_inputs import split_line
 from .scoring import LengthRule, check_length, score_ids
 from .streaming import WINDOW_LINES, Window, in_windows
@@ -148,7 +148,7 @@ class Translator:
             try:
                 parts = self._within_limits(number, source, source_ids)
                 prefix = self._prefix_ids(number, pairs[place][1], len(parts[0]))
-                terms = self._terms(source, parts, glossary, encode) if glossary else [None] * len(parts)
+                terms = self._terms(number, source, parts, glossary, encode) if glossary else [None] * len(parts)
             except UserError as error:  # the lines before it are still translated
                 window = replace(window, lines=window.lines[:place], error=error)
                 break
@@ -233,11 +233,18 @@ class Translator:
                 raise UserError(f"the model's vocabulary cannot write {text!r:.100} of the glossary: leave it out")
         return forms
 
-    def _terms(self, source: str, parts: list, glossary: Glossary, encode: Callable) -> list[Terms | None]:
-        """What the translation of each part of a line has to have."""
+    def _terms(self, number: int, source: str, parts: list, glossary: Glossary, encode: Callable) -> list[Terms | None]:
+        """What the translation of each part of line `number` has to have."""
         texts = self._own_tokenizer.batch_decode(parts, skip_special_tokens=True) if len(parts) > 1 else [source]
         forms = [[encode(term) for term in glossary.of(text)] for text in texts]
-        return [Terms(own, self._continuing) if own else None for own in forms]
+        terms = [Terms(own, self._continuing) if own else None for own in forms]
+        config, needed = self.model.config, max((own.lacks(Progress()) for own in terms if own), default=0)
+        if config.position_encoding == "learned" and needed >= config.max_position_embeddings - 1:
+            raise UserError(
+                f"line {number} has terms of {needed} tokens, more than the model's {config.max_position_embeddings}"
+                " positions take: leave some out of the glossary"
+            )
+        return terms
 
     def _with_terms(self, pieces: list[Piece]) -> Iterator[tuple[int, list[list[int]]]]:
         """As `_outputs`, of the pieces that have terms."""

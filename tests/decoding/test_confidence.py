@@ -125,13 +125,15 @@ def test_written_and_read_again(tmp_path, calibration):
     assert "of other weights" in error_of(read_calibration, tmp_path)
 
 
-def test_files_that_are_not_ours(tmp_path, calibration):
+def test_files_that_are_not_ours(tmp_path, calibration, source, fails):
     assert "vaswani calibrate" in error_of(read_calibration, tmp_path)
     path = tmp_path / confidence.CALIBRATION
     path.write_text('{"mine": 1}')
     assert "move it away" in error_of(calibration.write, tmp_path)
     assert path.read_text() == '{"mine": 1}'
     assert "no calibration" in error_of(read_calibration, tmp_path)
+    line = fails("calibrate", tmp_path, "--source", source, "--reference", source)  # before a model is looked for
+    assert "move it away" in line
 
 
 def test_damaged_files(tmp_path, calibration):

@@ -145,10 +145,8 @@ class Calibration:
 
     def write(self, folder: str | Path) -> None:
         """Write it into a model's folder, with its reliability diagram where matplotlib is installed."""
-        path = Path(folder) / CALIBRATION
-        if path.exists() and not _is_ours(path):
-            raise UserError(f"{path} was not written by `vaswani calibrate`: move it away")
-        write_text(path, json.dumps({"format": _FORMAT} | asdict(self), indent=1) + "\n")
+        check_folder(folder)
+        write_text(Path(folder) / CALIBRATION, json.dumps({"format": _FORMAT} | asdict(self), indent=1) + "\n")
         if (figure := new_figure(figsize=(5, 4.6))) is not None:
             self._draw(figure.subplots())
             figure.savefig(Path(folder) / PICTURE, dpi=110)
@@ -198,6 +196,13 @@ def fit(
         reliability(torch.sigmoid(inputs[:, 0]), target),
         reliability(seen_by_others, target),
     )
+
+
+def check_folder(folder: str | Path) -> None:
+    """Refuse the folder of a model that has another file in the place of a calibration."""
+    path = Path(folder) / CALIBRATION
+    if path.exists() and not _is_ours(path):
+        raise UserError(f"{path} was not written by `vaswani calibrate`: move it away")
 
 
 def _is_ours(path: Path) -> bool:

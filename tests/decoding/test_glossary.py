@@ -157,7 +157,7 @@ def test_a_term_that_the_model_cannot_write(model):
 def test_a_term_across_two_rounds_is_not_cut_off(model):
     translator = Translator(*load_model(model, "cpu"))
     circle, terms = [5, 6] * 4, Terms([[[6, 5]]])
-    assert translator._without_repetition(circle, None) == [5, 6]
+    assert translator._without_repetition(circle) == [5, 6]
     assert translator._without_repetition(circle, terms) == circle
     assert translator._without_repetition(circle, Terms([[[5, 6]]])) == [5, 6]
 

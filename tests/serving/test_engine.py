@@ -227,7 +227,7 @@ def test_what_has_come_is_finished_at_the_end(loaded):
 
 def test_a_sentence_without_end_is_divided(engine):
     text = " ".join(SENTENCES * 30).replace(".", "")
-    parts = engine.divide(text)
+    parts = engine.divide(text, "en")
     assert len(parts) > 1 and " ".join(parts) == " ".join(text.split())
     assert max(len(piece.ids) for piece in engine.tokenize([(part, "") for part in parts])) <= 500
-    assert engine.divide("A dog.") == ["A dog."]
+    assert engine.divide("A dog.", "en") == ["A dog."]

@@ -345,7 +345,7 @@ class Translator:
             hypotheses = [self._scored(*pair) for pair in zip(hypotheses, map(math.fsum, rows), strict=True)]
         return [hypotheses[start : start + number] for start in range(0, len(hypotheses), number)]
 
-    def _without_repetition(self, ids: list[int], terms: Terms | None) -> list[int]:
+    def _without_repetition(self, ids: list[int], terms: Terms | None = None) -> list[int]:
         """An output, or of one that goes round in a circle to its limit the beginning up to the end of one round.
 
         It stays whole where a term would be lost, which may stand across two rounds.

@@ -11,6 +11,7 @@ import translating
 from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
+from model_folders import write_model
 from safetensors.torch import save_file
 from translating import LINES, run
 
@@ -168,6 +169,18 @@ def check_translations(folder, source, output, calibration):
         assert row["confidence"] == pytest.approx(sum(expected) / len(expected), rel=1e-4)
     blank = rows[[line.strip() for line in LINES].index("")]
     assert (blank["words"], blank["confidence"]) == ([], 1.0)
+
+
+@pytest.mark.parametrize("option", ["--confidence", "--alignments"])
+def test_a_line_that_has_no_positions_is_named_behind_the_others(option, tmp_path, fails, capsys):
+    folder = write_model(tmp_path / "model", position_encoding="learned")
+    part = reliability(torch.tensor([0.5]), torch.tensor([1.0]))
+    confidence.Calibration([1.0, 0.0, 0.0], tensors_sha256(folder), 1, part, part).write(folder)
+    (tmp_path / "lines").write_text("a dog\n" * 3 + "a dog " * 60 + "\na dog\n")
+    assert "line 4 has" in fails(
+        "translate", folder, "--input", tmp_path / "lines", option, "--output", tmp_path / "out"
+    )
+    assert (tmp_path / "out").read_text().count("\n") == 3
 
 
 def test_the_command(tmp_path, model, source, capsys, fails):

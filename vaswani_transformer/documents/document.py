@@ -21,7 +21,7 @@ _KEPT = re.compile(
     r"""(?:https?://|\bwww\.)[^\s<>"]*[^\s<>"'.,;:!?)\]}*_]
     | (?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+
     | \{\{.{0,100}?\}\} | [#$]?\{[^{}\s]{0,100}\}
-    | %\(\w{1,60}\)[a-zA-Z] | (?<![\w%])%(?:\d+\$)?[-+\#0]?\d*(?:\.\d+)?[sdifgxXuc@](?!\w)""",
+    | %\(\w{1,60}\)[a-zA-Z] | (?<![\w%])(?:%(?:\d+\$)?[-+\#0]?\d*(?:\.\d+)?[sdifgxXuc@](?!\w))+""",
     re.VERBOSE,
 )
 # The longest sentence in characters, and the deepest spans; beyond it is text without full stops, or made to be slow.
@@ -333,9 +333,10 @@ def _cut(pieces: list[Piece], places: list[int]) -> list[list[Piece]]:
         while start >= cut and not (piece.kind in (Kind.CLOSE, Kind.POINT) and start == cut and not piece.text):
             parts.append([])
             cut = next(ends)
-        while piece.kind is Kind.TEXT and piece.raw == piece.text and start < cut < end:
-            parts[-1].append(text_piece(piece.raw[: cut - start]))
-            piece, start = text_piece(piece.raw[cut - start :]), cut
+        while piece.kind is Kind.TEXT and piece.raw == piece.text and cut < end:
+            if start < cut:
+                parts[-1].append(text_piece(piece.raw[: cut - start]))
+                piece, start = text_piece(piece.raw[cut - start :]), cut
             parts.append([])
             cut = next(ends)
         parts[-1].append(piece)

@@ -126,6 +126,7 @@ class Terms:
         self.forms = [[tuple(form) for form in own] for own in forms]
         self.continuing = continuing
         self._all = frozenset(range(len(self.forms)))
+        self._shortest = [min(map(len, own)) for own in self.forms]
         self._firsts: dict[int, list[tuple[int, int]]] = {}  # the forms that a token begins
         for term, own in enumerate(self.forms):
             for form, ids in enumerate(own):
@@ -151,12 +152,11 @@ class Terms:
 
     def lacks(self, progress: Progress) -> int:
         """The least number of tokens that make a hypothesis whole."""
-        lacking = 0
-        for term in self._all - progress.met - progress.ending:
-            lengths = [len(ids) for ids in self.forms[term]]
-            lengths += [lengths[form] - done for other, form, done in progress.begun if other == term]
-            lacking += min(lengths)
-        return lacking
+        lacking = {term: self._shortest[term] for term in self._all - progress.met - progress.ending}
+        for term, form, done in progress.begun:
+            if term in lacking:
+                lacking[term] = min(lacking[term], len(self.forms[term][form]) - done)
+        return sum(lacking.values())
 
     def lacks_in(self, ids: Iterable[int]) -> int:
         """The same of a whole output."""

@@ -15,6 +15,7 @@ from vaswani_transformer import hardware
 from vaswani_transformer.hardware import (
     FreeProcessors,
     FreeThreads,
+    memory_limit,
     processor_quota,
     share_processors,
     use_free_threads,
@@ -76,6 +77,39 @@ def test_what_control_groups_grant(files, expected, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert processor_quota(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, math.inf),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, math.inf),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "4294967296\n"}, 2**32),
+        (
+            {
+                "proc/self/cgroup": "0::/system.slice/x.service\n",
+                "sys/fs/cgroup/system.slice/memory.max": "2000\n",
+                "sys/fs/cgroup/system.slice/x.service/memory.max": "max\n",
+            },
+            2000,
+        ),
+        (
+            {
+                "proc/self/cgroup": "5:memory:/docker/1\n4:cpu,cpuacct:/docker/1\n0::/\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "1000\n",
+                "sys/fs/cgroup/cpu/memory.limit_in_bytes": "1\n",
+            },
+            1000,
+        ),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "\n"}, math.inf),
+    ],
+    ids=["no Linux", "unlimited", "container", "of a parent", "version 1", "damaged"],
+)
+def test_memory_that_control_groups_grant(files, expected, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory_limit(tmp_path) == expected
 
 
 def test_free_is_what_idles_and_what_we_use():

@@ -1,11 +1,13 @@
 """Devices, precisions and threads: which ones are here, what they can multiply at most, what others leave free."""
 
+import contextlib
 import ctypes
 import math
 import os
 import platform
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -213,27 +215,39 @@ def processor_quota(root: Path = Path("/")) -> float:
     A container on 64 processors may have been given the time of two; neither torch nor psutil knows. `root` is the
     root of the file system.
     """
-    quota = math.inf
+    quotas = [math.inf]
+    for folder, version in _control_groups("cpu", root):
+        with contextlib.suppress(OSError, ValueError):  # a container sees its own group as the root
+            if version == 1:
+                limit, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            else:
+                limit, period = (folder / "cpu.max").read_text().split()
+            quotas += [int(limit) / int(period)] if int(limit) > 0 else []
+    return min(quotas)
+
+
+def memory_limit(root: Path = Path("/")) -> float:
+    """Bytes of memory that the control groups of Linux grant this process; as `processor_quota`."""
+    limits = [math.inf]
+    for folder, version in _control_groups("memory", root):
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int((folder / ("memory.limit_in_bytes" if version == 1 else "memory.max")).read_text()))
+    return min(limits)
+
+
+def _control_groups(controller: str, root: Path) -> Iterator[tuple[Path, int]]:
+    """The folders of the groups that may limit this process, and their version; a limit holds for all groups below."""
     try:
         groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
     except OSError:  # another system
-        return quota
+        return
     for _, controllers, path in groups:
-        mount = root / "sys/fs/cgroup" / ("cpu" if "cpu" in controllers.split(",") else "")
-        if controllers and mount.name != "cpu":
+        if controllers and controller not in controllers.split(","):
             continue
+        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
         place = mount / path.strip("/")
-        for folder in (place, *place.parents[: len(place.relative_to(mount).parts)]):  # a limit holds for all below it
-            try:
-                if controllers:
-                    limit, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-                else:
-                    limit, period = ((folder / "cpu.max").read_text().replace("max", "-1")).split()
-            except OSError:  # a container sees its own group as the root
-                continue
-            if int(limit) > 0:
-                quota = min(quota, int(limit) / int(period))
-    return quota
+        for folder in (place, *place.parents[: len(place.relative_to(mount).parts)]):
+            yield folder, 1 if controllers else 2
 
 
 class FreeProcessors:

@@ -11,6 +11,7 @@ import translating
 from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
+from model_folders import write_model
 from safetensors.torch import save_file
 from translating import LINES, run
 
@@ -104,6 +105,9 @@ def test_too_little_to_fit():
     assert "200 or more" in error_of(fit, *overconfident(3, seed=0))
     scores, _ = overconfident(100, seed=0)
     assert "some wrong" in error_of(fit, scores, ["w0 w1 w2 w3 w4 w5 w6 w7 w8 w9"] * 100)
+    long, empty = scored([0.5] * 250), PairScore(["</s>"], [-0.1])  # nothing would be left for the fit of a part
+    few = [long, *[empty] * 10], ["w0 w1", *[""] * 10]
+    assert "250 words of 11 sentences" in error_of(fit, *few)
 
 
 @pytest.fixture
@@ -122,13 +126,15 @@ def test_written_and_read_again(tmp_path, calibration):
     assert "of other weights" in error_of(read_calibration, tmp_path)
 
 
-def test_files_that_are_not_ours(tmp_path, calibration):
+def test_files_that_are_not_ours(tmp_path, calibration, source, fails):
     assert "vaswani calibrate" in error_of(read_calibration, tmp_path)
     path = tmp_path / confidence.CALIBRATION
     path.write_text('{"mine": 1}')
     assert "move it away" in error_of(calibration.write, tmp_path)
     assert path.read_text() == '{"mine": 1}'
     assert "no calibration" in error_of(read_calibration, tmp_path)
+    line = fails("calibrate", tmp_path, "--source", source, "--reference", source)  # before a model is looked for
+    assert "move it away" in line
 
 
 def test_damaged_files(tmp_path, calibration):
@@ -163,6 +169,18 @@ def check_translations(folder, source, output, calibration):
         assert row["confidence"] == pytest.approx(sum(expected) / len(expected), rel=1e-4)
     blank = rows[[line.strip() for line in LINES].index("")]
     assert (blank["words"], blank["confidence"]) == ([], 1.0)
+
+
+@pytest.mark.parametrize("option", ["--confidence", "--alignments"])
+def test_a_line_that_has_no_positions_is_named_behind_the_others(option, tmp_path, fails, capsys):
+    folder = write_model(tmp_path / "model", position_encoding="learned")
+    part = reliability(torch.tensor([0.5]), torch.tensor([1.0]))
+    confidence.Calibration([1.0, 0.0, 0.0], tensors_sha256(folder), 1, part, part).write(folder)
+    (tmp_path / "lines").write_text("a dog\n" * 3 + "a dog " * 60 + "\na dog\n")
+    assert "line 4 has" in fails(
+        "translate", folder, "--input", tmp_path / "lines", option, "--output", tmp_path / "out"
+    )
+    assert (tmp_path / "out").read_text().count("\n") == 3
 
 
 def test_the_command(tmp_path, model, source, capsys, fails):

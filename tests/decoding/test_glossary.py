@@ -3,6 +3,7 @@
 import json
 import shutil
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -98,6 +99,69 @@ def test_terms_that_occur():
     assert found("C++ and c++") == ["C++"] and found("") == [] and not Glossary([]).of("red")
 
 
+def test_terms_of_any_letters_beside_terms_with_capitals():
+    found = lambda text, *sources: [  # noqa: E731
+        term.source for term in Glossary([Term(source, ("x",)) for source in sources]).of(text)
+    ]
+    assert found("the RED dog, and a blue cat", "Red Dog", "red", "blue") == ["red", "blue"]
+    assert found("Bank or BANK or bank", "bank", "Bank") == ["Bank", "bank"]
+    assert found("a red  dog", "red dog") == ["red dog"] and found("(red) dog", "(red)") == ["(red)"]
+    assert found("x(red) (red)x", "(red)") == [] and found("ab c++d c++", "c++", "+") == ["c++"]
+    assert found("\u0915\u093f \u0915", "\u0915") == ["\u0915"]
+    assert found("\u0915\u093f\u0915", "\u0915") == []  # letters with a vowel's sign behind or before them
+
+
+@settings(max_examples=300)
+@given(
+    sources=st.lists(st.text("abA +", min_size=1, max_size=4).filter(str.strip), min_size=1, max_size=4),
+    text=st.text("abA +", max_size=12),
+)
+def test_terms_that_occur_are_those_that_are_longest_from_the_left(sources, text):
+    terms = {" ".join(source.split()): Term(" ".join(source.split()), ("x",)) for source in sources}
+    text, place, expected = " ".join(text.split()), 0, []
+    while place < len(text):
+        ends = [end for end in range(len(text), place, -1)
+                if not (place and text[place - 1].isalnum()) and not text[end : end + 1].isalnum()]  # fmt: skip
+        keys = [(key, end) for end in ends for key in (text[place:end], text[place:end].lower()) if key in terms]
+        if keys:
+            expected.append(keys[0][0])
+        place = keys[0][1] if keys else place + 1
+    assert [term.source for term in Glossary(terms.values()).of(text)] == list(dict.fromkeys(expected))
+
+
+@pytest.mark.timeout(60)  # a term after the other at each place it would be minutes
+def test_a_large_glossary_is_fast():
+    terms = [Term(f"a {number}", ("x",)) for number in range(100_000)]
+    glossary = Glossary([*terms, *(Term("b " * length + "b", ("x",)) for length in range(300))])
+    assert len(glossary.of("a 5 b b b " + "a a " * 20_000 + "b " * 2_000)) == 4
+
+
+def test_a_term_that_the_model_cannot_write(model):
+    loaded, tokenizer = load_model(model, "cpu")
+    glossary = Glossary([Term("bird", ("\u0001",)), Term("dog", ("Hund",))])
+    plain = tokenizer.__class__.__call__
+
+    def call(self, *arguments, **options):  # as tokenizers do that drop control characters
+        encoded = plain(self, *arguments, **options)
+        return (
+            {"input_ids": [[] for _ in encoded["input_ids"]]} if options.get("text_target") == ["\u0001"] else encoded
+        )
+
+    translator = Translator(loaded, tokenizer, glossary=glossary, num_beams=2)
+    with mock.patch.object(tokenizer.__class__, "__call__", call):
+        found = translator.translate(["a dog", "a bird"])
+        assert "Hund" in next(found)
+        assert "cannot write '\\x01' of the glossary: leave it out" in error_of(list, found)
+
+
+def test_a_term_across_two_rounds_is_not_cut_off(model):
+    translator = Translator(*load_model(model, "cpu"))
+    circle, terms = [5, 6] * 4, Terms([[[6, 5]]])
+    assert translator._without_repetition(circle) == [5, 6]
+    assert translator._without_repetition(circle, terms) == circle
+    assert translator._without_repetition(circle, Terms([[[5, 6]]])) == [5, 6]
+
+
 def test_files(tmp_path):
     path = tmp_path / "terms.tsv"
     path.write_text("dog\tHund|Hündin\n\nVaswani\n  red   cat \t rote Katze\n")
@@ -131,6 +195,19 @@ def test_texts_in_batches_and_alone(model):
             assert text == plain
         assert all(any(target in text.split() for target in term.targets) for term in found)
     assert number > 3
+
+
+def test_terms_that_no_position_is_left_for(model):
+    tokenizer = load_model(model, "cpu")[1]
+    learned = {"position_encoding": "learned", "max_position_embeddings": 16}
+    short = tiny_model(vocab_size=len(tokenizer), **learned)
+    for words, fits in ((1, True), (20, False)):
+        glossary = Glossary([Term("dog", ("Hund " * words,))])
+        translator = Translator(short, tokenizer, glossary=glossary, num_beams=2)
+        if fits:
+            assert len(list(translator.translate(["a dog", "a cat"]))) == 2
+        else:
+            assert "line 2 has terms of" in error_of(lambda t=translator: list(t.translate(["a cat", "a dog"])))
 
 
 def test_terms_beyond_the_limit_make_room():

@@ -130,6 +130,12 @@ def test_where_lines_are_split(text, limit, expected):
     assert split_line(text, limit, words) == expected
 
 
+def test_long_lines_are_split_by_the_rules_of_their_language():
+    text = "Er kam am 3. Oktober mit Dr. Weiß. Sie blieb hier."
+    assert split_line(text, 20, words, "de") == ["Er kam am 3. Oktober mit Dr. Weiß.", "Sie blieb hier."]
+    assert split_line(text, 20, words)[0] == "Er kam am 3."
+
+
 # Outputs that can be resumed.
 
 

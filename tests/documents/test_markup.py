@@ -85,6 +85,8 @@ def test_in_another_order_each_word_keeps_its_spans(sentence):
         ("So, {name}, see %s!", "SO, {name}, SEE %s!", "SEE %s! SO, {name},"),
         ("<a href=u>big dogs.</a>", "<a href=u>BIG DOGS.</a>", "<a href=u>DOGS. BIG</a>"),
         ("a <a href=u>big dog</a>.", "A <a href=u>BIG DOG</a>.", "<a href=u>DOG</a>. <a href=u>BIG</a> A"),
+        ("Dear {a}{b}, %s%d dogs", "DEAR {a}{b}, %s%d DOGS", "DOGS DEAR {a}{b}, %s%d"),
+        ("See {a}https://a.b/c.", "SEE {a}https://a.b/c.", "SEE {a}https://a.b/c."),
         ("{{x}}: https://a.b/c?d, or a@b.cd!",) + 2 * ("{{x}}: https://a.b/c?d, OR a@b.cd!",),
         ("Use <code>f(x)</code>, then stop", "USE <code>f(x)</code>, THEN STOP", "STOP THEN USE <code>f(x)</code>,"),
         ("no <b>end <i>here</b> x</i>", "NO <b>END <i>HERE</b> X</i>", "NO <b>END <i>HERE</b> X</i>"),
@@ -106,6 +108,22 @@ def test_a_span_that_no_word_is_aligned_with_is_kept():
     result = translated(text, "html", lambda sentences: ["Jetzt bitte klicken."], lambda *pairs: links)
     assert result == 'Jetzt <a href="u">bitte</a> <b>klicken</b>.'
     assert translated(text, "html", lambda sentences: [" "], lambda *pairs: [[]]) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "translation", "expected"),
+    [
+        ("Cat <em>(red)</em>", "eine rote Katze", "eine <em>rote</em> Katze"),  # a span of a part that no word has
+        (
+            "<b>犬</b>と<a href=u>猫</a>。",
+            "Hund und Katze.",
+            "<b><a href=u>Hund</a> und Katze</b>.",
+        ),  # one word for all
+    ],
+)
+def test_a_span_is_kept_that_shares_a_word_or_a_sign(text, translation, expected):
+    links = lambda sources, targets: [[(0, 0)] for _ in sources]  # noqa: E731
+    assert translated(text, "html", lambda sentences: [translation], links) == expected
 
 
 def test_without_alignments_words_are_in_order():
@@ -178,6 +196,9 @@ def test_subtitles():
         "1\r\n00:00:01,000 --> 00:00:02,000\r\n<i>A big\r\ndog runs.</i>\r\n\r\n"
         "2\r\n0:00:03.0 --> 0:00:04.0\r\n- Yes.\r\n- {\\an8}No way.\r\n"
     )
+    dashes = text + "\n3\n00:00:05,0 --> 00:00:06,0\n{\\an8}<i>- Who is\nit?</i>\n<I>-- Me.</I>\n"
+    kept = translated(dashes, "srt", lambda sentences: [f"*{sentence}*" for sentence in sentences], None)
+    assert kept.endswith("\n{\\an8}<i>- *Who is\nit?*</i>\n<I>-- *Me.*</I>\n")
     assert translated(text, "srt") == re.sub(r"A big|dog runs|Yes|No way", lambda match: match[0].upper(), text)
     assert "<i>RUNS. DOG\r\nBIG A</i>" in translated(text, "srt", backwards, turned)
     one_word = translated(text, "srt", lambda sentences: ["Wort" for _ in sentences], None)

@@ -308,6 +308,28 @@ def test_sentences_that_join_at_any_step_get_what_they_get_alone(kind, seed, opt
             assert [output.score for output in found] == pytest.approx(outputs.sequences_scores.tolist(), abs=2e-6)
 
 
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("given_up", [[0], [1, 3], [0, 1, 2, 4], [0, 1, 2, 3, 4]])
+def test_sentences_that_are_given_up_do_not_change_the_others(num_beams, given_up):
+    model, options = model_of("plain"), {"num_beams": num_beams, "max_new_tokens": 9}
+    input_ids, attention_mask = padded_batch((6, 2, 4, 5, 3), vocab_size=VOCAB)
+    search = model.open_search(**options)
+    sentences = search.join(input_ids, attention_mask)
+    finished = search.step()
+    search.give_up([sentences[place] for place in given_up])
+    assert search.running == len({id(one) for one in sentences if not one.is_done})
+    others = search.join(input_ids, attention_mask)  # in the places that are free
+    while search.is_open:
+        finished += search.step()
+    kept = [one for place, one in enumerate(sentences) if place not in given_up] + others
+    assert {id(one) for one in kept} <= {id(one) for one in finished}
+    places = [place for place in range(5) if place not in given_up] + [*range(5)]
+    for place, sentence in zip(places, kept, strict=True):
+        length = int(attention_mask[place].sum())
+        expected = ours(model, input_ids[place : place + 1, :length], **options)
+        assert [START, *sentence.outputs()[0].tokens] == expected.sequences[0].tolist()
+
+
 def test_an_open_search_checks_settings_as_generate_does():
     with pytest.raises(ValueError, match="length_normalization is 'wu'"):
         model_of("plain").open_search(length_normalization="wu")

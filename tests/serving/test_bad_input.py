@@ -8,9 +8,12 @@ import resource
 import socket
 import time
 
+import lxml.html
 import pytest
 import served
 from served import SENTENCES, Limits, ask, client_of, load_in_double, running, translated
+
+from vaswani_transformer.decoding.translator import Hypothesis
 
 folder, loaded, make, post = served.folder, served.loaded, served.make, served.post
 
@@ -86,6 +89,84 @@ def test_hostile_html_is_text(post, loaded):
         answer = post("/translate", json={"q": page, "format": kind, **LANGUAGES})
         assert answer[0] == 200 and "<" not in answer[1]["translatedText"]  # what the model writes, which has no signs
     assert is_error(post("/translate", json={"q": page, "format": "<script>", **LANGUAGES}))
+
+
+PAGES = [
+    "<script>A dog.</script><style>A dog. {}</style><b onclick='A dog. \">x'>A dog.</b><img src=x onerror=alert(1)>",
+    "<p>A dog <b>and <i>a cat</b> run</i> <a href='javascript:x'>here. <textarea>A dog. </b> <script>",
+    "<title>A dog. </title> A&nbsp;dog &lt;b&gt; &amp;lt;script&gt; &#60;i&#62; &#x110000; &unknown; & co, &am",
+    "A dog\0 runs.<p><b\0>A dog</b> \0<\0b> a < b > c <3 <! <!-- A dog. --!> <!-> </ b> <?php A dog. ?> ]]>",
+    "<svg><script>A dog.</script><a xlink:href=x>A dog</a></svg><math><mtext>A dog.</mtext></math> A dog.",
+    "<p>A dog. <!-- <b>A dog.",
+    "<noscript><p title='</noscript><img src=x onerror=alert(1)>'></noscript> A dog.",
+    '<a title="A dog. \' <b>">A dog</a x=1><br/ >A dog<select><option>A dog.</select> <plaintext> A dog. </plaintext>',
+]
+EVIL = "Hund <script>x</script> \"onclick=x ' --> &lt;b&gt; </b> <a b"
+
+
+def pages(make, write, texts, **options):
+    """Pages whose sentences are translated by a function."""
+
+    async def all_of(self):
+        return [[[Hypothesis(write(sentence))] for sentence in text.sentences] for text in self.texts]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vaswani_transformer.serving.service.Translating.all", all_of)
+        wanted = {"q": texts, "format": "html", **LANGUAGES}
+        return ask(make(limits=Limits(characters=10**6), **options), "POST", "/translate", json=wanted)
+
+
+def test_pages_whose_sentences_stay_are_the_same_byte_for_byte(make):
+    texts = [*PAGES, "".join(PAGES), "", " \r\n", "<b>", "\ufeffA dog."]
+    assert pages(make, str, texts) == (200, {"translatedText": texts})
+
+
+def test_pages_are_as_safe_as_they_were(make):
+    """Elements and attributes that a parser finds are those that were there, whatever the model writes."""
+
+    def elements(page):
+        tree = lxml.html.document_fromstring(page.replace("\0", "\ufffd"))  # as browsers read it
+        return {(str(element.tag), *map(tuple, element.items())) for element in tree.iter()}
+
+    status, answer = pages(make, lambda sentence: EVIL, PAGES)
+    assert status == 200 and sum("Hund" in page for page in answer["translatedText"]) == len(PAGES)
+    for before, after in zip(PAGES, answer["translatedText"], strict=True):
+        assert elements(after) == elements(before)
+        assert "<script>x" not in after
+        for kept in ("<script>A dog.</script>", "<style>A dog. {}</style>", "<textarea>A dog. </b> <script>"):
+            assert (kept in after) == (kept in before)
+
+
+@pytest.mark.timeout(60)  # in quadratic time it is over for minutes
+def test_fifty_thousand_tags(make):
+    for text in ("<b>" * 50_000 + "A dog." + "</b>" * 50_000, "<p>A dog" * 5_000, "<b>a " * 5_000):
+        status, answer = pages(make, str.upper, text)
+        assert status == 200 and answer["translatedText"] == text.replace("dog", "DOG").replace("a ", "A ")
+
+
+def test_pages_that_are_left_or_take_too_long_free_their_places(make):
+    page = "".join(f"<p>{sentence}</p>" for sentence in SENTENCES * 20)
+    app = make(limits=Limits(seconds=1))
+    answer = ask(app, "POST", "/translate", json={"q": page, "format": "html", **LANGUAGES})
+    assert answer == (504, {"error": "answering took more than 1 seconds"})
+    assert app.state.service.models.pending == 0
+    app = make()
+    models = app.state.service.models
+    with running(app) as address:
+        raw(address, request("A."))
+        body = json.dumps({"q": page, "format": "html", **LANGUAGES}).encode()
+        with socket.create_connection(address) as connection:
+            head = (
+                f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            )
+            connection.sendall(head.encode() + b"\r\n\r\n" + body)
+            while models.pending < 500:
+                time.sleep(0.005)
+        deadline = time.monotonic() + 10
+        while models.pending and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert models.pending == 0
+        assert b"200 OK" in raw(address, request("A."))
 
 
 def test_a_full_queue_refuses_and_comes_back(make, loaded):
@@ -208,6 +289,32 @@ def test_connections_of_all_kinds(make, loaded):
         for connection in open_ones:
             connection.close()
         assert expected in raw(address, request(SENTENCES[0]))
+
+
+def test_headers_that_never_end(make, loaded, monkeypatch):
+    """The first one of a connection, and one behind an answer, which comes letter by letter."""
+    monkeypatch.setattr("vaswani_transformer.serving.server._SECONDS_FOR_HEADERS", 1)
+    expected = translated(loaded, SENTENCES[:1])[0].encode()
+    with running(make(load=lambda folder: loaded)) as address:
+        for answers in (0, 1, 2):
+            with socket.create_connection(address, timeout=30) as connection:
+                for _ in range(answers):
+                    connection.sendall(request(SENTENCES[0]).replace(b"Connection: close\r\n", b""))
+                    received = b""
+                    while expected not in received:
+                        received += connection.recv(65536)
+                connection.settimeout(0.1)
+                for _ in range(300):  # thirty seconds; uvicorn's own limit counts from the last letter
+                    try:
+                        connection.sendall(b"x")
+                        assert connection.recv(65536) == b""
+                        break
+                    except TimeoutError:
+                        pass
+                    except ConnectionError:
+                        break
+                else:
+                    raise AssertionError("the connection is still open")
 
 
 def test_a_client_that_leaves_frees_its_place(make):

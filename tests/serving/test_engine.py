@@ -9,6 +9,7 @@ import served
 from served import SENTENCES, Engine, translated
 
 from vaswani_transformer import Translator
+from vaswani_transformer.decoding.glossary import Glossary, Term
 from vaswani_transformer.errors import UserError
 
 folder, loaded, engine = served.folder, served.loaded, served.engine
@@ -101,6 +102,77 @@ def test_a_short_request_does_not_wait_for_a_long_one(engine):
     assert between < number / 3
 
 
+def test_no_kind_of_options_waits_for_ever(engine, monkeypatch):
+    """As many kinds as there are searches are asked for without a pause, and one more."""
+    monkeypatch.setattr("vaswani_transformer.serving.engine._SEARCHES", 2)
+
+    async def run():
+        is_done, rounds = False, 0
+
+        async def keep_asking(number):
+            nonlocal rounds
+            while not is_done and rounds < 400:
+                rounds += 1
+                await all_of(engine, SENTENCES[number::8], num_beams=number % 2 + 1)
+
+        asking = [asyncio.create_task(keep_asking(number)) for number in range(8)]
+        while rounds < 20:
+            await asyncio.sleep(0.001)
+        await all_of(engine, SENTENCES[:3], num_beams=5)
+        is_done, between = True, rounds
+        await asyncio.gather(*asking)
+        return between
+
+    assert asyncio.run(run()) < 200
+
+
+def test_many_kinds_of_options_leave_nothing_behind(engine, loaded):
+    async def run():
+        return await asyncio.gather(
+            *(all_of(engine, SENTENCES[:2], length_penalty=number / 100) for number in range(40))
+        )
+
+    answers = asyncio.run(run())
+    for number in (0, 39):
+        expected = translated(loaded, SENTENCES[:2], length_penalty=number / 100)
+        assert [own[0].text for own in answers[number]] == expected
+    asyncio.run(all_of(engine, SENTENCES[:1]))
+    assert len(engine._groups) <= 9
+
+
+def test_sentences_with_terms_get_what_they_get_alone(engine, loaded):
+    words = sorted({word for sentence in SENTENCES for word in sentence.lower().strip(".").split()})
+    glossaries = [
+        Glossary([Term(word, (f"{word} {word}", word[::-1])) for word in words[number :: number + 2]])
+        for number in range(3)
+    ]
+
+    async def ask(sentences, glossary, **settings):
+        pieces, found = engine.tokenize([(one, "") for one in sentences], glossary), {}
+        async for number, hypotheses in engine.translate(pieces, options(**settings), True):
+            found[number] = hypotheses
+        return [found[number] for number in range(len(pieces))]
+
+    requests = [
+        (SENTENCES[start : start + 4], glossary, settings)
+        for start, glossary in zip((0, 5, 10), glossaries, strict=True)
+        for settings in ({}, {"num_beams": 1}, {"num_beams": 6, "num_return_sequences": 3})
+    ]
+
+    async def run():
+        return await asyncio.gather(*(ask(texts, glossary, **settings) for texts, glossary, settings in requests))
+
+    answers, number = asyncio.run(run()), 0
+    for (sentences, glossary, settings), answer in zip(requests, answers, strict=True):
+        alone = Translator(*loaded, glossary=glossary, scores=True, **settings).hypotheses(sentences)
+        for sentence, own, expected in zip(sentences, answer, alone, strict=True):
+            assert [one.text for one in own] == [one.text for one in expected]
+            assert [one.score for one in own] == pytest.approx([one.score for one in expected])
+            number += len(glossary.of(sentence))
+            assert all(any(form in own[0].text for form in term.targets) for term in glossary.of(sentence))
+    assert number > 40
+
+
 def test_who_leaves_makes_room_and_disturbs_nobody(engine, loaded):
     async def run():
         pieces = engine.tokenize([(sentence, "") for sentence in SENTENCES * 3])
@@ -155,7 +227,7 @@ def test_what_has_come_is_finished_at_the_end(loaded):
 
 def test_a_sentence_without_end_is_divided(engine):
     text = " ".join(SENTENCES * 30).replace(".", "")
-    parts = engine.divide(text)
+    parts = engine.divide(text, "en")
     assert len(parts) > 1 and " ".join(parts) == " ".join(text.split())
     assert max(len(piece.ids) for piece in engine.tokenize([(part, "") for part in parts])) <= 500
-    assert engine.divide("A dog.") == ["A dog."]
+    assert engine.divide("A dog.", "en") == ["A dog."]

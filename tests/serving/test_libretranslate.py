@@ -7,6 +7,8 @@ import pytest
 import served
 from served import SENTENCES, Limits, ask, client_of, running, translated
 
+from vaswani_transformer.documents.formats import aligner, translate_document
+
 folder, loaded, make, post = served.folder, served.loaded, served.make, served.post
 
 LANGUAGES = {"source": "en", "target": "de"}
@@ -113,9 +115,45 @@ def test_two_languages_without_a_model(make, folder):
     assert line == "es is not available as a target language from en"
 
 
-def test_a_page_of_html_is_refused(post):
-    request = {"q": "<b>A dog.</b><script>alert(1)</script>", "format": "html", **LANGUAGES}
-    assert error_of(post("/translate", json=request)) == "html format is not supported"
+def test_pages_of_html(post, loaded):
+    """As the package translates documents; alternatives are empty, as LibreTranslate's are."""
+    model, tokenizer = loaded
+    texts = [f"<p>{SENTENCES[0]} {SENTENCES[1]}</p><script>{SENTENCES[0]}</script>", "<b>A dog</b> and a <i>cat</i>."]
+
+    def translate(sentences):
+        return translated(loaded, sentences)
+
+    expected = [
+        translate_document(text.encode(), "html", translate, aligner(model, tokenizer)).decode() for text in texts
+    ]
+    request = {"q": texts, "format": "html", "alternatives": 2, **LANGUAGES}
+    assert post("/translate", json=request) == (200, {"translatedText": expected, "alternatives": [[], []]})
+    assert "<b>" in expected[1] and expected[0].endswith(texts[0][-20:])
+    request = {"q": texts[1], "format": "html", **LANGUAGES}
+    assert post("/translate", data=request) == (200, {"translatedText": expected[1]})
+    answer = post("/translate", data=request | {"alternatives": 1, "source": "auto"})[1]
+    assert answer["alternatives"] == [] and answer["detectedLanguage"]["language"] == "en"
+
+
+def test_pages_and_sentences_are_searched_together(make, loaded):
+    app, sizes = make(), []
+    page = "".join(f"<p>{sentence}</p>" for sentence in SENTENCES)
+
+    async def run():
+        async with client_of(app) as client:
+            await client.post("/translate", json={"q": "A.", **LANGUAGES})
+            (engine,) = app.state.service.models.loaded.values()
+            engine.note_batch = sizes.append
+            wanted = [{"q": page, "format": "html", **LANGUAGES}, {"q": SENTENCES, **LANGUAGES}]
+            answers = await asyncio.gather(*(client.post("/translate", json=one) for one in wanted))
+            return [answer.json()["translatedText"] for answer in answers]
+
+    pages, sentences = asyncio.run(run())
+    assert sentences == translated(loaded, SENTENCES)
+    kept = [text or source for text, source in zip(sentences, SENTENCES, strict=True)]  # some outputs are empty
+    assert pages == "".join(f"<p>{sentence}</p>" for sentence in kept)
+    longest = max(len(loaded[1](sentence)["input_ids"]) for sentence in SENTENCES)
+    assert max(sizes) > len(SENTENCES) or 4 * max(sizes) * longest > 2048
 
 
 def test_requests_of_weblate(make, loaded):
@@ -130,6 +168,8 @@ def test_requests_of_weblate(make, loaded):
             many = (await client.post("/translate", json=body)).json()["translatedText"]
             form = {"api_key": "secret", "q": sources[0], "source": "en", "target": "de"}
             single = (await client.post("/translate", data=form)).json()["translatedText"]
+            marked = await client.post("/translate", json=body | {"q": [f"<b>{sources[0]}</b>"], "format": "html"})
+            assert marked.json()["translatedText"] == [f"<b>{single}</b>"]
             return codes, many, single
 
     codes, many, single = asyncio.run(run())

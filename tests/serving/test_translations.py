@@ -2,12 +2,23 @@
 
 import asyncio
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import served
-from served import SENTENCES, Translator, ask, client_of, translated
+from served import SENTENCES, Limits, Translator, ask, client_of, translated
 
 from vaswani_transformer import align, score_tokens
+from vaswani_transformer.decoding.confidence import (
+    CALIBRATION,
+    Calibration,
+    Reliability,
+    mean_confidence,
+    read_calibration,
+)
+from vaswani_transformer.decoding.glossary import Glossary, Term
+from vaswani_transformer.evaluation.records import tensors_sha256
 
 folder, loaded, make, post = served.folder, served.loaded, served.make, served.post
 
@@ -39,9 +50,10 @@ def test_n_best_lists_with_scores_tokens_and_alignments(post, loaded):
 
 
 def test_what_is_not_asked_for_is_not_answered(post, loaded):
-    answer = post("/v1/translations", json={"text": [SENTENCES[0], ""], "target": "de"})[1]
-    (expected,) = translated(loaded, SENTENCES[:1])
-    sentence = {"source": SENTENCES[0], "before": "", "translations": [{"text": expected}]}
+    found = zip(SENTENCES, Translator(*loaded).hypotheses(SENTENCES), strict=True)
+    source, expected = next((source, own[0].text) for source, own in found if not own[0].repeats)
+    answer = post("/v1/translations", json={"text": [source, ""], "target": "de"})[1]
+    sentence = {"source": source, "before": "", "translations": [{"text": expected}]}
     assert answer["translations"] == [{"text": expected, "sentences": [sentence]}, {"text": "", "sentences": []}]
 
 
@@ -67,6 +79,160 @@ def test_prefixes(post, loaded):
     assert (status, answer["error"]) == (400, "Invalid request: 2 texts and 1 prefixes")
     status, answer = post("/v1/translations", json={"text": "A dog.", "target": "de", "prefix": "Ein Hund " * 30})
     assert status == 400 and "leaves no room" in answer["error"]
+
+
+def calibrated(folder, tmp_path) -> Path:
+    """The folder with a calibration of any weights."""
+    copied, part = tmp_path / "calibrated", Reliability([0.5], [0.5], [200])
+    shutil.copytree(folder, copied)
+    Calibration([0.5, 0.25, -0.5], tensors_sha256(copied), 100, part, part).write(copied)
+    return copied
+
+
+def test_confidence(make, folder, loaded, tmp_path):
+    path = calibrated(folder, tmp_path)
+    app, wanted = make(f"en-de={path}"), {"text": TEXT, "target": "de", "nbest": 2, "confidence": True}
+    status, answer = ask(app, "POST", "/v1/translations", json=wanted)
+    assert status == 200
+    sentences = answer["translations"][0]["sentences"]
+    found = [(sentence["source"], one) for sentence in sentences for one in sentence["translations"]]
+    sources, texts = [source for source, _ in found], [one["text"] for _, one in found]
+    expected = read_calibration(path).confide(*loaded, sources, texts)
+    assert len(found) == 6 and any(expected)
+    for (_, one), words in zip(found, expected, strict=True):
+        assert [word["text"] for word in one["words"]] == one["text"].split()
+        assert [word["confidence"] for word in one["words"]] == pytest.approx([value for _, value in words])
+        assert one["confidence"] == pytest.approx(mean_confidence(words))
+    events = [event for name, event in events_of(app, wanted) if name == "sentence"]
+    assert [event["translations"] for event in events] == [one["translations"] for one in sentences]
+    assert "words" not in ask(app, "POST", "/v1/translations", json=wanted | {"confidence": False})[1]
+
+
+def test_confidence_of_a_model_without_calibration(make, folder, tmp_path, caplog):
+    path = calibrated(folder, tmp_path)
+    shutil.copy(path / CALIBRATION, path / "old")
+    (path / CALIBRATION).write_text("{")
+    app, wanted = make(f"en-de={folder}", f"de-en={path}"), {"text": "A.", "confidence": True}
+    for target in ("de", "en"):
+        answer = ask(app, "POST", "/v1/translations", json=wanted | {"target": target})
+        name = {"de": "en-de", "en": "de-en"}[target]
+        line = f"Invalid request: the model for {name} has not been calibrated: leave confidence out"
+        assert answer == (400, {"error": line})
+    assert f"vaswani calibrate {folder}" in caplog.text and f"{path / CALIBRATION}" in caplog.text
+    shutil.copy(path / "old", path / CALIBRATION)  # what is repaired works
+    assert ask(app, "POST", "/v1/translations", json=wanted | {"target": "en"})[0] == 200
+
+
+def test_glossaries(make, loaded):
+    words = [sentence.split()[1].strip(".") for sentence in SENTENCES[:3]]
+    terms = [
+        {"source": words[0], "target": "Zwei Hunde"},
+        {"source": words[1], "target": ["Katze", "eine Katze"]},
+        {"source": words[2]},
+    ]
+    if len({word.lower() for word in words}) < 3:
+        terms = [term for number, term in enumerate(terms) if words[number] not in words[:number]]
+    glossary = Glossary(
+        Term(term["source"], tuple([one] if isinstance(one := term.get("target", term["source"]), str) else one))
+        for term in terms
+    )
+    app, wanted = make(), {"text": TEXT, "target": "de", "glossary": terms}
+    (answer,) = ask(app, "POST", "/v1/translations", json=wanted)[1]["translations"]
+    texts = [one["translations"][0]["text"] for one in answer["sentences"]]
+    assert texts == translated(loaded, SENTENCES[:3], glossary=glossary)
+    assert "Zwei Hunde" in texts[0]
+    events = [event for name, event in events_of(app, wanted) if name == "sentence"]
+    assert [event["translations"] for event in events] == [one["translations"] for one in answer["sentences"]]
+    plain = {"text": "Nothing of it.", "target": "de"}
+    answers = [ask(app, "POST", "/v1/translations", json=plain | more) for more in ({}, {"glossary": terms})]
+    assert answers[0] == answers[1]
+
+
+def test_large_glossaries_and_overlapping_terms(make, loaded):
+    app = make(limits=Limits(characters=10**6))
+    many = [{"source": f"word{number}", "target": f"Wort {number}"} for number in range(10_000)]
+    wanted = {"text": ["A word77 and word7.", " ".join(SENTENCES)], "target": "de"}
+    status, answer = ask(app, "POST", "/v1/translations", json=wanted | {"glossary": many})
+    assert status == 200 and all(term in answer["translations"][0]["text"] for term in ("Wort 77", "Wort 7"))
+    overlapping = [
+        {"source": "a dog", "target": "x"},
+        {"source": "dog", "target": "y"},
+        {"source": "dog and", "target": "z"},
+    ]
+    answer = ask(app, "POST", "/v1/translations", json={"text": "A dog and", "target": "de", "glossary": overlapping})
+    assert "x" in answer[1]["translations"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("glossary", "reason"),
+    [
+        (
+            [{"source": "dog", "target": "Hund"}, {"source": " dog ", "target": "Köter"}],
+            "entry 2 of the glossary has 'dog'",
+        ),
+        ([{"source": "", "target": "Hund"}], "entry 1 of the glossary has an empty term: give"),
+        ([{"source": "dog", "target": ["Hund", " "]}], "entry 1 of the glossary has an empty term: give"),
+        (
+            [{"source": "dog", "target": ["Hund"] * 500}],
+            "tokens in all forms, and at most 128 are taken: leave some out",
+        ),
+        (
+            [{"source": "dog", "target": "Hund " * 500}],
+            "tokens in all forms, and at most 128 are taken: leave some out",
+        ),
+        ([{"source": "dog", "target": "Hund" * 20_000}], "exceeds text limit (50000)"),
+        ([{"source": "dog", "target": "\ud800"}], "half a surrogate pair"),
+        ([{"source": "dog", "targets": "Hund"}], "glossary.0.targets: Extra inputs are not permitted"),
+        ([["dog", "Hund"]], "glossary.0: Input should be"),
+        ({"dog": "Hund"}, "glossary: Input should be a valid list"),
+    ],
+)
+def test_glossaries_that_are_refused(post, glossary, reason):
+    body = json.dumps({"text": "A dog.", "target": "de", "glossary": glossary}).encode()
+    status, answer = post("/v1/translations", content=body, headers={"content-type": "application/json"})
+    assert status == 400 and answer["error"].startswith("Invalid request: ") and reason in answer["error"]
+    assert "\n" not in answer["error"]
+
+
+def test_a_glossary_with_what_it_cannot_be_combined_with(make, folder, loaded):
+    wanted = {"text": SENTENCES[0], "target": "de", "glossary": [{"source": SENTENCES[0].split()[0], "target": "x"}]}
+    app = make()
+    status, answer = ask(app, "POST", "/v1/translations", json=wanted | {"prefix": "Ein"})
+    assert (status, "cannot be combined" in answer["error"]) == (400, True)
+
+    def load(path):  # a setting that only transformers' loop follows
+        model, tokenizer = served.load_in_double(path)
+        model.generation_config.no_repeat_ngram_size = 2
+        return model, tokenizer
+
+    app, plain = make(load=load), {name: value for name, value in wanted.items() if name != "glossary"}
+
+    async def run():
+        async with client_of(app) as client:
+            asked = [client.post("/v1/translations", json=one) for one in (wanted, plain) * 5]
+            return [(answer.status_code, answer.json()) for answer in await asyncio.gather(*asked)]
+
+    answers = asyncio.run(run())
+    assert all(answer == answers[0] for answer in answers[::2]) and answers[0][0] == 400
+    assert "a glossary is for a beam search of one model: leave it out" in answers[0][1]["error"]
+    (expected,) = translated(loaded, SENTENCES[:1], no_repeat_ngram_size=2)
+    assert all(answer[1]["translations"][0]["text"] == expected for answer in answers[1::2])
+
+
+def test_endless_repetition_is_cut_and_says_so(make, folder):
+    def load(path):
+        model, tokenizer = served.load_in_double(path)
+        token = tokenizer(text_target=" no", add_special_tokens=False)["input_ids"][0]
+        model.lm_head.bias.data[:] = -100.0
+        model.lm_head.bias.data[token] = 100.0
+        return model, tokenizer
+
+    app = make(load=load)
+    answer = ask(app, "POST", "/v1/translations", json={"text": SENTENCES[0], "target": "de"})[1]
+    ((found,),) = [one["translations"] for one in answer["translations"][0]["sentences"]]
+    assert found["repeats"] is True and len(found["text"]) <= 3
+    request = {"q": SENTENCES[0], "source": "en", "target": "de"}
+    assert ask(app, "POST", "/translate", json=request)[1] == {"translatedText": found["text"]}
 
 
 def events_of(app, wanted) -> list[tuple[str, dict]]:

@@ -234,7 +234,7 @@ def add_calibrate(commands) -> None:
 def _calibrate(arguments: argparse.Namespace) -> int:
     from tqdm.auto import tqdm
 
-    from ..decoding.confidence import CALIBRATION, fit
+    from ..decoding.confidence import CALIBRATION, check_folder, fit
     from ..decoding.scoring import score_tokens
     from ..decoding.translator import Translator
     from ..evaluation.records import tensors_sha256
@@ -244,6 +244,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     check_files(arguments, read=("source", "reference"), written=())
     if is_exported(arguments.model):
         raise UserError(f"{arguments.model} is an exported model: calibrate the model that it was made from")
+    check_folder(arguments.model)
     pairs = [pair for pair in _pairs(arguments.source, arguments.reference) if all(side.strip() for side in pair)]
     model, tokenizer = load_for_decoding(arguments)
     translator = Translator(model, tokenizer, arguments.tokens_per_batch, **generate_options(arguments, model))

@@ -228,15 +228,18 @@ def _make_translator(arguments: argparse.Namespace):
     seed = arguments.seed
     if seed is None and (arguments.sample or model.generation_config.do_sample):
         seed = random.SystemRandom().randrange(2**32)
+    # What looks at a line and its translation afterwards needs positions for all of it.
+    is_whole = model.config.position_encoding == "learned" and (arguments.alignments or arguments.confidence)
     return Translator(
         model,
         tokenizer,
         arguments.tokens_per_batch,
         max_source_tokens=arguments.max_source_tokens,
-        split_long=arguments.long_lines == "split",
+        split_long=arguments.long_lines == "split" and not is_whole,
         scores=arguments.scores or arguments.nbest is not None,
         glossary=glossary,
         seed=seed,
+        source_language=arguments.source_language or _source_language(arguments.model),
         **options,
     )
 

@@ -145,10 +145,8 @@ class Calibration:
 
     def write(self, folder: str | Path) -> None:
         """Write it into a model's folder, with its reliability diagram where matplotlib is installed."""
-        path = Path(folder) / CALIBRATION
-        if path.exists() and not _is_ours(path):
-            raise UserError(f"{path} was not written by `vaswani calibrate`: move it away")
-        write_text(path, json.dumps({"format": _FORMAT} | asdict(self), indent=1) + "\n")
+        check_folder(folder)
+        write_text(Path(folder) / CALIBRATION, json.dumps({"format": _FORMAT} | asdict(self), indent=1) + "\n")
         if (figure := new_figure(figsize=(5, 4.6))) is not None:
             self._draw(figure.subplots())
             figure.savefig(Path(folder) / PICTURE, dpi=110)
@@ -174,18 +172,19 @@ def fit(
         parts: of the cross-validation behind `after`.
 
     Raises:
-        UserError: for fewer than `LEAST_WORDS` words, or if all are right, or none.
+        UserError: for fewer than `LEAST_WORDS` words or `parts` sentences, or if all words are right, or none.
     """
     words, inputs = _inputs(scores)
     pairs = zip(words, references, strict=True)
     right = [right_words([word.text for word in own], reference.split()) for own, reference in pairs]
     target = torch.tensor([value for own in right for value in own], dtype=inputs.dtype)
-    if len(target) < LEAST_WORDS or target.min() == target.max():
+    sentence = torch.tensor([number for number, own in enumerate(filter(None, words)) for _ in own])
+    if len(target) < LEAST_WORDS or target.min() == target.max() or sentence[-1] < parts - 1:
         raise UserError(
-            f"{len(target)} words were translated, {int(target.sum())} of them right: a calibration needs"
-            f" {LEAST_WORDS} or more, some right and some wrong; give more pairs, that the model was not trained on"
+            f"{len(target)} words of {len(scores)} sentences were translated, {int(target.sum())} of them right: a"
+            f" calibration needs {LEAST_WORDS} or more of at least {parts} sentences, some right and some wrong; give"
+            " more pairs, that the model was not trained on"
         )
-    sentence = torch.tensor([number for number, own in enumerate(words) for _ in own])
     seen_by_others = torch.empty_like(target)
     for part in range(parts):
         held_out = sentence % parts == part
@@ -197,6 +196,13 @@ def fit(
         reliability(torch.sigmoid(inputs[:, 0]), target),
         reliability(seen_by_others, target),
     )
+
+
+def check_folder(folder: str | Path) -> None:
+    """Refuse the folder of a model that has another file in the place of a calibration."""
+    path = Path(folder) / CALIBRATION
+    if path.exists() and not _is_ours(path):
+        raise UserError(f"{path} was not written by `vaswani calibrate`: move it away")
 
 
 def _is_ours(path: Path) -> bool:

@@ -7,8 +7,10 @@ a term is in every output, however many beams there are.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ from ..model.search_vaswani import NO_SCORE, BeamSentence, SearchSettings
 
 MOST_BEAMS = 16  # that a search takes by itself to keep hypotheses with different terms apart
 _SEPARATOR = "|"  # between the forms of a target term
+_WORD = re.compile(r"\w+|[^\w\s]")  # or a sign
 
 
 @dataclass(frozen=True)
@@ -33,27 +36,53 @@ class Glossary:
 
     def __init__(self, terms: Iterable[Term]):
         self.terms = {term.source: term for term in terms}
-        # The longest first: of overlapping terms it is the one that counts.
-        sources = sorted(self.terms, key=len, reverse=True)
-        words = "|".join(rf"(?<!\w){re.escape(source)}(?!\w)" for source in sources)
-        self._exact = re.compile(words)
-        self._any_case = re.compile(words, re.IGNORECASE)
+        # By first words the lengths of terms, the longest first: of overlapping terms it is the one that counts.
+        lengths: dict[str, set[int]] = {}
+        for source in self.terms:
+            lengths.setdefault(_WORD.search(source)[0].lower(), set()).add(len(source))
+        self._lengths = {word: sorted(own, reverse=True) for word, own in lengths.items()}
 
     def __bool__(self) -> bool:
         return bool(self.terms)
 
     def of(self, text: str) -> tuple[Term, ...]:
         """The terms that occur in a text, each once, in their order there."""
-        found, end = {}, 0
-        while self.terms and (match := self._any_case.search(text, end)):
-            term = self.terms.get(match[0]) or self.terms.get(match[0].lower())
-            if term is None:  # a term with capitals, in other letters
-                match = self._exact.search(text, match.start())
-                if match is None:
+        text, found, end = " ".join(text.split()), {}, 0
+        for word in _WORD.finditer(text):
+            start = word.start()
+            if start < end or (start and _is_inner(text[start - 1])):
+                continue
+            for length in self._lengths.get(word[0].lower(), ()):
+                piece = text[start : start + length]
+                term = self.terms.get(piece) or self.terms.get(piece.lower())
+                if term and not _is_inner(text[start + length : start + length + 1]):
+                    found[term.source], end = term, start + length
                     break
-                term = self.terms[match[0]]
-            found[term.source], end = term, match.end()
         return tuple(found.values())
+
+
+def _is_inner(character: str) -> bool:
+    """Whether a word continues with this character; a mark belongs to the letter before it."""
+    return character.isalnum() or character == "_" or unicodedata.category(character or " ").startswith("M")
+
+
+def make_glossary(entries: Iterable[tuple[str, str, Sequence[str]]]) -> Glossary:
+    """A glossary from entries: what a line about a mistake calls it, its source, its targets.
+
+    Without targets the source is never translated.
+
+    Raises:
+        UserError: for an empty term, and for a source that an earlier entry has.
+    """
+    terms: dict[str, Term] = {}
+    for name, *texts in entries:
+        source, targets = " ".join(texts[0].split()), tuple(" ".join(target.split()) for target in texts[1])
+        if not source or not all(targets):
+            raise UserError(f"{name} has an empty term: give source and target, or a word alone")
+        if source in terms:
+            raise UserError(f"{name} has {source!r:.100} again: give all forms of its target in one")
+        terms[source] = Term(source, targets or (source,))
+    return Glossary(terms.values())
 
 
 def read_glossary(path: str | Path) -> Glossary:
@@ -65,20 +94,16 @@ def read_glossary(path: str | Path) -> Glossary:
         UserError: for a file that cannot be read, and for a line with an empty term, too many columns, or a source that
             an earlier line has, naming the line.
     """
-    terms: dict[str, Term] = {}
-    for number, line in enumerate(read_lines(Path(path)), start=1):
-        if not line.strip():
-            continue
-        source, *rest = (" ".join(column.split()) for column in line.split("\t"))
-        if len(rest) > 1:
-            raise UserError(f"line {number} of {path} has {len(rest) + 1} columns: give source TAB target")
-        targets = tuple(form.strip() for form in rest[0].split(_SEPARATOR)) if rest else (source,)
-        if not source or not all(targets):
-            raise UserError(f"line {number} of {path} has an empty term: give source TAB target, or a word alone")
-        if source in terms:
-            raise UserError(f"line {number} of {path} has {source!r:.100} again: give its forms in one line, as a|b")
-        terms[source] = Term(source, targets)
-    return Glossary(terms.values())
+
+    def entries() -> Iterator[tuple[str, str, Sequence[str]]]:
+        for number, line in enumerate(read_lines(Path(path)), start=1):
+            source, *rest = line.split("\t")
+            if len(rest) > 1:
+                raise UserError(f"line {number} of {path} has {len(rest) + 1} columns: give source TAB target")
+            if line.strip():
+                yield f"line {number} of {path}", source, [form for column in rest for form in column.split(_SEPARATOR)]
+
+    return make_glossary(entries())
 
 
 class Progress(NamedTuple):
@@ -101,6 +126,16 @@ class Terms:
         self.forms = [[tuple(form) for form in own] for own in forms]
         self.continuing = continuing
         self._all = frozenset(range(len(self.forms)))
+        self._shortest = [min(map(len, own)) for own in self.forms]
+        self._firsts: dict[int, list[tuple[int, int]]] = {}  # the forms that a token begins
+        for term, own in enumerate(self.forms):
+            for form, ids in enumerate(own):
+                self._firsts.setdefault(ids[0], []).append((term, form))
+
+    @property
+    def size(self) -> int:
+        """Tokens of all forms of all terms."""
+        return sum(len(ids) for own in self.forms for ids in own)
 
     def after(self, progress: Progress, token: int) -> Progress:
         """The progress of a hypothesis with one more token."""
@@ -110,20 +145,22 @@ class Terms:
             for term, form, done in progress.begun
             if term not in met and self.forms[term][form][done] == token
         }
-        for term in self._all - met:
-            begun |= {(term, form, 1) for form, ids in enumerate(self.forms[term]) if ids[0] == token}
+        begun |= {(term, form, 1) for term, form in self._firsts.get(token, ()) if term not in met}
         ending = frozenset(term for term, form, done in begun if done == len(self.forms[term][form]))
         begun = frozenset(one for one in begun if one[2] < len(self.forms[one[0]][one[1]]))
         return Progress(met, ending, begun)
 
     def lacks(self, progress: Progress) -> int:
         """The least number of tokens that make a hypothesis whole."""
-        lacking = 0
-        for term in self._all - progress.met - progress.ending:
-            lengths = [len(ids) for ids in self.forms[term]]
-            lengths += [lengths[form] - done for other, form, done in progress.begun if other == term]
-            lacking += min(lengths)
-        return lacking
+        lacking = {term: self._shortest[term] for term in self._all - progress.met - progress.ending}
+        for term, form, done in progress.begun:
+            if term in lacking:
+                lacking[term] = min(lacking[term], len(self.forms[term][form]) - done)
+        return sum(lacking.values())
+
+    def lacks_in(self, ids: Iterable[int]) -> int:
+        """The same of a whole output."""
+        return self.lacks(reduce(self.after, ids, Progress()))
 
     def wanted(self, progress: Progress) -> set[int]:
         """The tokens that bring a hypothesis on."""

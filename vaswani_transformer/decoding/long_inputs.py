@@ -17,14 +17,14 @@ _WAYS: tuple[tuple[Callable[[str], list[str]], str], ...] = (
 )
 
 
-def split_line(text: str, limit: int, count: Callable[[str], int]) -> list[str]:
+def split_line(text: str, limit: int, count: Callable[[str], int], language: str = "en") -> list[str]:
     """A text in pieces of at most `limit` tokens: its sentences, and of those too long the clauses, words or letters.
 
     Sentences stay alone, as a model knows them from training; smaller pieces are joined as far as they fit. Joined by
     spaces (letters by nothing) the pieces are the text but for its white space. A single letter is a piece even if it
-    has more tokens. `count` counts the tokens of a text.
+    has more tokens. `count` counts the tokens of a text, `language` is the code of its language.
     """
-    return [piece for sentence in split_into_sentences(text) for piece in _divide(sentence, limit, count)]
+    return [piece for sentence in split_into_sentences(text, language) for piece in _divide(sentence, limit, count)]
 
 
 def _divide(text: str, limit: int, count: Callable[[str], int], way: int = 0) -> list[str]:

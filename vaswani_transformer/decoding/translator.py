@@ -3,9 +3,9 @@
 import contextlib
 import copy
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..data.batching import PairCollator, batches_by_length
 from ..errors import UserError
 from ..hardware import use_free_threads
 from ..model.generation_vaswani import MAX_EXTRA_TOKENS
-from .glossary import Glossary, Terms, TermsSentence, beams_for
+from .glossary import Glossary, Progress, Term, Terms, TermsSentence, beams_for
 from .long_inputs import split_line
 from .scoring import LengthRule, check_length, score_ids
 from .streaming import WINDOW_LINES, Window, in_windows
@@ -104,6 +104,7 @@ class Translator:
         glossary: terms that translations have to have wherever their sources have them.
         seed: for sampling: each window starts from a random state made of the seed and the window's number; torch's
             own is left as it was.
+        source_language: code of the sources' language, for the splitting of long lines.
         **generate_options: for `generate()`, over the model's own generation configuration.
     """
 
@@ -118,11 +119,12 @@ class Translator:
         scores: bool = False,
         glossary: Glossary | None = None,
         seed: int | None = None,
+        source_language: str = "en",
         **generate_options,
     ):
         self.model, self.tokenizer, self.tokens_per_batch = model, tokenizer, tokens_per_batch
         self.max_source_tokens, self.split_long, self.scores, self.seed = max_source_tokens, split_long, scores, seed
-        self.glossary = glossary
+        self.glossary, self.source_language = glossary, source_language
         self.generate_options = {name: value for name, value in generate_options.items() if value is not None}
         # `prepare` may run in another thread than decoding, and tokenizers are not made for two at once.
         self._own_tokenizer = copy.deepcopy(tokenizer)
@@ -131,8 +133,12 @@ class Translator:
         value = self.generate_options.get(name, getattr(self.model.generation_config, name, None))
         return default if value is None else value
 
-    def prepare(self, window: Window) -> PreparedWindow:
-        """Tokenise a window whose lines are strings, or pairs of a source and the beginning of its translation."""
+    def prepare(self, window: Window, glossary: Glossary | None = None) -> PreparedWindow:
+        """Tokenise a window whose lines are strings, or pairs of a source and the beginning of its translation.
+
+        `glossary` is for this window, in place of the translator's own.
+        """
+        glossary, encode = glossary or self.glossary, cache(self._encode_term)
         pairs = [(line, "") if isinstance(line, str) else line for line in window.lines]
         sources = {place: source.strip() for place, (source, _) in enumerate(pairs) if source.strip()}
         ids = self._own_tokenizer(list(sources.values()))["input_ids"] if sources else []
@@ -142,15 +148,12 @@ class Translator:
             try:
                 parts = self._within_limits(number, source, source_ids)
                 prefix = self._prefix_ids(number, pairs[place][1], len(parts[0]))
+                terms = self._terms(number, source, parts, glossary, encode) if glossary else [None] * len(parts)
             except UserError as error:  # the lines before it are still translated
                 window = replace(window, lines=window.lines[:place], error=error)
                 break
             if len(parts) > 1:
                 split.append(number)
-            terms = [None] * len(parts)
-            if self.glossary:
-                decode = partial(self._own_tokenizer.batch_decode, skip_special_tokens=True)
-                terms = map(self._terms, decode(parts) if len(parts) > 1 else [source])
             prefixes = [prefix, *([] for _ in parts[1:])]
             pieces += [Piece(place, *part) for part in zip(parts, prefixes, terms, strict=True)]
         return PreparedWindow(window, pieces, split)
@@ -170,7 +173,8 @@ class Translator:
                 f"line {number} has {len(ids)} tokens and at most {self.max_source_tokens} are taken: split it into"
                 " shorter sentences, or raise --max-source-tokens"
             )
-        texts = split_line(text, min(limits), lambda part: len(self._own_tokenizer(part)["input_ids"]))
+        count = lambda part: len(self._own_tokenizer(part)["input_ids"])  # noqa: E731
+        texts = split_line(text, min(limits), count, self.source_language)
         parts = self._own_tokenizer(texts)["input_ids"]
         if max(map(len, parts)) > min(limits):
             raise UserError(
@@ -221,11 +225,26 @@ class Translator:
             return frozenset(number for number in inner if tokens[number][:1].isalnum())
         return frozenset(number for number, token in enumerate(tokens) if token.startswith("##"))
 
-    def _terms(self, text: str) -> Terms | None:
-        """What a translation of this text has to have."""
-        encode = partial(self._own_tokenizer, add_special_tokens=False)
-        forms = [[encode(text_target=form)["input_ids"] for form in term.targets] for term in self.glossary.of(text)]
-        return Terms(forms, self._continuing) if forms else None
+    def _encode_term(self, term: Term) -> list[list[int]]:
+        """The tokens of each of a term's forms."""
+        forms = self._own_tokenizer(text_target=list(term.targets), add_special_tokens=False)["input_ids"]
+        for text, form in zip(term.targets, forms, strict=True):
+            if not form or self._own_tokenizer.unk_token_id in form:
+                raise UserError(f"the model's vocabulary cannot write {text!r:.100} of the glossary: leave it out")
+        return forms
+
+    def _terms(self, number: int, source: str, parts: list, glossary: Glossary, encode: Callable) -> list[Terms | None]:
+        """What the translation of each part of line `number` has to have."""
+        texts = self._own_tokenizer.batch_decode(parts, skip_special_tokens=True) if len(parts) > 1 else [source]
+        forms = [[encode(term) for term in glossary.of(text)] for text in texts]
+        terms = [Terms(own, self._continuing) if own else None for own in forms]
+        config, needed = self.model.config, max((own.lacks(Progress()) for own in terms if own), default=0)
+        if config.position_encoding == "learned" and needed >= config.max_position_embeddings - 1:
+            raise UserError(
+                f"line {number} has terms of {needed} tokens, more than the model's {config.max_position_embeddings}"
+                " positions take: leave some out of the glossary"
+            )
+        return terms
 
     def _with_terms(self, pieces: list[Piece]) -> Iterator[tuple[int, list[list[int]]]]:
         """As `_outputs`, of the pieces that have terms."""
@@ -313,7 +332,10 @@ class Translator:
         if not pieces:
             return []
         number, flat = len(outputs[0]), [ids for own in outputs for ids in own]
-        kept = [self._without_repetition(ids) for ids in flat]
+        kept = [
+            self._without_repetition(ids, piece.terms)
+            for piece, own in zip(pieces, outputs, strict=True) for ids in own
+        ]  # fmt: skip
         texts = self.tokenizer.batch_decode(kept, skip_special_tokens=True)
         found = zip(texts, kept, flat, strict=True)
         hypotheses = [Hypothesis(text, len(ids), repeats=len(cut) < len(ids)) for text, cut, ids in found]
@@ -323,8 +345,11 @@ class Translator:
             hypotheses = [self._scored(*pair) for pair in zip(hypotheses, map(math.fsum, rows), strict=True)]
         return [hypotheses[start : start + number] for start in range(0, len(hypotheses), number)]
 
-    def _without_repetition(self, ids: list[int]) -> list[int]:
-        """An output, or of one that goes round in a circle to its limit the beginning up to the end of one round."""
+    def _without_repetition(self, ids: list[int], terms: Terms | None = None) -> list[int]:
+        """An output, or of one that goes round in a circle to its limit the beginning up to the end of one round.
+
+        It stays whole where a term would be lost, which may stand across two rounds.
+        """
         ends = self._setting("eos_token_id", [])
         if ids and ids[-1] not in ({ends} if isinstance(ends, int) else ends):
             for period in range(1, len(ids) // _ROUNDS + 1):
@@ -332,7 +357,8 @@ class Translator:
                 if ids[start:-period] == ids[start + period :]:
                     while start and ids[start - 1] == ids[start - 1 + period]:
                         start -= 1
-                    return ids[: start + period]
+                    kept = ids[: start + period]
+                    return ids if terms and terms.lacks_in(kept) else kept
         return ids
 
     def _scored(self, hypothesis: Hypothesis, log_probability: float) -> Hypothesis:

@@ -8,7 +8,7 @@ its translation is empty or the sentence itself.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate, groupby
@@ -21,7 +21,7 @@ _KEPT = re.compile(
     r"""(?:https?://|\bwww\.)[^\s<>"]*[^\s<>"'.,;:!?)\]}*_]
     | (?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+
     | \{\{.{0,100}?\}\} | [#$]?\{[^{}\s]{0,100}\}
-    | %\(\w{1,60}\)[a-zA-Z] | (?<![\w%])%(?:\d+\$)?[-+\#0]?\d*(?:\.\d+)?[sdifgxXuc@](?!\w)""",
+    | %\(\w{1,60}\)[a-zA-Z] | (?<![\w%])(?:%(?:\d+\$)?[-+\#0]?\d*(?:\.\d+)?[sdifgxXuc@](?!\w))+""",
     re.VERBOSE,
 )
 # The longest sentence in characters, and the deepest spans; beyond it is text without full stops, or made to be slow.
@@ -200,6 +200,48 @@ class _Block:
         )
 
 
+class Translation:
+    """Documents that are being translated: `sentences` are wanted, then word alignments, then all is `written`.
+
+    Args:
+        documents: as readers give them.
+        language: code of their language, for the splitting of sentences.
+    """
+
+    def __init__(self, documents: Sequence[Document], language: str = "en"):
+        self._blocks = [
+            [piece if isinstance(piece, Piece) else _Block(piece, document, language)
+             for piece in _blocks(document.pieces)]
+            for document in documents
+        ]  # fmt: skip
+        flat = [block for blocks in self._blocks for block in blocks if isinstance(block, _Block)]
+        self._sentences = [s for block in flat for s in block.sentences if any(map(str.isalpha, s.text))]
+        self._translations: dict[_Sentence, str] = {}  # of those that change
+        self._marked: list[_Sentence] = []  # those of them with markup in them
+
+    @property
+    def sentences(self) -> list[str]:
+        """What is to be translated; white space is single spaces."""
+        return [sentence.text for sentence in self._sentences]
+
+    def take(self, translations: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Take the translations of `sentences`, and give the sentences and translations that are to be aligned."""
+        for sentence, translation in zip(self._sentences, translations, strict=True):
+            if (text := " ".join(translation.split())) not in ("", sentence.text):
+                self._translations[sentence] = text
+        self._marked = [sentence for sentence in self._translations if not sentence.is_plain]
+        return [sentence.text for sentence in self._marked], [self._translations[s] for s in self._marked]
+
+    def written(self, links: Iterable[Links]) -> list[str]:
+        """The documents, with the alignments of what `take` gave."""
+        of_marked = dict(zip(self._marked, links, strict=True))
+        translated = {s: (text, of_marked.get(s, [])) for s, text in self._translations.items()}
+        return [
+            "".join(block.raw if isinstance(block, Piece) else block.render(translated) for block in blocks)
+            for blocks in self._blocks
+        ]
+
+
 def translate_documents(
     documents: list[Document], translate: Translate, align: Align | None = None, language: str = "en"
 ) -> list[str]:
@@ -212,24 +254,9 @@ def translate_documents(
             them. Without it words are taken to be in the same order.
         language: code of the documents' language, for the splitting of sentences.
     """
-    all_blocks = [
-        [piece if isinstance(piece, Piece) else _Block(piece, document, language) for piece in _blocks(document.pieces)]
-        for document in documents
-    ]
-    flat = [block for blocks in all_blocks for block in blocks if isinstance(block, _Block)]
-    sentences = [s for block in flat for s in block.sentences if any(map(str.isalpha, s.text))]
-    translations = translate([sentence.text for sentence in sentences]) if sentences else []
-    pairs = zip(sentences, translations, strict=True)
-    changed = {s: " ".join(translation.split()) for s, translation in pairs}
-    changed = {s: translation for s, translation in changed.items() if translation not in ("", s.text)}
-    marked = [sentence for sentence in changed if not sentence.is_plain]
-    links = (align or in_order)([s.text for s in marked], [changed[s] for s in marked]) if marked else []
-    of_marked = dict(zip(marked, links, strict=True))
-    translated = {s: (translation, of_marked.get(s, [])) for s, translation in changed.items()}
-    return [
-        "".join(block.raw if isinstance(block, Piece) else block.render(translated) for block in blocks)
-        for blocks in all_blocks
-    ]
+    work = Translation(documents, language)
+    pairs = work.take(translate(work.sentences) if work.sentences else [])
+    return work.written((align or in_order)(*pairs) if pairs[0] else [])
 
 
 def in_order(sources: list[str], targets: list[str]) -> list[Links]:
@@ -306,9 +333,10 @@ def _cut(pieces: list[Piece], places: list[int]) -> list[list[Piece]]:
         while start >= cut and not (piece.kind in (Kind.CLOSE, Kind.POINT) and start == cut and not piece.text):
             parts.append([])
             cut = next(ends)
-        while piece.kind is Kind.TEXT and piece.raw == piece.text and start < cut < end:
-            parts[-1].append(text_piece(piece.raw[: cut - start]))
-            piece, start = text_piece(piece.raw[cut - start :]), cut
+        while piece.kind is Kind.TEXT and piece.raw == piece.text and cut < end:
+            if start < cut:
+                parts[-1].append(text_piece(piece.raw[: cut - start]))
+                piece, start = text_piece(piece.raw[cut - start :]), cut
             parts.append([])
             cut = next(ends)
         parts[-1].append(piece)

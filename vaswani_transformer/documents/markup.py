@@ -31,6 +31,7 @@ class _Word:
 
     seams: tuple[int, int, int, int]  # before it, behind its first punctuation, before its last, behind it
     stacks: list[Stack | None]
+    inner: list[Stack]  # those of all its characters, which may be more
     points: list[tuple[int, Fragment]] = field(default_factory=list)  # each with the number of its seam
 
 
@@ -64,9 +65,9 @@ def project(
     stacks = [[stack if stack is not None else words[s].stacks[1] for stack in words[s].stacks] for s in sources]
     if words[-1].stacks[2] is not None and words[sources[-1]].stacks[2] is None:
         stacks[-1][2] = words[-1].stacks[2]  # the full stop of a sentence, wherever its last word has gone
+    _fill_missing_parts(targets, stacks)
     _add_missing_spans(words, sources, stacks, in_spans)
-    for (before, _, after), stack in zip(targets, stacks, strict=True):  # of a part that is not there: the core's
-        stack[::2] = stack[0] if before else stack[1], stack[2] if after else stack[1]
+    _fill_missing_parts(targets, stacks)
     placed: dict[tuple[int, int], list[Fragment]] = {}
     targets_of: dict[int, list[int]] = {}
     for target, source in enumerate(sources):
@@ -98,7 +99,8 @@ def _words(characters: Sequence[Character], points: Sequence[Point]) -> list[_Wo
         before, core, _ = split_word(match[0])
         seams = (match.start(), middle := match.start() + len(before), middle + len(core), match.end())
         sections = [characters[start:end] for start, end in pairwise(seams)]
-        word = _Word(seams, [_stack_of(section) for section in sections])
+        inner = dict.fromkeys(stack for _, _, stack in characters[match.start() : match.end()])
+        word = _Word(seams, [_stack_of(section) for section in sections], list(inner))
         while words and remaining and remaining[-1][0] < match.start():  # in the white space before it
             words[-1].points.append((3, remaining.pop()[1:]))
         while remaining and remaining[-1][0] <= match.end():
@@ -124,12 +126,18 @@ def _sources(links: Links, targets: int, words: int) -> list[int]:
     return sources
 
 
+def _fill_missing_parts(targets: list[tuple[str, str, str]], stacks: list[list[Stack]]) -> None:
+    """Let the parts that a target word has not be in the spans of its core."""
+    for (before, _, after), stack in zip(targets, stacks, strict=True):
+        stack[::2] = stack[0] if before else stack[1], stack[2] if after else stack[1]
+
+
 def _add_missing_spans(words: list[_Word], sources: list[int], stacks: list[list[Stack]], in_spans: bool) -> None:
     """Put each span that no target word got around the nearest one, by source words, that has none of its kind."""
     present = {span for word in stacks for stack in word for span in stack}
     first: dict[Any, tuple[int, Stack]] = {}  # of each span the source word that it begins with
     for number, word in enumerate(words):
-        for stack in filter(None, word.stacks):
+        for stack in word.inner:
             for span in stack:
                 first.setdefault(span, (number, stack))
     for span, (number, stack) in first.items():

@@ -6,7 +6,8 @@ from ..errors import UserError
 from .document import Document, Kind, Piece, point, text_piece
 
 _TIME = re.compile(r"\s*\d+:\d\d:\d\d[,.]\d{1,3}\s*-->\s*\d+:\d\d:\d\d[,.]\d{1,3}")
-_DASH = re.compile(r"(?:\s*[-–—]+\s*)?")
+# A dash at the start of a line, perhaps behind tags or places on the screen.
+_DASH = re.compile(r"(?:(?:\s|</?(?:b|i|u|s|font)\b[^<>]*>|\{\\[^{}]*\})*[-–—]+\s*)?", re.IGNORECASE)
 _TAG = re.compile(r"(</?(?:b|i|u|s|font)\b[^<>]*>)", re.IGNORECASE)
 
 

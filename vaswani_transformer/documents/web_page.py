@@ -43,6 +43,8 @@ class _Events(HTMLParser):
         self.events.append((end, "text", "", {}))
 
     def _add(self, kind: str, name: str = "", attributes=()) -> None:
+        if kind == "text" and self.events and self.events[-1][1] == "text":
+            return  # it is one text: what begins as a tag and is none would else be cut off from its end
         line, column = self.getpos()
         self.events.append((self.lines[line - 1] + column, kind, name, dict(attributes)))
 

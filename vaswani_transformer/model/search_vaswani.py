@@ -288,8 +288,17 @@ class Search:
             self._extend_beams(logits.float().log_softmax(dim=-1))
         done = [sentence for sentence in running if sentence.is_done]
         if done:
-            self.cache.retire([place for place, sentence in enumerate(self.sentences) if sentence.is_done])
+            self._retire()
         return done
+
+    def give_up(self, sentences: Sequence[Sentence]) -> None:
+        """Let sentences be done whose outputs nobody waits for; those of the others do not change."""
+        for sentence in sentences:
+            sentence.is_done = True
+        self._retire()
+
+    def _retire(self) -> None:
+        self.cache.retire([place for place, sentence in enumerate(self.sentences) if sentence.is_done])
 
     def _leave(self, least: int) -> None:
         """Drop the rows of sentences that are done, if there are so many: the last others take their places."""

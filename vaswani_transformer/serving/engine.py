@@ -15,10 +15,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..data.batching import PairCollator
+from ..decoding.confidence import Calibration
 from ..decoding.cpu_inference import Int8Linear
+from ..decoding.glossary import Glossary, Terms, TermsSentence, beams_for
 from ..decoding.long_inputs import split_line
 from ..decoding.streaming import Window
 from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
@@ -26,9 +28,18 @@ from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
 LONGEST = 500  # tokens of a sentence; a longer one is divided, or its attention might fill the memory
 _BEAMS = 4  # with so many beams a search has `tokens_per_batch` source tokens; with more it has fewer
 _LENGTHS = (64, 256)  # sources longer than these have searches of their own, so that short ones are not padded to them
-_SEARCHES = 8  # searches that take turns; sentences with still other options wait
+_SEARCHES = 8  # searches that take turns; where others wait, these end before they take more sentences
 
 Options = tuple[tuple[str, Any], ...]  # names and values for `generate()`, in the order of the names
+
+
+class _Key(NamedTuple):
+    """What sentences have in common that are searched together."""
+
+    options: Options
+    lengths: int  # of the ranges of lengths, the number
+    has_terms: bool  # of a glossary
+    is_joinable: bool  # whether they can join a search that is under way
 
 
 @dataclass(eq=False)
@@ -54,8 +65,8 @@ class _Share:
 class _Group:
     """Sentences that are searched together."""
 
-    def __init__(self, engine: "Engine", options: Options, is_joinable: bool):
-        self.engine, self.options, self.is_joinable = engine, dict(options), is_joinable
+    def __init__(self, engine: "Engine", key: _Key):
+        self.engine, self.key, self.options = engine, key, dict(key.options)
         self.shares: deque[_Share] = deque()  # that have sentences waiting; the next one to join is of the first
         self.running: dict[Any, tuple[_Share, int]] = {}  # by the search's sentences
         self.search = None
@@ -80,7 +91,7 @@ class _Group:
     def turn(self, room: int) -> None:
         """Compute a step of the search, or a batch, with what waits as far as it fits into the room."""
         if not self._is_open:
-            self.search = self.engine.model.open_search(**self.options) if self.is_joinable else None
+            self.search = self.engine.model.open_search(**self.options) if self.key.is_joinable else None
             self._is_open = True
         if self.search is None:
             self._translate(self._admitted(room))
@@ -121,9 +132,10 @@ class _Group:
         if not admitted:
             return
         collate = PairCollator(self.engine.model.config.pad_token_id)
-        sources = [{"input_ids": share.ticket.pieces[number].ids, "labels": [0]} for share, number in admitted]
-        inputs = collate(sources)
-        sentences = self.search.join(inputs["input_ids"], inputs["attention_mask"])
+        pieces = [share.ticket.pieces[number] for share, number in admitted]
+        inputs = collate([{"input_ids": piece.ids, "labels": [0]} for piece in pieces])
+        kinds = [partial(TermsSentence, piece.terms) for piece in pieces] if self.key.has_terms else None
+        sentences = self.search.join(inputs["input_ids"], inputs["attention_mask"], kinds)
         self.running |= dict(zip(sentences, admitted, strict=True))
 
     def _deliver(self, done: list[tuple[_Share, int, list]], with_scores: bool) -> None:
@@ -160,10 +172,9 @@ class _Group:
         self.shares = deque(share for share in self.shares if share.ticket is not ticket)
         gone = [sentence for sentence, (share, _) in self.running.items() if share.ticket is ticket]
         for sentence in gone:
-            sentence.is_done = True
             del self.running[sentence]
         if gone:
-            self.search.cache.retire([place for place, own in enumerate(self.search.sentences) if own.is_done])
+            self.search.give_up(gone)
 
     def fail(self, error: Exception) -> None:
         """Send an error to all that have sentences here, and start anew."""
@@ -189,13 +200,14 @@ class Engine:
     ):
         self.model, self.tokenizer, self.note_batch = model, tokenizer, note_batch
         self.pending = 0  # sentences that have come and are not done
+        self.calibration: Calibration | None = None  # when it is known
         self.translator = Translator(model, tokenizer, tokens_per_batch, max_source_tokens=LONGEST)
         config = model.config
         self._longest = min(
             LONGEST, config.max_position_embeddings if config.position_encoding == "learned" else LONGEST
         )
         self._room, self.is_ours = tokens_per_batch * _BEAMS, hasattr(model, "open_search")
-        self._groups: dict[Any, _Group] = {}  # by options, range of lengths, and whether sentences can join
+        self._groups: dict[_Key, _Group] = {}
         self._inbox: list[Callable[[], Any]] = []
         self._wake, self._is_closing = threading.Condition(), False
         # Requests are tokenised in their own threads, but no tokenizer is made for two at once.
@@ -211,28 +223,26 @@ class Engine:
         is_int8 = any(isinstance(module, Int8Linear) for module in self.model.modules())
         return "int8" if is_int8 else str(self.model.dtype).removeprefix("torch.")
 
-    def divide(self, sentence: str) -> list[str]:
+    def divide(self, sentence: str, language: str) -> list[str]:
         """A sentence in as many parts as its length needs, nearly always one; for any thread."""
         if 4 * len(sentence) < self._longest:  # a letter has four bytes at most, and rarely as many tokens
             return [sentence]
         with self._tokenizing:
-            return (
-                split_line(sentence, self._longest, self._count)
-                if self._count(sentence) > self._longest
-                else [sentence]
-            )
+            if self._count(sentence) <= self._longest:
+                return [sentence]
+            return split_line(sentence, self._longest, self._count, language)
 
     def _count(self, text: str) -> int:
         return len(self._counter(text)["input_ids"])
 
-    def tokenize(self, sentences: Sequence[tuple[str, str]]) -> list[Piece]:
+    def tokenize(self, sentences: Sequence[tuple[str, str]], glossary: Glossary | None = None) -> list[Piece]:
         """What `translate` takes, of sentences and the beginnings of their translations; for any thread.
 
         Raises:
-            UserError: for a beginning that is too long, or a sentence that cannot be divided.
+            UserError: for a beginning that is too long, a sentence that cannot be divided, or a term without tokens.
         """
         with self._tokenizing:
-            prepared = self.translator.prepare(Window(0, 1, list(sentences)))
+            prepared = self.translator.prepare(Window(0, 1, list(sentences)), glossary)
         if prepared.window.error is not None:
             raise prepared.window.error
         return prepared.pieces
@@ -301,50 +311,59 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._inbox or self._is_closing or self._groups_at_work()):
+                while not (self._inbox or self._is_closing or self._busy_groups()):
                     self._wake.wait()
                 inbox, self._inbox = self._inbox, []
-            if self._is_closing and not inbox and not self._groups_at_work():
+            if self._is_closing and not inbox and not self._busy_groups():
                 return
             for event in inbox:
                 event()
-            for group in self._groups_at_work():
-                self._turn(group)
+            busy = self._busy_groups()
+            for group in busy[:_SEARCHES]:
+                self._turn(group, is_last=len(busy) > _SEARCHES)
 
-    def _groups_at_work(self) -> list[_Group]:
-        """Those whose turn it is: those that have begun first."""
-        busy = [group for group in self._groups.values() if group.is_busy]
-        return sorted(busy, key=lambda group: not group.running)[:_SEARCHES]
+    def _busy_groups(self) -> list[_Group]:
+        """Those that have begun first, the others in the order of their turns."""
+        return sorted((group for group in self._groups.values() if group.is_busy), key=lambda group: not group.running)
 
     def _accept(self, ticket: _Ticket) -> None:
         """Divide a ticket among the searches."""
         if ticket.is_gone:
             return
-        shares: dict[Any, _Share] = {}
+        shares: dict[_Key, _Share] = {}
         for number, piece in enumerate(ticket.pieces):
-            length_range = sum(len(piece.ids) > limit for limit in _LENGTHS)
-            key = ticket.options, length_range, self.is_ours and not piece.prefix
+            lengths = sum(len(piece.ids) > limit for limit in _LENGTHS)
+            options = self._with_beams(ticket.options, piece.terms) if piece.terms else ticket.options
+            key = _Key(options, lengths, piece.terms is not None, self.is_ours and not piece.prefix)
             shares.setdefault(key, _Share(ticket)).waiting.append(number)
         for key, share in shares.items():
             group = self._groups.get(key)
             if group is None or not group.is_busy:
                 self._groups.pop(key, None)
-                group = self._groups[key] = group or _Group(self, ticket.options, key[-1])  # the last used is the last
+                group = self._groups[key] = group or _Group(self, key)  # the last used is the last
             group.shares.append(share)
         idle = [key for key, group in self._groups.items() if not group.is_busy]
         for key in idle[: max(0, len(self._groups) - _SEARCHES)]:
             del self._groups[key]
 
+    def _with_beams(self, options: Options, terms: Terms) -> Options:
+        """Options with as many beams as a search for terms takes."""
+        asked = dict(options).get("num_beams") or self.model.generation_config.num_beams or 1
+        return tuple(sorted((dict(options) | {"num_beams": beams_for(terms, asked)}).items()))
+
     def _drop(self, ticket: _Ticket) -> None:
         for group in self._groups.values():
             group.drop(ticket)
 
-    def _turn(self, group: _Group) -> None:
+    def _turn(self, group: _Group, is_last: bool) -> None:
+        """Let a group work; `is_last`: others wait for its place, so that it takes nothing more until it is done."""
         others = sum(other.cost for other in self._groups.values() if other is not group)
         try:
-            group.turn(self._room - others)
+            group.turn(0 if is_last and group.running else self._room - others)
         except BaseException as error:  # a tokenizer's panic is no `Exception`
             group.fail(_as_exception(error))
+        if is_last and not group.running:  # behind those that wait
+            self._groups[group.key] = self._groups.pop(group.key)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable, *arguments) -> None:

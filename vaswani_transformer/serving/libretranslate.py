@@ -1,5 +1,6 @@
 """LibreTranslate's interface, as far as its clients need it."""
 
+import asyncio
 import json
 from typing import Any
 from urllib.parse import parse_qsl
@@ -7,9 +8,14 @@ from urllib.parse import parse_qsl
 from fastapi import APIRouter, Request
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
+from ..documents.document import Translation
+from ..documents.formats import aligner
+from ..documents.web_page import read_web_page
+from .models import ModelPlace
 from .service import RefusedError, Service, Wish, texts_of
 
 _ALTERNATIVES = 10  # at most
+_ALIGNED = 16  # sentences at once, between which others have their turn
 
 router = APIRouter(tags=["LibreTranslate"])
 
@@ -88,8 +94,8 @@ async def translate(request: Request) -> dict[str, Any]:
     if (kind := fields.get("format") or "text") not in ("text", "html"):
         raise RefusedError(400, f"{kind!s:.20} format is not supported")
     service.note(request, place, texts)
-    if kind == "html":
-        translated = [[await translate_html(service, place, text)] for text in texts]
+    if kind == "html":  # whose other translations there are none of in LibreTranslate either
+        translated = [[page] for page in await _translate_pages(service, place, texts)]
     else:
         async with service.translating(place, Wish(texts, nbest=alternatives + 1)) as work:
             found = await work.all()
@@ -105,9 +111,18 @@ async def translate(request: Request) -> dict[str, Any]:
     return answer
 
 
-async def translate_html(service: Service, place, text: str) -> str:
-    """A web page, or a part of one, translated with its tags in place."""
-    raise RefusedError(400, "html format is not supported")
+async def _translate_pages(service: Service, place: ModelPlace, texts: list[str]) -> list[str]:
+    """Web pages, or parts of them, translated with all tags where they belong."""
+    work = await asyncio.to_thread(lambda: Translation([read_web_page(text) for text in texts], place.source))
+    async with service.translating(place, Wish(work.sentences, split=False)) as translating:
+        found, engine = await translating.all(), translating.engine
+        pairs = zip(translating.texts, found, strict=True)
+        sources, targets = work.take([text.joined([own[0].text for own in parts]) for text, parts in pairs])
+        align, links = aligner(engine.model, engine.tokenizer), []
+        for start in range(0, len(sources), _ALIGNED):
+            part = slice(start, start + _ALIGNED)
+            links += await engine.call(align, sources[part], targets[part])
+    return await asyncio.to_thread(work.written, links)
 
 
 def _distinct(text, sentences: list[list]) -> list[str]:

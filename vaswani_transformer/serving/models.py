@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from ..errors import UserError, one_line
+from ..hardware import memory_limit
 from ..hub.card_facts import languages_of, read_import, read_run
 from ..json_and_yaml import read_json
 from ..parsing.tokenizer import TREE_TOKENS
@@ -176,7 +177,7 @@ class Models:
         if self._most is not None:
             return len(self.loaded) >= self._most
         size = place.bytes + sum(other.bytes for other in self.loaded)
-        return size > _SHARE * psutil.virtual_memory().total
+        return size > _SHARE * min(psutil.virtual_memory().total, memory_limit())
 
     async def close(self) -> None:
         """Unload all, when what runs is finished."""

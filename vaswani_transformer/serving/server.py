@@ -4,6 +4,7 @@ import contextlib
 import errno
 import socket
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -14,15 +15,28 @@ _SECONDS_TO_FINISH = 5  # beyond the time that a request may take
 
 
 class _Protocol(H11Protocol):
-    """Closes connections on which no request comes."""
+    """Closes connections on which the header of a request, the first or a later one, does not come to its end.
+
+    uvicorn itself limits only the time in which nothing of a later one comes.
+    """
+
+    _timer = None  # runs while a header is awaited
 
     def connection_made(self, transport) -> None:
         super().connection_made(transport)
-        self.loop.call_later(_SECONDS_FOR_HEADERS, self._close_if_silent)
+        self._watch()
 
-    def _close_if_silent(self) -> None:
-        if self.cycle is None:
-            self.transport.close()
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = None
+        elif self._timer is None:
+            self._timer = self.loop.call_later(_SECONDS_FOR_HEADERS, self.transport.close)
 
 
 def make_server(app, seconds: float) -> uvicorn.Server:

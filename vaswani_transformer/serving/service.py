@@ -4,14 +4,22 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import logging
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..decoding.confidence import Calibration, read_calibration
+from ..decoding.glossary import Glossary
 from ..decoding.translator import Hypothesis, Piece
+from ..errors import UserError
 from .engine import Engine, Options
 from .models import ModelPlace, Models
 from .text import SplitText
+
+logger = logging.getLogger(__name__)
+
+_TERMS = 128  # tokens of a sentence's terms in a glossary: each makes every step of its search longer
 
 
 class RefusedError(Exception):
@@ -47,6 +55,7 @@ class Wish:
     length_penalty: float | None = None
     max_new_tokens: int | None = None
     split: bool = True  # into sentences
+    glossary: Glossary | None = None
     scores: bool = False
 
 
@@ -137,6 +146,21 @@ class Service:
             except UnicodeEncodeError as error:
                 raise RefusedError(400, "Invalid request: the text has half a surrogate pair") from error
 
+    async def calibration(self, engine: Engine, place: ModelPlace) -> Calibration:
+        """What says how sure a model is.
+
+        Raises:
+            RefusedError: its folder has none.
+        """
+        if engine.calibration is None:
+            try:
+                engine.calibration = await asyncio.to_thread(read_calibration, place.folder)
+            except UserError as error:
+                logger.warning(f"no confidence for {place.name}: {error}")
+                line = f"Invalid request: the model for {place.name} has not been calibrated: leave confidence out"
+                raise RefusedError(400, line) from error
+        return engine.calibration
+
     @contextlib.asynccontextmanager
     async def translating(self, place: ModelPlace, wish: Wish) -> AsyncIterator[Translating]:
         """Tokenise what is to be translated, with the model loaded.
@@ -144,9 +168,11 @@ class Service:
         Raises:
             RefusedError: texts that are too long, or a queue that is full.
             UnavailableError: the model cannot be loaded.
-            UserError: for a beginning that is too long.
+            UserError: for a beginning that is too long, or a glossary that the model cannot follow.
         """
-        self.check([*wish.texts, *(wish.prefixes or [])])
+        terms = wish.glossary.terms.values() if wish.glossary else ()
+        glossary = [text for term in terms for text in (term.source, *term.targets)]
+        self.check([*wish.texts, *(wish.prefixes or []), *glossary])
         async with self.models.engine(place) as engine:
             texts, pieces = await asyncio.to_thread(_prepare, engine, place.source, wish)
             pending = self.models.pending
@@ -180,7 +206,14 @@ def _prepare(engine: Engine, language: str, wish: Wish) -> tuple[list[SplitText]
         if text.sentences:
             sentences[first] = text.sentences[0], prefix
         first += len(text.sentences)
-    return texts, engine.tokenize(sentences)
+    pieces = engine.tokenize(sentences, wish.glossary)
+    for piece in pieces:
+        if piece.terms and piece.terms.size > _TERMS:
+            raise UserError(
+                f"the terms that the glossary has for a sentence have {piece.terms.size} tokens in all forms, and at"
+                f" most {_TERMS} are taken: leave some out"
+            )
+    return texts, pieces
 
 
 def _options(model: Any, wish: Wish) -> Options:

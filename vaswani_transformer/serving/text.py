@@ -14,11 +14,11 @@ class SplitText:
     Args:
         text: any text.
         language: its language's code.
-        divide: divides what is too long to be translated at once.
+        divide: divides what is too long to be translated at once, of this language.
         split: whether sentences are translated by themselves, or lines as they are.
     """
 
-    def __init__(self, text: str, language: str, divide: Callable[[str], list[str]], split: bool = True):
+    def __init__(self, text: str, language: str, divide: Callable[[str, str], list[str]], split: bool = True):
         self.sentences: list[str] = []
         self.gaps = [""]  # one more than sentences
         for line in re.split(r"([\r\n]+)", text):
@@ -27,7 +27,7 @@ class SplitText:
                 start = line.index(sentence, place)
                 self.gaps[-1] += line[place:start]
                 place = start + len(sentence)
-                parts = divide(_ENDLESS.sub(r"\g<0> ", " ".join(sentence.split())))
+                parts = divide(_ENDLESS.sub(r"\g<0> ", " ".join(sentence.split())), language)
                 self.sentences += parts
                 self.gaps += [" "] * (len(parts) - 1) + [""]
             self.gaps[-1] += line[place:]

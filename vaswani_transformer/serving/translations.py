@@ -4,17 +4,21 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..attention.alignments import align
+from ..decoding.confidence import Calibration, mean_confidence
+from ..decoding.glossary import Glossary, make_glossary
 from ..decoding.scoring import score_tokens
 from ..decoding.translator import Hypothesis
 from ..errors import UserError
 from ..model.generation_vaswani import SETTING_RANGES
 from .engine import Engine
+from .models import ModelPlace
 from .service import RefusedError, Service, Translating, Wish, texts_of
 from .text import SplitText
 
@@ -23,6 +27,15 @@ _LEAST, _MOST = SETTING_RANGES["length_penalty"][1:]
 
 router = APIRouter(tags=["translations"])
 logger = logging.getLogger(__name__)
+
+
+class GlossaryTerm(BaseModel):
+    """A term that translations of texts with its source have to have."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    source: str = Field(description="words; in small letters they are found in any letters", examples=["sofa"])
+    target: str | list[str] = Field([], description="one form, or several of which one has to be there; none: as it is")
 
 
 class TranslationsRequest(BaseModel):
@@ -42,6 +55,8 @@ class TranslationsRequest(BaseModel):
     scores: bool = Field(False, description="log-probability and score of each translation")
     token_scores: bool = Field(False, description="its tokens with their log-probabilities")
     alignments: bool = Field(False, description="which source word each of its words comes from")
+    confidence: bool = Field(False, description="how sure the model is of each translation and each of its words")
+    glossary: list[GlossaryTerm] = Field([], description="terms that the translations have to have")
     stream: bool = Field(False, description="server-sent events, one for each sentence, in order")
 
 
@@ -52,16 +67,26 @@ class Token(BaseModel):
     log_probability: float = Field(description="in nats, given the source and the tokens before it")
 
 
+class Word(BaseModel):
+    """A word of a translation."""
+
+    text: str
+    confidence: float = Field(description="the share of such words that should be right, from 0 to 1")
+
+
 class Alternative(BaseModel):
     """A translation of a sentence."""
 
     text: str
+    repeats: bool | None = Field(None, description="true where the model repeated its end until it was stopped")
     score: float | None = Field(None, description="what beam search ranks by")
     log_probability: float | None = Field(None, description="of all tokens, in nats")
     tokens: list[Token] | None = None
     alignment: list[tuple[int, int]] | None = Field(
         None, description="source word, target word, from 0, between spaces"
     )
+    confidence: float | None = Field(None, description="the share of the words that should be right, from 0 to 1")
+    words: list[Word] | None = None
 
 
 class SentenceAnswer(BaseModel):
@@ -103,18 +128,21 @@ async def translate(request: Request, wanted: TranslationsRequest) -> Translatio
         prefixes = texts_of(wanted.prefix, "prefix")
         if len(prefixes) != len(texts):
             raise RefusedError(400, f"Invalid request: {len(texts)} texts and {len(prefixes)} prefixes")
+    if wanted.prefix is not None and wanted.glossary:
+        raise RefusedError(400, "Invalid request: prefix and glossary cannot be combined: leave one of them out")
     place = service.place(wanted.source, wanted.target)
     names = ("nbest", "beams", "length_penalty", "max_new_tokens", "scores")
     options = {name: getattr(wanted, name) for name in names}
-    wish = Wish(texts, prefixes, split=wanted.split_sentences, **options)
+    wish = Wish(texts, prefixes, split=wanted.split_sentences, glossary=_glossary(wanted.glossary), **options)
     service.note(request, place, texts)
     async with service.translating(place, wish) as work:
+        details = _Details(wanted, await service.calibration(work.engine, place) if wanted.confidence else None)
         if wanted.stream:  # all has been checked, so that the stream will not fail
-            return StreamingResponse(_events(service, place, wish, wanted), media_type="text/event-stream")
+            return StreamingResponse(_events(service, place, wish, details), media_type="text/event-stream")
         found = await work.all()
         answers = []
         for text, own in zip(work.texts, found, strict=True):
-            sentences = [await _sentence(work, text, number, one, wanted) for number, one in enumerate(own)]
+            sentences = [await details.sentence(work, text, number, one) for number, one in enumerate(own)]
             answers.append(TextAnswer(text=text.joined([one[0].text for one in own]), sentences=sentences))
         return TranslationsAnswer(
             model=place.name, precision=work.engine.precision, source=place.source, target=place.target,
@@ -122,36 +150,51 @@ async def translate(request: Request, wanted: TranslationsRequest) -> Translatio
         )  # fmt: skip
 
 
-async def _sentence(
-    work: Translating, text: SplitText, number: int, found: list[Hypothesis], wanted: TranslationsRequest
-) -> SentenceAnswer:
-    """What is answered about a sentence."""
-    source, known = text.sentences[number], [{"text": one.text} for one in found]
-    if wanted.scores:
-        names = ("text", "score", "log_probability")
-        known = [{name: getattr(one, name) for name in names} for one in found]
-    if wanted.token_scores or wanted.alignments:
-        more = await work.engine.call(_details, work.engine, source, [one.text for one in found], wanted)
-        known = [{**one, **other} for one, other in zip(known, more, strict=True)]
-    return SentenceAnswer(source=source, before=text.before(number), translations=known)
+def _glossary(terms: list[GlossaryTerm]) -> Glossary:
+    entries = ((term.source, [term.target] if isinstance(term.target, str) else term.target) for term in terms)
+    return make_glossary((f"entry {number} of the glossary", *entry) for number, entry in enumerate(entries, start=1))
 
 
-def _details(engine: Engine, source: str, targets: list[str], wanted: TranslationsRequest) -> list[dict]:
-    """What else is known of the translations of a sentence; words' confidence would stand here."""
-    sources, details = [source] * len(targets), [{} for _ in targets]
-    if wanted.token_scores:
-        for one, score in zip(details, score_tokens(engine.model, engine.tokenizer, sources, targets), strict=True):
-            pairs = zip(score.tokens, score.log_probabilities, strict=True)
-            one["tokens"] = [{"text": text, "log_probability": value} for text, value in pairs]
-    if wanted.alignments:
-        if not engine.is_ours:
-            raise UserError("alignments are not possible with an exported model: leave them out")
-        for one, links in zip(details, align(engine.model, engine.tokenizer, sources, targets), strict=True):
-            one["alignment"] = links
-    return details
+@dataclass(frozen=True)
+class _Details:
+    """What is answered about each sentence."""
+
+    wanted: TranslationsRequest
+    calibration: Calibration | None  # if confidence is wanted
+
+    async def sentence(
+        self, work: Translating, text: SplitText, number: int, found: list[Hypothesis]
+    ) -> SentenceAnswer:
+        """A sentence with its translations."""
+        names = ("text", "score", "log_probability") if self.wanted.scores else ("text",)
+        known = [{name: getattr(one, name) for name in names} | {"repeats": one.repeats or None} for one in found]
+        source, wanted = text.sentences[number], self.wanted
+        if wanted.token_scores or wanted.alignments or wanted.confidence:
+            more = await work.engine.call(self._more, work.engine, source, [one.text for one in found])
+            known = [{**one, **other} for one, other in zip(known, more, strict=True)]
+        return SentenceAnswer(source=source, before=text.before(number), translations=known)
+
+    def _more(self, engine: Engine, source: str, targets: list[str]) -> list[dict]:
+        """What the model says of the translations of a sentence."""
+        arguments = engine.model, engine.tokenizer, [source] * len(targets), targets
+        details: list[dict] = [{} for _ in targets]
+        if self.wanted.token_scores:
+            for one, score in zip(details, score_tokens(*arguments), strict=True):
+                pairs = zip(score.tokens, score.log_probabilities, strict=True)
+                one["tokens"] = [{"text": text, "log_probability": value} for text, value in pairs]
+        if self.calibration is not None:
+            for one, words in zip(details, self.calibration.confide(*arguments), strict=True):
+                one["confidence"] = mean_confidence(words)
+                one["words"] = [{"text": text, "confidence": value} for text, value in words]
+        if self.wanted.alignments:
+            if not engine.is_ours:
+                raise UserError("alignments are not possible with an exported model: leave them out")
+            for one, links in zip(details, align(*arguments), strict=True):
+                one["alignment"] = links
+        return details
 
 
-async def _events(service: Service, place, wish: Wish, wanted: TranslationsRequest) -> AsyncIterator[str]:
+async def _events(service: Service, place: ModelPlace, wish: Wish, details: _Details) -> AsyncIterator[str]:
     try:
         async with service.translating(place, wish) as work, contextlib.aclosing(work.sentences()) as found:
             order = [(number, place) for number, text in enumerate(work.texts) for place in range(len(text.sentences))]
@@ -161,7 +204,7 @@ async def _events(service: Service, place, wish: Wish, wanted: TranslationsReque
                 while sent < len(order) and order[sent] in ready:
                     number, sentence = order[sent]
                     hypotheses = ready.pop(order[sent])
-                    answer = await _sentence(work, work.texts[number], sentence, hypotheses, wanted)
+                    answer = await details.sentence(work, work.texts[number], sentence, hypotheses)
                     sent += 1
                     yield _event("sentence", {"text": number, **answer.model_dump(exclude_none=True)})
             yield _event("end", {"after": [text.gaps[-1] for text in work.texts]})

@@ -189,11 +189,11 @@ def test_the_command(tmp_path, model, source, capsys, fails):
     shutil.copytree(model, folder)
     assert run("translate", folder, "--input", source, "--output", outputs) == 0
     own = outputs.read_text().split("\n")[: len(LINES)]
-    (tmp_path / "sources").write_text("\n".join(LINES * 9) + "\n")
-    lines = [line if number % 2 else "something else" for number, line in enumerate(own * 9)]
+    (tmp_path / "sources").write_text("\n".join(LINES * 2) + "\n")
+    lines = [line if number % 2 else "something else" for number, line in enumerate(own * 2)]
     (tmp_path / "references").write_text("\n".join(lines) + "\n")
     assert "vaswani calibrate" in fails("translate", folder, "a sentence", "--confidence")
-    files = "--source", tmp_path / "sources", "--reference", tmp_path / "references"
+    files = "--source", tmp_path / "sources", "--reference", tmp_path / "references", "--max-new-tokens", "16"
     assert run("calibrate", folder, *files) == 0
     printed = capsys.readouterr().out
     assert "of them as in the references" in printed and "expected calibration error" in printed

@@ -13,8 +13,10 @@ either. bfloat16 is left out on a processor for which oneDNN does not compute in
 
 With --profile only ours runs, in a precision of `prepare_for_inference` or, with `plain`, without it: a table of where
 its processor time goes (one thread), in milliseconds of an output position. The source is what is projected of it for
-all steps, the search what `generate()` takes beyond encoder, source and steps. With `--loop transformers` a processor
-that does nothing lets transformers' loop search.
+all steps, the search what `generate()` takes beyond encoder, source, layers and the output layer. With `--loop
+transformers` a processor that does nothing lets transformers' loop search. With `--shortlist 1000` a second model whose
+output layer has the first 1,000 tokens alone takes turns with the first: what a shortlist of target words would gain,
+without what choosing them would take.
 """
 
 import argparse
@@ -48,6 +50,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of the contestants in the table")
     parser.add_argument("--loop", choices=["own", "transformers"], default="own", help="of --profile")
+    parser.add_argument("--shortlist", type=int, metavar="TOKENS", help="of --profile")
     parser.add_argument("--profile", choices=["plain", "float32", "bfloat16", "int8"], metavar="PRECISION")
     return parser.parse_args()
 
@@ -194,9 +197,13 @@ def profile(options: argparse.Namespace) -> None:
     from vaswani_transformer.model.incremental_decoding_vaswani import IncrementalDecoder
 
     torch.set_num_threads(1)
-    model = vaswani_model(options)
+    models = [vaswani_model(options) for _ in range(2 if options.shortlist else 1)]
+    if options.shortlist:
+        whole = models[1].lm_head
+        models[1].lm_head = torch.nn.Linear(whole.in_features, options.shortlist, bias=False)
+        models[1].lm_head.weight.copy_(whole.weight[: options.shortlist])
     if options.profile != "plain":
-        prepare_for_inference(model, options.profile)
+        models = [prepare_for_inference(model, options.profile) for model in models]
     taken: dict[str, float] = {}
 
     def timed(kind: type, name: str, part: str) -> None:
@@ -210,23 +217,30 @@ def profile(options: argparse.Namespace) -> None:
 
         setattr(kind, name, run)
 
-    timed(type(model.model.encoder), "forward", "encoder")
+    timed(type(models[0].model.encoder), "forward", "encoder")
     timed(IncrementalDecoder, "read_source", "source")
+    timed(IncrementalDecoder, "step", "layers")
     timed(IncrementalDecoder, "logits", "step")
     more = {"logits_processor": [lambda ids, scores: scores]} if options.loop == "transformers" else {}
-    generate = by_generate(model, options, **more)
-    print("| batch | beam | encoder | source | step | search | all |\n|---:|---:|---:|---:|---:|---:|---:|")
+    runs = [by_generate(model, options, **more) for model in models]
+    head = "| batch | beam | encoder | source | layers | output layer | search | all |"
+    print(head + (" with the shortlist | saved |\n" if options.shortlist else "\n") + "|---:" * 8 + "|---:" * 2 * (len(runs) - 1) + "|")
     for batch, beams in itertools.product(options.batches, options.beams):
         ids = torch.randint(len(SPECIAL), options.vocab_size, (batch, options.source_length))
-        rounds = []
+        rounds = [[] for _ in runs]
         for _ in range(options.rounds + 1):
-            taken.update(encoder=0.0, source=0.0, step=0.0)
-            whole = time.thread_time()
-            generate(ids, beams)
-            whole = time.thread_time() - whole
-            rounds.append((*taken.values(), whole - sum(taken.values()), whole))
-        cells = [f"{1000 * median(column) / options.target_length:.2f}" for column in zip(*rounds[1:], strict=True)]
-        print(f"| {batch} | {beams} | {' | '.join(cells)} |")
+            for generate, times in zip(runs, rounds, strict=True):
+                taken.update(encoder=0.0, source=0.0, layers=0.0, step=0.0)
+                whole = time.thread_time()
+                generate(ids, beams)
+                whole = time.thread_time() - whole
+                parts = [taken["encoder"], taken["source"], taken["layers"], taken["step"] - taken["layers"]]
+                times.append((*parts, whole - taken["encoder"] - taken["source"] - taken["step"], whole))
+        columns = list(zip(*rounds[0][1:], strict=True)) + [[times[-1] for times in other[1:]] for other in rounds[1:]]
+        medians = [median(column) for column in columns]
+        cells = [f"{1000 * seconds / options.target_length:.2f}" for seconds in medians]
+        cells += [f"{1 - shorter / medians[5]:.0%}" for shorter in medians[6:]]
+        print(f"| {batch} | {beams} | {' | '.join(cells)} |", flush=True)
 
 
 def main() -> None:

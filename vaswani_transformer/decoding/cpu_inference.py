@@ -108,9 +108,11 @@ class Int8Linear(_FrozenLinear):
         weight = module.weight.detach().float()
         scales = weight.abs().amax(dim=1).clamp(min=1e-8).double() / 127
         zeros = torch.zeros(len(weight), dtype=torch.long)
+        # As `torch.quantize_per_channel`, in a tenth of its time, which a shortlist takes for each batch.
+        numbers = (weight * (1 / scales.float())[:, None]).round_().to(torch.int8)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the tensor type that torch's int8 products still need
-            quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+            quantized = torch._make_per_channel_quantized_tensor(numbers, scales, zeros, 0)
             bias = None if module.bias is None else module.bias.detach().float()
             self.packed = torch.ops.quantized.linear_prepack(quantized, bias)
         # `_op` skips checks of torch that take as long as a small product.
@@ -193,7 +195,8 @@ def _join(parts: tuple[nn.Linear, ...]) -> nn.Linear:
 
 def _limited(whole: nn.Linear, kind: type[_FrozenLinear] | None, numbers: torch.LongTensor) -> nn.Module:
     """A layer of a kind that has some of the outputs of a whole one: `(size,)` numbers in its order."""
-    part = _linear(whole.weight[numbers], None if whole.bias is None else whole.bias[numbers])
+    weight = whole.weight.detach().index_select(0, numbers)  # several times as fast as indexing
+    part = _linear(weight, None if whole.bias is None else whole.bias[numbers])
     return part if kind is None else kind(part)
 
 

@@ -8,8 +8,9 @@ What it approximates: a word outside of the shortlist cannot be chosen, and beam
 are normalised over the shortlist. A batch with a source token that the lexicon does not know gets the whole vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -26,44 +27,50 @@ SHORTLIST = "shortlist.safetensors"
 _FORMAT = "vaswani shortlist 1"
 _FREQUENT, _BEST = 1000, 100  # words of the target language, and translations of a token
 _ROUNDS = 5  # of expectation maximisation
+_LEAST = 1e-6  # a probability below is none
 _CHUNK = 500  # pairs at once
+_PAIRS = 100_000  # that are learned from, at most
+_PADDING = -1
 _UNKNOWN = -1  # in place of the translations of a token that the lexicon does not have
 
 # P(target token | source token): ids of source and target and the probability, `(entries,)` each.
 Lexicon = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+def sample_pairs(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """So many pairs as a lexicon is learned from, each equally likely, those without blank sides."""
+    kept, random = [], Random(0)
+    for number, pair in enumerate(pair for pair in pairs if all(side.strip() for side in pair)):
+        if number < _PAIRS:
+            kept.append(pair)
+        elif (place := random.randrange(number + 1)) < _PAIRS:
+            kept[place] = pair
+    return kept
+
+
 def learn_lexicon(pairs: Sequence[tuple[list[int], list[int]]]) -> Lexicon:
     """A lexicon from pairs of source and target ids, by IBM Model 1: which of its sources explains a target token."""
+    pairs = sorted(pairs, key=lambda pair: len(pair[0]) * len(pair[1]))  # little padding in a chunk
     size = 1 + max(max(target, default=0) for _, target in pairs)
-    chunks = [pairs[start : start + _CHUNK] for start in range(0, len(pairs), _CHUNK)]
-
-    def links(chunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each source token beside each target token as one number, `(pairs, source, target)`, and which are none."""
-        source, target = (
-            pad_sequence([torch.tensor(pair[side]) for pair in chunk], batch_first=True, padding_value=_UNKNOWN)
-            for side in (0, 1)
-        )
-        source, target = source[:, :, None], target[:, None]
-        return source * size + target, (source == _UNKNOWN) | (target == _UNKNOWN)
-
-    known = []
-    for chunk in chunks:
-        link, padding = links(chunk)
-        known.append(link[~padding].unique())
-    known = torch.cat(known).unique()
-    source, probability = known // size, torch.ones(len(known))
+    chunks = []
+    for start in range(0, len(pairs), _CHUNK):
+        sides = zip(*pairs[start : start + _CHUNK], strict=True)
+        source, target = (pad_sequence([torch.tensor(ids) for ids in side], True, _PADDING) for side in sides)
+        links = source[:, :, None] * size + target[:, None]  # (pairs, source, target), one number for both tokens
+        chunks.append(links.masked_fill_((source[:, :, None] < 0) | (target[:, None] < 0), _PADDING))
+    known = torch.cat([links.unique() for links in chunks]).unique()
+    places = [torch.searchsorted(known, links).int() for links in chunks]
+    source, probability = known.clamp(min=0) // size, (known >= 0).float()
     for _ in range(_ROUNDS):
         counts = torch.zeros_like(probability)
-        for chunk in chunks:
-            link, padding = links(chunk)
-            places = torch.searchsorted(known, link).clamp(max=len(known) - 1)
-            share = probability[places].masked_fill_(padding, 0)
+        for place in places:
+            share = probability[place]
             share /= share.sum(dim=1, keepdim=True).clamp(min=1e-30)
-            counts.index_add_(0, places.flatten(), share.flatten())
+            counts.index_add_(0, place.flatten(), share.flatten())
         totals = counts.new_zeros(int(source[-1]) + 1).index_add_(0, source, counts)
         probability = counts / totals[source].clamp(min=1e-30)
-    return source, known % size, probability
+    is_likely = probability > _LEAST
+    return source[is_likely], known[is_likely] % size, probability[is_likely]
 
 
 def read_lexicon(path: str | Path, tokenizer: Any) -> Lexicon:
@@ -153,9 +160,13 @@ def read_shortlist(folder: str | Path, config) -> Shortlist:
             translations, frequent = file.get_tensor("translations"), file.get_tensor("frequent")
     except SafetensorError:
         known = False
-    sizes = config.vocab_size, config.target_vocab_size
-    is_whole = known and {translations.dtype, frequent.dtype} == {torch.int32} and frequent.numel() > 0
-    is_whole = is_whole and translations.dim() == 2 and frequent.dim() == 1 and len(translations) == sizes[0]
-    if not is_whole or min(translations.min(), frequent.min() - 1) < -1 or max(translations.max(), frequent.max()) >= sizes[1]:
+    if known and translations.dtype == frequent.dtype == torch.int32 and min(translations.numel(), frequent.numel()):
+        shapes = len(translations), translations.dim(), frequent.dim()
+        most = max(translations.max(), frequent.max())
+        known = shapes == (config.vocab_size, 2, 1) and most < config.target_vocab_size
+        known = known and translations.min() >= _UNKNOWN and frequent.min() >= 0
+    else:
+        known = False
+    if not known:
         raise UserError(f"{path} is no shortlist for this model: {advice}")
-    return Shortlist(translations, frequent, sizes[1])
+    return Shortlist(translations, frequent, config.target_vocab_size)

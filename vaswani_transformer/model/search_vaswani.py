@@ -204,7 +204,7 @@ class Search:
         decoder: computes the steps.
         settings: what is searched for.
         cache: an empty cache of one's own, if it is wanted afterwards. Sentences that are done then stay in it.
-        tokens: a shortlist, `(size,)` ids in ascending order: only they are looked at. It must hold what ends an output.
+        tokens: a shortlist, `(size,)` ids in ascending order: only they are looked at. What ends an output is in it.
     """
 
     def __init__(

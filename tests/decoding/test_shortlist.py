@@ -154,11 +154,11 @@ def test_the_commands(model, source, tmp_path, fails, capsys):
     assert "or of --lexicon" in fails("shortlist", folder, "--source", sides["--source"])
     assert run("shortlist", folder, *(part for pair in sides.items() for part in pair)) == 0
     assert str(folder / SHORTLIST) in capsys.readouterr().out
-    found = {}
+    found, options = {}, ["--beams", 2, "--max-new-tokens", 8]
     for name, more in {"without": [], "with": ["--shortlist"]}.items():
         path = tmp_path / name
         assert (
-            run("translate", folder, "--input", source, "--output", path, "--beams", 2, "--max-new-tokens", 8, *more)
+            run("translate", folder, "--input", source, "--output", path, *options, *more)
             == 0
         )
         found[name] = path.read_text().splitlines()

@@ -3,6 +3,7 @@
     python scripts/benchmarks/generation.py
     python scripts/benchmarks/generation.py --device cuda --batches 1 16 64 256 --vocab-size 37000
     python scripts/benchmarks/generation.py --profile int8 --batches 1 --beams 1
+    python scripts/benchmarks/generation.py --model MODEL --source FILE --reference FILE
 
 All have random weights of one shape (base by default); ours and CTranslate2's are the same ones. A batch of
 sources of equal length is given, and every output is forced to the same number of tokens, so that all do the same
@@ -16,6 +17,11 @@ its processor time goes (one thread), in milliseconds of an output position. The
 all steps, the search what `generate()` takes beyond encoder, source, layers and the output layer. With `--loop
 transformers` a processor that does nothing lets transformers' loop search. With `--shortlist 1000` a second model takes
 turns with the first, whose shortlist has always the first 1,000 tokens.
+
+With --model a trained model translates a text, sorted by length, in batches of 64 sentences, text in and text out: ours
+prepared, with the shortlist where the folder has one, and CTranslate2 with our weights (and its own rule of lengths).
+They run in turn in one process, each in one thread; sentences a second of processor time are medians of the rounds,
+with BLEU and the size of the weights.
 """
 
 import argparse
@@ -33,12 +39,13 @@ from statistics import median
 import torch
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]  # their ids: 0 to 3
+SENTENCES = 64  # of a batch of text
 
 
 def parse_options() -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", choices=["base", "big"], default="base")
+    parser.add_argument("--preset", choices=["base", "big", "student-12-1", "student-6-2"], default="base")
     parser.add_argument("--vocab-size", type=int, default=10_000)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64], metavar="SENTENCES")
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
@@ -50,6 +57,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of the contestants in the table")
     parser.add_argument("--loop", choices=["own", "transformers"], default="own", help="of --profile")
     parser.add_argument("--shortlist", type=int, metavar="TOKENS", help="of --profile")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="that translates a text, in place of all else")
+    parser.add_argument("--source", type=Path, metavar="FILE", help="sources, for --model")
+    parser.add_argument("--reference", type=Path, metavar="FILE", help="their translations, for --model")
     parser.add_argument("--profile", choices=["plain", "float32", "bfloat16", "int8"], metavar="PRECISION")
     return parser.parse_args()
 
@@ -242,9 +252,90 @@ def profile(options: argparse.Namespace) -> None:
         print(f"| {batch} | {beams} | {' | '.join(cells)} |", flush=True)
 
 
+def translators(options: argparse.Namespace, folder: Path) -> dict[str, tuple[Path, Callable]]:
+    """Whoever translates a text, by name: where its weights lie, and a function of lines and the number of beams."""
+    from vaswani_transformer import Translator, load_model
+    from vaswani_transformer.decoding.cpu_inference import prepare_for_inference
+    from vaswani_transformer.decoding.shortlist import SHORTLIST, read_shortlist
+
+    def by_us(precision: str, has_shortlist: bool) -> Callable:
+        model, tokenizer = load_model(options.model, "cpu")
+        shortlist = read_shortlist(options.model, model.config) if has_shortlist else None
+        prepare_for_inference(model, precision, shortlist)
+        own = {beams: Translator(model, tokenizer, 10**9, num_beams=beams) for beams in options.beams}
+        return lambda lines, beams: list(own[beams].translate(lines, window=SENTENCES))
+
+    def by_ctranslate2(path: Path, quantization: str) -> Callable:
+        export_model(options.model, path, quantization=quantization)
+        translator = ctranslate2.Translator(str(path), compute_type=quantization, intra_threads=1)
+        _, tokenizer = load_model(options.model, "cpu")
+
+        def run(lines: list[str], beams: int) -> list[str]:
+            tokens = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(lines)["input_ids"]]
+            found = translator.translate_batch(tokens, max_batch_size=SENTENCES, beam_size=beams)
+            ids = [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in found]
+            return tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+        return run
+
+    weights = options.model / "model.safetensors"
+    makers = {}
+    for precision in ("float32", "int8"):
+        makers[f"ours, {precision}"] = weights, by_us(precision, False)
+        if (options.model / SHORTLIST).exists():
+            makers[f"ours, {precision}, shortlist"] = weights, by_us(precision, True)
+    try:
+        import ctranslate2
+
+        from vaswani_transformer.export.exporting import export_model
+
+        for quantization in ("float32", "int8"):
+            path = folder / quantization
+            makers[f"CTranslate2, {quantization}"] = path / "model.bin", by_ctranslate2(path, quantization)
+    except ImportError:
+        print("CTranslate2 is not installed: left out", file=sys.stderr)
+    return makers
+
+
+def translate_text(options: argparse.Namespace) -> None:
+    """Print how fast and how well a text is translated."""
+    from vaswani_transformer import load_model
+    from vaswani_transformer.data.pair_readers import read_pairs
+    from vaswani_transformer.evaluation.metrics import score_translations
+
+    torch.set_num_threads(1)
+    _, tokenizer = load_model(options.model, "cpu")
+    pairs = read_pairs("text", [(options.source, options.reference)])
+    pairs = sorted(pairs, key=lambda pair: len(tokenizer(pair[0])["input_ids"]))
+    lines, references = map(list, zip(*pairs, strict=True))
+    print(f"| batch {SENTENCES} | beam | sentences/s | times the first | other outputs | BLEU | weights, MB |")
+    print("|---|" + "---:|" * 6)
+    with tempfile.TemporaryDirectory() as folder:
+        runs = translators(options, Path(folder))
+        for beams in options.beams:
+            seconds, outputs = {name: [] for name in runs}, {}
+            for turn in range(options.rounds + 1):
+                print(f"beam {beams}: round {turn} of {options.rounds}", file=sys.stderr)
+                for name in random.sample(list(runs), len(runs)):
+                    started = time.process_time()
+                    outputs[name] = runs[name][1](lines, beams)
+                    if turn:
+                        seconds[name].append(time.process_time() - started)
+            first = next(iter(runs))
+            for name, (weights, _) in runs.items():
+                rate, base = (len(lines) / median(seconds[own]) for own in (name, first))
+                others = sum(own != other for own, other in zip(outputs[name], outputs[first], strict=True))
+                bleu = score_translations(outputs[name], references)["bleu"]
+                size = weights.stat().st_size / 1e6
+                print(f"| {name} | {beams} | {rate:.0f} | {rate / base:.2f} | {others} | {bleu:.2f} | {size:.1f} |")
+
+
 def main() -> None:
     """Run all and print the table."""
     options = parse_options()
+    if options.model:
+        translate_text(options)
+        return
     if options.profile:
         profile(options)
         return

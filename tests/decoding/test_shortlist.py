@@ -157,10 +157,7 @@ def test_the_commands(model, source, tmp_path, fails, capsys):
     found, options = {}, ["--beams", 2, "--max-new-tokens", 8]
     for name, more in {"without": [], "with": ["--shortlist"]}.items():
         path = tmp_path / name
-        assert (
-            run("translate", folder, "--input", source, "--output", path, *options, *more)
-            == 0
-        )
+        assert run("translate", folder, "--input", source, "--output", path, *options, *more) == 0
         found[name] = path.read_text().splitlines()
     # All words of so small a vocabulary are in the shortlist.
     assert found["with"] == found["without"] and len(found["with"]) == len(LINES)

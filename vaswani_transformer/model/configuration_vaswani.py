@@ -43,8 +43,8 @@ _PRESETS: dict[str, dict] = {
         "dropout": 0.2,
         "attention_dropout": 0.2,
     },
-    # Not the paper's: models that are fast because nearly all of their layers are in the encoder, which reads a sentence
-    # once. They learn from a larger model's translations (Kim and Rush, 2016).
+    # Not the paper's: fast because most of their layers are in the encoder, which reads a sentence once. They learn
+    # from a larger model's translations (Kim and Rush, 2016, arXiv 1606.07947).
     "student-12-1": {"encoder_layers": 12, "decoder_layers": 1},  # Kasai et al., 2021, arXiv 2006.10369
     "student-6-2": {"encoder_layers": 6, "decoder_layers": 2},  # Kim et al., 2019, WNGT
 }

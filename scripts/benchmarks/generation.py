@@ -18,10 +18,10 @@ all steps, the search what `generate()` takes beyond encoder, source, layers and
 transformers` a processor that does nothing lets transformers' loop search. With `--shortlist 1000` a second model takes
 turns with the first, whose shortlist has always the first 1,000 tokens.
 
-With --model a trained model translates a text, sorted by length, in batches of 64 sentences, text in and text out: ours
-prepared, with the shortlist where the folder has one, and CTranslate2 with our weights (and its own rule of lengths).
-They run in turn in one process, each in one thread; sentences a second of processor time are medians of the rounds,
-with BLEU and the size of the weights.
+With --model a trained model translates a text that is sorted by length, text in and text out: ours prepared, with the
+shortlist where the folder has one, and CTranslate2 with our weights (and its own rule of lengths). They run in turn in
+one process, each in one thread; sentences a second of processor time are medians of the rounds, with BLEU, the size of
+the weights, and how many outputs are not those of the first.
 """
 
 import argparse
@@ -33,13 +33,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]  # their ids: 0 to 3
-SENTENCES = 64  # of a batch of text
 
 
 def parse_options() -> argparse.Namespace:
@@ -253,7 +253,7 @@ def profile(options: argparse.Namespace) -> None:
 
 
 def translators(options: argparse.Namespace, folder: Path) -> dict[str, tuple[Path, Callable]]:
-    """Whoever translates a text, by name: where its weights lie, and a function of lines and the number of beams."""
+    """Whoever translates a text, by name: where its weights lie, and a function of lines, beams and batch size."""
     from vaswani_transformer import Translator, load_model
     from vaswani_transformer.decoding.cpu_inference import prepare_for_inference
     from vaswani_transformer.decoding.shortlist import SHORTLIST, read_shortlist
@@ -263,27 +263,26 @@ def translators(options: argparse.Namespace, folder: Path) -> dict[str, tuple[Pa
         shortlist = read_shortlist(options.model, model.config) if has_shortlist else None
         prepare_for_inference(model, precision, shortlist)
         own = {beams: Translator(model, tokenizer, 10**9, num_beams=beams) for beams in options.beams}
-        return lambda lines, beams: list(own[beams].translate(lines, window=SENTENCES))
+        return lambda lines, beams, sentences: list(own[beams].translate(lines, window=sentences))
 
     def by_ctranslate2(path: Path, quantization: str) -> Callable:
         export_model(options.model, path, quantization=quantization)
         translator = ctranslate2.Translator(str(path), compute_type=quantization, intra_threads=1)
         _, tokenizer = load_model(options.model, "cpu")
 
-        def run(lines: list[str], beams: int) -> list[str]:
+        def run(lines: list[str], beams: int, sentences: int) -> list[str]:
             tokens = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(lines)["input_ids"]]
-            found = translator.translate_batch(tokens, max_batch_size=SENTENCES, beam_size=beams)
+            found = translator.translate_batch(tokens, max_batch_size=sentences, beam_size=beams)
             ids = [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in found]
             return tokenizer.batch_decode(ids, skip_special_tokens=True)
 
         return run
 
-    weights = options.model / "model.safetensors"
-    makers = {}
+    weights, makers = options.model / "model.safetensors", {}
     for precision in ("float32", "int8"):
-        makers[f"ours, {precision}"] = weights, by_us(precision, False)
+        makers[f"ours, {precision}"] = weights, partial(by_us, precision, False)
         if (options.model / SHORTLIST).exists():
-            makers[f"ours, {precision}, shortlist"] = weights, by_us(precision, True)
+            makers[f"ours, {precision}, shortlist"] = weights, partial(by_us, precision, True)
     try:
         import ctranslate2
 
@@ -291,10 +290,10 @@ def translators(options: argparse.Namespace, folder: Path) -> dict[str, tuple[Pa
 
         for quantization in ("float32", "int8"):
             path = folder / quantization
-            makers[f"CTranslate2, {quantization}"] = path / "model.bin", by_ctranslate2(path, quantization)
+            makers[f"CTranslate2, {quantization}"] = path / "model.bin", partial(by_ctranslate2, path, quantization)
     except ImportError:
         print("CTranslate2 is not installed: left out", file=sys.stderr)
-    return makers
+    return {name: (path, make()) for name, (path, make) in makers.items() if not options.only or name in options.only}
 
 
 def translate_text(options: argparse.Namespace) -> None:
@@ -308,17 +307,17 @@ def translate_text(options: argparse.Namespace) -> None:
     pairs = read_pairs("text", [(options.source, options.reference)])
     pairs = sorted(pairs, key=lambda pair: len(tokenizer(pair[0])["input_ids"]))
     lines, references = map(list, zip(*pairs, strict=True))
-    print(f"| batch {SENTENCES} | beam | sentences/s | times the first | other outputs | BLEU | weights, MB |")
-    print("|---|" + "---:|" * 6)
+    print("| | batch | beam | sentences/s | times the first | other outputs | BLEU | weights, MB |")
+    print("|---|" + "---:|" * 7)
     with tempfile.TemporaryDirectory() as folder:
         runs = translators(options, Path(folder))
-        for beams in options.beams:
+        for batch, beams in itertools.product(options.batches, options.beams):
             seconds, outputs = {name: [] for name in runs}, {}
             for turn in range(options.rounds + 1):
-                print(f"beam {beams}: round {turn} of {options.rounds}", file=sys.stderr)
+                print(f"batch {batch}, beam {beams}: round {turn} of {options.rounds}", file=sys.stderr)
                 for name in random.sample(list(runs), len(runs)):
                     started = time.process_time()
-                    outputs[name] = runs[name][1](lines, beams)
+                    outputs[name] = runs[name][1](lines, beams, batch)
                     if turn:
                         seconds[name].append(time.process_time() - started)
             first = next(iter(runs))
@@ -327,7 +326,8 @@ def translate_text(options: argparse.Namespace) -> None:
                 others = sum(own != other for own, other in zip(outputs[name], outputs[first], strict=True))
                 bleu = score_translations(outputs[name], references)["bleu"]
                 size = weights.stat().st_size / 1e6
-                print(f"| {name} | {beams} | {rate:.0f} | {rate / base:.2f} | {others} | {bleu:.2f} | {size:.1f} |")
+                cells = f"{rate:.0f} | {rate / base:.2f} | {others} | {bleu:.2f} | {size:.1f}"
+                print(f"| {name} | {batch} | {beams} | {cells} |", flush=True)
 
 
 def main() -> None:

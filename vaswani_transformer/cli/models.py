@@ -267,6 +267,8 @@ def _export(arguments: argparse.Namespace) -> int:
         f"{what} differ from the model's by at most {result.difference:.2g} on this CPU (3 sentences of random tokens)"
     )
     if arguments.format == "ctranslate2":
+        if "int8" in (arguments.quantization or ""):
+            print("on a processor without VNNI int8 differs more: give `translate` --precision float32 there")
         print(f"use it with: {command_name()} translate {shlex.quote(arguments.output)}")
     return 0
 

@@ -3,6 +3,7 @@
     python scripts/benchmarks/generation.py
     python scripts/benchmarks/generation.py --device cuda --batches 1 16 64 256 --vocab-size 37000
     python scripts/benchmarks/generation.py --profile int8 --batches 1 --beams 1
+    python scripts/benchmarks/generation.py --model MODEL --source FILE --reference FILE
 
 All have random weights of one shape (base by default); ours and CTranslate2's are the same ones. A batch of
 sources of equal length is given, and every output is forced to the same number of tokens, so that all do the same
@@ -13,8 +14,14 @@ either. bfloat16 is left out on a processor for which oneDNN does not compute in
 
 With --profile only ours runs, in a precision of `prepare_for_inference` or, with `plain`, without it: a table of where
 its processor time goes (one thread), in milliseconds of an output position. The source is what is projected of it for
-all steps, the search what `generate()` takes beyond encoder, source and steps. With `--loop transformers` a processor
-that does nothing lets transformers' loop search.
+all steps, the search what `generate()` takes beyond encoder, source, layers and the output layer. With `--loop
+transformers` a processor that does nothing lets transformers' loop search. With `--shortlist 1000` a second model takes
+turns with the first, whose shortlist has always the first 1,000 tokens.
+
+With --model a trained model translates a text that is sorted by length, text in and text out: ours prepared, with the
+shortlist where the folder has one, and CTranslate2 with our weights (and its own rule of lengths). They run in turn in
+one process, each in one thread; sentences a second of processor time are medians of the rounds, with BLEU, the size of
+the weights, and how many outputs are not those of the first.
 """
 
 import argparse
@@ -26,6 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -37,7 +45,7 @@ SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]  # their ids: 0 to 3
 def parse_options() -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", choices=["base", "big"], default="base")
+    parser.add_argument("--preset", choices=["base", "big", "student-12-1", "student-6-2"], default="base")
     parser.add_argument("--vocab-size", type=int, default=10_000)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64], metavar="SENTENCES")
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
@@ -48,6 +56,10 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of the contestants in the table")
     parser.add_argument("--loop", choices=["own", "transformers"], default="own", help="of --profile")
+    parser.add_argument("--shortlist", type=int, metavar="TOKENS", help="of --profile")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="that translates a text, in place of all else")
+    parser.add_argument("--source", type=Path, metavar="FILE", help="sources, for --model")
+    parser.add_argument("--reference", type=Path, metavar="FILE", help="their translations, for --model")
     parser.add_argument("--profile", choices=["plain", "float32", "bfloat16", "int8"], metavar="PRECISION")
     return parser.parse_args()
 
@@ -194,9 +206,12 @@ def profile(options: argparse.Namespace) -> None:
     from vaswani_transformer.model.incremental_decoding_vaswani import IncrementalDecoder
 
     torch.set_num_threads(1)
-    model = vaswani_model(options)
+    models = [vaswani_model(options)]
     if options.profile != "plain":
-        prepare_for_inference(model, options.profile)
+        prepare_for_inference(models[0], options.profile)
+        if options.shortlist:
+            tokens = torch.arange(options.shortlist)
+            models.append(prepare_for_inference(vaswani_model(options), options.profile, lambda ids: tokens))
     taken: dict[str, float] = {}
 
     def timed(kind: type, name: str, part: str) -> None:
@@ -210,28 +225,117 @@ def profile(options: argparse.Namespace) -> None:
 
         setattr(kind, name, run)
 
-    timed(type(model.model.encoder), "forward", "encoder")
+    timed(type(models[0].model.encoder), "forward", "encoder")
     timed(IncrementalDecoder, "read_source", "source")
+    timed(IncrementalDecoder, "step", "layers")
     timed(IncrementalDecoder, "logits", "step")
     more = {"logits_processor": [lambda ids, scores: scores]} if options.loop == "transformers" else {}
-    generate = by_generate(model, options, **more)
-    print("| batch | beam | encoder | source | step | search | all |\n|---:|---:|---:|---:|---:|---:|---:|")
+    runs = [by_generate(model, options, **more) for model in models]
+    head = ["batch", "beam", "encoder", "source", "layers", "output layer", "search", "all"]
+    head += ["with the shortlist", "saved"] if len(runs) > 1 else []
+    print(f"| {' | '.join(head)} |\n{'|---:' * len(head)}|")
     for batch, beams in itertools.product(options.batches, options.beams):
         ids = torch.randint(len(SPECIAL), options.vocab_size, (batch, options.source_length))
-        rounds = []
+        rounds = [[] for _ in runs]
         for _ in range(options.rounds + 1):
-            taken.update(encoder=0.0, source=0.0, step=0.0)
-            whole = time.thread_time()
-            generate(ids, beams)
-            whole = time.thread_time() - whole
-            rounds.append((*taken.values(), whole - sum(taken.values()), whole))
-        cells = [f"{1000 * median(column) / options.target_length:.2f}" for column in zip(*rounds[1:], strict=True)]
-        print(f"| {batch} | {beams} | {' | '.join(cells)} |")
+            for generate, times in zip(runs, rounds, strict=True):
+                taken.update(encoder=0.0, source=0.0, layers=0.0, step=0.0)
+                whole = time.thread_time()
+                generate(ids, beams)
+                whole = time.thread_time() - whole
+                parts = [taken["encoder"], taken["source"], taken["layers"], taken["step"] - taken["layers"]]
+                times.append((*parts, whole - taken["encoder"] - taken["source"] - taken["step"], whole))
+        columns = list(zip(*rounds[0][1:], strict=True)) + [[times[-1] for times in other[1:]] for other in rounds[1:]]
+        medians = [median(column) for column in columns]
+        cells = [f"{1000 * seconds / options.target_length:.2f}" for seconds in medians]
+        cells += [f"{1 - shorter / medians[5]:.0%}" for shorter in medians[6:]]
+        print(f"| {batch} | {beams} | {' | '.join(cells)} |", flush=True)
+
+
+def translators(options: argparse.Namespace, folder: Path) -> dict[str, tuple[Path, Callable]]:
+    """Whoever translates a text, by name: where its weights lie, and a function of lines, beams and batch size."""
+    from vaswani_transformer import Translator, load_model
+    from vaswani_transformer.decoding.cpu_inference import prepare_for_inference
+    from vaswani_transformer.decoding.shortlist import SHORTLIST, read_shortlist
+
+    def by_us(precision: str, has_shortlist: bool) -> Callable:
+        model, tokenizer = load_model(options.model, "cpu")
+        shortlist = read_shortlist(options.model, model.config) if has_shortlist else None
+        prepare_for_inference(model, precision, shortlist)
+        own = {beams: Translator(model, tokenizer, 10**9, num_beams=beams) for beams in options.beams}
+        return lambda lines, beams, sentences: list(own[beams].translate(lines, window=sentences))
+
+    def by_ctranslate2(path: Path, quantization: str) -> Callable:
+        export_model(options.model, path, quantization=quantization)
+        translator = ctranslate2.Translator(str(path), compute_type=quantization, intra_threads=1)
+        _, tokenizer = load_model(options.model, "cpu")
+
+        def run(lines: list[str], beams: int, sentences: int) -> list[str]:
+            tokens = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(lines)["input_ids"]]
+            found = translator.translate_batch(tokens, max_batch_size=sentences, beam_size=beams)
+            ids = [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in found]
+            return tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+        return run
+
+    weights, makers = options.model / "model.safetensors", {}
+    for precision in ("float32", "int8"):
+        makers[f"ours, {precision}"] = weights, partial(by_us, precision, False)
+        if (options.model / SHORTLIST).exists():
+            makers[f"ours, {precision}, shortlist"] = weights, partial(by_us, precision, True)
+    try:
+        import ctranslate2
+
+        from vaswani_transformer.export.exporting import export_model
+
+        for quantization in ("float32", "int8"):
+            path = folder / quantization
+            makers[f"CTranslate2, {quantization}"] = path / "model.bin", partial(by_ctranslate2, path, quantization)
+    except ImportError:
+        print("CTranslate2 is not installed: left out", file=sys.stderr)
+    return {name: (path, make()) for name, (path, make) in makers.items() if not options.only or name in options.only}
+
+
+def translate_text(options: argparse.Namespace) -> None:
+    """Print how fast and how well a text is translated."""
+    from vaswani_transformer import load_model
+    from vaswani_transformer.data.pair_readers import read_pairs
+    from vaswani_transformer.evaluation.metrics import score_translations
+
+    torch.set_num_threads(1)
+    _, tokenizer = load_model(options.model, "cpu")
+    pairs = read_pairs("text", [(options.source, options.reference)])
+    pairs = sorted(pairs, key=lambda pair: len(tokenizer(pair[0])["input_ids"]))
+    lines, references = map(list, zip(*pairs, strict=True))
+    print("| | batch | beam | sentences/s | times the first | other outputs | BLEU | weights, MB |")
+    print("|---|" + "---:|" * 7)
+    with tempfile.TemporaryDirectory() as folder:
+        runs = translators(options, Path(folder))
+        for batch, beams in itertools.product(options.batches, options.beams):
+            seconds, outputs = {name: [] for name in runs}, {}
+            for turn in range(options.rounds + 1):
+                print(f"batch {batch}, beam {beams}: round {turn} of {options.rounds}", file=sys.stderr)
+                for name in random.sample(list(runs), len(runs)):
+                    started = time.process_time()
+                    outputs[name] = runs[name][1](lines, beams, batch)
+                    if turn:
+                        seconds[name].append(time.process_time() - started)
+            first = next(iter(runs))
+            for name, (weights, _) in runs.items():
+                rate, base = (len(lines) / median(seconds[own]) for own in (name, first))
+                others = sum(own != other for own, other in zip(outputs[name], outputs[first], strict=True))
+                bleu = score_translations(outputs[name], references)["bleu"]
+                size = weights.stat().st_size / 1e6
+                cells = f"{rate:.0f} | {rate / base:.2f} | {others} | {bleu:.2f} | {size:.1f}"
+                print(f"| {name} | {batch} | {beams} | {cells} |", flush=True)
 
 
 def main() -> None:
     """Run all and print the table."""
     options = parse_options()
+    if options.model:
+        translate_text(options)
+        return
     if options.profile:
         profile(options)
         return

@@ -238,6 +238,13 @@ class TestPresets:
         cells = (config.encoder_layers, config.d_model, config.d_ff, config.num_heads, config.d_k, config.d_v)
         assert (*cells, config.dropout) == row
 
+    @pytest.mark.parametrize("layers", [(12, 1), (6, 2)])
+    def test_students_are_the_base_model_with_other_layers(self, layers):
+        student = VaswaniConfig.from_preset("student-{}-{}".format(*layers))
+        encoder_layer = 4 * 512**2 + 2 * 512 * 2048 + 2048 + 512 + 2 * 2 * 512  # Table 3's base, Equations 1 and 2
+        decoder_layer = encoder_layer + 4 * 512**2 + 2 * 512
+        assert counted(student) == 37_000 * 512 + layers[0] * encoder_layer + layers[1] * decoder_layer
+
     def test_only_row_e_has_learned_positions(self):
         learned = [
             name

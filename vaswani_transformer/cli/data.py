@@ -110,7 +110,7 @@ def add_lists(commands) -> None:
     """Add `vaswani recipes` and `vaswani presets`."""
     parser = add_command(commands, "recipes", _recipes, "list the recipes that ship with the package")
     parser.add_argument("name", nargs="?", help="print this recipe")
-    parser = add_command(commands, "presets", _presets, "list the paper's models by name, with their parameters")
+    parser = add_command(commands, "presets", _presets, "list models by name, the paper's first, with their parameters")
 
 
 def _recipes(arguments: argparse.Namespace) -> int:

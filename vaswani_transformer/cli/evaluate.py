@@ -114,9 +114,8 @@ def _how_obtained(arguments: argparse.Namespace, translator) -> dict:
     from ..loading import is_exported
 
     generation = search_settings(translator.model.generation_config) | translator.generate_options
-    if arguments.exact:
-        generation["exact"] = True
-    names = ("beams", "length_penalty", "max_new_tokens", "exact", "precision")
+    generation |= {name: True for name in ("exact", "shortlist") if getattr(arguments, name)}
+    names = ("beams", "length_penalty", "max_new_tokens", "exact", "shortlist", "precision")
     options = {option_flag(name): getattr(arguments, name) for name in names}
     record = evaluation_record(
         arguments.model, arguments.source, arguments.reference, generation, options, arguments.test_set

@@ -54,6 +54,8 @@ def add_search_options(parser: argparse.ArgumentParser, exact: bool = False) -> 
     if exact:
         how = "prove that the search of an exported model has missed no better translation; slower"
         group.add_argument("--exact", action="store_true", default=None, help=how)
+        how = "look only at the words that the sources make likely, by `vaswani shortlist`; faster, on a CPU"
+        group.add_argument("--shortlist", action="store_true", default=None, help=how)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -125,6 +127,9 @@ def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
         known = ", ".join((*PRECISIONS, "int8"))
         raise UserError(f"--precision is {arguments.precision!r}: it must be one of {known}")
     precision = None if in_int8 else arguments.precision
+    wants_shortlist = getattr(arguments, "shortlist", None)
+    if wants_shortlist and len(folders) > 1:
+        raise UserError("--shortlist is of one model and --ensemble gives several: leave one of them out")
     if len(folders) > 1:
         from ..decoding.ensemble import load_ensemble
 
@@ -137,9 +142,13 @@ def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
         model, tokenizer = load_model(arguments.model, arguments.device, precision)
     if model.device.type == "cpu":
         from ..decoding.cpu_inference import prepare_for_inference
+        from ..decoding.shortlist import read_shortlist
 
+        shortlist = read_shortlist(arguments.model, model.config) if wants_shortlist else None
         for member in getattr(model, "members", [model]):
-            prepare_for_inference(member, "int8" if in_int8 else None)
+            prepare_for_inference(member, "int8" if in_int8 else None, shortlist)
+    elif wants_shortlist:
+        raise UserError(f"--shortlist is for a CPU and the model is on {model.device}: leave it out")
     elif in_int8:
         raise UserError(f"--precision int8 is for a CPU and the model is on {model.device}: give --device cpu")
     return model, tokenizer
@@ -148,7 +157,7 @@ def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
 def _load_exported(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from ..export.exporting import load_exported
 
-    for name in ("ensemble", "sample", "alignments", "confidence", "glossary", "prefix"):
+    for name in ("ensemble", "sample", "alignments", "confidence", "glossary", "prefix", "shortlist"):
         if getattr(arguments, name, None):
             raise UserError(f"{option_flag(name)} is not possible with an exported model: give the model itself")
     exact = bool(getattr(arguments, "exact", None))

@@ -43,6 +43,10 @@ _PRESETS: dict[str, dict] = {
         "dropout": 0.2,
         "attention_dropout": 0.2,
     },
+    # Not the paper's: fast because most of their layers are in the encoder, which reads a sentence once. They learn
+    # from a larger model's translations (Kim and Rush, 2016, arXiv 1606.07947).
+    "student-12-1": {"encoder_layers": 12, "decoder_layers": 1},  # Kasai et al., 2021, arXiv 2006.10369
+    "student-6-2": {"encoder_layers": 6, "decoder_layers": 2},  # Kim et al., 2019, WNGT
 }
 
 #: Values of `activation_function` and `position_encoding`.
@@ -311,12 +315,12 @@ class VaswaniConfig(PreTrainedConfig):
 
     @classmethod
     def preset_names(cls) -> list[str]:
-        """Names that `from_preset` knows, in the order of the paper."""
+        """Names that `from_preset` knows: those of the paper in its order, then students."""
         return list(_PRESETS)
 
     @classmethod
     def from_preset(cls, name: str, **overrides) -> "VaswaniConfig":
-        """A model of the paper by name: `"base"`, `"big"`, a row of Table 3, or `"parsing"` (Section 6.3).
+        """A model by name: the paper's `"base"`, `"big"`, a row of Table 3, `"parsing"` (Section 6.3), or a student.
 
         Table 3 prints parameters in rounded millions. With the "about 37000" entries of Section 5.1 and exactly the
         parameters of the paper's equations (no attention biases, one shared embedding matrix, feed-forward biases,

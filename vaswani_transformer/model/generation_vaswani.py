@@ -6,6 +6,7 @@ Calls of `generate()` and threads do not affect each other: each sentence's limi
 generation configuration, and the rule of a beam search's scores in a context variable.
 """
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -232,6 +233,10 @@ class VaswaniGenerationMixin:
     A source without an `attention_mask` ends where its `pad_token_id` starts.
     """
 
+    #: Gives the tokens that outputs of `(sentences, source_length)` ids may have, `(size,)`, or None for all of them.
+    #: `prepare_for_inference` sets it. Greedy and beam search that return ids alone ask for it.
+    shortlist: Callable[[torch.LongTensor], torch.LongTensor | None] | None = None
+
     def generate(self, *args, **kwargs):
         """As in `GenerationMixin`.
 
@@ -312,6 +317,7 @@ class VaswaniGenerationMixin:
             states = inputs_tensor if states is None else states[0]
             mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device)
         generation_config._source_lengths = mask.ne(0).sum(dim=1)
+        generation_config._source_ids = inputs_tensor if inputs_tensor.dim() == 2 else None
         return super()._maybe_prepare_encoder_kwargs_for_generation(
             inputs_tensor, model_kwargs, model_input_name, generation_config
         )
@@ -388,7 +394,13 @@ class VaswaniGenerationMixin:
         """The outputs of a `Search`, as transformers' loops return them."""
         config, beams = generation_config, settings.num_beams
         returns_cache, mask = config.return_dict_in_generate, model_kwargs.get("attention_mask")
-        search = Search(past_key_values.decoder, settings, past_key_values if returns_cache else None)
+        tokens, source_ids = None, config._source_ids
+        if self.shortlist is not None and source_ids is not None and not returns_cache:
+            tokens = self.shortlist(source_ids)
+        if tokens is not None:
+            ends = torch.tensor(sorted(settings.end_ids | settings.forced_end_ids), dtype=torch.long)
+            tokens = torch.cat((tokens, ends)).unique()
+        search = Search(past_key_values.decoder, settings, past_key_values if returns_cache else None, tokens)
         prompts = input_ids[::beams]
         states, mask = model_kwargs["encoder_outputs"][0][::beams], None if mask is None else mask[::beams]
         limits = config._sentence_limits

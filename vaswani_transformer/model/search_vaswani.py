@@ -204,15 +204,29 @@ class Search:
         decoder: computes the steps.
         settings: what is searched for.
         cache: an empty cache of one's own, if it is wanted afterwards. Sentences that are done then stay in it.
+        tokens: a shortlist, `(size,)` ids in ascending order: only they are looked at. What ends an output is in it.
     """
 
-    def __init__(self, decoder: IncrementalDecoder, settings: SearchSettings, cache: DecodingCache | None = None):
-        self.settings, self._stay = settings, cache is not None
+    def __init__(
+        self,
+        decoder: IncrementalDecoder,
+        settings: SearchSettings,
+        cache: DecodingCache | None = None,
+        tokens: torch.LongTensor | None = None,
+    ):
+        self.settings, self._stay, self._tokens = settings, cache is not None, tokens
+        decoder = decoder if tokens is None else decoder.limited_to(tokens)
         self.cache = DecodingCache(decoder, settings.num_beams) if cache is None else cache
-        self._forbidden = torch.tensor(sorted(settings.forbidden_ids))
+        groups = settings.forbidden_ids, settings.end_ids, settings.forced_end_ids
+        self._forbidden, self._ends, self._forced = map(self._columns, groups)
         self.sentences: list[Sentence] = []  # of each group of rows of the cache; some may be done
         self._input: torch.Tensor | None = None  # (rows, new tokens), the decoder's next input
         self._values: torch.Tensor | None = None  # (sentences, beams), log-probabilities of running hypotheses
+
+    def _columns(self, ids: frozenset[int]) -> torch.LongTensor:
+        """Where scores have these tokens."""
+        wanted = torch.tensor(sorted(ids), dtype=torch.long)
+        return wanted if self._tokens is None else torch.isin(self._tokens.cpu(), wanted).nonzero().flatten()
 
     @property
     def running(self) -> int:
@@ -319,17 +333,17 @@ class Search:
     def _constrain(self, scores: torch.Tensor) -> None:
         """Forbid tokens, and ends that come too early, and force those at a limit, in `(rows, vocab_size)` scores."""
         settings, sentences = self.settings, self.sentences
-        if settings.forbidden_ids:
+        if len(self._forbidden):
             scores.index_fill_(1, self._forbidden.to(scores.device), -torch.inf)
         grouped = scores.view(len(sentences), -1, scores.shape[1])
         early = [place for place, sentence in enumerate(sentences) if sentence.length < settings.min_tokens]
-        for token in settings.end_ids if early else ():
+        for token in self._ends if early else ():
             grouped[early if len(early) < len(sentences) else slice(None), :, token] = -torch.inf
         if settings.forced_end_ids:
             last = [place for place, sentence in enumerate(sentences) if sentence.length == sentence.limit - 1]
             if last:
                 grouped[last] = -torch.inf
-                for token in settings.forced_end_ids:
+                for token in self._forced:
                     grouped[last, :, token] = 0
 
     def _extend_greedily(self, logits: torch.Tensor) -> None:
@@ -339,6 +353,8 @@ class Search:
             self._input = tokens.gather(1, logits.gather(1, tokens).argmax(dim=-1, keepdim=True))
         else:
             self._input = logits.argmax(dim=-1, keepdim=True)
+        if self._tokens is not None:
+            self._input = self._tokens[self._input]
         for sentence, (token,) in zip(self.sentences, self._input.tolist(), strict=True):
             if not sentence.is_done:
                 sentence.extend(token)
@@ -369,6 +385,7 @@ class Search:
         width = log_probs.shape[1]
         values, places = (log_probs.view(number, beams, width) + self._values[..., None]).flatten(1).topk(count)
         tokens = places % width if tokens is None else tokens.view(number, -1).gather(1, places)
+        tokens = tokens if self._tokens is None else self._tokens[tokens]
         today = [settings.divisor(sentence.length + 1) for sentence in self.sentences]
         judged = [own if (own := sentence.horizon) is not None else divisor
                   for sentence, divisor in zip(self.sentences, today, strict=True)]  # fmt: skip

@@ -69,7 +69,7 @@ class Recipe:
         None, "folder of a model to start from (fine-tuning): weights, sizes, tokenizer and search are its own", MODEL,
         "--from",
     )  # fmt: skip
-    preset: str = _option("base", "model of the paper to start from: vaswani presets", MODEL)
+    preset: str = _option("base", "model to start from, the paper's or a student: vaswani presets", MODEL)
     d_model: int | None = _option(None, "width of the model; from the preset if none, as all below", MODEL)
     d_ff: int | None = _option(None, "inner width of the feed-forward sublayers", MODEL)
     num_heads: int | None = _option(None, "attention heads", MODEL)

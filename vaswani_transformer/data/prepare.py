@@ -48,7 +48,7 @@ from .prepared import (
 )
 from .recipe_data import data_sources, sample_rows, tokenizer_of_sample
 from .shards import ShardWriter
-from .splits import Place, Split, places, text_splits
+from .splits import SPLIT_BYTES, Place, Split, places, text_splits
 from .text_files import file_errors
 from .tokenization import load_tokenizer, tokenizer_sha256
 
@@ -80,7 +80,7 @@ def prepare(
     Args:
         recipe: data, tokenizer, limits and, for what is held out and a new tokenizer's sample of the text, seed.
         folder: the folder to make, or to resume in.
-        workers: processes, each of which does a task at a time; None: one for each processor.
+        workers: processes, each of which does a task at a time; None: one for each processor, fewer for a short text.
         progress: show a bar on standard error, on a terminal.
         overwrite: remove an earlier preparation first; None: only one that cannot be resumed or used with this recipe.
         sources: training and validation text, if they are not to be found by the recipe; see `data_sources`.
@@ -92,8 +92,8 @@ def prepare(
         UserError: for mistakes in the recipe or its data, and a folder that holds something else. Of splits that cannot
             be read the first is named, when all others are done.
     """
-    workers = _processors() if workers is None else workers
-    check_workers("workers", workers)
+    if workers is not None:
+        check_workers("workers", workers)
     check_limits(recipe.max_length, recipe.max_length_ratio)
     check_paths(recipe)
     with locked(folder):
@@ -107,6 +107,7 @@ def prepare(
             return _finished_manifest(folder, settings)
         _start_or_resume(folder, settings)
         preparation = Preparation.of(recipe, folder, train, validation, settings)
+        workers = workers or _useful_workers(settings)
         for stage in preparation.stages:
             run_tasks(
                 functools.partial(preparation.run, stage),
@@ -336,9 +337,11 @@ def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Pat
     return folder
 
 
-def _processors() -> int:
+def _useful_workers(settings: dict) -> int:
+    """A process for each processor, as far as there is text for each: one takes seconds to start."""
     number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(number, MOST_WORKERS)
+    size = sum(size for size, _ in settings["files"].values())
+    return max(1, min(number, MOST_WORKERS, size // SPLIT_BYTES))
 
 
 # What a folder holds already

@@ -1,19 +1,25 @@
-"""What does the tasks of a stage: processes of this machine."""
+"""What does the tasks of stages: processes of this machine, or those of a cluster by datatrove.
 
+datatrove's executor for one machine is not used: it waits for ever for a worker that was killed.
+"""
+
+import functools
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 
 Task = Callable[[int, Callable[[int], Any]], None]  # takes a number, and what is told of pairs that are done
+LOCAL, SLURM, RAY = ENGINES = ("local", "slurm", "ray")
 _STOPPED = -(2**62)  # instead of a number of pairs: all tasks end
 _done: Any = None  # in a process of a pool: the pairs that all its processes have done
 
@@ -97,3 +103,49 @@ def _advance(pairs: int) -> None:
         if _done.value < 0:
             raise KeyboardInterrupt
         _done.value += pairs
+
+
+# Clusters
+
+
+def run_on_cluster(
+    engine: str, stages: Sequence[tuple[str, Task, int]], folder: Path, options: Mapping[str, Any]
+) -> None:
+    """Have the tasks of stages, each with a name and a number of tasks, done by Slurm or Ray.
+
+    Slurm gets an array of jobs for each stage, each of which waits for the one before; Ray has done all in the end, as
+    far as they have not failed. What a task writes to standard error lies below the folder, and a note that it is done.
+
+    Raises:
+        UserError: where datatrove or the engine is not installed, and for options that its executor does not take.
+    """
+    try:
+        if engine == SLURM:
+            from datatrove.executor.slurm import SlurmPipelineExecutor as Executor
+        else:
+            import ray  # noqa: F401 - its absence is noticed here
+            from datatrove.executor.ray import RayPipelineExecutor as Executor
+    except ModuleNotFoundError as error:
+        raise UserError(f"engine {engine} needs {error.name}: pip install 'vaswani_transformer[cluster]'") from error
+    last = None
+    for name, task, number in stages:
+        named = {"job_name": f"vaswani-{name}"} if engine == SLURM else {}
+        try:
+            last = Executor(
+                [functools.partial(_step, task)], number, depends=last, logging_dir=str(folder / name),
+                **{**named, **options},
+            )  # fmt: skip
+        except TypeError as error:
+            reason = one_line(error).partition("() ")[2] or one_line(error)
+            raise UserError(f"engine {engine}: {reason}; see {Executor.__name__} of datatrove") from error
+    try:
+        last.run()
+    except FileNotFoundError as error:
+        if error.filename != "sbatch":
+            raise
+        raise UserError("there is no command sbatch: start this on a machine from which jobs are submitted") from error
+
+
+def _step(task: Task, data: Any, rank: int, world_size: int) -> None:
+    """A task as a pipeline of datatrove."""
+    task(rank, lambda pairs: None)

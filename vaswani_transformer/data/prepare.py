@@ -12,7 +12,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -27,7 +27,7 @@ from ..hardware import MOST_WORKERS, check_workers
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
-from .engines import run_tasks
+from .engines import LOCAL, SLURM, run_on_cluster, run_tasks
 from .filtering import check_limits
 from .parallel_text import PairSource, held_out_rows
 from .prepared import (
@@ -58,7 +58,7 @@ CHUNK = 50_000  # pairs of a shard, before the filter
 LARGE = 2_000_000
 TASKS = ".tasks"  # the folder of what tasks have returned
 COUNT, PLAN, SAMPLE, LEARN, WRITE, FINISH = "count", "plan", "sample", "learn", "write", "finish"
-SPLIT, HELD_OUT, INDEX = "split", "held_out", "index"  # what else is noted
+SPLIT, HELD_OUT, INDEX, LOGS = "split", "held_out", "index", "logs"  # what else is noted
 PARTS = (TRAIN, VALIDATION)
 _SHOWN = {COUNT: "counting pairs", SAMPLE: "drawing a sample", WRITE: "tokenising"}
 _OTHER = "give another --output, or --overwrite to start anew"
@@ -72,7 +72,9 @@ def prepare(
     progress: bool = True,
     overwrite: bool | None = False,
     sources: tuple[PairSource, PairSource | None] | None = None,
-) -> dict:
+    engine: str = LOCAL,
+    engine_options: Mapping[str, Any] | None = None,
+) -> dict | None:
     """Tokenise and filter a recipe's data into a folder that training maps into memory; resumes after an interruption.
 
     Without validation data some pairs are held out, the same ones as in training without preparation.
@@ -84,9 +86,11 @@ def prepare(
         progress: show a bar on standard error, on a terminal.
         overwrite: remove an earlier preparation first; None: only one that cannot be resumed or used with this recipe.
         sources: training and validation text, if they are not to be found by the recipe; see `data_sources`.
+        engine: who does it: `local`, or `slurm` or `ray` through datatrove; text and folder are on a shared disk then.
+        engine_options: of datatrove's executor, such as `partition` and `time` for Slurm.
 
     Returns:
-        The manifest; see `read_manifest`.
+        The manifest; see `read_manifest`. None where Slurm has got the jobs that will write it.
 
     Raises:
         UserError: for mistakes in the recipe or its data, and a folder that holds something else. Of splits that cannot
@@ -106,16 +110,16 @@ def prepare(
         if (folder / MANIFEST).exists():
             return _finished_manifest(folder, settings)
         _start_or_resume(folder, settings)
-        preparation = Preparation.of(recipe, folder, train, validation, settings)
-        workers = workers or _useful_workers(settings)
-        for stage in preparation.stages:
-            run_tasks(
-                functools.partial(preparation.run, stage),
-                preparation.tasks(stage),
-                workers,
-                _SHOWN.get(stage),
-                progress,
-            )
+        preparation = Preparation.of(recipe, folder.absolute(), train, validation, settings)
+        stages = [
+            (name, functools.partial(preparation.run, name), preparation.tasks(name)) for name in preparation.stages
+        ]
+        if engine != LOCAL:
+            run_on_cluster(engine, stages, folder.absolute() / TASKS / LOGS, engine_options or {})
+            if engine == SLURM:
+                return None
+        for name, task, number in stages:
+            run_tasks(task, number, workers or _useful_workers(settings), _SHOWN.get(name), progress)
         _remove_intermediate(folder)
         return read_manifest(folder)
 
@@ -187,6 +191,14 @@ class Preparation:
         first, stop = {TRAIN: (0, self.train_splits), VALIDATION: (self.train_splits, len(self.splits))}[part or TRAIN]
         return (self._result(stage, number) for number in range(first, stop))
 
+    def _note_pairs(self, name: str, pairs: Sequence[tuple[str, str]], number: int) -> None:
+        lines = (json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs)
+        write_text(self._path(name, number).with_suffix(".jsonl"), "".join(lines))
+
+    def _noted_pairs(self, name: str, number: int) -> Iterator[tuple[str, str]]:
+        with self._path(name, number).with_suffix(".jsonl").open(encoding="utf-8", newline="\n") as file:
+            yield from map(json.loads, file)
+
     def _done(self, stage: str, number: int) -> Any | None:
         """What a task has returned; None if it is to be done, also if what it has written is not there any more."""
         try:
@@ -245,12 +257,13 @@ class Preparation:
         plan = self._result(SPLIT, number)
         rows = set(plan["sampled"])
         pairs = [pair for row, pair in self._pairs(number, plan) if row in rows] if rows else []
-        self._note(SAMPLE, {"pairs": pairs}, number)
+        self._note_pairs(SAMPLE, pairs, number)
+        self._note(SAMPLE, {}, number)
 
     def _learn(self, number: int, advance: Callable[[int], Any]) -> None:
         """Train the tokenizer."""
         number = sum(len(self._result(SPLIT, number)["sampled"]) for number in range(self.train_splits))
-        pairs = chain.from_iterable(result["pairs"] for result in self._results(SAMPLE))
+        pairs = chain.from_iterable(self._noted_pairs(SAMPLE, split) for split in range(self.train_splits))
         self._save_tokenizer(tokenizer_of_sample(self.recipe, pairs, number))
         self._note(LEARN, {})
 
@@ -269,7 +282,7 @@ class Preparation:
         self._check_free(self._path(WRITE, number), [shard_name(part, plan["shard"] + n) for n in range(shards)])
         self._writer.write(
             part, plan["shard"], pairs, self.shard_pairs,
-            lambda facts: self._note(WRITE, {**facts, "held_out": held_out}, number), advance,
+            lambda facts: self._note_pairs(HELD_OUT, held_out, number) or self._note(WRITE, facts, number), advance,
         )  # fmt: skip
 
     def _finish(self, number: int, advance: Callable[[int], Any]) -> None:
@@ -278,7 +291,7 @@ class Preparation:
         for part in PARTS:
             results = list(self._results(WRITE, part))
             if part == VALIDATION and not results:
-                held_out = [pair for result in self._results(WRITE) for pair in result["held_out"]]
+                held_out = list(chain.from_iterable(self._noted_pairs(HELD_OUT, n) for n in range(self.train_splits)))
                 self._check_free(self._path(HELD_OUT), [shard_name(part, 0)])
                 writer.write(part, 0, held_out, len(held_out), functools.partial(self._note, HELD_OUT))
                 results = [self._result(HELD_OUT)]
@@ -426,7 +439,7 @@ def _remove_intermediate(folder: Path) -> None:
 
 
 def _notes(folder: Path) -> list[Path]:
-    return sorted((folder / TASKS).glob("[a-z]*-?????*.json"))
+    return sorted((folder / TASKS).glob("[a-z]*-?????*.json*"))
 
 
 def _check_same(folder: Path, settings: dict, earlier: dict) -> None:

@@ -59,9 +59,7 @@ def _one_by_one(task: Task, number: int, bar: tqdm) -> Iterator[UserError | None
 
 
 def _pooled(task: Task, number: int, workers: int, bar: tqdm) -> Iterator[UserError | None]:
-    context = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
-    if os.name == "posix":
-        context.set_forkserver_preload([task.func.__module__ if hasattr(task, "func") else task.__module__])
+    context = multiprocessing.get_context("spawn")  # a server that forks would itself be lost where this one has forked
     done = context.Value("q", 0)
     pool = ProcessPoolExecutor(min(workers, number), context, _start, (done,))
     waiting: list[Future] = []

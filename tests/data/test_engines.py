@@ -19,6 +19,7 @@ import pytest
 from conftest import ROOT, error_of
 from preparing import digests, make
 
+from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data.engines import run_tasks
 from vaswani_transformer.errors import UserError
 
@@ -158,6 +159,12 @@ def test_what_has_failed_is_submitted_again_alone(recipe, tmp_path, slurm):
     make(recipe, tmp_path / "here")
     there = {name: digest for name, digest in digests(tmp_path / "there").items() if not name.startswith((".", "prep"))}
     assert there == digests(tmp_path / "here")
+
+
+def test_a_machine_with_another_version_is_refused(recipe, tmp_path, slurm, monkeypatch):
+    make(recipe, tmp_path / "p", engine="slurm", engine_options=OPTIONS)
+    monkeypatch.setattr(preparation, "__version__", "0.0")
+    assert "has version 0.0" in error_of(do, jobs_of(slurm)[0][0], 0)
 
 
 def test_options_and_programs_that_are_missing(recipe, tmp_path, slurm, monkeypatch):

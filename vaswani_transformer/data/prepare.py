@@ -12,6 +12,7 @@ import functools
 import json
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from .. import __version__
 from ..errors import UserError
 from ..files import file_sha256, is_inner, remove_files, remove_leftovers, set_aside, write_text
 from ..hardware import MOST_WORKERS, check_workers
@@ -134,6 +136,7 @@ class Preparation:
     train_splits: int
     settings: dict  # what decides the content
     shard_pairs: int
+    version: str = __version__
 
     @staticmethod
     def of(
@@ -157,8 +160,14 @@ class Preparation:
         """Do a task, unless it is done; `advance` is told of pairs that are tokenised.
 
         Raises:
-            UserError: for text that cannot be read, or has changed since the preparation began.
+            UserError: for text that cannot be read, or has changed since the preparation began, and on a machine with
+                another version of the package.
         """
+        if self.version != __version__:
+            host = socket.gethostname()
+            raise UserError(
+                f"{host} has version {__version__} of the package, and {self.version} has begun: install that"
+            )
         done = self._done(stage, number)
         if done is None:
             self._check_unchanged(stage, number)

@@ -23,10 +23,9 @@ from vaswani_transformer import train_tokenizer
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data import recipe_data
-from vaswani_transformer.data.parallel_text import pairs_of
-from vaswani_transformer.data.prepare import ShardWriter
 from vaswani_transformer.data.prepared import PreparedPairs, open_prepared
-from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs, sample_pairs
+from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs, sample_rows
+from vaswani_transformer.data.shards import ShardWriter
 from vaswani_transformer.data.tokenization import load_tokenizer
 from vaswani_transformer.data.tokenized_pairs import tokenize_pairs
 from vaswani_transformer.errors import UserError
@@ -81,8 +80,7 @@ def test_a_vocabulary_and_lengths_beyond_16_bits_have_room(recipe, text, tmp_pat
     tokenizer = load_tokenizer(recipe.tokenizer)
     tokenizer.add_tokens([f"<{number}>" for number in range(2**16)])
     tokenizer.split_special_tokens = False
-    writer = ShardWriter(tmp_path, tokenizer, 60, 3.0)
-    assert writer.write_part("train", [[("<7>", "<65535>")]])["pairs"] == 1
+    ShardWriter(tmp_path, tokenizer, 60, 3.0).write("train", 0, [("<7>", "<65535>")], 1, lambda facts: None)
     batch = pa.ipc.open_file(str(tmp_path / "train-00000.arrow")).get_batch(0)
     for side, text in (("input_ids", "<7>"), ("labels", "<65535>")):
         assert batch[side].to_pylist() == [[len(tokenizer) - 2**16 + int(text[1:-1]), tokenizer.eos_token_id]]
@@ -110,30 +108,26 @@ def test_a_tokenizer_has_pieces_of_all_of_a_text_larger_than_its_sample(tmp_path
     fields = {"train_source": "a.en", "train_target": "a.de", "vocab_size": 400, "validation_size": 9}
     recipe = Recipe(data_dir=str(tmp_path), **fields)
     recipe = recipe if held_out else with_validation(recipe)
-    tokenizers = [recipe_data.new_tokenizer(recipe, pairs_of(load_training_pairs(recipe)[0]))]
-    for workers in (1, 3):
-        make(recipe, tmp_path / str(workers), workers=workers)
-        tokenizers.append(open_prepared(tmp_path / str(workers)).tokenizer)
-    states = [tokenizer.backend_tokenizer.to_str() for tokenizer in tokenizers]
-    assert states[1:] == states[:1] * 2
+    tokenizers = [recipe_data.new_tokenizer(recipe, load_training_pairs(recipe)[0])]
+    make(recipe, tmp_path / "p")
+    tokenizers.append(open_prepared(tmp_path / "p").tokenizer)
+    assert tokenizers[0].backend_tokenizer.to_str() == tokenizers[1].backend_tokenizer.to_str()
     for half in halves:
         assert pieces_of_words(tokenizers[0], half) == [1, 1, 1]
     assert min(pieces_of_words(train_tokenizer(lines[:120], vocab_size=400), halves[1])) > 10  # by the first pairs
 
 
-def test_a_sample_is_uniform_reproducible_and_of_one_pass():
+def test_a_sample_is_uniform_and_reproducible(monkeypatch):
     drawn, runs, size, number = np.zeros(40), 3000, 10, 40
+    monkeypatch.setattr(recipe_data, "TOKENIZER_PAIRS", size)
     for seed in range(runs):
-        sample = sample_pairs(((str(row), "") for row in range(number)), size, seed)  # an iterator: read once
-        rows = [int(source) for source, _ in sample]
+        rows = sample_rows(number, seed).tolist()
         assert rows == sorted(set(rows)) and len(rows) == size
         drawn[rows] += 1
     deviation = (drawn - runs * size / number) / np.sqrt(runs * size / number * (1 - size / number))
     assert abs(deviation).max() < 4.5  # of 40 normal deviates, one in thousands of such tests
-    pairs = [(str(row), "") for row in range(number)]
-    assert sample_pairs(pairs, size, 1) == sample_pairs(iter(pairs), size, 1) != sample_pairs(pairs, size, 2)
-    assert sample_pairs(pairs, number, 1) == sample_pairs(pairs, 10**6, 1) == pairs
-    assert len(sample_pairs(pairs, number - 1, 1)) == number - 1 and sample_pairs([], size, 1) == []
+    assert sample_rows(number, 1).tolist() == sample_rows(number, 1).tolist() != sample_rows(number, 2).tolist()
+    assert sample_rows(size, 1).tolist() == list(range(size)) and len(sample_rows(size + 1, 1)) == size
 
 
 def test_a_preparation_with_a_new_tokenizer_belongs_to_its_seed_and_an_earlier_versions_to_any(recipe, tmp_path):
@@ -200,22 +194,23 @@ def test_a_preparation_killed_at_random_moments_ends_with_the_same_files(recipe,
 
 
 def test_whole_shards_are_not_made_again(recipe, tmp_path, monkeypatch):
-    written, store = [], preparation.store_shard
+    written, write = [], ShardWriter.write
 
-    def stop_after_three(path, *rest):
-        if len(written) == 3:
+    def stop_after_two(self, part, first, *rest):
+        if len(written) == 2:
             raise KeyboardInterrupt
-        written.append(path.name)
-        store(path, *rest)
+        written.append((part, first))
+        write(self, part, first, *rest)
 
-    monkeypatch.setattr(preparation, "store_shard", stop_after_three)
+    monkeypatch.setattr(ShardWriter, "write", stop_after_two)
     with pytest.raises(KeyboardInterrupt):
         make(recipe, tmp_path / "p")
     assert "not finished: run the same `vaswani prepare` command again" in error_of(open_prepared, tmp_path / "p")
     (tmp_path / "p" / "train-00001.arrow").write_bytes(b"cut off")
-    monkeypatch.setattr(preparation, "store_shard", lambda path, *rest: written.append(path.name) or store(path, *rest))
+    monkeypatch.setattr(ShardWriter, "write", lambda *arguments: written.append(arguments[1:3]) or write(*arguments))
     make(recipe, tmp_path / "p")
-    assert [name for name in written if "train" in name] == [f"train-{n:05d}.arrow" for n in (0, 1, 2, 1, 3, 4, 5)]
+    # Each split is a file, of which there are two shards.
+    assert written == [("train", 0), ("train", 2), ("train", 0), ("train", 4), ("validation", 0)]
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "p").rglob("*.arrow")}
     make(recipe, tmp_path / "p")
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "p").rglob("*.arrow")}
@@ -226,7 +221,7 @@ def test_whole_shards_are_not_made_again(recipe, tmp_path, monkeypatch):
 def test_a_disk_that_fills_leaves_whole_shards_and_nothing_else(recipe, tmp_path, monkeypatch):
     """Files above a size cannot be written in the child, as on a full disk."""
     make(recipe, tmp_path / "whole")
-    folder, write = tmp_path / "p", ShardWriter._write
+    folder, write = tmp_path / "p", ShardWriter.write
     limit = max(path.stat().st_size for path in (tmp_path / "whole").glob("train-*.arrow")) - 1
 
     def write_on_a_small_disk(*arguments):
@@ -237,7 +232,7 @@ def test_a_disk_that_fills_leaves_whole_shards_and_nothing_else(recipe, tmp_path
     if child == 0:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        ShardWriter._write, status = write_on_a_small_disk, 1
+        ShardWriter.write, status = write_on_a_small_disk, 1
         try:
             make(recipe, folder)
         except OSError:
@@ -396,7 +391,7 @@ def test_ctrl_c_says_how_to_resume(recipe, text, tmp_path, monkeypatch, capsys):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(preparation, "store_shard", interrupt)
+    monkeypatch.setattr(ShardWriter, "write", interrupt)
     (tmp_path / "r.yaml").write_text(
         f"data_dir: {text}\ntrain_source: part.*.en\ntrain_target: part.*.de\nvalidation_size: 15\nvocab_size: 400\n",
         encoding="utf-8",

@@ -23,6 +23,7 @@ from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data.prepare import prepare_if_large
 from vaswani_transformer.data.prepared import check_recipe_matches, open_prepared, verify_prepared
 from vaswani_transformer.data.recipe_data import load_training_pairs
+from vaswani_transformer.data.shards import ShardWriter
 from vaswani_transformer.distributed import Processes
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.training import run as training
@@ -134,19 +135,19 @@ def test_large_text_is_prepared_first_and_trained_on_alike(large, tmp_path, monk
 
 def test_a_training_stopped_while_it_prepares_or_trains_is_resumed(large, tmp_path, monkeypatch):
     straight = weights_of(dataclasses.replace(large, output=str(tmp_path / "straight")))
-    store, written = preparation.store_shard, []
+    write, written = ShardWriter.write, []
 
-    def stop_at_the_third(path, *rest):
-        if len(written) == 2:
+    def stop_at_the_second(self, part, first, *rest):
+        if written:
             raise KeyboardInterrupt
-        written.append(path.name)
-        store(path, *rest)
+        write(self, part, first, *rest)
+        written.extend(path.name for path in self.folder.glob("*.arrow"))
 
-    monkeypatch.setattr(preparation, "store_shard", stop_at_the_third)
+    monkeypatch.setattr(ShardWriter, "write", stop_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         train(large, progress=False)
     first = {name: shards_of(large)[name] for name in written}
-    monkeypatch.setattr(preparation, "store_shard", store)
+    monkeypatch.setattr(ShardWriter, "write", write)
     large = dataclasses.replace(large, overwrite=True)  # resumes what is the same, as a run does
     with monkeypatch.context() as patch:
         patch.setattr(training, "select_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -135,15 +135,16 @@ def test_attention_and_words(world):
 
 
 def test_pairs_tokenized_and_prepared(world, cache, tmp_path):
-    from vaswani_transformer.data.prepare import ShardWriter
+    from vaswani_transformer.data.shards import ShardWriter
 
     tokenizer = load_tokenizer(world.folder)
     expected = [ids_of(world.source, SOURCES), ids_of(world.target, TARGETS)]
     rows, _ = tokenize_pairs(in_memory(list(zip(SOURCES, TARGETS, strict=True))), tokenizer)
     assert [rows["input_ids"][:], rows["labels"][:]] == expected
-    writer = ShardWriter(tmp_path, tokenizer, 256, None, workers=2)
-    part = writer.write_part("train", [list(zip(SOURCES, TARGETS, strict=True))] * 2)
-    assert part["source_tokens"] == 2 * sum(map(len, expected[0]))
+    writer, facts = ShardWriter(tmp_path, tokenizer, 256, None), {}
+    writer.write("train", 0, list(zip(SOURCES, TARGETS, strict=True)) * 2, len(SOURCES), facts.update)
+    part = writer.write_index("train", facts["shards"], facts["counts"], lambda _: None)
+    assert part["source_tokens"] == 2 * sum(map(len, expected[0])) and len(facts["shards"]) == 2
     assert part["target_tokens"] == 2 * sum(map(len, expected[1]))
 
 

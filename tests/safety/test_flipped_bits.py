@@ -11,8 +11,9 @@ from conftest import tiny_recipe
 
 from vaswani_transformer import train
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.data.prepare import ShardWriter, prepare
+from vaswani_transformer.data.prepare import prepare
 from vaswani_transformer.data.prepared import open_prepared
+from vaswani_transformer.data.shards import ShardWriter
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.files import file_sha256
@@ -141,7 +142,7 @@ def test_a_bit_of_an_unfinished_preparation(recipe, tmp_path, prepared, monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ShardWriter, "_write_index", interrupt)
+        patch.setattr(ShardWriter, "write_index", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare(recipe, tmp_path / "p", workers=1, progress=False)
     flip_a_bit(tmp_path / "p" / "train-00000.arrow")

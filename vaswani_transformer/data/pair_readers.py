@@ -4,7 +4,7 @@ import csv
 import difflib
 import json
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
@@ -30,10 +30,15 @@ def _read_text(source: Path, target: Path, columns: tuple[str, str]) -> Rows:
     for number, pair in enumerate(zip_longest(sources, targets), 1):
         if None in pair:
             longer = number + sum(1 for _ in (targets if pair[0] is None else sources))
-            counts = [number - 1 if text is None else longer for text in pair]
-            what = f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}"
-            raise UserError(f"{what}; line n of one must be the translation of line n of the other")
+            check_numbers_of_lines((source, target), [number - 1 if text is None else longer for text in pair])
         yield "", dict(zip(columns, pair, strict=True))
+
+
+def check_numbers_of_lines(files: tuple[Path, Path], lines: Sequence[int]) -> None:
+    """Refuse a source and a target file of different numbers of lines."""
+    if lines[0] != lines[1]:
+        what = f"{files[0]} has {lines[0]:,} lines and {files[1]} has {lines[1]:,}"
+        raise UserError(f"{what}; line n of one must be the translation of line n of the other")
 
 
 def _read_tsv(path: Path, columns: tuple[str, str]) -> Rows:
@@ -80,13 +85,15 @@ def _read_json(path: Path, columns: tuple[str, str]) -> Rows:
             yield where, row
 
 
-def _read_parquet(path: Path, columns: tuple[str, str]) -> Rows:
+def read_parquet(path: Path, columns: tuple[str, str], groups: Sequence[int] | None = None, before: int = 0) -> Rows:
+    """Rows of a Parquet file, or of some of its row groups, which have so many rows before them."""
     # Not by `datasets`: its scan of a local file may abort the process at its end (apache/arrow issue 45214).
     with load_errors(str(path)):
         file = pq.ParquetFile(path, pre_buffer=False)
         is_flat = set(columns) <= set(file.schema_arrow.names)
-        tables = file.iter_batches(TABLE_ROWS, columns=list(columns) if is_flat else ["translation"])
-    return rows_of_tables(tables, str(path))
+        columns = list(columns) if is_flat else ["translation"]
+        tables = file.iter_batches(TABLE_ROWS, row_groups=groups and list(groups), columns=columns)
+    return rows_of_tables(tables, str(path), before)
 
 
 def _read_tmx(path: Path, columns: tuple[str, str]) -> Rows:
@@ -100,7 +107,7 @@ READERS = {
     ".csv": _read_csv,
     ".jsonl": _read_json,
     ".json": _read_json,
-    ".parquet": _read_parquet,
+    ".parquet": read_parquet,
     ".tmx": _read_tmx,
 }
 
@@ -118,7 +125,12 @@ def read_pairs(
         for pair in pairs_of_rows(READERS[kind](*map(Path, files), columns), columns):
             yield pair
         if pair is None:
-            raise UserError(f"{' and '.join(map(str, files))}: empty, no pair; give at least one pair")
+            raise no_pair(files)
+
+
+def no_pair(files: Sequence[str | Path]) -> UserError:
+    """The error for files without any pair."""
+    return UserError(f"{' and '.join(map(str, files))}: empty, no pair; give at least one pair")
 
 
 def pairs_of_rows(rows: Rows, columns: tuple[str, str]) -> Iterator[tuple[str, str]]:
@@ -152,13 +164,13 @@ def with_pairs_only(table: pa.Table | pa.RecordBatch, columns: tuple[str, str]) 
     return table.select(["translation"]) if "translation" in names else table
 
 
-def rows_of_tables(tables: Iterable[pa.Table | pa.RecordBatch], where: str) -> Rows:
-    """The rows of Arrow tables that follow each other, with their numbers from 1.
+def rows_of_tables(tables: Iterable[pa.Table | pa.RecordBatch], where: str, before: int = 0) -> Rows:
+    """The rows of Arrow tables that follow each other, with their numbers, from 1 after the rows `before` them.
 
     Raises:
         UserError: also for strings that are not UTF-8, which neither Parquet nor Arrow rule out, with the row.
     """
-    number = 0
+    number = before
     with load_errors(where):
         for table in tables:
             check_values(table, where, number)

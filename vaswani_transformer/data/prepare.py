@@ -1,42 +1,36 @@
-"""`vaswani prepare`: tokenise and filter all pairs once, in parallel, into shards that training maps into memory.
+"""`vaswani prepare`: tokenise and filter all pairs once, into shards that training maps into memory.
 
-The main thread reads chunks of pairs, others make one shard of each. A shard is written under a temporary name, fsynced
-and renamed, so that the same command resumes an interrupted one; what it holds depends on the text, the tokenizer and
-the limits, not on the number of workers.
+The text is cut into splits (`splits`). Stages follow each other: splits are counted, a sample is drawn for a new
+tokenizer, splits are tokenised into shards. Each stage has a task for each split, which needs nothing but its number
+and what the stages before have left in the folder: tasks run in any order, on any machine, and more than once. What a
+task returns is written last and says that it is done. What is in the shards depends on the text, the tokenizer and the
+limits, not on who has made them.
 """
 
 import contextlib
+import functools
 import json
 import logging
 import os
-import threading
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from itertools import chain, islice
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from .. import __version__
 from ..errors import UserError
-from ..files import (
-    file_sha256,
-    is_inner,
-    remove_files,
-    remove_leftovers,
-    set_aside,
-    write_text,
-    written_whole,
-)
+from ..files import file_sha256, is_inner, remove_files, remove_leftovers, set_aside, write_text
 from ..hardware import MOST_WORKERS, check_workers
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
-from .filtering import KEPT, FilterCounts, check_limits, count_status, pair_status
+from .engines import LOCAL, SLURM, run_on_cluster, run_tasks
+from .filtering import check_limits
 from .parallel_text import PairSource, held_out_rows
 from .prepared import (
     DATA_FIELDS,
@@ -49,20 +43,28 @@ from .prepared import (
     UNFINISHED,
     VALIDATION,
     VERSION,
+    index_name,
     open_prepared,
     read_manifest,
+    shard_name,
 )
-from .recipe_data import data_sources, new_tokenizer
-from .tokenization import SIDES, encoder, load_tokenizer, tokenizer_sha256, vocabulary_sizes
+from .recipe_data import data_sources, sample_rows, tokenizer_of_sample
+from .shards import ShardWriter
+from .splits import SPLIT_BYTES, Place, Split, places, text_splits
+from .text_files import file_errors
+from .tokenization import load_tokenizer, tokenizer_sha256
 
-CHUNK = 50_000  # pairs that are read for one shard
+CHUNK = 50_000  # pairs of a shard, before the filter
 # Pairs from which on a training prepares its text first. Below, as of most corpora but those of WMT, one process
 # tokenises them within minutes, and no second copy is left in the run's folder.
 LARGE = 2_000_000
-logger = logging.getLogger(__name__)
-_ENCODED_TOGETHER = 1000  # pairs whose encodings, which are large, are in memory at once
+TASKS = ".tasks"  # the folder of what tasks have returned
+COUNT, PLAN, SAMPLE, LEARN, WRITE, FINISH = "count", "plan", "sample", "learn", "write", "finish"
+SPLIT, HELD_OUT, INDEX, LOGS = "split", "held_out", "index", "logs"  # what else is noted
+PARTS = (TRAIN, VALIDATION)
+_SHOWN = {COUNT: "counting pairs", SAMPLE: "drawing a sample", WRITE: "tokenising"}
 _OTHER = "give another --output, or --overwrite to start anew"
-Pairs = list[tuple[str, str]]
+logger = logging.getLogger(__name__)
 
 
 def prepare(
@@ -72,28 +74,32 @@ def prepare(
     progress: bool = True,
     overwrite: bool | None = False,
     sources: tuple[PairSource, PairSource | None] | None = None,
-) -> dict:
+    engine: str = LOCAL,
+    engine_options: Mapping[str, Any] | None = None,
+) -> dict | None:
     """Tokenise and filter a recipe's data into a folder that training maps into memory; resumes after an interruption.
 
-    Text is read as a stream, also from the Hub, `CHUNK` pairs at a time. Without validation data some pairs are held
-    out, the same ones as in training without preparation.
+    Without validation data some pairs are held out, the same ones as in training without preparation.
 
     Args:
         recipe: data, tokenizer, limits and, for what is held out and a new tokenizer's sample of the text, seed.
         folder: the folder to make, or to resume in.
-        workers: threads that tokenise, each a chunk of its own; None: one for each processor.
+        workers: processes, each of which does a task at a time; None: one for each processor, fewer for a short text.
         progress: show a bar on standard error, on a terminal.
         overwrite: remove an earlier preparation first; None: only one that cannot be resumed or used with this recipe.
         sources: training and validation text, if they are not to be found by the recipe; see `data_sources`.
+        engine: who does it: `local`, or `slurm` or `ray` through datatrove; text and folder are on a shared disk then.
+        engine_options: of datatrove's executor, such as `partition` and `time` for Slurm.
 
     Returns:
-        The manifest; see `read_manifest`.
+        The manifest; see `read_manifest`. None where Slurm has got the jobs that will write it.
 
     Raises:
-        UserError: for mistakes in the recipe or its data, and a folder that holds something else.
+        UserError: for mistakes in the recipe or its data, and a folder that holds something else. Of splits that cannot
+            be read the first is named, when all others are done.
     """
-    workers = _processors() if workers is None else workers
-    check_workers("workers", workers)
+    if workers is not None:
+        check_workers("workers", workers)
     check_limits(recipe.max_length, recipe.max_length_ratio)
     check_paths(recipe)
     with locked(folder):
@@ -106,27 +112,231 @@ def prepare(
         if (folder / MANIFEST).exists():
             return _finished_manifest(folder, settings)
         _start_or_resume(folder, settings)
-        number, held_out, validation_pairs = None, set(), []
-        if validation is None:
-            number = _count(folder, train)
-            held_out.update(held_out_rows(number, recipe.validation_size, recipe.seed).tolist())
-        tokenizer = _saved_tokenizer(recipe, output, train, held_out)
-        writer = ShardWriter(folder, tokenizer, recipe.max_length, recipe.max_length_ratio, workers, progress)
-        chunks = _train_chunks(train, held_out, validation_pairs, number)
-        parts = {TRAIN: writer.write_part(TRAIN, chunks, number and number - len(held_out))}
-        pairs = iter(validation_pairs) if validation is None else validation.stream()
-        parts[VALIDATION] = writer.write_part(VALIDATION, _chunks(pairs))
+        preparation = Preparation.of(recipe, folder.absolute(), train, validation, settings)
+        stages = [
+            (name, functools.partial(preparation.run, name), preparation.tasks(name)) for name in preparation.stages
+        ]
+        if engine != LOCAL:
+            run_on_cluster(engine, stages, folder.absolute() / TASKS / LOGS, engine_options or {})
+            if engine == SLURM:
+                return None
+        for name, task, number in stages:
+            run_tasks(task, number, workers or _useful_workers(settings), _SHOWN.get(name), progress)
+        _remove_intermediate(folder)
+        return read_manifest(folder)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """The tasks of a preparation; it can be pickled, and they can be done anywhere."""
+
+    recipe: Recipe
+    folder: Path
+    splits: tuple[Split, ...]  # of the training text, then of the validation text
+    train_splits: int
+    settings: dict  # what decides the content
+    shard_pairs: int
+    version: str = __version__
+
+    @staticmethod
+    def of(
+        recipe: Recipe, folder: Path, train: PairSource, validation: PairSource | None, settings: dict
+    ) -> "Preparation":
+        """The preparation of these texts."""
+        splits = text_splits(train)
+        others = [] if validation is None else text_splits(validation)
+        return Preparation(recipe, folder, (*splits, *others), len(splits), settings, CHUNK)
+
+    @property
+    def stages(self) -> list[str]:
+        """The stages, in their order."""
+        return [COUNT, PLAN, *([] if self.recipe.tokenizer_folder else [SAMPLE, LEARN]), WRITE, FINISH]
+
+    def tasks(self, stage: str) -> int:
+        """The number of a stage's tasks."""
+        return {COUNT: len(self.splits), SAMPLE: self.train_splits, WRITE: len(self.splits)}.get(stage, 1)
+
+    def run(self, stage: str, number: int, advance: Callable[[int], Any] = lambda pairs: None) -> None:
+        """Do a task, unless it is done; `advance` is told of pairs that are tokenised.
+
+        Raises:
+            UserError: for text that cannot be read, or has changed since the preparation began, and on a machine with
+                another version of the package.
+        """
+        if self.version != __version__:
+            host = socket.gethostname()
+            raise UserError(
+                f"{host} has version {__version__} of the package, and {self.version} has begun: install that"
+            )
+        done = self._done(stage, number)
+        if done is None:
+            self._check_unchanged(stage, number)
+            getattr(self, f"_{stage}")(number, advance)
+            self._check_unchanged(stage, number)
+        elif stage == WRITE:
+            advance(sum(done["counts"]))
+
+    def _check_unchanged(self, stage: str, number: int) -> None:
+        """Refuse text that has changed since the preparation began: what is known of it would be of another text."""
+        for path in self.splits[number].files if stage in (COUNT, SAMPLE, WRITE) else ():
+            with file_errors(path):
+                facts = path.stat()
+            if [facts.st_size, facts.st_mtime_ns] != self.settings["files"][str(path)]:
+                raise UserError(f"{path} is not as it was when the preparation of {self.folder} started: {_OTHER}")
+
+    # What tasks have returned
+
+    def _path(self, name: str, number: int = 0) -> Path:
+        return self.folder / TASKS / f"{name}-{number:05d}.json"
+
+    def _note(self, name: str, result: Any, number: int = 0) -> None:
+        self._path(name).parent.mkdir(exist_ok=True)
+        _write_json(self._path(name, number), result)
+
+    def _result(self, name: str, number: int = 0) -> Any:
+        return read_json(self._path(name, number), _OTHER)
+
+    def _results(self, stage: str, part: str = "") -> Iterator[Any]:
+        first, stop = {TRAIN: (0, self.train_splits), VALIDATION: (self.train_splits, len(self.splits))}[part or TRAIN]
+        return (self._result(stage, number) for number in range(first, stop))
+
+    def _note_pairs(self, name: str, pairs: Sequence[tuple[str, str]], number: int) -> None:
+        lines = (json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs)
+        write_text(self._path(name, number).with_suffix(".jsonl"), "".join(lines))
+
+    def _noted_pairs(self, name: str, number: int) -> Iterator[tuple[str, str]]:
+        with self._path(name, number).with_suffix(".jsonl").open(encoding="utf-8", newline="\n") as file:
+            yield from map(json.loads, file)
+
+    def _done(self, stage: str, number: int) -> Any | None:
+        """What a task has returned; None if it is to be done, also if what it has written is not there any more."""
+        try:
+            done = self._result(stage, number)
+            return done if stage != WRITE or all(map(self._is_whole, done["shards"])) else None
+        except (OSError, UserError, KeyError, TypeError):
+            return None
+
+    def _is_whole(self, facts: dict) -> bool:
+        path = self.folder / facts["file"]
+        return path.is_file() and path.stat().st_size == facts["bytes"] and file_sha256(path) == facts["sha256"]
+
+    # The stages
+
+    def _count(self, number: int, advance: Callable[[int], Any]) -> None:
+        """Count the pairs of a split."""
+        self._note(COUNT, self.splits[number].count(), number)
+
+    def _plan(self, number: int, advance: Callable[[int], Any]) -> None:
+        """Find the pairs of all splits; choose what is held out and, for a new tokenizer, what it is trained on."""
+        parts = [self.splits[: self.train_splits], self.splits[self.train_splits :]]
+        train, validation = (
+            places(splits, list(self._results(COUNT, part))) for part, splits in zip(PARTS, parts, strict=True)
+        )
+        recipe, total = self.recipe, sum(place.pairs for place in train)
+        held_out = sampled = np.zeros(0, np.int64)
+        if not validation:
+            held_out = held_out_rows(total, recipe.validation_size, recipe.seed)
+        if recipe.tokenizer_folder is None:
+            rows = sample_rows(total - len(held_out), recipe.seed)
+            sampled = rows + np.searchsorted(held_out - np.arange(len(held_out)), rows, "right")
+        else:
+            self._save_tokenizer(load_tokenizer(recipe.tokenizer_folder))
+        for first, own in ((0, train), (self.train_splits, validation)):
+            row = shard = 0
+            for number, place in enumerate(own, first):
+                chosen = {"held_out": held_out, "sampled": sampled} if own is train else {}
+                chosen = {
+                    name: (rows[slice(*np.searchsorted(rows, [row, row + place.pairs]))] - row).tolist()
+                    for name, rows in chosen.items()
+                }
+                self._note(SPLIT, {"place": asdict(place), "shard": shard, **chosen}, number)
+                row, shard = row + place.pairs, shard + -(-place.pairs // self.shard_pairs)
+        self._note(PLAN, {})
+
+    def _pairs(self, number: int, plan: dict) -> Iterator[tuple[int, tuple[str, str]]]:
+        """The pairs of a split with their rows in it."""
+        place, row = Place(**plan["place"]), -1
+        for row, pair in enumerate(self.splits[number].pairs(place)):
+            yield row, pair
+        if row + 1 != place.pairs:
+            raise UserError(f"{row + 1:,} pairs were read, not the {place.pairs:,} counted before: {_OTHER}")
+
+    def _sample(self, number: int, advance: Callable[[int], Any]) -> None:
+        """Read what the tokenizer is trained on."""
+        plan = self._result(SPLIT, number)
+        rows = set(plan["sampled"])
+        pairs = [pair for row, pair in self._pairs(number, plan) if row in rows] if rows else []
+        self._note_pairs(SAMPLE, pairs, number)
+        self._note(SAMPLE, {}, number)
+
+    def _learn(self, number: int, advance: Callable[[int], Any]) -> None:
+        """Train the tokenizer."""
+        number = sum(len(self._result(SPLIT, number)["sampled"]) for number in range(self.train_splits))
+        pairs = chain.from_iterable(self._noted_pairs(SAMPLE, split) for split in range(self.train_splits))
+        self._save_tokenizer(tokenizer_of_sample(self.recipe, pairs, number))
+        self._note(LEARN, {})
+
+    def _save_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        output = OutputFolder(self.folder)
+        with output.staging() as staging:
+            tokenizer.save_pretrained(staging / TOKENIZER)
+            output.publish(staging / TOKENIZER, TOKENIZER)
+
+    def _write(self, number: int, advance: Callable[[int], Any]) -> None:
+        """Write the shards of a split."""
+        part, plan = PARTS[number >= self.train_splits], self._result(SPLIT, number)
+        rows, held_out = set(plan.get("held_out", ())), []
+        pairs = (pair for row, pair in self._pairs(number, plan) if row not in rows or held_out.append(pair))
+        shards = -(-plan["place"]["pairs"] // self.shard_pairs)
+        self._check_free(self._path(WRITE, number), [shard_name(part, plan["shard"] + n) for n in range(shards)])
+        self._writer.write(
+            part, plan["shard"], pairs, self.shard_pairs,
+            lambda facts: self._note_pairs(HELD_OUT, held_out, number) or self._note(WRITE, facts, number), advance,
+        )  # fmt: skip
+
+    def _finish(self, number: int, advance: Callable[[int], Any]) -> None:
+        """Write the validation pairs that were held out, the index of each part, and the manifest."""
+        writer, parts = self._writer, {}
+        for part in PARTS:
+            results = list(self._results(WRITE, part))
+            if part == VALIDATION and not results:
+                held_out = list(chain.from_iterable(self._noted_pairs(HELD_OUT, n) for n in range(self.train_splits)))
+                self._check_free(self._path(HELD_OUT), [shard_name(part, 0)])
+                writer.write(part, 0, held_out, len(held_out), functools.partial(self._note, HELD_OUT))
+                results = [self._result(HELD_OUT)]
+            shards = [facts for result in results for facts in result["shards"]]
+            counts = np.sum([result["counts"] for result in results], 0).tolist()
+            note = f"{part}_{INDEX}"
+            self._check_free(self._path(note), [index_name(part)])
+            parts[part] = writer.write_index(part, shards, counts, functools.partial(self._note, note))
+        tokenizer = load_tokenizer(self.folder / TOKENIZER)
         manifest = {
-            **settings,
-            "files": {path: size for path, (size, _) in settings["files"].items()},
+            **self.settings,
+            "files": {path: size for path, (size, _) in self.settings["files"].items()},
             "tokenizer": {"sha256": tokenizer_sha256(tokenizer), "entries": len(tokenizer)},
             "token_type": writer.token_type,
             "length_type": writer.length_type,
             "parts": parts,
         }
-        output.write_text(MANIFEST, _as_json(manifest))
-        _remove_intermediate(folder)
-        return manifest
+        OutputFolder(self.folder).write_text(MANIFEST, _as_json(manifest))
+
+    def _check_free(self, note: Path, names: list[str]) -> None:
+        """Refuse to replace a file of which there is no note: this preparation has not written it."""
+        for name in names if not note.exists() else ():
+            if os.path.lexists(self.folder / name):
+                raise UserError(
+                    f"{self.folder / name} was not written by this preparation: move it, or give another --output"
+                )
+
+    @property
+    def _writer(self) -> ShardWriter:
+        path = self.folder / TOKENIZER
+        return _writer(self.folder, path.stat().st_mtime_ns, self.recipe.max_length, self.recipe.max_length_ratio)
+
+
+@functools.lru_cache(1)  # a process that does many tasks loads the tokenizer once
+def _writer(folder: Path, stamp: int, max_length: int, max_length_ratio: float | None) -> ShardWriter:
+    return ShardWriter(folder, load_tokenizer(folder / TOKENIZER), max_length, max_length_ratio)
 
 
 def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Path | None:
@@ -149,194 +359,11 @@ def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Pat
     return folder
 
 
-def _processors() -> int:
+def _useful_workers(settings: dict) -> int:
+    """A process for each processor, as far as there is text for each: one takes seconds to start."""
     number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(number, MOST_WORKERS)
-
-
-class ShardWriter:
-    """Makes the shards and the index of a part that a prepared folder still lacks."""
-
-    def __init__(
-        self,
-        folder: Path,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-        max_length_ratio: float | None,
-        workers: int = 1,
-        progress: bool = False,
-    ):
-        self.folder, self.workers, self.progress = folder, workers, progress
-        self.max_length, self.max_length_ratio = max_length, max_length_ratio
-        self.token_type = "uint16" if max(vocabulary_sizes(tokenizer)) <= 2**16 else "int32"
-        self.length_type = "uint16" if max_length < 2**16 else "int32"
-        self._end_id, self._stopped = tokenizer.eos_token_id, threading.Event()
-        self._encoders = [encoder(tokenizer, side) for side in SIDES]
-
-    def write_part(self, part: str, chunks: Iterable[Pairs], total: int | None = None) -> dict:
-        """Write the shards of all chunks that have none yet, and the index; returns the manifest's entry.
-
-        Raises:
-            UserError: for a tokenizer that does not append `</s>`, and if no pair is left.
-            OSError: from the disk; of each shard all is there or nothing.
-        """
-        disable = None if self.progress else True  # None: shown on a terminal only
-        bar = tqdm(desc=f"preparing {part} pairs", total=total, unit=" pairs", unit_scale=True, disable=disable)
-        paths, pending = [], deque()
-
-        def collect() -> None:
-            future, pairs = pending.popleft()
-            future.result()
-            bar.update(pairs)
-
-        with bar, ThreadPoolExecutor(self.workers) as executor:
-            try:
-                for number, chunk in enumerate(chunks):
-                    paths.append(self.folder / f"{part}-{number:05d}.arrow")
-                    facts = _finished(paths[-1])
-                    if facts is None or file_sha256(paths[-1]) != facts["sha256"]:
-                        pending.append((executor.submit(self._write, paths[-1], chunk), len(chunk)))
-                    else:
-                        bar.update(len(chunk))
-                    if len(pending) > self.workers:
-                        collect()
-                while pending:
-                    collect()
-            except BaseException:  # Ctrl-C too
-                self._stopped.set()
-                raise
-        return self._write_index(part, [_finished(path) for path in paths])
-
-    def _write(self, path: Path, pairs: Pairs) -> None:
-        """Tokenise and filter a chunk into its shard."""
-        counts, values, lengths = np.zeros(4, np.int64), [[], []], [[0], [0]]
-        for start in range(0, len(pairs), _ENCODED_TOGETHER):
-            if self._stopped.is_set():
-                return
-            texts = list(zip(*pairs[start : start + _ENCODED_TOGETHER], strict=True))
-            encoded = [encode(side) for encode, side in zip(self._encoders, texts, strict=True)]
-            if any(side[0][-1:] != [self._end_id] for side in encoded):
-                raise UserError("the tokenizer does not append its end token to a text; use one with a </s> template")
-            tokens = np.array([[len(row) for row in side] for side in encoded])
-            status = pair_status(texts, tokens, self.max_length, self.max_length_ratio)
-            counts += count_status(status)
-            kept = np.flatnonzero(status == KEPT)
-            for side in range(2):
-                flat = chain.from_iterable(encoded[side][row] for row in kept)
-                values[side].append(np.fromiter(flat, self.token_type))
-                lengths[side].extend(tokens[side, kept].tolist())
-        columns = []
-        for side in range(2):
-            offsets = np.cumsum(lengths[side], dtype=np.int32)
-            ids = np.concatenate([np.zeros(0, self.token_type), *values[side]])
-            columns.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids)))
-        store_shard(path, columns, counts.tolist())
-
-    def _write_index(self, part: str, shards: list[dict]) -> dict:
-        """Write the lengths of all pairs that were kept into one file; returns the part's entry in the manifest."""
-        status = np.zeros(4, np.int64)
-        for facts in shards:
-            status += facts.pop("counts")
-        counts = FilterCounts(int(status.sum()), *status.tolist(), self.max_length, self.max_length_ratio)
-        if not counts.kept:
-            raise UserError(f"no {part} pair is left after filtering ({counts}); check the files or raise the limits")
-        path, tokens = self.folder / f"{part}.lengths.npy", []
-        with _stored(path) as new, new.open("wb") as file:
-            # As `numpy.save`, but piece by piece; a memory map would end the process where the disk is full.
-            header = {"descr": np.dtype(self.length_type).str, "fortran_order": False, "shape": (2, counts.kept)}
-            np.lib.format.write_array_header_1_0(file, header)
-            for side in range(2):
-                tokens.append(0)
-                for facts in shards:
-                    batch = pa.ipc.open_file(pa.memory_map(str(self.folder / facts["file"]))).get_batch(0)
-                    lengths = batch.columns[side].value_lengths().to_numpy()
-                    file.write(lengths.astype(self.length_type).tobytes())
-                    tokens[side] += int(lengths.sum(dtype=np.int64))
-        return {
-            "pairs": counts.kept,
-            "source_tokens": tokens[0],
-            "target_tokens": tokens[1],
-            "counts": asdict(counts),
-            "index": {"file": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)},
-            "shards": shards,
-        }
-
-
-def store_shard(path: Path, columns: list[pa.ListArray], counts: list[int]) -> None:
-    """Write a shard and its facts, which `_finished` reads; `counts` are those of `count_status`."""
-    batch, sink = pa.record_batch(columns, ["input_ids", "labels"]), pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    with _stored(path, rows=len(batch), counts=counts) as new:
-        new.write_bytes(sink.getvalue())
-
-
-@contextlib.contextmanager
-def _stored(path: Path, **facts) -> Iterator[Path]:
-    """Name to write a file under, which gets its own in the end; before that its facts are written beside it.
-
-    So a file without facts is not ours.
-    """
-    note = path.with_suffix(".part")
-    if path.exists() and not note.exists():
-        raise UserError(f"{path} was not written by this preparation: move it, or give another --output")
-    with written_whole(path) as new:
-        yield new
-        _write_json(note, {"file": path.name, "bytes": new.stat().st_size, "sha256": file_sha256(new), **facts})
-
-
-def _finished(path: Path) -> dict | None:
-    """Facts of a shard that was written to its end; None if it is still to be made."""
-    try:
-        facts = read_json(path.with_suffix(".part"), "remove it")
-        kinds = {"file": str, "rows": int, "bytes": int, "sha256": str, "counts": list}
-        whole = all(isinstance(facts.get(name), kind) for name, kind in kinds.items()) and len(facts["counts"]) == 4
-        return facts if whole and path.is_file() and path.stat().st_size == facts["bytes"] else None
-    except (OSError, UserError):
-        return None
-
-
-def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[Pairs]:
-    while chunk := list(islice(pairs, CHUNK)):
-        yield chunk
-
-
-def _train_chunks(
-    train: PairSource, held_out: set[int], validation_pairs: Pairs, number: int | None
-) -> Iterator[Pairs]:
-    """Chunks of the training text, of `number` pairs, without what is held out: that is added to `validation_pairs`."""
-    start = 0
-    for chunk in _chunks(train.stream()):
-        validation_pairs += [pair for row, pair in enumerate(chunk, start) if row in held_out]
-        yield [pair for row, pair in enumerate(chunk, start) if row not in held_out]
-        start += len(chunk)
-    if number not in (None, start):
-        raise UserError(f"{start:,} training pairs were read, not the {number:,} counted before: {_OTHER}")
-
-
-def _count(folder: Path, train: PairSource) -> int:
-    """Number of training pairs: the first pass over the text, whose result is kept for a resumption."""
-    settings = read_json(folder / UNFINISHED, _OTHER)
-    if not isinstance(settings.get("pairs"), int):
-        settings["pairs"] = train.count()
-        _write_json(folder / UNFINISHED, settings)
-    return settings["pairs"]
-
-
-def _saved_tokenizer(
-    recipe: Recipe, output: OutputFolder, train: PairSource, held_out: set[int]
-) -> PreTrainedTokenizerBase:
-    """The tokenizer in the folder; copied there before, or trained on a sample of the pairs that are not held out."""
-    folder = output.path / TOKENIZER
-    if not folder.exists():
-        if recipe.tokenizer_folder is not None:
-            tokenizer = load_tokenizer(recipe.tokenizer_folder)
-        else:
-            tokenizer = new_tokenizer(recipe, (pair for row, pair in enumerate(train.stream()) if row not in held_out))
-        with output.staging() as staging:
-            tokenizer.save_pretrained(staging / TOKENIZER)
-            output.publish(staging / TOKENIZER, TOKENIZER)
-    return load_tokenizer(folder)
+    size = sum(size for size, _ in settings["files"].values())
+    return max(1, min(number, MOST_WORKERS, size // SPLIT_BYTES))
 
 
 # What a folder holds already
@@ -395,10 +422,11 @@ def _finished_manifest(folder: Path, settings: dict) -> dict:
 
 def _start_or_resume(folder: Path, settings: dict) -> None:
     """Note the settings in a new folder, or compare them with those of the preparation that is resumed."""
-    earlier = _check_unfinished(folder, settings)
-    if not (folder / TOKENIZER).exists() and {**earlier, **settings} != earlier:
-        _write_json(folder / UNFINISHED, settings)  # nothing is made yet, so that a wrong setting may be corrected
-    remove_leftovers(folder)
+    if settings != _check_unfinished(folder, settings):
+        _remove_intermediate(folder)  # nothing else is made yet, so that a wrong setting may be corrected
+        _write_json(folder / UNFINISHED, settings)
+    for path in (folder, folder / TASKS):
+        remove_leftovers(path)
 
 
 def _check_unfinished(folder: Path, settings: dict) -> dict:
@@ -412,12 +440,15 @@ def _check_unfinished(folder: Path, settings: dict) -> dict:
 
 def _remove_intermediate(folder: Path) -> None:
     """Remove what only an unfinished preparation needs."""
-    for path in (*_facts_files(folder), folder / UNFINISHED):
-        path.unlink(missing_ok=True)
+    for path in _notes(folder):
+        path.unlink()
+    with contextlib.suppress(OSError):  # something else is there, or nothing
+        (folder / TASKS).rmdir()
+    (folder / UNFINISHED).unlink(missing_ok=True)
 
 
-def _facts_files(folder: Path) -> list[Path]:
-    return [*folder.glob("*-?????.part"), *folder.glob("*.lengths.part")]
+def _notes(folder: Path) -> list[Path]:
+    return sorted((folder / TASKS).glob("[a-z]*-?????*.json*"))
 
 
 def _check_same(folder: Path, settings: dict, earlier: dict) -> None:
@@ -472,7 +503,7 @@ def _remove_prepared(output: OutputFolder) -> None:
     notes = _read_json(folder / MANIFEST) or _read_json(folder / UNFINISHED)
     try:
         written = [facts for part in notes.get("parts", {}).values() for facts in (part["index"], *part["shards"])]
-        written += filter(None, map(_read_json, _facts_files(folder)))
+        written += [facts for path in _notes(folder) for facts in _read_json(path).get("shards", ())]
         made = {Path(facts["file"]).name: (facts["bytes"], facts["sha256"]) for facts in written}
         made = {name: facts for name, facts in made.items() if is_inner(name)}
     except (KeyError, TypeError, AttributeError) as error:
@@ -492,8 +523,6 @@ def _remove_prepared(output: OutputFolder) -> None:
     remove_files(folder, made)
     output.remove(tokenizer)
     set_aside(folder / TOKENIZER)  # with what others have put there
-    for path in _facts_files(folder):
-        path.unlink()
     for name in (MANIFEST, UNFINISHED, TOKENIZER, *(f"{part}" for part in (TRAIN, VALIDATION))):
         remove_leftovers(folder, name)
-    (folder / UNFINISHED).unlink(missing_ok=True)
+    _remove_intermediate(folder)

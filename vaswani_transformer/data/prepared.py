@@ -42,6 +42,16 @@ LIMIT_FIELDS = ("max_length", "max_length_ratio")
 TOKENIZER_FIELDS = ("tokenizer_kind", "vocab_size")
 
 
+def shard_name(part: str, number: int) -> str:
+    """The file of a part's shard."""
+    return f"{part}-{number:05d}.arrow"
+
+
+def index_name(part: str) -> str:
+    """The file of a part's lengths."""
+    return f"{part}.lengths.npy"
+
+
 def shard_schema(token_type: str) -> pa.Schema:
     """Columns of a shard: lists of token ids, uint16 for a vocabulary that allows it, else int32."""
     ids = pa.list_(pa.type_for_alias(token_type))

@@ -3,7 +3,7 @@
 import glob
 import sys
 from collections.abc import Iterable
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import datasets
@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..recipes.recipe import Recipe
-from .parallel_text import PairSource, held_out_rows, pair_source
+from .parallel_text import PairSource, held_out_rows, pair_source, pairs_of
 from .text_files import home_path
 from .tokenization import train_tokenizer
 
@@ -68,35 +68,28 @@ def load_training_pairs(recipe: Recipe) -> tuple[datasets.Dataset, datasets.Data
     return train.select(np.delete(np.arange(len(train)), held_out)), train.select(held_out)
 
 
-def sample_pairs(pairs: Iterable[tuple[str, str]], size: int, seed: int) -> list[tuple[str, str]]:
-    """At most `size` of the pairs, all as likely as each other, in their order: all of them if there are no more.
-
-    They are read once and no others are in memory: algorithm L (Li, 1994), which draws how many to skip.
-    """
-    pairs, random, weight = iter(pairs), np.random.default_rng(seed), 1.0
-    sample = list(enumerate(islice(pairs, size)))
-    row = size - 1
-    while len(sample) == size:
-        weight *= random.random() ** (1 / size)
-        skipped = int(random.geometric(weight)) - 1
-        pair = next(islice(pairs, skipped, None), None)
-        if pair is None:
-            break
-        row += skipped + 1
-        sample[random.integers(size)] = row, pair
-    return [pair for _, pair in sorted(sample)]
-
-
-def new_tokenizer(recipe: Recipe, pairs: Iterable[tuple[str, str]]):
-    """The recipe's kind of tokenizer, trained on a sample of the training text, `TOKENIZER_PAIRS` at most.
+def sample_rows(number: int, seed: int) -> np.ndarray:
+    """Which of `number` pairs a tokenizer is trained on, sorted: all, or `TOKENIZER_PAIRS` of them at random.
 
     A corpus is often several, one after the other: the first pairs would give the pieces of one.
     """
-    sample = sample_pairs(pairs, TOKENIZER_PAIRS, recipe.seed)
+    if number <= TOKENIZER_PAIRS:
+        return np.arange(number)
+    return np.sort(np.random.default_rng([seed, 1]).choice(number, TOKENIZER_PAIRS, replace=False, shuffle=False))
+
+
+def tokenizer_of_sample(recipe: Recipe, pairs: Iterable[tuple[str, str]], number: int):
+    """The recipe's kind of tokenizer, trained on `number` pairs."""
     return train_tokenizer(
-        chain.from_iterable(sample),
+        chain.from_iterable(pairs),
         kind=recipe.tokenizer_kind,
         vocab_size=recipe.vocab_size,
-        length=2 * len(sample),
+        length=2 * number,
         show_progress=sys.stderr is not None and sys.stderr.isatty(),
     )
+
+
+def new_tokenizer(recipe: Recipe, train: datasets.Dataset):
+    """The recipe's kind of tokenizer, trained on a sample of the training text."""
+    sample = train.select(sample_rows(len(train), recipe.seed))
+    return tokenizer_of_sample(recipe, pairs_of(sample), len(sample))

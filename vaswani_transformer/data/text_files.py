@@ -84,14 +84,16 @@ def check_unchanged(path: Path, file: BinaryIO, stamp: Stamp) -> None:
         raise UserError(f"{path} has changed while it was read: run the command again once nothing writes to it")
 
 
-def decode_lines(stream: BinaryIO, where: str, digest: Any = None) -> Iterator[str]:
+def decode_lines(stream: BinaryIO, where: str, digest: Any = None, first: int = 1) -> Iterator[str]:
     """Lines of UTF-8 bytes as text, without their ends and without a byte order mark; `digest` as of `read_lines`.
+
+    `first` is the number of the line with which the stream begins.
 
     Raises:
         UserError: for a line that is not UTF-8 or too long, with its number and with `where` it is from.
     """
     # Not all of a line at once: a small compressed file may hold one that is larger than the memory.
-    for number, line in enumerate(iter(partial(stream.readline, _MOST_BYTES), b""), 1):
+    for number, line in enumerate(iter(partial(stream.readline, _MOST_BYTES), b""), first):
         place = f"{where}, line {number}"
         if digest is not None:
             digest.update(line)

@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallb
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 from transformers.trainer_callback import TrainerState
 
-from ..data.parallel_text import pairs_of
 from ..data.prepare import prepare_if_large
 from ..data.prepared import MANIFEST, TRAIN, VALIDATION, check_recipe_matches, open_prepared
 from ..data.recipe_data import load_training_pairs, new_tokenizer
@@ -105,7 +104,7 @@ def make_tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool = Fals
         return load_tokenizer(Path(recipe.output) / CHECKPOINTS / TOKENIZER)
     if recipe.tokenizer_folder is not None:
         return load_tokenizer(recipe.tokenizer_folder)
-    return new_tokenizer(recipe, pairs_of(train))
+    return new_tokenizer(recipe, train)
 
 
 def join_process_group(recipe: Recipe) -> None:

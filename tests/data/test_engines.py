@@ -1,0 +1,196 @@
+"""Tasks in processes of this machine and as jobs of a cluster: all are done, whatever becomes of some."""
+
+import dataclasses
+import functools
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import preparing
+import pytest
+from conftest import ROOT, error_of
+from preparing import digests, make
+
+from vaswani_transformer.data import prepare as preparation
+from vaswani_transformer.data.engines import run_tasks
+from vaswani_transformer.errors import UserError
+
+small_chunks = preparing.small_chunks
+text = preparing.text
+tokenizer_folder = preparing.tokenizer_folder
+recipe = preparing.recipe
+
+
+def touch(folder, advance_by, number, advance):
+    """A task that leaves a file; some fail."""
+    if number % 5 == 3:
+        raise UserError(f"piece {number} is damaged")
+    (folder / str(number)).touch()
+    advance(advance_by)
+
+
+def die(number, advance):
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait(folder, number, advance):
+    """A task that lasts until it is told to end."""
+    (folder / f"{os.getpid()}.started").touch()
+    while True:
+        time.sleep(0.01)
+        advance(1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tasks_that_fail_do_not_stop_the_others(tmp_path, workers):
+    task = functools.partial(touch, tmp_path, 10)
+    message = error_of(run_tasks, task, 12, workers, None, False)
+    assert message == "piece 3 is damaged (1 more of 12 pieces of the text failed)"
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [0, 1, 2, 4, 5, 6, 7, 9, 10, 11]
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_in_one_line():
+    assert "a worker process was killed" in error_of(run_tasks, die, 4, 2, None, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+def test_no_process_outlives_its_parent(tmp_path, number):
+    task = functools.partial(wait, tmp_path)
+    parent = multiprocessing.get_context("fork").Process(target=run_tasks, args=(task, 2, 2, None, False))
+    parent.start()
+    while len(started := list(tmp_path.glob("*.started"))) < 2:
+        assert parent.is_alive()
+        time.sleep(0.01)
+    os.kill(parent.pid, number)
+    parent.join(60)
+    until = time.monotonic() + 30
+    for path in started:
+        while Path(f"/proc/{path.stem}").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not Path(f"/proc/{path.stem}").exists()
+
+
+# Slurm: jobs as they are submitted, done by hand
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """A command sbatch that keeps the scripts; returns their folder."""
+    pytest.importorskip("datatrove")
+    jobs, programs = tmp_path / "jobs", tmp_path / "bin"
+    jobs.mkdir()
+    programs.mkdir()
+    script = f'#!/bin/sh\nn=$(ls {jobs} | wc -l)\nfor last; do :; done\ncp "$last" {jobs}/job-$(printf %03d $n)\n'
+    (programs / "sbatch").write_text(script + 'echo "$@" >> "$0.log"\necho Submitted batch job $n\n')
+    (programs / "scontrol").write_text("#!/bin/sh\necho localhost\n")
+    for path in programs.iterdir():
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    return jobs
+
+
+def jobs_of(folder: Path) -> list[tuple[str, int]]:
+    """The pickled executor and the number of tasks of each job, in the order in which they were submitted."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        text = path.read_text()
+        if launched := re.search(r"launch_pickled_pipeline (\S+)", text):
+            found.append((launched[1], int(re.search(r"--array=0-(\d+)", text)[1]) + 1))
+    return found
+
+
+def do(executor: str, task: int) -> None:
+    """What a job does for one task."""
+    import dill
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_ARRAY_TASK_ID", str(task))
+        patch.setenv("SLURM_NODELIST", "localhost")
+        dill.loads(Path(executor).read_bytes()).run()
+
+
+OPTIONS = {"partition": "cpu", "time": "01:00:00"}
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_jobs_in_any_order_and_done_twice_make_the_same_files(recipe, tmp_path, slurm, trained):
+    recipe = dataclasses.replace(recipe, tokenizer=None) if trained else recipe
+    make(recipe, tmp_path / "here")
+    assert make(recipe, tmp_path / "there", engine="slurm", engine_options=OPTIONS) is None
+    chance, jobs = random.Random(2), jobs_of(slurm)
+    assert [tasks for _, tasks in jobs] == ([3, 1, 3, 1, 3, 1] if trained else [3, 1, 3, 1])
+    waits = (tmp_path / "bin" / "sbatch.log").read_text()
+    assert waits.count("--dependency=afterok:") == len(jobs) - 1
+    for executor, tasks in jobs:
+        assert not (tmp_path / "there" / "manifest.json").exists()
+        order = [*range(tasks), chance.randrange(tasks)]
+        chance.shuffle(order)
+        for task in order:
+            do(executor, task)
+    assert make(recipe, tmp_path / "there", engine="slurm", engine_options=OPTIONS) == make(recipe, tmp_path / "there")
+    there = {name: digest for name, digest in digests(tmp_path / "there").items() if not name.startswith(".tasks")}
+    assert there == digests(tmp_path / "here")
+
+
+def test_what_has_failed_is_submitted_again_alone(recipe, tmp_path, slurm):
+    make(recipe, tmp_path / "there", engine="slurm", engine_options=OPTIONS)
+    for executor, tasks in jobs_of(slurm)[:2]:
+        for task in range(tasks):
+            do(executor, task)
+    executor, tasks = jobs_of(slurm)[2]
+    for task in (0, 2):
+        do(executor, task)
+    before = len(jobs_of(slurm))
+    make(recipe, tmp_path / "there", engine="slurm", engine_options=OPTIONS)
+    assert [tasks for _, tasks in jobs_of(slurm)[before:]] == [1, 1]
+    for executor, _ in jobs_of(slurm)[before:]:
+        do(executor, 0)
+    make(recipe, tmp_path / "here")
+    there = {name: digest for name, digest in digests(tmp_path / "there").items() if not name.startswith((".", "prep"))}
+    assert there == digests(tmp_path / "here")
+
+
+def test_a_machine_with_another_version_is_refused(recipe, tmp_path, slurm, monkeypatch):
+    make(recipe, tmp_path / "p", engine="slurm", engine_options=OPTIONS)
+    monkeypatch.setattr(preparation, "__version__", "0.0")
+    assert "has version 0.0" in error_of(do, jobs_of(slurm)[0][0], 0)
+
+
+def test_options_and_programs_that_are_missing(recipe, tmp_path, slurm, monkeypatch):
+    message = error_of(make, recipe, tmp_path / "p", engine="slurm", engine_options={"partition": "cpu"})
+    assert "time" in message and message.count("\n") == 0
+    message = error_of(make, recipe, tmp_path / "p", engine="slurm", engine_options={**OPTIONS, "colour": 1})
+    assert "colour" in message
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "no command sbatch" in error_of(make, recipe, tmp_path / "p", engine="slurm", engine_options=OPTIONS)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "engine ray needs ray" in error_of(make, recipe, tmp_path / "p", engine="ray")
+
+
+@pytest.mark.slow
+def test_ray_makes_the_same_files(recipe, tmp_path):
+    """In a process of its own, with processes on this machine for nodes; one of them is killed while it works."""
+    pytest.importorskip("ray")
+    make(recipe, tmp_path / "here")
+    (tmp_path / "recipe.json").write_text(json.dumps({**vars(recipe), "output": None}))
+    code = (
+        "import json, sys; from vaswani_transformer.recipes.recipe import Recipe;"
+        " from vaswani_transformer.data import prepare; prepare.CHUNK = 40;"
+        " prepare.prepare(Recipe(**json.load(open(sys.argv[1]))), sys.argv[2], progress=False, engine='ray',"
+        " engine_options={'workers': 2, 'mem_per_cpu_gb': 1})"
+    )
+    command = [sys.executable, "-c", code, tmp_path / "recipe.json", tmp_path / "there"]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=500)
+    there = {name: digest for name, digest in digests(tmp_path / "there").items() if not name.startswith(".")}
+    assert there == digests(tmp_path / "here")

@@ -1,0 +1,149 @@
+"""What does the tasks of stages: processes of this machine, or those of a cluster by datatrove.
+
+datatrove's executor for one machine is not used: it waits for ever for a worker that was killed.
+"""
+
+import functools
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from ..errors import UserError, one_line
+
+Task = Callable[[int, Callable[[int], Any]], None]  # takes a number, and what is told of pairs that are done
+LOCAL, SLURM, RAY = ENGINES = ("local", "slurm", "ray")
+_STOPPED = -(2**62)  # instead of a number of pairs: all tasks end
+_done: Any = None  # in a process of a pool: the pairs that all its processes have done
+
+
+def run_tasks(task: Task, number: int, workers: int = 1, shown: str | None = None, progress: bool = True) -> None:
+    """Do the tasks 0 to `number` - 1 in processes of this machine, or in this one where one is enough.
+
+    A task that fails by `UserError` does not stop the others.
+
+    Args:
+        task: a function that can be pickled.
+        number: of tasks.
+        workers: processes.
+        shown: what a bar on standard error says, on a terminal; None: no bar.
+        progress: whether there is a bar.
+
+    Raises:
+        UserError: that of the first task that failed, with the number of the others; and if a process was killed.
+    """
+    errors: list[UserError] = []
+    disable = None if progress and shown else True  # None: shown on a terminal only
+    with tqdm(desc=shown, unit=" pairs", unit_scale=True, disable=disable, delay=1) as bar:
+        results = _one_by_one(task, number, bar) if min(workers, number) == 1 else _pooled(task, number, workers, bar)
+        errors = [error for error in results if error is not None]
+    if errors:
+        others = f" ({len(errors) - 1} more of {number:,} pieces of the text failed)" if len(errors) > 1 else ""
+        raise UserError(f"{errors[0]}{others}") from errors[0]
+
+
+def _one_by_one(task: Task, number: int, bar: tqdm) -> Iterator[UserError | None]:
+    for one in range(number):
+        try:
+            task(one, bar.update)
+            yield None
+        except UserError as error:
+            yield error
+
+
+def _pooled(task: Task, number: int, workers: int, bar: tqdm) -> Iterator[UserError | None]:
+    context = multiprocessing.get_context("spawn")  # a server that forks would itself be lost where this one has forked
+    done = context.Value("q", 0)
+    pool = ProcessPoolExecutor(min(workers, number), context, _start, (done,))
+    waiting: list[Future] = []
+    try:
+        waiting = [pool.submit(_run, task, one) for one in range(number)]
+        pending = set(waiting)
+        while pending:
+            _, pending = wait(pending, 0.2, FIRST_COMPLETED)
+            bar.update(done.value - bar.n)
+        for future in waiting:
+            yield future.exception() if isinstance(future.exception(), UserError) else future.result()
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a worker process was killed, perhaps because the memory is full: run the same command again, which goes on"
+            " where this one ended, with fewer --workers"
+        ) from error
+    except BaseException:  # Ctrl-C too
+        done.value = _STOPPED
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start(done: Any) -> None:
+    """Prepare a process of the pool: it ends with its parent, and is interrupted only within a task."""
+    global _done
+    _done = done
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def _run(task: Task, number: int) -> None:
+    task(number, _advance)
+
+
+def _advance(pairs: int) -> None:
+    with _done.get_lock():
+        if _done.value < 0:
+            raise KeyboardInterrupt
+        _done.value += pairs
+
+
+# Clusters
+
+
+def run_on_cluster(
+    engine: str, stages: Sequence[tuple[str, Task, int]], folder: Path, options: Mapping[str, Any]
+) -> None:
+    """Have the tasks of stages, each with a name and a number of tasks, done by Slurm or Ray.
+
+    Slurm gets an array of jobs for each stage, each of which waits for the one before; Ray has done all in the end, as
+    far as they have not failed. What a task writes to standard error lies below the folder, and a note that it is done.
+
+    Raises:
+        UserError: where datatrove or the engine is not installed, and for options that its executor does not take.
+    """
+    try:
+        if engine == SLURM:
+            from datatrove.executor.slurm import SlurmPipelineExecutor as Executor
+        else:
+            import ray  # noqa: F401 - its absence is noticed here
+            from datatrove.executor.ray import RayPipelineExecutor as Executor
+    except ModuleNotFoundError as error:
+        raise UserError(f"engine {engine} needs {error.name}: pip install 'vaswani_transformer[cluster]'") from error
+    last = None
+    for name, task, number in stages:
+        named = {"job_name": f"vaswani-{name}"} if engine == SLURM else {}
+        try:
+            last = Executor(
+                [functools.partial(_step, task)], number, depends=last, logging_dir=str(folder / name),
+                **{**named, **options},
+            )  # fmt: skip
+        except TypeError as error:
+            reason = one_line(error).partition("() ")[2] or one_line(error)
+            raise UserError(f"engine {engine}: {reason}; see {Executor.__name__} of datatrove") from error
+    try:
+        last.run()
+    except FileNotFoundError as error:
+        if error.filename != "sbatch":
+            raise
+        raise UserError("there is no command sbatch: start this on a machine from which jobs are submitted") from error
+
+
+def _step(task: Task, data: Any, rank: int, world_size: int) -> None:
+    """A task as a pipeline of datatrove."""
+    task(rank, lambda pairs: None)

@@ -1,0 +1,209 @@
+"""Text cut into splits, which tasks read themselves, each without the others and on any machine.
+
+Plain text is cut by bytes, both sides at the same lines; Parquet by row groups; a compressed file, or one in which a
+line is not a row, is one split. What the splits are depends on the files alone, not on who reads them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice, pairwise
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow.parquet as pq
+
+from .pair_readers import check_numbers_of_lines, no_pair, pairs_of_rows, read_pairs, read_parquet
+from .parallel_text import PairFiles, PairSource, pairs_of
+from .text_files import decode_lines, file_errors
+
+SPLIT_BYTES = 2**24  # of a source text; about 130,000 sentences
+SPLIT_ROWS = 100_000  # of a table, at least: its row groups stay whole
+_MARKED = 1000  # lines from one known place to the next
+_READ = 2**22  # bytes in memory at once
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the pairs of a split are, which is known when those of all have been counted."""
+
+    pairs: int
+    first: int = 0  # row of the first one in its file
+    starts: tuple[tuple[int, int], ...] = ()  # of source and target text: a byte, and the lines to skip from there
+
+
+@dataclass(frozen=True)
+class LineSplit:
+    """One of `parts` pieces of a source and a target file with a sentence on each line."""
+
+    files: tuple[Path, Path]
+    number: int
+    parts: int
+
+    def count(self) -> dict:
+        """Lines that end in this piece of each file, and places behind some of them, the last included."""
+        sides = [self._count(path) for path in self.files]
+        return {"lines": [lines for lines, _ in sides], "marks": [marks for _, marks in sides]}
+
+    def _count(self, path: Path) -> tuple[int, list[tuple[int, int]]]:
+        lines, marks = 0, []
+        with file_errors(path), path.open("rb") as file:
+            size = path.stat().st_size
+            place, stop = (size * number // self.parts for number in (self.number, self.number + 1))
+            file.seek(place)
+            data = b"\n"
+            while place < stop and (data := file.read(min(_READ, stop - place))):
+                ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+                known = range(-(lines + 1) % _MARKED, len(ends), _MARKED)
+                marks += [(lines + index + 1, place + int(ends[index]) + 1) for index in known]
+                if len(ends):
+                    last = lines + len(ends), place + int(ends[-1]) + 1
+                    marks += [last] if marks[-1:] != [last] else []
+                lines, place = lines + len(ends), place + len(data)
+            if place == size and self.number == self.parts - 1 and size and not _ends_with_line_feed(path):
+                lines += 1
+        return lines, marks
+
+    def pairs(self, place: Place) -> Iterator[tuple[str, str]]:
+        """The pairs.
+
+        Raises:
+            UserError: as `read_lines`.
+        """
+        sides = [self._lines(path, place, *start) for path, start in zip(self.files, place.starts, strict=True)]
+        return zip(*sides, strict=True)
+
+    def _lines(self, path: Path, place: Place, start: int, skipped: int) -> Iterator[str]:
+        with file_errors(path), path.open("rb") as file:
+            file.seek(start)
+            lines = decode_lines(file, str(path), first=place.first - skipped + 1)
+            yield from islice(lines, skipped, skipped + place.pairs)
+
+
+@dataclass(frozen=True)
+class FileSplit:
+    """A file of pairs, or a source and a target file, or row groups of a Parquet file."""
+
+    kind: str  # a key of `READERS`
+    files: tuple[Path, ...]
+    columns: tuple[str, str]
+    groups: tuple[int, ...] = ()
+    first: int = 0  # row of the first pair of the groups
+
+    def count(self) -> dict:
+        """The number of pairs, which Parquet states and others are read for."""
+        if self.groups:
+            metadata = pq.read_metadata(self.files[0])
+            return {"pairs": sum(metadata.row_group(group).num_rows for group in self.groups)}
+        return {"pairs": sum(1 for _ in self.pairs())}
+
+    def pairs(self, place: Place | None = None) -> Iterator[tuple[str, str]]:
+        """The pairs.
+
+        Raises:
+            UserError: as `read_pairs`.
+        """
+        if not self.groups:
+            return read_pairs(self.kind, [self.files], self.columns)
+        return pairs_of_rows(read_parquet(self.files[0], self.columns, self.groups, self.first), self.columns)
+
+
+@dataclass(frozen=True)
+class RowSplit:
+    """Rows of a dataset that `datasets` has on the disk."""
+
+    dataset: datasets.Dataset
+    first: int
+    stop: int
+    files: tuple[Path, ...] = ()
+
+    def count(self) -> dict:
+        """The number of rows."""
+        return {"pairs": self.stop - self.first}
+
+    def pairs(self, place: Place | None = None) -> Iterator[tuple[str, str]]:
+        """The pairs."""
+        return pairs_of(self.dataset.select(range(self.first, self.stop)))
+
+
+Split = LineSplit | FileSplit | RowSplit
+
+
+def text_splits(source: PairSource) -> list[Split]:
+    """The splits of a text, in its order."""
+    if not isinstance(source, PairFiles) or source.split not in source.splits:
+        dataset = source.load()
+        starts = range(0, len(dataset), SPLIT_ROWS)
+        return [RowSplit(dataset, start, min(start + SPLIT_ROWS, len(dataset))) for start in starts]
+    splits: list[Split] = []
+    for files in source.splits[source.split]:
+        if source.kind == ".parquet":
+            splits += _group_splits(files, source.columns)
+        elif source.kind == "text" and not any(path.suffix.lower() == ".gz" for path in files):
+            with file_errors(files[0]):
+                parts = max(1, -(-files[0].stat().st_size // SPLIT_BYTES))
+            splits += [LineSplit(files, number, parts) for number in range(parts)]
+        else:
+            splits.append(FileSplit(source.kind, files, source.columns))
+    return splits
+
+
+def _group_splits(files: tuple[Path, ...], columns: tuple[str, str]) -> Iterator[FileSplit]:
+    groups, first, row, metadata = [], 0, 0, pq.read_metadata(files[0])
+    for group in range(metadata.num_row_groups):
+        groups.append(group)
+        row += metadata.row_group(group).num_rows
+        if row - first >= SPLIT_ROWS or group == metadata.num_row_groups - 1:
+            yield FileSplit(".parquet", files, columns, tuple(groups), first)
+            groups, first = [], row
+
+
+def places(splits: Sequence[Split], counts: Sequence[dict]) -> list[Place]:
+    """Where the pairs of each split are, from what all their `count` gave.
+
+    Raises:
+        UserError: for source and target text of different lengths, and a file without any line.
+    """
+    found, number = [], 0
+    while number < len(splits):
+        split = splits[number]
+        if isinstance(split, LineSplit):
+            found += _places_in_lines(split.files, counts[number : number + split.parts])
+            number += split.parts
+        else:
+            found.append(Place(counts[number]["pairs"]))
+            number += 1
+    return found
+
+
+def _places_in_lines(files: tuple[Path, Path], counts: Sequence[dict]) -> list[Place]:
+    source, target = (
+        _Lines([count["lines"][side] for count in counts], [count["marks"][side] for count in counts])
+        for side in (0, 1)
+    )
+    check_numbers_of_lines(files, [source.rows[-1], target.rows[-1]])
+    if not source.rows[-1]:
+        raise no_pair(files)
+    return [
+        Place(stop - first, first, (source.find(first), target.find(first))) for first, stop in pairwise(source.rows)
+    ]
+
+
+class _Lines:
+    """Where lines of a file begin, as far as it is known."""
+
+    def __init__(self, lines: Sequence[int], marks: Sequence[Sequence[tuple[int, int]]]):
+        self.rows = list(accumulate(lines, initial=0))
+        known = [(first + row, place) for first, own in zip(self.rows, marks, strict=False) for row, place in own]
+        self._known = np.array([(0, 0), *known], np.int64)
+
+    def find(self, row: int) -> tuple[int, int]:
+        """A place at or before a row, and how many lines later the row begins."""
+        known, place = self._known[np.searchsorted(self._known[:, 0], row, "right") - 1].tolist()
+        return place, row - known
+
+
+def _ends_with_line_feed(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"

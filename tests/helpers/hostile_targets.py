@@ -9,7 +9,7 @@ from random_trees import TINY
 
 FORMATS = ("ctranslate2",) if importlib.util.find_spec("ctranslate2") else ()  # that models are exported to
 _FORMS = {
-    ".json": "json", ".part": "json", ".jsonl": "lines of json", ".yaml": "yaml", ".yml": "yaml",
+    ".json": "json", ".jsonl": "lines of json", ".yaml": "yaml", ".yml": "yaml",
     ".safetensors": "safetensors", ".gz": "gzip",
     **dict.fromkeys([".bin", ".pt", ".pth", ".arrow", ".npy", ".parquet", ".ckpt", ".npz", ".spm"], "bytes"),
 }  # fmt: skip
@@ -101,7 +101,8 @@ TARGETS = [
     *_reads(_PREPARED, "prepared/train-00000.arrow", **_NEW),
     *_reads("prepare recipe.yaml --output half --quiet", "preparation.json", "tokenizer/tokenizer.json",
             folder="half/", writes=("half",)),
-    *_reads("prepare recipe.yaml --output half --quiet", "half/train-00000.part", writes=("half",), tolerant=True),
+    *_reads("prepare recipe.yaml --output half --quiet", "count-00000.json", "plan-00000.json", "sample-00000.json",
+            "sample-00000.jsonl", "write-00000.json", folder="half/.tasks/", writes=("half",), tolerant=True),
     # Text.
     *_reads("prepare recipe.yaml --output new --quiet", "text/train.en", tolerant=True, **_NEW),
     *(Target(f"pairs/pairs.{kind}", _PAIRS + kind, ("new",), True) for kind in ("tsv", "csv", "jsonl", "parquet")),

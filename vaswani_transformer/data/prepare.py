@@ -9,6 +9,7 @@ limits, not on who has made them.
 
 import contextlib
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -191,18 +192,24 @@ class Preparation:
 
     def _note(self, name: str, result: Any, number: int = 0) -> None:
         self._path(name).parent.mkdir(exist_ok=True)
-        _write_json(self._path(name, number), result)
+        _write_json(self._path(name, number), {"result": result, "sha256": _sha256_of(result)})
 
     def _result(self, name: str, number: int = 0) -> Any:
-        return read_json(self._path(name, number), _OTHER)
+        path = self._path(name, number)
+        note = read_json(path, _OTHER)
+        if note.get("sha256") != _sha256_of(note.get("result")):
+            raise UserError(f"{path} is damaged: {_OTHER}")
+        return note["result"]
 
     def _results(self, stage: str, part: str = "") -> Iterator[Any]:
         first, stop = {TRAIN: (0, self.train_splits), VALIDATION: (self.train_splits, len(self.splits))}[part or TRAIN]
         return (self._result(stage, number) for number in range(first, stop))
 
-    def _note_pairs(self, name: str, pairs: Sequence[tuple[str, str]], number: int) -> None:
-        lines = (json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs)
-        write_text(self._path(name, number).with_suffix(".jsonl"), "".join(lines))
+    def _note_pairs(self, name: str, pairs: Sequence[tuple[str, str]], number: int) -> dict:
+        """Keep pairs for a later task; returns the facts of the file."""
+        path = self._path(name, number).with_suffix(".jsonl")
+        write_text(path, "".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs))
+        return {"file": f"{TASKS}/{path.name}", "bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
     def _noted_pairs(self, name: str, number: int) -> Iterator[tuple[str, str]]:
         with self._path(name, number).with_suffix(".jsonl").open(encoding="utf-8", newline="\n") as file:
@@ -212,9 +219,9 @@ class Preparation:
         """What a task has returned; None if it is to be done, also if what it has written is not there any more."""
         try:
             done = self._result(stage, number)
-            return done if stage != WRITE or all(map(self._is_whole, done["shards"])) else None
-        except (OSError, UserError, KeyError, TypeError):
+        except (OSError, UserError):
             return None
+        return done if all(map(self._is_whole, (*done.get("shards", ()), *done.get("files", ())))) else None
 
     def _is_whole(self, facts: dict) -> bool:
         path = self.folder / facts["file"]
@@ -266,8 +273,7 @@ class Preparation:
         plan = self._result(SPLIT, number)
         rows = set(plan["sampled"])
         pairs = [pair for row, pair in self._pairs(number, plan) if row in rows] if rows else []
-        self._note_pairs(SAMPLE, pairs, number)
-        self._note(SAMPLE, {}, number)
+        self._note(SAMPLE, {"files": [self._note_pairs(SAMPLE, pairs, number)]}, number)
 
     def _learn(self, number: int, advance: Callable[[int], Any]) -> None:
         """Train the tokenizer."""
@@ -289,10 +295,11 @@ class Preparation:
         pairs = (pair for row, pair in self._pairs(number, plan) if row not in rows or held_out.append(pair))
         shards = -(-plan["place"]["pairs"] // self.shard_pairs)
         self._check_free(self._path(WRITE, number), [shard_name(part, plan["shard"] + n) for n in range(shards)])
-        self._writer.write(
-            part, plan["shard"], pairs, self.shard_pairs,
-            lambda facts: self._note_pairs(HELD_OUT, held_out, number) or self._note(WRITE, facts, number), advance,
-        )  # fmt: skip
+
+        def note(facts: dict) -> None:
+            self._note(WRITE, {**facts, "files": [self._note_pairs(HELD_OUT, held_out, number)]}, number)
+
+        self._writer.write(part, plan["shard"], pairs, self.shard_pairs, note, advance)
 
     def _finish(self, number: int, advance: Callable[[int], Any]) -> None:
         """Write the validation pairs that were held out, the index of each part, and the manifest."""
@@ -371,6 +378,10 @@ def _useful_workers(settings: dict) -> int:
 
 def _as_json(value: dict) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def _sha256_of(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _write_json(path: Path, value: dict) -> None:
@@ -503,7 +514,9 @@ def _remove_prepared(output: OutputFolder) -> None:
     notes = _read_json(folder / MANIFEST) or _read_json(folder / UNFINISHED)
     try:
         written = [facts for part in notes.get("parts", {}).values() for facts in (part["index"], *part["shards"])]
-        written += [facts for path in _notes(folder) for facts in _read_json(path).get("shards", ())]
+        written += [
+            facts for path in _notes(folder) for facts in (_read_json(path).get("result") or {}).get("shards", ())
+        ]
         made = {Path(facts["file"]).name: (facts["bytes"], facts["sha256"]) for facts in written}
         made = {name: facts for name, facts in made.items() if is_inner(name)}
     except (KeyError, TypeError, AttributeError) as error:

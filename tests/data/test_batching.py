@@ -22,6 +22,7 @@ from vaswani_transformer.data.batching import (
     PackedCollator,
     PairCollator,
     TokenBatchSampler,
+    WindowedBatchSampler,
     batches_by_length,
     packed_size,
 )
@@ -497,3 +498,64 @@ def test_errors_of_packing(sizes, message):
     with pytest.raises(UserError, match=message) as caught:
         PackedCollator(0, 8, *sizes)([{"input_ids": [3] * length, "labels": [3] * 4}])
     assert "\n" not in str(caught.value)
+
+
+# Windows
+
+
+@st.composite
+def sharded(draw):
+    """Lengths, the places of shards and settings of a `WindowedBatchSampler`."""
+    micro_batches, limit = draw(st.sampled_from([1, 1, 2])), draw(st.integers(40, 90))
+    shards = draw(st.lists(st.integers(20, 60), min_size=1, max_size=9))
+    starts = np.cumsum([0, *shards])
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    lengths = random.integers(1, 5, (2, starts[-1])).astype(np.uint16)
+    options = {"micro_batches": micro_batches, "seed": draw(st.integers(0, 9)), "window": draw(st.integers(50, 400))}
+    return lengths, limit, starts.tolist(), options
+
+
+@settings(max_examples=60, deadline=None)
+@given(sharded(), st.data())
+def test_windows_keep_every_promise_one_after_the_other(problem, data):
+    lengths, limit, starts, options = problem
+    sampler = WindowedBatchSampler(lengths, limit, starts, **options)
+    sides = {f"{side}_lengths": own.tolist() for side, own in zip(("source", "target"), lengths, strict=True)}
+    limits = {"max_source_tokens": limit, "max_target_tokens": limit}
+    length, orders = len(sampler), []
+    for epoch in (0, 1, 7):
+        sampler.set_epoch(epoch)
+        check_epoch(sampler, sides | limits)
+        assert len(sampler) == length
+        shards = [frozenset(np.searchsorted(starts, part, "right") - 1) for part in sampler]
+        windows = [frozenset(window.tolist()) for window in sampler._windows]
+        seen = [next(window for window in windows if own <= window) for own in shards]
+        orders.append([window for place, window in enumerate(seen) if place == 0 or seen[place - 1] != window])
+        assert sorted(orders[-1], key=min) == sorted(windows, key=min)  # each once
+    batches = list(sampler)
+    assert batches == list(sampler)
+    skipped = data.draw(st.integers(0, length))
+    sampler.skipped = skipped
+    again = list(sampler)
+    assert len(again) == length and again[skipped:] == batches[skipped:]
+    assert (
+        sampler.statistics().pairs == starts[-1] and sampler.statistics().batches * options["micro_batches"] == length
+    )
+
+
+def test_windows_are_of_shards_from_everywhere_and_about_equal():
+    starts = list(range(0, 4001, 40))
+    sampler = WindowedBatchSampler(np.full((2, 4000), 3, np.uint16), 60, starts, window=1000)
+    assert len(sampler._windows) == 4 and all(20 <= len(window) <= 30 for window in sampler._windows)
+    assert all(window.min() < 25 and window.max() >= 75 for window in sampler._windows)
+    one = WindowedBatchSampler(np.full((2, 4000), 3, np.uint16), 60, starts, window=4000)
+    assert list(one) == list(TokenBatchSampler(*np.full((2, 4000), 3), 60))
+
+
+def test_skipped_windows_are_not_ordered(monkeypatch):
+    starts = list(range(0, 4001, 40))
+    sampler = WindowedBatchSampler(np.full((2, 4000), 3, np.uint16), 60, starts, window=1000)
+    expected, made, make = list(sampler), [], WindowedBatchSampler._sampler
+    monkeypatch.setattr(WindowedBatchSampler, "_sampler", lambda self, place: made.append(place) or make(self, place))
+    sampler.skipped = len(sampler) - 3
+    assert list(sampler)[-3:] == expected[-3:] and len(made) == 1

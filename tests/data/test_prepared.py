@@ -20,6 +20,7 @@ from training_logs import log_of
 from vaswani_transformer import train, train_tokenizer
 from vaswani_transformer.data import parallel_text
 from vaswani_transformer.data import prepare as preparation
+from vaswani_transformer.data.batching import WindowedBatchSampler
 from vaswani_transformer.data.prepare import prepare_if_large
 from vaswani_transformer.data.prepared import check_recipe_matches, open_prepared, verify_prepared
 from vaswani_transformer.data.recipe_data import load_training_pairs
@@ -27,6 +28,7 @@ from vaswani_transformer.data.shards import ShardWriter
 from vaswani_transformer.distributed import Processes
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.training import run as training
+from vaswani_transformer.training import trainer
 
 small_chunks = preparing.small_chunks
 text = preparing.text
@@ -158,6 +160,28 @@ def test_a_training_stopped_while_it_prepares_or_trains_is_resumed(large, tmp_pa
     for forbidden in ("prepare", "data_sources"):
         monkeypatch.setattr(preparation, forbidden, lambda *_: pytest.fail("the text is read again"))
     assert same(weights_of(large), straight) and shards_of(large) == shards
+
+
+def test_many_pairs_are_batched_window_by_window_and_a_run_resumes_within_one(large, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "WINDOW", 60)
+    iterate, orders = WindowedBatchSampler.__iter__, []
+
+    def noted(sampler):
+        orders.append((sampler.epoch, sampler.skipped, len(sampler)))
+        return iterate(sampler)
+
+    monkeypatch.setattr(WindowedBatchSampler, "__iter__", noted)
+    large = dataclasses.replace(large, overwrite=True, max_steps=20, evaluate_every=7)
+    straight = weights_of(dataclasses.replace(large, output=str(tmp_path / "straight")))
+    number = orders[0][2]
+    assert orders == [(0, 0, number), (1, 0, number)] and 7 < number < 20 < 2 * number
+    for step in (7, 14):
+        with monkeypatch.context() as patch:
+            patch.setattr(training, "select_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                train(dataclasses.replace(large, max_steps=step), progress=False)
+    assert same(weights_of(large), straight)
+    assert [order[:2] for order in orders[2:]] == [(0, 0), (0, 7), (1, 0), (1, 14 - number)]
 
 
 def test_a_run_that_began_with_the_text_is_resumed_with_the_text(large, monkeypatch):

@@ -1,7 +1,8 @@
 """Batches of sentences of similar length that hold about a given number of tokens (Section 5.1), and their padding."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from ..errors import UserError
 from ..model.loss_vaswani import IGNORE_INDEX
 
 MOST_PADDED = 1.5  # most positions of a padded batch, as a share of its limit of tokens; 1.1 are usual
+WINDOW = 3_000_000  # pairs that are shuffled and grouped by length together
 _BLOCK = 1 << 17  # pairs that are processed together, so that temporary arrays stay small
 _SAMPLED_BATCHES = 2048  # batches of which padding is measured, where there are more
 _GOLDEN = 0.6180339887498949  # its multiples, taken modulo 1, are spread evenly however many there are
@@ -86,6 +88,7 @@ class TokenBatchSampler:
 
     batch_size = None  # accelerate's sign for batches of varying size
     drop_last = False
+    skipped = 0  # of `WindowedBatchSampler`; here it makes no difference
 
     def __init__(
         self,
@@ -309,6 +312,89 @@ class TokenBatchSampler:
             source_padding=float(1 - tokens[0] / padded[0]),
             target_padding=float(1 - tokens[1] / padded[1]),
         )
+
+
+class WindowedBatchSampler:
+    """Batches of `TokenBatchSampler` from one window after the other, for text that is too large to jump about in.
+
+    A window is a number of shards, drawn at random once; every epoch has the windows in another order and batches each
+    anew. So what is read at a time is the shards of a window, and memory is that of a window, for any number of pairs.
+    What `TokenBatchSampler` promises holds within each window, and so for the whole. `skipped` says how many
+    micro-batches of the next iteration will not be looked at, as in a training that is resumed.
+
+    Args:
+        lengths: tokens of each source and of each target, `(2, pairs)`, memory-mapped or not.
+        max_tokens: of a batch, on either side.
+        starts: the first pair of each shard in order, and the number of all pairs.
+        micro_batches, seed: as of `TokenBatchSampler`.
+        window: pairs of a window, about; with no more in all it is one `TokenBatchSampler`.
+
+    Raises:
+        UserError: as `TokenBatchSampler`.
+    """
+
+    batch_size = None
+    drop_last = False
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        max_tokens: int,
+        starts: Sequence[int],
+        micro_batches: int = 1,
+        seed: int = 0,
+        window: int = WINDOW,
+    ):
+        self.micro_batches, self.seed, self.epoch, self.skipped = micro_batches, seed, 0, 0
+        self._lengths, self._max_tokens, self._starts = lengths, max_tokens, np.asarray(starts)
+        pairs, shards = int(self._starts[-1]), np.arange(len(starts) - 1)
+        if pairs > window:
+            np.random.default_rng((seed, 2)).shuffle(shards)
+        ends = np.cumsum(np.diff(self._starts)[shards])
+        number = min(len(shards), -(-pairs // window))
+        places = np.searchsorted(ends, np.arange(1, number) * pairs / number) + 1
+        self._windows = [part for part in np.split(shards, np.unique(places)) if len(part)]
+        with ThreadPoolExecutor(min(8, len(self._windows))) as executor:  # sorting needs no lock of Python's
+            samplers = executor.map(lambda place: self._sampler(place)[0], range(len(self._windows)))
+            facts = [(len(sampler), sampler.part_tokens, sampler._tokens) for sampler in samplers]
+        self._numbers = [number for number, _, _ in facts]
+        self.part_tokens = max(tokens for _, tokens, _ in facts)
+        self._tokens = sum(tokens for _, _, tokens in facts)
+
+    def _sampler(self, place: int) -> tuple[TokenBatchSampler, np.ndarray]:
+        """The batches of a window, of numbers within it, and its pairs."""
+        pairs = [np.arange(*self._starts[shard : shard + 2]) for shard in np.sort(self._windows[place])]
+        pairs = np.concatenate(pairs)
+        sides = [side[pairs] for side in self._lengths]
+        return TokenBatchSampler(*sides, self._max_tokens, micro_batches=self.micro_batches, seed=self.seed), pairs
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration; the Trainer calls it."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Micro-batches an epoch, the same in every epoch."""
+        return sum(self._numbers)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Lists of indices of pairs; of those that are skipped, those of whole windows are empty."""
+        order, given = np.arange(len(self._windows)), 0
+        np.random.default_rng((self.seed, self.epoch, 3)).shuffle(order)
+        for place in order:
+            if given + self._numbers[place] <= self.skipped:  # a resumed training: nothing is read or sorted for it
+                yield from ([] for _ in range(self._numbers[place]))
+            else:
+                sampler, pairs = self._sampler(place)
+                sampler.set_epoch(self.epoch)
+                yield from (pairs[part].tolist() for part in sampler)
+            given += self._numbers[place]
+
+    def statistics(self) -> "BatchStatistics":
+        """Sizes of an epoch's batches; padding is that of one window."""
+        batches, pairs = len(self) // self.micro_batches, int(self._starts[-1])
+        source, target = map(int, self._tokens)
+        whole = {"pairs": pairs, "batches": batches, "source_tokens": source, "target_tokens": target}
+        return replace(self._sampler(0)[0].statistics(), **whole)
 
 
 def batches_by_length(lengths: list[int], tokens: int) -> list[list[int]]:

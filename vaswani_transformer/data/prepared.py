@@ -70,7 +70,7 @@ class PreparedPairs:
         self._arguments = folder, part, manifest
         self.folder, self.part, self.facts = Path(folder), part, manifest["parts"][part]
         self._schema = shard_schema(manifest["token_type"])
-        self._starts = list(accumulate((shard["rows"] for shard in self.facts["shards"]), initial=0))
+        self.starts = list(accumulate((shard["rows"] for shard in self.facts["shards"]), initial=0))
         self._columns: dict[int, tuple[np.ndarray, ...]] = {}
         index = self._checked_path(self.facts["index"])
         try:
@@ -134,7 +134,7 @@ class PreparedPairs:
 
     def __len__(self) -> int:
         """Number of pairs."""
-        return self._starts[-1]
+        return self.starts[-1]
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         """One pair."""
@@ -150,11 +150,11 @@ class PreparedPairs:
         for index in indices:
             if not 0 <= index < len(self):
                 raise IndexError(f"pair {index} of {len(self)}")
-            number = bisect_right(self._starts, index) - 1
+            number = bisect_right(self.starts, index) - 1
             if number not in self._columns:
                 self._columns[number] = self._open(number)
             source_offsets, sources, target_offsets, targets = self._columns[number]
-            row = index - self._starts[number]
+            row = index - self.starts[number]
             source = sources[source_offsets[row] : source_offsets[row + 1]]
             target = targets[target_offsets[row] : target_offsets[row + 1]]
             if len(source) != self.lengths[0, index] or len(target) != self.lengths[1, index]:
@@ -204,7 +204,7 @@ class PreparedPairs:
     def _first_wrong_row(self, number: int, vocab_sizes: tuple[int, int]) -> int | None:
         """First row of a shard whose ids or lengths cannot be right."""
         columns = self._open(number)
-        lengths = self.lengths[:, self._starts[number] : self._starts[number + 1]]
+        lengths = self.lengths[:, self.starts[number] : self.starts[number + 1]]
         for offsets, values, side, vocab_size in zip(columns[::2], columns[1::2], lengths, vocab_sizes, strict=True):
             expected = np.concatenate([[0], np.cumsum(side, dtype=np.int64)])
             wrong = np.flatnonzero(offsets != expected)

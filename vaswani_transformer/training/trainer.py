@@ -24,7 +24,14 @@ from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TR
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..data.batching import PackedCollator, PairCollator, TokenBatchSampler, packed_size
+from ..data.batching import (
+    WINDOW,
+    PackedCollator,
+    PairCollator,
+    TokenBatchSampler,
+    WindowedBatchSampler,
+    packed_size,
+)
 from ..data.tokenized_pairs import pair_lengths
 from ..distributed import on_any_process, over_processes
 from ..errors import UserError
@@ -156,9 +163,12 @@ class VaswaniTrainer(Seq2SeqTrainer):
     # Batches (Section 5.1)
 
     @cached_property
-    def batch_sampler(self) -> TokenBatchSampler:
-        """The batches of `train_dataset` for these settings."""
+    def batch_sampler(self) -> TokenBatchSampler | WindowedBatchSampler:
+        """The batches of `train_dataset` for these settings; many prepared pairs are batched window by window."""
         options = {"micro_batches": self.micro_batches, "seed": self.args.seed}
+        starts = getattr(self.train_dataset, "starts", ())
+        if starts and starts[-1] > WINDOW:
+            return WindowedBatchSampler(self._lengths, self.args.tokens_per_batch, starts, window=WINDOW, **options)
         return TokenBatchSampler(*self._lengths, self.args.tokens_per_batch, **options)
 
     @cached_property
@@ -526,7 +536,9 @@ class _StartCallback(TrainerCallback):
 
     def on_epoch_begin(self, args, state, control, **kwargs):
         sampler = self.trainer.batch_sampler
-        sampler.set_epoch(state.global_step // (len(sampler) // sampler.micro_batches))
+        epoch, steps = divmod(state.global_step, len(sampler) // sampler.micro_batches)
+        sampler.set_epoch(epoch)
+        sampler.skipped = steps * sampler.micro_batches
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:

@@ -217,7 +217,10 @@ def test_alternatives_with_scores(browser, make, loaded, expected):
     with opened(browser, make()):
         translate(browser, " ".join(TEXT), " ".join(expected))
         elements(browser, "#next")[0].click()
+        slow = "const own = fetch; window.fetch = (...all) => new Promise((done) => setTimeout(done, 300)).then(() => "
+        browser.execute_script(slow + "own(...all))")
         elements(browser, "#alternatives")[0].click()
+        elements(browser, "#text")[0].send_keys(" ")  # while they are under way
         wait_for(lambda: elements(browser, "#list .scores"))
         lines = [element.text for element in elements(browser, "#list .text")]
         assert lines == [one.text for one in known] and lines[0] == expected[1]
@@ -226,7 +229,7 @@ def test_alternatives_with_scores(browser, make, loaded, expected):
             f"score {one.score:.2f}".replace("-", "−") for one in known
         ]
         elements(browser, "#list button")[2].click()
-        assert output_of(browser) == f"{expected[0]} {lines[2]} {expected[2]}"
+        assert wait_for(lambda: output_of(browser) == f"{expected[0]} {lines[2]} {expected[2]} ")
         assert [word.text for word in elements(browser, "#target-words .word")] == lines[2].split()
         pressed = [element.get_attribute("aria-pressed") for element in elements(browser, "#list button")]
         assert pressed == ["false", "false", "true", "false"]
@@ -297,19 +300,23 @@ def test_hostile_text_stays_text(browser, make, loaded):
 
 
 @pytest.mark.slow
-def test_a_model_that_gives_no_details_still_translates(browser, make, expected, monkeypatch):
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_model_that_gives_no_details_still_translates(browser, make, expected, monkeypatch, is_known):
+    """An exported one, and one that refuses them for a text."""
     from vaswani_transformer.errors import UserError
-    from vaswani_transformer.serving import translations
 
     def refuse(*arguments):
-        raise UserError("alignments are not possible with an exported model")
+        raise UserError("alignments are not possible")
 
-    monkeypatch.setattr(translations, "align", refuse)
+    monkeypatch.setattr("vaswani_transformer.serving.translations.align", refuse)
+    monkeypatch.setattr("vaswani_transformer.serving.models.is_exported", lambda folder: is_known)
     with opened(browser, make()):
         translate(browser, TEXT[0], expected[0])
         assert text_of(browser, "#error") == "" and not elements(browser, "#attention")[0].is_displayed()
         elements(browser, "#alternatives")[0].click()
         wait_for(lambda: len(elements(browser, "#list .scores")) == 4)
+        found = problems(browser)
+        assert not found if is_known else found and all("status of 400" in line for line in found)
 
 
 @pytest.mark.slow
@@ -356,10 +363,12 @@ def test_a_long_text_gets_details_where_one_looks(browser, make, expected):
         assert len(sentences) == 3 * number
         titles = "return [...arguments[0].querySelectorAll('.word')].map((word) => word.title)"
         assert not any(browser.execute_script(titles, sentences[4]))
-        browser.execute_script("arguments[0].click()", sentences[4])
+        focus = "document.querySelector('#target-words .word').focus()"
+        browser.execute_script(f"arguments[0].click(); {focus}", sentences[4])
         wait_for(lambda: all("% sure" in title for title in browser.execute_script(titles, sentences[4])))
         assert text_of(browser, "#number") == f"5 of {3 * number}"
         assert text_of(browser, "#target-words .word") == expected[1]
+        assert browser.switch_to.active_element == elements(browser, "#target-words .word")[0]
         assert all(word.get_attribute("aria-label") for word in elements(browser, "#target-words .word"))
         assert not any(browser.execute_script(titles, sentences[5]))
 

@@ -56,7 +56,7 @@ class ModelPlace:
 
     @property
     def details(self) -> dict[str, bool]:
-        """What it can say about a translation, as fields of `/v1/translations`, without loading it."""
+        """What it can give about a translation, as fields of `/v1/translations`, without loading it."""
         if is_exported(self.folder):
             return {}
         return {"alignments": True, "confidence" if (self.folder / CALIBRATION).is_file() else "token_scores": True}

@@ -8,7 +8,7 @@ const make = (name, properties = {}, ...children) => {
   return element;
 };
 
-const WAIT = 300, PATIENCE = 400; // milliseconds: after the last key; before it says that it is at work
+const WAIT = 300, PATIENCE = 400; // milliseconds: after the last key; before “Working …” is shown
 const NBEST = 4; // as many as the search of the paper has beams, so that asking for them does not change the first
 const LONG = 5000; // characters of a text whose sentences get their details when they are looked into
 const state = {
@@ -254,6 +254,7 @@ function lookInside(number) {
   if (state.inside === sentence && state.insideShown === sentence.shown) return;
   Object.assign(state, {inside: sentence, insideShown: sentence.shown});
   const facts = factsOf(sentence), {languages} = sentence;
+  const {side: focused, number: at} = document.activeElement.dataset; // of a word that is made anew
   for (const side of ["source", "target"]) {
     const row = $(`${side}-words`);
     row.lang = languages[side];
@@ -268,6 +269,7 @@ function lookInside(number) {
     }));
   }
   highlight(null);
+  if (focused) $(`${focused}-words`).children[at]?.focus();
   $("repeats").hidden = !sentence.shown.repeats;
   const form = $("attention");
   form.hidden = !sentence.shown.alignment;

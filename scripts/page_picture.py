@@ -20,9 +20,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("address", metavar="ADDRESS", help="of the server")
     parser.add_argument("picture", metavar="PICTURE", help="the PNG file to write")
-    parser.add_argument("--text", default=TEXT, help="to translate; its last sentence is looked into")
-    parser.add_argument("--theme", choices=("light", "dark"), default="light")
-    parser.add_argument("--width", type=int, default=1000, help="in pixels (default: 1000)")
     arguments = parser.parse_args()
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
@@ -30,16 +27,17 @@ def main() -> None:
         options.add_argument(word)
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     try:
-        draw(browser, arguments)
+        draw(browser, arguments.address)
+        browser.save_screenshot(arguments.picture)
     finally:
         browser.quit()
 
 
-def draw(browser, arguments: argparse.Namespace) -> None:
-    """Type the text, open the alternatives of its last sentence, and save what is seen."""
+def draw(browser, address: str) -> None:
+    """Type the text and open the alternatives of its last sentence."""
 
     def size(height: int) -> None:
-        metrics = {"width": arguments.width, "height": height, "deviceScaleFactor": 1, "mobile": arguments.width < 500}
+        metrics = {"width": 1000, "height": height, "deviceScaleFactor": 1, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def run(code: str):
@@ -50,17 +48,14 @@ def draw(browser, arguments: argparse.Namespace) -> None:
             time.sleep(0.1)
 
     size(800)
-    theme = {"name": "prefers-color-scheme", "value": arguments.theme}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme]})
-    browser.get(arguments.address)
+    browser.get(address)
     wait("document.getElementById('from-name').textContent")
-    browser.find_element("id", "text").send_keys(arguments.text)
+    browser.find_element("id", "text").send_keys(TEXT)
     wait("document.querySelector('.sentence') && !document.querySelector('.old')")
     run("document.getElementById('alternatives').click(); document.getElementById('next').click()")
     wait("document.querySelector('#list .scores')")
     run("const words = document.querySelectorAll('#target-words .word'); words[Math.floor(words.length / 2)].focus()")
     size(run("return document.documentElement.scrollHeight"))
-    browser.save_screenshot(arguments.picture)
 
 
 if __name__ == "__main__":

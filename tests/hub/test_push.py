@@ -11,6 +11,7 @@ from pathlib import Path
 import pushing
 import pytest
 from conftest import tiny_model
+from hub_server import SPACE_TEXT, Fault
 from huggingface_hub import ModelCard
 from pushing import REPO, weights_of
 
@@ -24,6 +25,8 @@ hub = pushing.hub
 client = pushing.client
 push = pushing.push
 scores = pushing.scores
+
+SPACE = f"spaces/{REPO}"
 
 
 def test_a_pushed_model_comes_back_equal(push, client, hub, model, tmp_path):
@@ -236,6 +239,43 @@ def test_private_repositories_branches_and_messages(push, hub):
     push("--private")
     hub.repositories[REPO].private = False
     assert "exists and is public" in push("--private", status=2).err
+
+
+# Spaces, of which more is in test_space.py
+
+
+def test_a_space_goes_up_with_its_model(push, hub):
+    dry = push("--space", "--dry-run", token="")
+    assert hub.requests == []
+    hub.faults.append(Fault("POST", "/api/spaces/.*/commit/", status=502))
+    assert "push again" in push("--space", "--private", status=1).err
+    assert hub.files(REPO)["model.safetensors"] and SPACE_TEXT in hub.files(SPACE)["README.md"].decode()
+    hub.faults.clear()
+    done = push("--space", "--private")
+    assert f"pushed to {hub.endpoint}/{SPACE}:" in done.out and done.err == ""
+    assert hub.repositories[REPO].private and hub.repositories[SPACE].private
+    for name, data in hub.files(SPACE).items():
+        assert name == ".gitattributes" or f"\n==> Space, {name} <==\n{data.decode()}" in dry.out
+        assert name == ".gitattributes" or re.search(rf"^ *{len(data):,}  {name}$", dry.out, re.MULTILINE)
+    assert push("--space", "--private").out.count("nothing was changed") == 2
+    hub.repositories[SPACE].find("main").files["app.py"] += b"# more\n"
+    done = push("--space", "--private")
+    assert "wrote or edited app.py" in done.err and "      not ours  app.py\n" in done.out
+
+
+def test_a_space_needs_languages_unless_it_is_a_parsers(push, hub, model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "copy")
+    (folder / "recipe.yaml").unlink()
+    assert "known are en: give --language twice" in push("--space", "--language", "en", folder=folder, status=2).err
+    assert not hub.repositories
+    settings = folder / "tokenizer_config.json"
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    trees = {"tree_tokens": [token[1:] for token in vocabulary if token.startswith("Ġ") and len(token) > 1][:3]}
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | trees))
+    push("--space", folder=folder)
+    assert b'main(["serve", folder,' in hub.files(SPACE)["app.py"]
+    assert not hub.repositories[SPACE].private
+    assert json.loads(hub.files(REPO)["tokenizer_config.json"]).items() >= trees.items()
 
 
 # Cards of others

@@ -2,9 +2,7 @@
 
 import json
 import os
-import re
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,11 +13,15 @@ import pushing
 import pytest
 import yaml
 from conftest import ROOT
-from hub_server import SPACE_TEXT, Fault
+from hub_server import SPACE_TEXT, HubServer, card_errors
+from huggingface_hub import HfApi
 from pushing import REPO
 
-from vaswani_transformer import __version__
+from vaswani_transformer import VaswaniConfig, __version__
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.hub.card_facts import CardFacts
 from vaswani_transformer.hub.existing_card import is_sealed
+from vaswani_transformer.hub.space import push_space, space_files
 
 services = pushing.services
 model = pushing.model
@@ -35,104 +37,88 @@ def texts(hub) -> dict[str, str]:
     return {name: hub.files(SPACE)[name].decode() for name in NAMES}
 
 
-def arguments_of(client, app: str) -> list:
+def files_of(*languages: str, revision: str = "main", is_parser: bool = False) -> dict[str, str]:
+    facts = CardFacts(REPO, VaswaniConfig(), 0, languages=languages, license="mit")
+    return space_files(facts, revision, is_parser)
+
+
+@pytest.fixture
+def own_hub():
+    """A Hub for calls from this process, without the command."""
+    with HubServer() as hub:
+        yield hub
+
+
+@pytest.fixture
+def write(own_hub):
+    """Puts files of a Space of this model into the Hub."""
+    api = HfApi(own_hub.endpoint, token="hf_writer")
+    api.create_repo(REPO)
+
+    def call(*languages: str, overwrite: bool = False):
+        return push_space(api, REPO, files_of(*languages), overwrite, "message")
+
+    return call
+
+
+def arguments_of(app: str, monkeypatch) -> list:
     """What `snapshot_download` and the command get when `app.py` runs, and its exit status."""
-    code = f"""
-import json, huggingface_hub, vaswani_transformer.cli.main as command
-asked = []
-huggingface_hub.snapshot_download = lambda name, **options: asked.append([name, options]) or "FOLDER"
-command.main = lambda words: asked.append(words) or 0
-try:
-    exec({app!r})
-except SystemExit as end:
-    print(json.dumps([*asked, end.code]))
-"""
-    return json.loads(client.python(code).out)
+    asked = []
+    fetch = lambda name, **options: asked.append([name, options]) or "FOLDER"  # noqa: E731
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    monkeypatch.setattr("vaswani_transformer.cli.main.main", lambda words: asked.append(words) or 0)
+    with pytest.raises(SystemExit) as end:
+        exec(app)
+    return [*asked, end.value.code]
 
 
-def test_the_files_of_a_space(push, client, hub):
-    done = push("--space", "--revision", "größer")
-    assert f"pushed to {hub.endpoint}/{SPACE}:" in done.out and done.err == ""
-    files = texts(hub)
-    assert set(hub.files(SPACE)) == {*NAMES, ".gitattributes"}
-    assert is_sealed(files["README.md"]) and SPACE_TEXT not in files["README.md"]
+def test_the_files_of_a_space(monkeypatch):
+    files = files_of("en", "de", revision="größer")
+    assert list(files) == NAMES and is_sealed(files["README.md"]) and not card_errors(files["README.md"])
     metadata = yaml.safe_load(files["README.md"].split("---\n")[1])
     expected = {"title": "tiny", "sdk": "docker", "app_port": 7860, "models": [REPO], "license": "mit"}
     assert metadata.items() >= expected.items()
     assert metadata["short_description"] == "Translates English to German" and len(metadata["emoji"]) == 1
     assert f"\nvaswani_transformer[serve]=={__version__}\n" in files["requirements.txt"]
     assert "--extra-index-url https://download.pytorch.org/whl/cpu\n" in files["requirements.txt"]
-    fetched, words, status = arguments_of(client, files["app.py"])
+    fetched, words, status = arguments_of(files["app.py"], monkeypatch)
     assert fetched == [REPO, {"revision": "größer"}] and status == 0
     assert words == ["serve", "en-de=FOLDER", "--host", "0.0.0.0", "--port", "7860"]
 
 
-def test_the_dry_run_shows_what_is_pushed(push, hub):
-    dry = push("--space", "--dry-run", token="")
-    assert hub.requests == []
-    push("--space")
-    for name, text in texts(hub).items():
-        assert f"\n==> Space, {name} <==\n{text}" in dry.out
-        assert re.search(rf"^ *{len(text.encode()):,}  {re.escape(name)}$", dry.out, re.MULTILINE)
+def test_the_languages_have_to_be_known_and_a_parser_has_none(monkeypatch):
+    for languages, known in (((), "none"), (("en",), "en"), (("en", "de", "fr"), "en, de, fr")):
+        with pytest.raises(UserError, match=f"known are {known}: give --language twice"):
+            files_of(*languages)
+    files = files_of(is_parser=True)
+    _, words, _ = arguments_of(files["app.py"], monkeypatch)
+    assert words[:2] == ["serve", "FOLDER"] and "Draws the trees" in files["README.md"]
 
 
-def test_the_same_again_makes_no_commit_and_news_do(push, hub):
-    push("--space")
-    before = texts(hub)
-    assert push("--space").out.count("nothing was changed") == 2
-    assert len(hub.repositories[SPACE].branches["main"]) == 2
-    push("--space", "--language", "de", "--language", "nl")
-    after = texts(hub)
+def test_the_same_again_makes_no_commit_and_news_do(write, own_hub):
+    assert write("en", "de").changed
+    before = texts(own_hub)
+    assert before == files_of("en", "de") and SPACE_TEXT not in before["README.md"]
+    assert set(own_hub.files(SPACE)) == {*NAMES, ".gitattributes"}
+    assert not write("en", "de").changed
+    assert len(own_hub.repositories[SPACE].branches["main"]) == 2
+    assert write("de", "nl").changed
+    after = texts(own_hub)
     assert {name for name in NAMES if before[name] != after[name]} == {"README.md", "app.py"}
     assert "de-nl" in after["app.py"] and "German to Dutch" in after["README.md"]
 
 
-def test_files_that_someone_wrote_or_edited_stay(push, hub):
-    push("--space")
-    theirs = {name: data + b"# more\n" for name, data in hub.files(SPACE).items() if name in NAMES[:3]}
+def test_files_that_someone_wrote_or_edited_stay(write, own_hub, caplog):
+    write("en", "de")
+    theirs = {name: data + b"# more\n" for name, data in own_hub.files(SPACE).items() if name in NAMES[:3]}
     theirs |= {"Dockerfile": b"FROM scratch\n", "notes.txt": b"mine"}
-    hub.repositories[SPACE].find("main").files.update(theirs)
-    languages = ("--language", "fr", "--language", "en")
-    done = push("--space", *languages)
-    assert f"in the Space someone else wrote or edited {', '.join(NAMES)}, so they stay" in done.err
-    assert hub.files(SPACE).items() >= theirs.items() and done.out.count("not ours  ") == 4
-    del hub.repositories[SPACE].find("main").files["app.py"]
-    assert "app.py" not in push("--space", *languages).err and "fr-en" in texts(hub)["app.py"]
-    assert push("--space", *languages, "--overwrite-card").err == ""
-    assert all(texts(hub)[name].encode() != theirs[name] for name in NAMES)
-    assert hub.files(SPACE)["notes.txt"] == b"mine"
-
-
-def test_a_space_that_broke_can_be_repeated(push, hub):
-    hub.faults.append(Fault("POST", "/api/spaces/.*/commit/", status=502))
-    assert "push again" in push("--space", status=1).err
-    assert hub.files(REPO)["model.safetensors"] and SPACE_TEXT in hub.files(SPACE)["README.md"].decode()
-    hub.faults.clear()
-    push("--space")
-    assert is_sealed(texts(hub)["README.md"])
-
-
-def test_a_space_is_private_if_its_model_is(push, hub):
-    push("--space", "--private")
-    assert hub.repositories[REPO].private and hub.repositories[SPACE].private
-    hub.reset()
-    push("--space")
-    assert not hub.repositories[SPACE].private
-
-
-def test_the_languages_have_to_be_known_and_a_parser_has_none(push, client, hub, model, tmp_path):
-    folder = shutil.copytree(model, tmp_path / "copy")
-    (folder / "recipe.yaml").unlink()
-    assert "known are en: give --language twice" in push("--space", "--language", "en", folder=folder, status=2).err
-    assert not hub.repositories
-    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    trees = {"tree_tokens": [token[1:] for token in vocabulary if token.startswith("Ġ") and len(token) > 1][:3]}
-    settings = folder / "tokenizer_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | trees))
-    push("--space", folder=folder)
-    _, words, _ = arguments_of(client, texts(hub)["app.py"])
-    assert words[:2] == ["serve", "FOLDER"] and "Draws the trees" in texts(hub)["README.md"]
-    assert json.loads(hub.files(REPO)["tokenizer_config.json"]).items() >= trees.items()
+    own_hub.repositories[SPACE].find("main").files.update(theirs)
+    assert write("fr", "en").kept == tuple(NAMES) and own_hub.files(SPACE).items() >= theirs.items()
+    assert f"in the Space someone else wrote or edited {', '.join(NAMES)}, so they stay" in caplog.text
+    del own_hub.repositories[SPACE].find("main").files["app.py"]
+    assert "app.py" not in write("fr", "en").kept and "fr-en" in texts(own_hub)["app.py"]
+    assert write("fr", "en", overwrite=True).kept == ()
+    assert texts(own_hub) == files_of("fr", "en") and own_hub.files(SPACE)["notes.txt"] == b"mine"
 
 
 @pytest.mark.slow

@@ -76,6 +76,8 @@ def test_languages_and_settings(make, folder):
     settings = ask(app, "GET", "/frontend/settings")[1]
     assert settings["charLimit"] == 50_000 and settings["keyRequired"] is False
     assert settings["language"]["target"] == {"code": "de", "name": "German"}
+    assert list(settings["details"]) == ["en-de", "en-pt-BR", "xx-yy-en"]
+    assert settings["details"]["en-de"] == {"alignments": True, "token_scores": True}
     assert ask(app, "POST", "/translate", json={"q": "A dog.", "source": "EN", "target": "PT-br"})[0] == 200
 
 

@@ -4,14 +4,26 @@ import browser as browsing
 import pytest
 import served
 from browser import look, wait_for
+from conftest import tiny_model
 from served import Limits, ask, running
 
 from vaswani_transformer import Parser, load_model
+from vaswani_transformer.parsing.tokenizer import train_parser_tokenizer
 
-pytest_plugins = ["parsers"]
 folder, make, browser = served.folder, served.make, browsing.browser
 
 SENTENCES = ["the dog sees a cat here .", "( a house )", " "]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The folder of a parser that has learned nothing."""
+    folder, labels = tmp_path_factory.mktemp("parser"), ("ROOT", "S", "NP", "VP")
+    tokens = [*(f"({label}" for label in labels), *(f"){label}" for label in labels), "DT", "NN", "VBZ", "."]
+    tokenizer = train_parser_tokenizer(SENTENCES, tokens, 300)
+    tiny_model(vocab_size=len(tokenizer), seed=1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

@@ -92,6 +92,8 @@ def calibrated(folder, tmp_path) -> Path:
 def test_confidence(make, folder, loaded, tmp_path):
     path = calibrated(folder, tmp_path)
     app, wanted = make(f"en-de={path}"), {"text": TEXT, "target": "de", "nbest": 2, "confidence": True}
+    details = {"en-de": {"alignments": True, "confidence": True}}
+    assert ask(app, "GET", "/frontend/settings")[1]["details"] == details
     status, answer = ask(app, "POST", "/v1/translations", json=wanted)
     assert status == 200
     sentences = answer["translations"][0]["sentences"]

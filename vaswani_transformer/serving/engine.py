@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from ..data.batching import PairCollator
@@ -24,6 +24,7 @@ from ..decoding.glossary import Glossary, Terms, TermsSentence, beams_for
 from ..decoding.long_inputs import split_line
 from ..decoding.streaming import Window
 from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
+from ..parsing.parser import Parser
 
 LONGEST = 500  # tokens of a sentence; a longer one is divided, or its attention might fill the memory
 _BEAMS = 4  # with so many beams a search has `tokens_per_batch` source tokens; with more it has fewer
@@ -214,6 +215,11 @@ class Engine:
         self._tokenizing, self._counter = threading.Lock(), copy.deepcopy(tokenizer)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+
+    @cached_property
+    def parser(self) -> Parser:
+        """What parses, where the model is a parser; for the engine's thread."""
+        return Parser(self.model, self.tokenizer)
 
     @property
     def precision(self) -> str:

@@ -59,7 +59,9 @@ async def settings(request: Request) -> dict[str, Any]:
         "suggestions": False,
         "filesTranslation": False,
         "supportedFilesFormat": [],
-        "parser": service.models.parser is not None,  # not LibreTranslate's
+        # Not LibreTranslate's, for the page:
+        "parser": service.models.parser is not None,
+        "details": {place.name: place.details for place in service.models.places},
         "language": {side: {"code": code, "name": _language_name(code)} for side, code in sides.items()},
     }
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import psutil
 
+from ..decoding.confidence import CALIBRATION
 from ..errors import UserError, one_line
 from ..hardware import memory_limit
 from ..hub.card_facts import languages_of, read_import, read_run
 from ..json_and_yaml import read_json
+from ..loading import is_exported
 from ..parsing.tokenizer import TREE_TOKENS
 from .engine import Engine
 
@@ -51,6 +53,13 @@ class ModelPlace:
         with contextlib.suppress(OSError):
             return _LARGER * sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
         return 0
+
+    @property
+    def details(self) -> dict[str, bool]:
+        """What it can give about a translation, as fields of `/v1/translations`, without loading it."""
+        if is_exported(self.folder):
+            return {}
+        return {"alignments": True, "confidence" if (self.folder / CALIBRATION).is_file() else "token_scores": True}
 
 
 def find_models(names: Sequence[str]) -> list[ModelPlace]:

@@ -8,28 +8,28 @@ const make = (name, properties = {}, ...children) => {
   return element;
 };
 
-const WAIT = 300, PATIENCE = 400; // milliseconds: after the last key; before it says that it is at work
+const WAIT = 300, PATIENCE = 400; // milliseconds: after the last key; before “Working …” is shown
 const NBEST = 4; // as many as the search of the paper has beams, so that asking for them does not change the first
 const LONG = 5000; // characters of a text whose sentences get their details when they are looked into
-// What is asked about each translation; a model that is not calibrated has no confidence, an exported one no alignments.
-const DETAILS = [{alignments: true, confidence: true}, {alignments: true, token_scores: true}, {}];
 const state = {
   languages: [],
   limit: Infinity, // characters
   sentences: [], // of the translation that is shown
   now: 0, // the sentence that is looked into
   request: null, // the AbortController of what is under way
-  levels: {}, // by pair: the first of DETAILS that its model gives
+  details: {}, // by pair: what is asked about each translation, as options of a request
 };
+let storage = {}; // of this tab, or of this page where a browser lets it keep nothing
+try { storage = sessionStorage; } catch { /* as in a frame of another site */ }
 const mode = () => document.querySelector("[name=mode]:checked").value;
 const pair = () => ({source: $("from").value, target: $("to").value});
-const pairName = () => `${$("from").value}-${$("to").value}`;
+const nameOf = ({source, target}) => `${source}-${target}`;
 const percent = (share) => `${Math.round(100 * share)} %`;
 
 // The server
 
 async function ask(path, {signal, body} = {}) {
-  const headers = {}, key = sessionStorage.getItem("key");
+  const headers = {}, key = storage.apiKey;
   if (body) headers["Content-Type"] = "application/json";
   if (key) headers.Authorization = `Bearer ${key}`;
   let response;
@@ -46,17 +46,15 @@ async function ask(path, {signal, body} = {}) {
   throw error;
 }
 
-/** Asks for as many details as the model gives. */
-async function withDetails(name, attempt) {
-  for (let level = state.levels[name] ?? 0; ; level++) {
-    try {
-      const result = await attempt(DETAILS[level]);
-      state.levels[name] = level;
-      return result;
-    } catch (error) {
-      if (!error.isRefusal || level === DETAILS.length - 1) throw error;
-    }
+/** Asks for the details that the model gives, and without them if it refuses them for this text. */
+async function withDetails(languages, attempt) {
+  const details = state.details[nameOf(languages)];
+  try {
+    return await attempt(details);
+  } catch (error) {
+    if (!error.isRefusal || !Object.keys(details).length) throw error;
   }
+  return attempt({});
 }
 
 const sentenceOf = (words) => words[0].toUpperCase() + words.slice(1).replace(/\.?$/, ".");
@@ -95,8 +93,9 @@ async function work() {
   $("count").className = size > state.limit ? "over" : "";
   fail("");
   if (!text.trim()) return clear();
-  if (!$("key-form").hidden && !sessionStorage.getItem("key")) return fail("Give the API key above first.");
+  if (!$("key-form").hidden && !storage.apiKey) return fail("Give the API key above first.");
   if (size > state.limit) {
+    clear();
     return fail(`The text is ${(size - state.limit).toLocaleString("en")} characters too long for this server.`);
   }
   const patience = setTimeout(() => $("status").textContent = "Working …", PATIENCE);
@@ -138,14 +137,15 @@ function clear() {
 // The translation
 
 async function translate(text, signal) {
-  const name = pairName(), languages = pair(), output = $("output");
+  const languages = pair(), output = $("output");
   if (!output.querySelector(".sentence")) output.replaceChildren();
   const attempt = async (details) => {
     const sentences = [], body = {text, ...languages, stream: true, ...details};
     for await (const [event, data] of eventsOf(await ask("v1/translations", {signal, body}))) {
+      signal.throwIfAborted(); // what had come before may still be read
       if (event === "error") throw Object.assign(new Error(sentenceOf(data.error)), {isRefusal: true});
       if (event === "sentence") {
-        sentences.push(place(data, sentences.length, name));
+        sentences.push(place(data, sentences.length, languages));
         state.sentences = [...sentences, ...state.sentences.slice(sentences.length)];
         if (sentences.length <= state.now + 1) lookInside(state.now);
       } else {
@@ -155,18 +155,19 @@ async function translate(text, signal) {
     }
     state.sentences = sentences;
   };
-  await (text.length > LONG ? attempt({}) : withDetails(name, attempt));
+  await (text.length > LONG ? attempt({}) : withDetails(languages, attempt));
   output.classList.toggle("several", state.sentences.length > 1);
   $("copy").hidden = !(state.sentences.length && navigator.clipboard); // which browsers give to secure pages only
   lookInside(Math.min(state.now, state.sentences.length - 1));
 }
 
 /** Puts a sentence that has come in the place of the one before, unless it is the same. */
-function place(data, number, name) {
+function place({source, before, translations}, number, languages) {
   const old = state.sentences[number], box = $("output").childNodes[number];
-  if (old && box === old.box && old.name === name && old.source === data.source && old.before === data.before) return old;
-  const sentence = {source: data.source, before: data.before, name, shown: data.translations[0], others: null};
-  sentence.box = make("span", {className: "sentence", lang: $("to").value});
+  const isSame = old && box === old.box && nameOf(old.languages) === nameOf(languages);
+  if (isSame && old.source === source && old.before === before) return old;
+  const sentence = {source, before, languages, shown: translations[0], others: null};
+  sentence.box = make("span", {className: "sentence", lang: languages.target});
   sentence.box.addEventListener("click", () => lookInside(state.sentences.indexOf(sentence)));
   fill(sentence);
   if (box) box.replaceWith(sentence.box);
@@ -252,7 +253,8 @@ function lookInside(number) {
   $("next").disabled = state.now === state.sentences.length - 1;
   if (state.inside === sentence && state.insideShown === sentence.shown) return;
   Object.assign(state, {inside: sentence, insideShown: sentence.shown});
-  const facts = factsOf(sentence), languages = pair();
+  const facts = factsOf(sentence), {languages} = sentence;
+  const {side: focused, number: at} = document.activeElement.dataset; // of a word that is made anew
   for (const side of ["source", "target"]) {
     const row = $(`${side}-words`);
     row.lang = languages[side];
@@ -267,6 +269,7 @@ function lookInside(number) {
     }));
   }
   highlight(null);
+  if (focused) $(`${focused}-words`).children[at]?.focus();
   $("repeats").hidden = !sentence.shown.repeats;
   const form = $("attention");
   form.hidden = !sentence.shown.alignment;
@@ -278,7 +281,7 @@ function lookInside(number) {
 
 /** Asks for the details of a sentence of a long text. */
 async function addDetails(sentence) {
-  if (sentence.isAsked || state.levels[sentence.name] === DETAILS.length - 1) return;
+  if (sentence.isAsked || !state.details[nameOf(sentence.languages)].alignments) return;
   sentence.isAsked = true;
   const answer = await translationsOf(sentence, {}).catch(() => []);
   if (answer[0]?.text !== sentence.shown.text) return;
@@ -287,13 +290,11 @@ async function addDetails(sentence) {
   if (sentence === state.inside) lookInside(state.now);
 }
 
-/** The translations of a sentence by itself, best first. */
-async function translationsOf(sentence, options) {
-  const body = {text: sentence.source, ...pair(), split_sentences: false, ...options};
-  const answer = await withDetails(sentence.name, async (details) => {
-    const response = await ask("v1/translations", {signal: state.request?.signal, body: {...body, ...details}});
-    return response.json();
-  });
+/** The translations of a sentence by itself, best first; it may stay while one types at another. */
+async function translationsOf({source, languages}, options) {
+  const body = {text: source, ...languages, split_sentences: false, ...options};
+  const answer = await withDetails(languages, async (details) =>
+    (await ask("v1/translations", {body: {...body, ...details}})).json());
   return answer.translations[0].sentences[0].translations;
 }
 
@@ -337,7 +338,7 @@ async function showAlternatives() {
     }
     if (sentence !== state.inside) return;
   }
-  $("list").lang = $("to").value;
+  $("list").lang = sentence.languages.target;
   $("list").replaceChildren(...sentence.others.map((other, place) => {
     const isShown = other.text === sentence.shown.text;
     const scores = [`score ${other.score.toFixed(2).replace("-", "−")}`];
@@ -426,7 +427,7 @@ function chooseTarget() {
   }
   const back = state.languages.find((one) => one.code === $("to").value);
   $("swap").hidden = isParse || !back?.targets.includes($("from").value);
-  $("text").lang = $("output").lang = isParse ? "" : $("from").value;
+  $("text").lang = isParse ? "" : $("from").value;
   $("output").lang = isParse ? "" : $("to").value;
   $("text").placeholder = isParse ? "Type a sentence" : "Type or paste a text";
   $("title").textContent = document.title = isParse ? "Draw trees" : "Translate";
@@ -451,7 +452,7 @@ async function start() {
   } catch (error) {
     return fail(error.message);
   }
-  state.limit = settings.charLimit;
+  Object.assign(state, {limit: settings.charLimit, details: settings.details});
   $("key-form").hidden = !settings.keyRequired;
   const sources = state.languages.filter((one) => one.targets.length);
   $("modes").hidden = !(sources.length && settings.parser);
@@ -480,12 +481,12 @@ $("alternatives").addEventListener("click", () => {
   showAlternatives();
 });
 $("attention").addEventListener("submit", () => {
-  $("attention").elements.api_key.value = sessionStorage.getItem("key") || "";
+  $("attention").elements.api_key.value = storage.apiKey || "";
 });
-$("key").value = sessionStorage.getItem("key") || "";
+$("key").value = storage.apiKey || "";
 $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem("key", $("key").value.trim());
+  storage.apiKey = $("key").value.trim();
   work();
 });
 start();

@@ -19,6 +19,7 @@ _FILES = {
     "/page.js": ("page.js", "text/javascript"),
 }
 _MOST_TOKENS = 200  # of a sentence in an attention page, whose size grows with their square
+_MOST_CHARACTERS = 20 * _MOST_TOKENS  # a longer one is not tokenised, which blocks the engine
 _OWN = "script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; form-action 'self'"
 # Its script stands in the page itself, which gets no access to ours.
 _ATTENTION = "sandbox allow-scripts; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
@@ -58,11 +59,14 @@ async def attention(
     service: Service = request.app.state.service
     service.check_key(request.headers, api_key)
     service.check([text, translation])
+    if (size := max(len(text), len(translation))) > _MOST_CHARACTERS:
+        raise RefusedError(400, f"a sentence has {size} characters, too many to show, at most {_MOST_CHARACTERS}")
     place = service.place(source, target)
     service.note(request, place, [text])
-    async with service.models.engine(place) as engine:
-        weights = await engine.call(_weights, engine, text, translation)
-    page = await asyncio.to_thread(attention_page, weights, ["encoder-decoder", "encoder", "decoder"])
+    async with service.attending:
+        async with service.models.engine(place) as engine:
+            weights = await engine.call(_weights, engine, text, translation)
+        page = await asyncio.to_thread(attention_page, weights, ["encoder-decoder", "encoder", "decoder"])
     return HTMLResponse(page, headers=_headers(_ATTENTION))
 
 

@@ -4,7 +4,6 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import UserError
-from ..parsing.parser import Parser
 from ..parsing.trees import words_of
 from .engine import Engine
 from .service import RefusedError, Service, texts_of
@@ -54,5 +53,5 @@ async def parse(request: Request, wanted: ParsesRequest) -> ParsesAnswer:
 def _parse(engine: Engine, words: list[str]) -> ParseAnswer:
     if len(words) > _MOST_WORDS:
         raise UserError(f"the sentence has {len(words)} words, at most {_MOST_WORDS}: divide it")
-    (parsed,) = Parser(engine.model, engine.tokenizer).parse([words])
+    (parsed,) = engine.parser.parse([words])
     return ParseAnswer(words=words, tree=None if parsed.tree is None else str(parsed.tree))

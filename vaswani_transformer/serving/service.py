@@ -19,6 +19,7 @@ from .text import SplitText
 
 logger = logging.getLogger(__name__)
 
+_PAGES = 2  # of attention that are made at once, since each takes much memory
 _TERMS = 128  # tokens of a sentence's terms in a glossary: each makes every step of its search longer
 
 
@@ -88,6 +89,7 @@ class Service:
 
     def __init__(self, models: Models, limits: Limits, keys: Collection[str] = ()):
         self.models, self.limits = models, limits
+        self.attending = asyncio.Semaphore(_PAGES)
         self._keys = [_digest(key) for key in keys]
 
     @property

@@ -165,10 +165,8 @@ class Preparation:
                 another version of the package.
         """
         if self.version != __version__:
-            host = socket.gethostname()
-            raise UserError(
-                f"{host} has version {__version__} of the package, and {self.version} has begun: install that"
-            )
+            what = f"{socket.gethostname()} has version {__version__} of the package"
+            raise UserError(f"{what}, this was begun with {self.version}: install that one there")
         done = self._done(stage, number)
         if done is None:
             self._check_unchanged(stage, number)

@@ -1,7 +1,5 @@
 """Terms in translations: what occurs in a text, and searches against the list of every output that has the terms."""
 
-import json
-import shutil
 from functools import partial
 from unittest import mock
 
@@ -26,19 +24,10 @@ from vaswani_transformer.decoding.glossary import (
 )
 from vaswani_transformer.decoding.scoring import TokenText
 
-repetition_free, source, fails = translating.model, translating.source, translating.fails
+repetition_free, model = translating.model, translating.papers_model
+source, fails = translating.source, translating.fails
 TOKENS = st.integers(3, VOCABULARY - 1)
 FORMS = st.lists(st.lists(st.lists(TOKENS, min_size=1, max_size=2), min_size=1, max_size=2), min_size=1, max_size=2)
-
-
-@pytest.fixture(scope="module")
-def model(repetition_free, tmp_path_factory):
-    """The folder of a model whose search is the paper's."""
-    folder = tmp_path_factory.mktemp("plain") / "model"
-    shutil.copytree(repetition_free, folder)
-    path = folder / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"no_repeat_ngram_size": None}))
-    return folder
 
 
 def has(output, forms, continuing=frozenset()):

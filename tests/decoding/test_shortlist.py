@@ -1,6 +1,5 @@
 """Shortlists of target words: searches against transformers' loop, lexicons against closed forms, files, commands."""
 
-import json
 import shutil
 from collections import defaultdict
 
@@ -26,19 +25,10 @@ from vaswani_transformer.decoding.shortlist import (
 )
 from vaswani_transformer.errors import UserError
 
-repetition_free, source, fails = translating.model, translating.source, translating.fails
+repetition_free, model = translating.model, translating.papers_model
+source, fails = translating.source, translating.fails
 TOKENS = torch.tensor([4, 5, 7, 12, 13, 14, 19, 20, 28])  # the end, 2, is not among them
 IDS, MASK = padded_batch((7, 3, 9, 1))
-
-
-@pytest.fixture(scope="module")
-def model(repetition_free, tmp_path_factory):
-    """The folder of a model whose search is the paper's."""
-    folder = tmp_path_factory.mktemp("plain") / "model"
-    shutil.copytree(repetition_free, folder)
-    path = folder / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"no_repeat_ngram_size": None}))
-    return folder
 
 
 def only(tokens):

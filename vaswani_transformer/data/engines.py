@@ -73,8 +73,8 @@ def _pooled(task: Task, number: int, workers: int, bar: tqdm) -> Iterator[UserEr
             yield future.exception() if isinstance(future.exception(), UserError) else future.result()
     except BrokenProcessPool as error:
         raise UserError(
-            "a worker process was killed, perhaps because the memory is full: run the same command again, which goes on"
-            " where this one ended, with fewer --workers"
+            "a worker process was killed, perhaps because the memory is full, or could not start, as in a script that"
+            ' lacks `if __name__ == "__main__":`; the same again with fewer workers goes on where this ended'
         ) from error
     except BaseException:  # Ctrl-C too
         done.value = _STOPPED

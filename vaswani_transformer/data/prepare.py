@@ -86,6 +86,7 @@ def prepare(
         recipe: data, tokenizer, limits and, for what is held out and a new tokenizer's sample of the text, seed.
         folder: the folder to make, or to resume in.
         workers: processes, each of which does a task at a time; None: one for each processor, fewer for a short text.
+            Where there are several, a script needs `if __name__ == "__main__":`, since they import it.
         progress: show a bar on standard error, on a terminal.
         overwrite: remove an earlier preparation first; None: only one that cannot be resumed or used with this recipe.
         sources: training and validation text, if they are not to be found by the recipe; see `data_sources`.

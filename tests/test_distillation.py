@@ -36,7 +36,7 @@ from vaswani_transformer.training import run as training
 
 pytestmark = pytest.mark.usefixtures("cache", "quick_trainings")
 fails = translating.fails
-LINES = 30  # of the training text
+LINES, WINDOW = 18, 4  # of the training text, and those that are translated together where it is interrupted
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def student(tmp_path_factory, text):
         (folder / f"short.{side}").write_text("".join(line + "\n" for line in lines))
     values = {name: value for name, value in TINY_RECIPE.items() if name != "vocab_size"}
     values |= {"train_source": str(folder / "short.en"), "train_target": str(folder / "short.de")}
-    values |= {"data_dir": str(text), "max_steps": 4, "evaluate_every": 2, "average_checkpoints": 2}
+    values |= {"data_dir": str(text), "max_steps": 2, "evaluate_every": 2, "average_checkpoints": 2}
     (folder / "student.yaml").write_text(yaml.safe_dump(values | {"precision": "fp32", "deterministic": True}))
     return folder / "student.yaml"
 
@@ -153,10 +153,10 @@ def test_interpolation_takes_what_is_nearest_to_the_reference(teachers, student,
 
 
 def test_samples_follow_the_seed_and_are_no_search(teachers, made, student, tmp_path):
-    drawn, again, searched = made(teachers, "a", sample=True), made(teachers, "b", sample=True), made(teachers, "c")
+    drawn, again, searched = (made(teachers[:1], name, sample=name != "c") for name in "abc")
     assert drawn == again != searched
     recipe = load_recipe(str(student), {"output": str(tmp_path / "d"), "seed": 1})
-    distill(teachers, recipe, partial(load_for_decoding, model_arguments(teachers)), Teaching(sample=True))
+    distill(teachers[:1], recipe, partial(load_for_decoding, model_arguments(teachers[:1])), Teaching(sample=True))
     assert pairs_of(tmp_path / "d") != drawn
 
 
@@ -212,22 +212,28 @@ def test_the_command_resumes_in_every_step(teachers, student, tmp_path, monkeypa
             raise KeyboardInterrupt
         return translate(self, prepared, progress)
 
-    monkeypatch.setattr(distillation, "FileTranslator", partial(FileTranslator, window=7))
+    monkeypatch.setattr(distillation, "FileTranslator", partial(FileTranslator, window=WINDOW))
     monkeypatch.setattr(Translator, "translate_prepared", stopped)
     out = tmp_path / "out"
     assert main([*command, str(out)]) == 130
     assert "To resume, run the same command again" in capsys.readouterr().out
-    assert (out / "translations.jsonl").read_text().count("\n") == 14 and not (out / "distillation.json").exists()
-    stop_after_step(2, monkeypatch)
+    assert (out / "translations.jsonl").read_text().count("\n") == 2 * WINDOW and not (
+        out / "distillation.json"
+    ).exists()
+    stop_after_step(1, monkeypatch)
     assert main([*command, str(out)]) == 128 + signal.SIGTERM
-    assert translated == [0, 1, 2, *range(2, math.ceil(LINES / 7))]
-    assert {path.name for path in out.glob("*.json*")} == {"distillation.json", "training_log.jsonl"}
+    assert translated == [0, 1, 2, *range(2, math.ceil(LINES / WINDOW))]
+    assert {path.name for path in out.glob("[!.]*.json*")} == {"distillation.json", "training_log.jsonl"}
     monkeypatch.undo()
-    monkeypatch.setattr("vaswani_transformer.cli.train.load_for_decoding", None)  # nothing is left to translate
+    nothing_is_translated(monkeypatch)
     monkeypatch.setattr(training, "plot_learning_curve", lambda *_: False)
     assert main([*command, str(out)]) == 0
     straight, resumed = weights_of(tmp_path / "straight"), weights_of(out)
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+
+
+def nothing_is_translated(monkeypatch):
+    monkeypatch.setattr("vaswani_transformer.cli.train.load_for_decoding", lambda _: pytest.fail("loaded a teacher"))
 
 
 def stop_after_step(step, monkeypatch):
@@ -286,7 +292,7 @@ def test_a_finished_student_is_trained_anew_on_the_same_text(teachers, student, 
     shutil.copytree(finished, folder)
     command = ["distill", teachers[0], "--student", student, "--output", folder, "--quiet"]
     assert "already holds a model" in fails(*command)
-    monkeypatch.setattr("vaswani_transformer.cli.train.load_for_decoding", None)
+    nothing_is_translated(monkeypatch)
     assert main([*map(str, command), "--overwrite", "--encoder-layers", "2"]) == 0
     assert vt.load_model(folder, device="cpu")[0].config.encoder_layers == 2
     assert pairs_of(folder) == pairs_of(finished)
@@ -309,14 +315,15 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(teachers, stranger, stude
     (tmp_path / "own.yaml").write_text(student.read_text() + f"tokenizer: {stranger}\n")
     out = tmp_path / "out"
     command = ["distill", teachers[0], "--student", student, "--output", out, "--quiet"]
+    further = [*command[:3], "finetune", "--train-source", student, "--train-target", student, *command[4:]]
     for words, message in {
         ("distill", *teachers, stranger, *command[2:]): "have different tokenizers: members of an ensemble",
         ("distill", tmp_path / "missing", *command[2:]): "there is no model folder",
-        (*command, "--text", tmp_path / "empty.en"): "has no lines: give a text to translate",
+        (*command, "--text", tmp_path / "empty.en"): "empty.en: empty, no pair; give at least one",
         (*command, "--text", tmp_path / "gone.en"): "gone.en cannot be read",
         (*command[:3], "small", *command[4:]): "there is no text to translate: give --text FILE",
         (*command[:3], tmp_path / "own.yaml", *command[4:]): "the student's recipe takes the tokenizer of",
-        (*command, "--from", stranger): "the student's recipe takes the tokenizer of",
+        (*further, "--from", stranger): "the student's recipe takes the tokenizer of",
         (*command, "--beams", 0): "--beams is 0: it must be a whole number from 1",
         (*command, "--keep", 0): "--keep is 0.0: it must be a share above 0",
         (*command, "--sample", "--beams", 3): "--beams is for a beam search",

@@ -140,7 +140,7 @@ def student_recipe(teacher: str, recipe: Recipe) -> Recipe:
             f"the student's recipe takes the tokenizer of {own} and the teacher {teacher} has another one, which its"
             " students share: leave it out"
         )
-    folder = Path(recipe.output).absolute()
+    folder = Path(recipe.output) if recipe.data_dir is None else Path(recipe.output).absolute()
     source, target = (str(folder / f"{DISTILLED}.{language}") for language in languages_of_model(teacher))
     changes = {"train_source": source, "train_target": target, "train_data": None, "train_split": "train"}
     if recipe.validation_split and not (recipe.validation_source or recipe.validation_target):
@@ -206,11 +206,9 @@ class DistilledText:
 
     def _scan(self) -> tuple[int, str]:
         """Number of pairs and a hash of them."""
-        digest, number = hashlib.sha256(), 0
-        for number, pair in enumerate(self.source.stream(), 1):  # noqa: B007
+        digest = hashlib.sha256()
+        for number, pair in enumerate(self.source.stream(), 1):  # noqa: B007 - it raises where there are none
             digest.update(json.dumps(pair).encode())
-        if not number:
-            raise UserError(f"{self.source.where} has no lines: give a text to translate")
         return number, digest.hexdigest()
 
     def _is_made(self, settings: dict[str, Any]) -> bool:

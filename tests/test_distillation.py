@@ -299,6 +299,19 @@ def test_a_finished_student_is_trained_anew_on_the_same_text(teachers, student, 
     assert "other settings (beams)" in fails(*command, "--overwrite", "--beams", 2)
 
 
+def test_a_teacher_whose_decoder_starts_from_padding_as_those_of_marian(teachers, student, tmp_path):
+    model, tokenizer = vt.load_model(teachers[0], device="cpu")
+    tokenizer.bos_token = None
+    for settings in (model.config, model.generation_config):
+        settings.bos_token_id, settings.decoder_start_token_id = None, tokenizer.pad_token_id
+    model.save_pretrained(tmp_path / "marian")
+    tokenizer.save_pretrained(tmp_path / "marian")
+    words = [tmp_path / "marian", "--student", student, "--output", tmp_path / "out", "--quiet"]
+    assert main(["distill", *map(str, words)]) == 0
+    config = vt.load_model(tmp_path / "out", device="cpu")[0].config
+    assert (config.bos_token_id, config.decoder_start_token_id) == (None, tokenizer.pad_token_id)
+
+
 # What is refused
 
 

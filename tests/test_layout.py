@@ -19,7 +19,7 @@ SHELVES = [
     "loading",
     "training decoding",
     "attention parsing export hub",
-    "documents",
+    "documents distillation",
     "importing",
     "experiments",
     "serving",

@@ -512,7 +512,7 @@ def test_every_command_leaves_a_folder_alone_that_another_writes(held, recipe, m
     trees = treebank(tmp_path)
     commands = [
         ["train", recipe], ["parse", "train", "--trees", trees, "--dev", trees], ["average", *models],
-        ["tokenizer", text / "train.en"], ["prepare", recipe], ["demo"],
+        ["tokenizer", text / "train.en"], ["prepare", recipe], ["distill", models[0], "--student", recipe], ["demo"],
     ]  # fmt: skip
     for words in commands:
         for more in [[]] if words[0] == "demo" else [[], ["--overwrite"]]:

@@ -17,14 +17,15 @@ from .files import option_flag
 from .models import add_average, add_export, add_import, add_push, add_shortlist
 from .parse import add_parse
 from .serve import add_serve
-from .train import add_demo, add_train
+from .train import add_demo, add_distill, add_train
 from .translate import add_translate
 
 _LONGEST = 1500  # letters of an error message
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _COMMANDS = (
-    add_demo, add_train, add_translate, add_serve, add_score, add_evaluate, add_calibrate, add_shortlist, add_average,
-    add_export, add_push, add_attention, add_parse, add_experiment, add_prepare, add_tokenizer, add_import, add_lists,
+    add_demo, add_train, add_translate, add_serve, add_score, add_evaluate, add_calibrate, add_shortlist, add_distill,
+    add_average, add_export, add_push, add_attention, add_parse, add_experiment, add_prepare, add_tokenizer, add_import,
+    add_lists,
 )  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def _explain(error: BaseException, arguments: argparse.Namespace) -> str | None:
         fix = ": free some space and run the same command again" if error.errno in _DISK_FULL else ""
         return f"{error.strerror or error}{where}{fix}"
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator: " in str(error):
-        if arguments.parser.prog.endswith(" train"):
+        if arguments.parser.prog.endswith((" train", " distill")):
             return "out of memory: lower tokens_per_device; tokens_per_batch, and so the training, stays as it is"
         # What was given of those whose product is the memory of a search.
         names = ("beams", "nbest", "max_new_tokens", "tokens_per_batch")

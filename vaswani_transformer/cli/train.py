@@ -1,14 +1,18 @@
-"""The commands that train: `vaswani train` and `vaswani demo`."""
+"""The commands that train: `vaswani train`, `vaswani distill` and `vaswani demo`."""
 
 import argparse
 import dataclasses
 import os
 import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..durations import duration
 from ..errors import UserError
 from .command import add_command, add_recipe_options, command_name, is_first_process, leave_process_group, report_stop
+from .options import load_for_decoding
 
 
 def add_train(commands) -> None:
@@ -43,22 +47,35 @@ def _print_plan(recipe, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _train(arguments: argparse.Namespace) -> int:
+def _recipe(arguments: argparse.Namespace, name: str):
+    """A recipe with the fields that the options give."""
     from ..data.recipe_data import expand_home
     from ..recipes.recipe import Recipe, load_recipe
-    from ..training.run import TrainingStopped, train
 
     names = {field.name for field in dataclasses.fields(Recipe)}
-    overrides = {name: value for name, value in vars(arguments).items() if name in names}
-    recipe = load_recipe(arguments.recipe, overrides)
+    recipe = load_recipe(name, {name: value for name, value in vars(arguments).items() if name in names})
     expand_home(recipe)
+    return recipe
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from ..training.run import train
+
+    recipe = _recipe(arguments, arguments.recipe)
     if arguments.dry_run:
         return _print_plan(recipe, arguments)
     for option in ("device", "utilisation"):
         if getattr(arguments, option) is not None:
             raise UserError(f"--{option} is for --dry-run: training takes the devices that it is launched on")
+    return _run(partial(train, recipe, progress=not arguments.quiet))
+
+
+def _run(run: Callable[[], Any]) -> int:
+    """Run a training; print what came of it, or how to resume it."""
+    from ..training.run import TrainingStopped
+
     try:
-        result = train(recipe, progress=not arguments.quiet)
+        result = run()
     except TrainingStopped as stopped:
         leave_process_group()
         return report_stop(stopped.signal_number, stopped.step)
@@ -73,6 +90,54 @@ def _train(arguments: argparse.Namespace) -> int:
     print(f"model: {result.folder}")
     print(f"translate with it: {command_name()} translate {result.folder} 'a sentence'")
     return 0
+
+
+def add_distill(commands) -> None:
+    """Add `vaswani distill`."""
+    from ..recipes.recipe import TOKENIZER, Recipe
+
+    description = (
+        "Train a student on what larger models translate (sequence-level knowledge distillation, Kim and Rush, 2016):"
+        " the teachers translate the text, which stays in the output folder, and the student learns it. Options of the"
+        " groups below are fields of the student's recipe. The same command resumes after an interruption."
+    )
+    parser = add_command(
+        commands, "distill", _distill, "train a small, fast model on a large one's translations", description
+    )
+    parser.usage = "vaswani distill TEACHER ... --student RECIPE --output FOLDER [--text FILE] [--FIELD VALUE ...]"
+    how = "model folder; of several, which have one tokenizer, the probabilities are averaged"
+    parser.add_argument("teachers", metavar="MODEL", nargs="+", help=how)
+    parser.add_argument("--student", required=True, metavar="RECIPE", help="name of a recipe, or path of a YAML file")
+    how = "text to translate, or a pattern: a.*.en.gz (default: the training sources of the recipe)"
+    parser.add_argument("--text", metavar="FILE", help=how)
+    how = "beam size of the teacher (default: as it was saved; the paper: 5, with --interpolate 35)"
+    parser.add_argument("--beams", metavar="N", type=int, help=how)
+    how = "learn of each beam the translation nearest to the reference, by sentence BLEU, in place of the likeliest"
+    parser.add_argument("--interpolate", action="store_true", help=how)
+    how = "draw translations at random, by the recipe's seed, instead of searching for the likeliest"
+    parser.add_argument("--sample", action="store_true", help=how)
+    how = "learn this share of the translations, those of the most log-probability a token (default: 1)"
+    parser.add_argument("--keep", metavar="X", type=float, default=1.0, help=how)
+    how = "of the teacher: float32, bfloat16, float16, or int8 on a CPU (default: as it was saved)"
+    parser.add_argument("--teacher-precision", metavar="TYPE", help=how)
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    fields = [field for field in dataclasses.fields(Recipe) if field.metadata["group"] != TOKENIZER]
+    add_recipe_options(parser, [field for field in fields if field.name != "prepared"])
+
+
+def _distill(arguments: argparse.Namespace) -> int:
+    from ..distillation import Teaching, distill
+
+    recipe = _recipe(arguments, arguments.student)
+    first, *others = arguments.teachers
+    teachers = argparse.Namespace(
+        model=first, ensemble=others, combine=None, device="auto", precision=arguments.teacher_precision
+    )
+    teaching = Teaching(
+        arguments.beams, arguments.sample, arguments.interpolate, arguments.keep, arguments.teacher_precision
+    )
+    load = partial(load_for_decoding, teachers)
+    return _run(partial(distill, arguments.teachers, recipe, load, teaching, arguments.text, not arguments.quiet))
 
 
 def add_demo(commands) -> None:

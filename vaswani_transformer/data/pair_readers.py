@@ -130,7 +130,7 @@ def read_pairs(
 
 def no_pair(files: Sequence[str | Path]) -> UserError:
     """The error for files without any pair."""
-    return UserError(f"{' and '.join(map(str, files))}: empty, no pair; give at least one pair")
+    return UserError(f"{' and '.join(dict.fromkeys(map(str, files)))}: empty, no pair; give at least one pair")
 
 
 def pairs_of_rows(rows: Rows, columns: tuple[str, str]) -> Iterator[tuple[str, str]]:

@@ -36,7 +36,8 @@ def _source(recipe: Recipe, source: str | None, target: str | None, data: str | 
     is_here = data is not None and (data_path(recipe, data).exists() or glob.has_magic(data))
     source, target = (None if name is None else data_path(recipe, name) for name in (source, target))
     data = data_path(recipe, data) if is_here else data
-    return pair_source(source, target, data, recipe.data_config, split, recipe.source_column, recipe.target_column)
+    config = recipe.data_config if source is None else None  # that of the other part of the data
+    return pair_source(source, target, data, config, split, recipe.source_column, recipe.target_column)
 
 
 def data_sources(recipe: Recipe) -> tuple[PairSource, PairSource | None]:

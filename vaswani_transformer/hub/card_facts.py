@@ -21,7 +21,7 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.generation_vaswani import LENGTH_NORMALIZATIONS
 from ..recipes.recipe import Recipe, convert
 from ..training.callbacks import read_training_log
-from ..training.run_folder import IMPORT, LOG, RECIPE
+from ..training.run_folder import DISTILLATION, IMPORT, LOG, RECIPE
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class CardFacts:
     recipe: Mapping = field(default_factory=dict)  # of its training run
     log: Sequence[Mapping] = ()  # entries of its training log
     imported: Mapping = field(default_factory=dict)  # toolkit, source and notes of a model that `vaswani import` wrote
+    teachers: Sequence[str] = ()  # models whose translations it was trained on
     evaluations: Sequence[Mapping] = ()  # records of `vaswani evaluate --json`
     languages: Sequence[str] = ()  # ISO 639 codes, source first
     license: str | None = None  # the Hub's identifier
@@ -220,6 +221,16 @@ def read_import(folder: str | Path) -> dict:
     }
 
 
+def read_teachers(folder: str | Path, recipe: Mapping) -> list[str]:
+    """Names of the models on whose translations a run of `vaswani distill` was trained; empty for any other run."""
+    values = {}
+    with contextlib.suppress(OSError, UserError):
+        values = read_json(Path(folder) / DISTILLATION, "distil the text again")
+    files, teachers = (value if isinstance(value, list) else [] for value in map(values.get, ("files", "teachers")))
+    is_trained_on = file_name(str(recipe.get("train_target"))) in files
+    return [file_name(name) for name in teachers if _is_text(name)] if is_trained_on else []
+
+
 def languages_of(recipe: Mapping) -> list[str]:
     """Source and target language if the recipe's columns or files are named by codes of two letters; else empty."""
     columns = [recipe.get("source_column"), recipe.get("target_column")]
@@ -251,6 +262,7 @@ def facts_of(model, repo_id: str, folder: str | Path | None, weights: str | None
         recipe=recipe,
         log=log,
         imported=imported,
+        teachers=read_teachers(folder, recipe) if folder is not None else [],
         languages=imported.get("languages") or languages_of(recipe),
         license=imported.get("license"),
         datasets=datasets_of(recipe),

@@ -42,6 +42,7 @@ _SIZES = ("d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers", "d
 # Label of a row -> its text, in which fields of the recipe and values that are computed from the log are put.
 _TRAINING = {
     "started from": "{started_from}",
+    "distilled from": "{distilled_from}",
     "training data": "{training_data}",
     "validation data": "{validation_data}",
     "longest pair": "{max_length:,} tokens on a side",
@@ -167,6 +168,7 @@ def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
     values = {
         **recipe,
         "started_from": f"{file_name(recipe['from_model'])}, {trained}" if recipe.get("from_model") else None,
+        "distilled_from": f"translations of {' and '.join(facts.teachers)}" if facts.teachers else None,
         "training_data": _data(recipe, "train"),
         "validation_data": _data(recipe, "validation"),
         "steps": last.get("step"),

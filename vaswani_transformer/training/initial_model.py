@@ -35,7 +35,7 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
         UserError: for a tokenizer without the special tokens that the model needs, sizes that no model can have, or an
             attention implementation that is not there.
     """
-    missing = [name for name in ("bos", "pad", "eos") if getattr(tokenizer, f"{name}_token_id") is None]
+    missing = [name for name in ("pad", "eos") if getattr(tokenizer, f"{name}_token_id") is None]
     if missing:
         raise UserError(f"the tokenizer has no {' and no '.join(missing)} token: use one of `vaswani tokenizer`")
     config: VaswaniConfig = model_config(recipe, len(tokenizer))
@@ -43,7 +43,9 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
         config.vocab_size, config.decoder_vocab_size = vocabulary_sizes(tokenizer)
     for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
         setattr(config, name, getattr(tokenizer, name))
-    config.decoder_start_token_id = tokenizer.bos_token_id
+    # Marian's vocabularies have no beginning: its decoders start from padding.
+    starts = [token for token in (tokenizer.bos_token_id, tokenizer.pad_token_id) if token is not None]
+    config.decoder_start_token_id = starts[0]
     check_tokenizer_matches(tokenizer, config)
     set_seed(recipe.seed)
     model = VaswaniForConditionalGeneration(config)

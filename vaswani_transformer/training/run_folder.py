@@ -30,6 +30,7 @@ TOKENIZER = "tokenizer"  # a folder beside the checkpoints, for a resumed run
 PREPARED = "prepared"  # a folder: what `vaswani prepare` makes, of large text; it has a record of its own
 ADAPTER = "adapter"  # a folder: what LoRA has trained, beside the model that it is merged into
 ORIGIN = "started_from.json"  # of a run that started from a model: its name and a hash of its weights
+DISTILLATION = "distillation.json"  # of a run on a teacher's translations: its name, and how they were made
 IMPORT = "import.json"  # where that model is from, if it was imported; also in the folder of an imported model
 CONTENTS = "contents.json"  # beside it: hashes of tokenizer and data when the run began
 # What a finished run puts beside its recipe and its log.

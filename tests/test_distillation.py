@@ -1,0 +1,389 @@
+"""`vaswani distill`: the text that teachers write for a student, what is kept of it, and resuming in every step."""
+
+import argparse
+import json
+import math
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import sacrebleu
+import torch
+import translating
+import yaml
+from conftest import ROOT, TINY_RECIPE, error_of
+from finetuning import weights_of
+from model_folders import reconfigure, write_model
+
+import vaswani_transformer as vt
+from vaswani_transformer import distillation
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.cli.options import load_for_decoding
+from vaswani_transformer.data.recipe_data import data_sources
+from vaswani_transformer.decoding.file_translator import FileTranslator
+from vaswani_transformer.decoding.translator import Translator
+from vaswani_transformer.distillation import Teaching, best_share, distill, student_recipe, text_source
+from vaswani_transformer.hub.card_facts import facts_of
+from vaswani_transformer.hub.model_card import render_card
+from vaswani_transformer.recipes.recipe import Recipe, load_recipe
+from vaswani_transformer.training import run as training
+
+pytestmark = pytest.mark.usefixtures("cache", "quick_trainings")
+fails = translating.fails
+LINES, WINDOW = 18, 4  # of the training text, and those that are translated together where it is interrupted
+
+
+@pytest.fixture(scope="module")
+def quick_trainings():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "plot_learning_curve", lambda *_: False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory):
+    """Two models of one tokenizer, English to German; their outputs are short."""
+    folders = [write_model(tmp_path_factory.mktemp("models") / f"teacher-{seed}", seed) for seed in (2, 3)]
+    for folder in folders:
+        reconfigure(folder, max_extra_tokens=2, num_beams=3)
+        facts = {"toolkit": "Marian", "source": "owner/name", "languages": ["en", "de"]}
+        (folder / "import.json").write_text(json.dumps(facts))
+    return folders
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory, text):
+    """The recipe of a student: some lines of the text, and a blank one."""
+    folder = tmp_path_factory.mktemp("recipe")
+    for side in ("en", "de"):
+        lines = (text / f"train.{side}").read_text().splitlines()[:LINES]
+        lines[4] = ""
+        (folder / f"short.{side}").write_text("".join(line + "\n" for line in lines))
+    values = {name: value for name, value in TINY_RECIPE.items() if name != "vocab_size"}
+    values |= {"train_source": str(folder / "short.en"), "train_target": str(folder / "short.de")}
+    values |= {"data_dir": str(text), "max_steps": 2, "evaluate_every": 2, "average_checkpoints": 2}
+    (folder / "student.yaml").write_text(yaml.safe_dump(values | {"precision": "fp32", "deterministic": True}))
+    return folder / "student.yaml"
+
+
+@pytest.fixture
+def made(student, tmp_path, monkeypatch):
+    """A function that has a text distilled, without the training, and returns its pairs."""
+    monkeypatch.setattr(distillation, "train", lambda recipe, progress: None)
+
+    def make(teachers, name="out", **teaching):
+        recipe = load_recipe(str(student), {"output": str(tmp_path / name)})
+        load = partial(load_for_decoding, model_arguments(teachers))
+        distill(list(map(str, teachers)), recipe, load, Teaching(**teaching), progress=False)
+        return pairs_of(tmp_path / name)
+
+    return make
+
+
+def model_arguments(teachers):
+    return argparse.Namespace(
+        model=str(teachers[0]), ensemble=list(map(str, teachers[1:])), device="cpu", precision=None, combine=None
+    )
+
+
+def pairs_of(folder) -> list[tuple[str, str]]:
+    return list(zip(*((folder / f"distilled.{side}").read_text().splitlines() for side in ("en", "de")), strict=True))
+
+
+def by_translate(teachers, student, tmp_path, *options) -> list[tuple[str, str, list[dict]]]:
+    """Source, reference and translations of each line, by `vaswani translate`."""
+    sides = [student.with_name(f"short.{side}").read_text().splitlines() for side in ("en", "de")]
+    command = ["translate", teachers[0], "--input", student.with_name("short.en"), "--output", tmp_path / "oracle"]
+    command += ["--format", "json", "--scores", *options]
+    command += ["--ensemble", *teachers[1:]] if len(teachers) > 1 else []
+    assert main(list(map(str, command))) == 0
+    found = [json.loads(line)["hypotheses"] for line in (tmp_path / "oracle").read_text().splitlines()]
+    return list(zip(*sides, found, strict=True))
+
+
+def learnable(hypotheses: list[dict]) -> list[dict]:
+    return [one for one in hypotheses if one["text"].strip() and not one.get("repeats")]
+
+
+# The text
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["one", "ensemble"])
+def test_the_best_translations_of_one_teacher_or_several(teachers, student, made, tmp_path, number):
+    rows = by_translate(teachers[:number], student, tmp_path)
+    expected = [(source, found[0]["text"]) for source, _, found in rows if learnable(found[:1])]
+    assert len(expected) > LINES // 2
+    assert made(teachers[:number]) == expected
+
+
+def test_a_share_by_log_probability_a_token(teachers, student, made, tmp_path):
+    rows = by_translate(teachers[:1], student, tmp_path)
+    rows = [(source, *learnable(found)) for source, _, found in rows if learnable(found)]
+    ranked = sorted(rows, key=lambda row: row[1]["log_probability"] / row[1]["tokens"], reverse=True)
+    best = [row[0] for row in ranked[: math.ceil(0.4 * len(ranked))]]
+    assert made(teachers[:1], keep=0.4) == [(row[0], row[1]["text"]) for row in rows if row[0] in best]
+    facts = json.loads((tmp_path / "out" / "distillation.json").read_text())
+    assert (facts["lines"], facts["pairs"], facts["unusable"]) == (LINES, len(best), LINES - len(rows))
+
+
+def test_the_share_of_scores_with_ties_and_without_any():
+    scores = np.array([-1.0, math.nan, -3.0, -2.0, -2.0, math.nan, -4.0])
+    assert best_share(scores, 1.0).tolist() == [True, False, True, True, True, False, True]
+    assert best_share(scores, 0.4).tolist() == [True, False, False, True, True, False, False]
+    assert best_share(scores, 0.01).tolist() == [True, *[False] * 6]
+    assert not best_share(np.array([math.nan]), 1.0).any()
+
+
+def test_interpolation_takes_what_is_nearest_to_the_reference(teachers, student, made, tmp_path):
+    rows = by_translate(teachers[:1], student, tmp_path, "--beams", "6", "--nbest", "6")
+    expected, first = [], 0
+    for source, reference, found in rows:
+        if texts := [one["text"] for one in learnable(found)]:
+            scores = [sacrebleu.sentence_bleu(text, [reference]).score for text in texts]
+            expected.append((source, texts[scores.index(max(scores))]))
+            first += scores.index(max(scores)) == 0
+    assert first < len(expected)
+    assert made(teachers[:1], beams=6, interpolate=True) == expected
+
+
+def test_samples_follow_the_seed_and_are_no_search(teachers, made, student, tmp_path):
+    drawn, again, searched = (made(teachers[:1], name, sample=name != "c") for name in "abc")
+    assert drawn == again != searched
+    recipe = load_recipe(str(student), {"output": str(tmp_path / "d"), "seed": 1})
+    distill(teachers[:1], recipe, partial(load_for_decoding, model_arguments(teachers[:1])), Teaching(sample=True))
+    assert pairs_of(tmp_path / "d") != drawn
+
+
+def test_outputs_that_are_empty_or_repeat_themselves_are_dropped(teachers, made, monkeypatch):
+    def translate(self, prepared, progress=None):
+        return [
+            [vt.decoding.translator.Hypothesis(text, 3, -3.0, -1.0, repeats=text == "round")]
+            for text in (["", "round", "right"] * LINES)[:LINES]
+        ]
+
+    monkeypatch.setattr(Translator, "translate_prepared", translate)
+    assert [target for _, target in made(teachers[:1])] == ["right"] * (LINES // 3)
+
+
+def test_validation_stays_and_a_text_of_lines_needs_no_references(teachers, text, tmp_path):
+    table = tmp_path / "table"
+    table.mkdir()
+    for split in ("train", "validation"):
+        sides = [(text / f"{split}.{side}").read_text().splitlines() for side in ("en", "de")]
+        (table / f"{split}.tsv").write_text("".join("\t".join(pair) + "\n" for pair in zip(*sides, strict=True)))
+    data = {"train_data": str(table), "validation_split": "validation", "output": str(tmp_path / "out")}
+    recipe = student_recipe(str(teachers[0]), Recipe(**data))
+    assert next(iter(text_source(Recipe(**data)).stream()))[0] == (text / "train.en").read_text().splitlines()[0]
+    lines = Recipe(**{**vars(recipe), "train_source": str(text / "test.en"), "train_target": str(text / "test.en")})
+    source, validation = data_sources(lines)
+    assert [pair[0] for pair in source.stream()] == (text / "test.en").read_text().splitlines()
+    assert [pair[1] for pair in validation.stream()] == (text / "validation.de").read_text().splitlines()
+
+
+def test_validation_on_a_dataset_of_the_hub_with_a_configuration(teachers, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr("vaswani_transformer.data.recipe_data.pair_source", lambda *given: asked.append(given))
+    hub = {"train_data": "wmt14", "data_config": "de-en", "validation_split": "validation", "train_split": "train[:9]"}
+    data_sources(student_recipe(str(teachers[0]), Recipe(**hub, output=str(tmp_path))))
+    files = tuple(tmp_path / f"distilled.{side}" for side in ("en", "de"))
+    assert asked == [
+        (*files, None, None, "train", "source", "target"),
+        (None, None, "wmt14", "de-en", "validation", "source", "target"),
+    ]
+
+
+# The command
+
+
+def test_the_command_resumes_in_every_step(teachers, student, tmp_path, monkeypatch, capsys):
+    command = ["distill", *map(str, teachers), "--student", str(student), "--quiet", "--keep", "0.8", "--output"]
+    assert main([*command, str(tmp_path / "straight")]) == 0
+    translate, translated = Translator.translate_prepared, []
+
+    def stopped(self, prepared, progress=None):
+        translated.append(prepared.window.index)
+        if translated == [0, 1, 2]:
+            raise KeyboardInterrupt
+        return translate(self, prepared, progress)
+
+    monkeypatch.setattr(distillation, "FileTranslator", partial(FileTranslator, window=WINDOW))
+    monkeypatch.setattr(Translator, "translate_prepared", stopped)
+    out = tmp_path / "out"
+    assert main([*command, str(out)]) == 130
+    assert "To resume, run the same command again" in capsys.readouterr().out
+    assert (out / "translations.jsonl").read_text().count("\n") == 2 * WINDOW and not (
+        out / "distillation.json"
+    ).exists()
+    stop_after_step(1, monkeypatch)
+    assert main([*command, str(out)]) == 128 + signal.SIGTERM
+    assert translated == [0, 1, 2, *range(2, math.ceil(LINES / WINDOW))]
+    assert {path.name for path in out.glob("[!.]*.json*")} == {"distillation.json", "training_log.jsonl"}
+    monkeypatch.undo()
+    nothing_is_translated(monkeypatch)
+    monkeypatch.setattr(training, "plot_learning_curve", lambda *_: False)
+    assert main([*command, str(out)]) == 0
+    straight, resumed = weights_of(tmp_path / "straight"), weights_of(out)
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+
+
+def nothing_is_translated(monkeypatch):
+    monkeypatch.setattr("vaswani_transformer.cli.train.load_for_decoding", lambda _: pytest.fail("loaded a teacher"))
+
+
+def stop_after_step(step, monkeypatch):
+    """A signal, as of a cluster, ends trainings at this step."""
+    make = training.TrainingRun._make_trainer
+
+    def make_and_stop(self, *arguments):
+        trainer = make(self, *arguments)
+
+        def stop(args, state, control, **_):
+            if state.global_step == step:
+                self.stopper.received = signal.SIGTERM
+                control.should_save = control.should_training_stop = True
+            return control
+
+        self.stopper.on_step_end = stop
+        return trainer
+
+    monkeypatch.setattr(training.TrainingRun, "_make_trainer", make_and_stop)
+
+
+@pytest.fixture(scope="module")
+def finished(teachers, student, tmp_path_factory):
+    """The folder of a student."""
+    folder = tmp_path_factory.mktemp("finished") / "student"
+    assert main(["distill", str(teachers[0]), "--student", str(student), "--output", str(folder), "--quiet"]) == 0
+    return folder
+
+
+def test_the_student_has_the_teachers_tokenizer_and_a_card_that_names_it(teachers, finished):
+    model, tokenizer = vt.load_model(finished, device="cpu")
+    assert tokenizer.get_vocab() == vt.load_tokenizer(teachers[0]).get_vocab()
+    card = render_card(facts_of(model, "me/mine", finished))
+    assert re.search(r"\| distilled from \| translations of teacher-2 \|", card)
+    assert "| training data | distilled.en and distilled.de |" in card and "from en to de" in card
+    assert str(finished.parent) not in card
+    assert not (finished / "translations.jsonl").exists()
+
+
+def test_another_student_learns_from_the_text(teachers, finished, student, tmp_path):
+    words = ["--train-source", finished / "distilled.en", "--train-target", finished / "distilled.de"]
+    words += ["--tokenizer", teachers[0], "--encoder-layers", "2", "--output", tmp_path / "other", "--quiet"]
+    assert main(["train", str(student), *map(str, words)]) == 0
+    facts = facts_of(vt.load_model(tmp_path / "other", device="cpu")[0], "me/mine", tmp_path / "other")
+    assert facts.config.encoder_layers == 2 and not facts.teachers
+
+
+def test_a_student_that_starts_from_a_model_of_the_same_tokenizer(teachers, student, finished, tmp_path, made):
+    recipe = load_recipe("finetune", {"from_model": str(finished), "output": str(tmp_path / "further")})
+    made_for = student_recipe(str(teachers[0]), recipe)
+    assert made_for.tokenizer is None and made_for.tokenizer_folder == str(finished)
+
+
+def test_a_finished_student_is_trained_anew_on_the_same_text(teachers, student, finished, tmp_path, fails, monkeypatch):
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    command = ["distill", teachers[0], "--student", student, "--output", folder, "--quiet"]
+    assert "already holds a model" in fails(*command)
+    nothing_is_translated(monkeypatch)
+    assert main([*map(str, command), "--overwrite", "--encoder-layers", "2"]) == 0
+    assert vt.load_model(folder, device="cpu")[0].config.encoder_layers == 2
+    assert pairs_of(folder) == pairs_of(finished)
+    assert "other settings (beams)" in fails(*command, "--overwrite", "--beams", 2)
+
+
+def test_a_teacher_whose_decoder_starts_from_padding_as_those_of_marian(teachers, student, tmp_path):
+    model, tokenizer = vt.load_model(teachers[0], device="cpu")
+    tokenizer.bos_token = None
+    for settings in (model.config, model.generation_config):
+        settings.bos_token_id, settings.decoder_start_token_id = None, tokenizer.pad_token_id
+    model.save_pretrained(tmp_path / "marian")
+    tokenizer.save_pretrained(tmp_path / "marian")
+    words = [tmp_path / "marian", "--student", student, "--output", tmp_path / "out", "--quiet"]
+    assert main(["distill", *map(str, words)]) == 0
+    config = vt.load_model(tmp_path / "out", device="cpu")[0].config
+    assert (config.bos_token_id, config.decoder_start_token_id) == (None, tokenizer.pad_token_id)
+
+
+# What is refused
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    """A model of another tokenizer."""
+    folder = write_model(tmp_path_factory.mktemp("models") / "stranger")
+    vt.train_tokenizer(["another text"], vocab_size=300).save_pretrained(folder)
+    return folder
+
+
+def test_bad_input_ends_in_one_line_and_leaves_nothing(teachers, stranger, student, tmp_path, fails):
+    (tmp_path / "empty.en").touch()
+    (tmp_path / "own.yaml").write_text(student.read_text() + f"tokenizer: {stranger}\n")
+    out = tmp_path / "out"
+    command = ["distill", teachers[0], "--student", student, "--output", out, "--quiet"]
+    further = [*command[:3], "finetune", "--train-source", student, "--train-target", student, *command[4:]]
+    for words, message in {
+        ("distill", *teachers, stranger, *command[2:]): "have different tokenizers: members of an ensemble",
+        ("distill", tmp_path / "missing", *command[2:]): "there is no model folder",
+        (*command, "--text", tmp_path / "empty.en"): "empty.en: empty, no pair; give at least one",
+        (*command, "--text", tmp_path / "gone.en"): "gone.en cannot be read",
+        (*command[:3], "small", *command[4:]): "there is no text to translate: give --text FILE",
+        (*command[:3], tmp_path / "own.yaml", *command[4:]): "the student's recipe takes the tokenizer of",
+        (*further, "--from", stranger): "the student's recipe takes the tokenizer of",
+        (*command, "--beams", 0): "--beams is 0: it must be a whole number from 1",
+        (*command, "--keep", 0): "--keep is 0.0: it must be a share above 0",
+        (*command, "--sample", "--beams", 3): "--beams is for a beam search",
+        (*command, "--sample", "--interpolate"): "--interpolate is for a beam search",
+        (*command, "--interpolate", "--beams", 1): "the beam size is 1",
+        (*command, "--interpolate", "--text", student.with_name("short.en")): "--text has none",
+        (*command, "--validation-source", tmp_path / "gone.en"): "gone.en",
+        (*command, "--d-model", 15): "d_model",
+        (*command, "--teacher-precision", "int7"): "--precision is 'int7'",
+    }.items():
+        assert message in fails(*words), words
+        assert not out.exists(), words
+
+
+@pytest.mark.parametrize("name", ["distilled.de", "distillation.json", "translations.jsonl", "config.json"])
+def test_a_folder_that_is_not_ours(teachers, student, tmp_path, fails, name):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("{}\n")
+    message = fails("distill", teachers[0], "--student", student, "--output", tmp_path / "out", "--quiet")
+    assert str(tmp_path / "out") in message and "--output" in message
+    assert (tmp_path / "out" / name).read_text() == "{}\n"
+
+
+def test_an_unfinished_translation_with_other_settings(teachers, student, tmp_path, fails, monkeypatch):
+    monkeypatch.setattr(distillation.DistilledText, "_write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    command = ["distill", teachers[0], "--student", student, "--output", tmp_path / "out", "--quiet"]
+    assert main(list(map(str, command))) == 130
+    assert "cannot be resumed: beams was not given and is 2 now" in fails(*command, "--beams", 2)
+
+
+def test_nothing_that_can_be_learned(teachers, made, monkeypatch):
+    empty = [[vt.decoding.translator.Hypothesis("", 1, -1.0, -1.0)]] * LINES
+    monkeypatch.setattr(Translator, "translate_prepared", lambda *_: empty)
+    assert "can be learned: all are empty or repeat themselves" in error_of(made, teachers[:1])
+
+
+@pytest.mark.slow
+def test_two_processes_distil_what_one_does(teachers, student, tmp_path):
+    words = ["distill", teachers[0], "--student", student, "--quiet", "--dropout", "0", "--output"]
+    assert main([*map(str, words), str(tmp_path / "one")]) == 0
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
+    command = [*launch, "-m", "vaswani_transformer", *words, tmp_path / "two"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert pairs_of(tmp_path / "one") == pairs_of(tmp_path / "two")
+    one, two = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
+    assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)

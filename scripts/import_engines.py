@@ -74,10 +74,10 @@ class MarianEngine:
             raise RuntimeError(f"Marian failed: {done.stderr[-2000:]}")
         return done.stdout
 
-    def int8(self, folder: Path) -> "MarianEngine":
-        """The same model with 8-bit matrix products, converted into `folder`."""
-        path = folder / "marian-int8.bin"
-        self._command("convert", "--from", str(self.model), "--to", str(path), "--gemm-type", "intgemm8")
+    def int8(self, folder: Path, kind: str = "intgemm8") -> "MarianEngine":
+        """The same model with 8-bit matrix products of a kind that Marian knows, converted into `folder`."""
+        path = folder / f"{kind}.bin"
+        self._command("convert", "--from", str(self.model), "--to", str(path), "--gemm-type", kind)
         return MarianEngine(self.python, path, self.vocabulary, self.threads, self.alpha)
 
     def translate(self, lines: list[str], beams: int, **changed) -> list[str]:
@@ -87,7 +87,8 @@ class MarianEngine:
             f" --normalize {self.alpha} --max-length 1000 --mini-batch {SENTENCES_PER_BATCH}"
             f" --maxi-batch 100 --maxi-batch-sort src --cpu-threads {self.threads} --workspace 512 --quiet"
         )
-        self.server.stdin.write(json.dumps([options, lines, {"beam_size": beams, **changed}]) + "\n")
+        changed = {name.replace("_", "-"): value for name, value in {"beam_size": beams, **changed}.items()}
+        self.server.stdin.write(json.dumps([options, lines, changed]) + "\n")
         self.server.stdin.flush()
         if not (answer := self.server.stdout.readline()):
             raise RuntimeError(f"Marian ended with status {self.server.wait()}")

@@ -46,7 +46,6 @@ import json
 import os
 import platform
 import random
-import re
 import sys
 import tempfile
 import time
@@ -61,6 +60,7 @@ from generation_contestants import (
     CTRANSLATE2_PARTS,
     END,
     MARIAN,
+    MARIAN_FBGEMM,
     ONNX,
     PLAIN,
     PREPARED,
@@ -69,19 +69,20 @@ from generation_contestants import (
     by_generate,
     contestants,
     our_model,
+    processor,
     take_part,
     write_models,
 )
 from in_turn import InTurn
 
 # What is compared: ours and peers, of which the faster counts, their precision, and the ratio that is wanted.
-_BEST, _CTRANSLATE2 = (PLAIN, PREPARED), (CTRANSLATE2, CTRANSLATE2_PARTS)
+_BEST, _CTRANSLATE2, _MARIAN = (PLAIN, PREPARED), (CTRANSLATE2, CTRANSLATE2_PARTS), (MARIAN, MARIAN_FBGEMM)
 TARGETS = {
     "plain / transformers' Marian": ((PLAIN,), (TRANSFORMERS,), "float32", 1.4),
     "float32 / CTranslate2": (_BEST, _CTRANSLATE2, "float32", 1.0),
-    "float32 / Marian": (_BEST, (MARIAN,), "float32", 1.0),
+    "float32 / Marian": (_BEST, _MARIAN, "float32", 1.0),
     "int8 / CTranslate2": ((PREPARED,), _CTRANSLATE2, "int8", 1.1),
-    "int8 / Marian": ((PREPARED,), (MARIAN,), "int8", 1.1),
+    "int8 / Marian": ((PREPARED,), _MARIAN, "int8", 1.1),
     "int8 / ONNX Runtime": ((PREPARED,), (ONNX,), "int8", None),
 }
 _SETTING = ("preset", "vocab_size", "source_length", "target_length", "device", "threads", "avx2")
@@ -121,15 +122,13 @@ def sources(options: argparse.Namespace, batch: int) -> list[list[int]]:
 
 def machine() -> str:
     """Processor and versions, as they stand above a table."""
-    path = Path("/proc/cpuinfo")
-    text = path.read_text() if path.exists() else ""
-    name = re.search(r"model name\s*: (.*)", text)
-    known = sorted({"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8"} & set(text.split()))
+    names = [line.partition(": ")[2] for line in processor().splitlines() if line.startswith("model name")]
+    known = sorted({"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8"} & set(processor().split()))
     versions = []
     for package in ("torch", "transformers", "ctranslate2", "onnxruntime"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{package} {importlib.metadata.version(package)}")
-    return ", ".join([f"{name[1] if name else platform.machine()} ({' '.join(known)})", *versions])
+    return ", ".join([f"{names[0] if names else platform.machine()} ({' '.join(known)})", *versions])
 
 
 def measure(options: argparse.Namespace, done: list[dict]) -> list[dict]:

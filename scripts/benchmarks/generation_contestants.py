@@ -2,10 +2,10 @@
 
 The model has the paper's sizes and what every engine can express: Marian's positions, a decoder that starts from zeros,
 and an output bias that rules the end token out. transformers' Marian is another model of the same sizes. Marian itself
-runs in a Python that has pymarian (`pip install pymarian==1.12.42`, 604 MB); its int8 is that of its own converter,
-with the output matrix apart from the embeddings, which it would else keep in float32. ONNX Runtime computes what its
-`quantize_dynamic` makes of our export; the search around it is here. OpenVINO reads the same files, but its int8 needs
-nncf, and the search of optimum-intel an older transformers.
+runs in a Python that has pymarian (`pip install pymarian==1.12.42`, 604 MB). Its int8 is what its own converter makes
+for intgemm or FBGEMM, with the output matrix apart from the embeddings, since it leaves a tied one in float32; intgemm
+takes vocabularies of a multiple of 8. ONNX Runtime computes what its `quantize_dynamic` makes of our export; the search
+around it is here. OpenVINO does not take part: its int8 needs nncf, optimum-intel's search an older transformers.
 
 Modules are imported by the contestant that needs them, so that memory is the contestant's own.
 """
@@ -26,7 +26,8 @@ AVX2 = {
     "MKL_ENABLE_INSTRUCTIONS": "AVX2", "CT2_FORCE_CPU_ISA": "AVX2", "INTGEMM_CPUID": "AVX2",
 }  # fmt: skip
 TRANSFORMERS, PLAIN, PREPARED = "transformers' Marian", "ours", "ours, prepared"
-CTRANSLATE2, CTRANSLATE2_PARTS, MARIAN, ONNX = "CTranslate2", "CTranslate2, in parts", "Marian", "ONNX Runtime"
+CTRANSLATE2, CTRANSLATE2_PARTS = "CTranslate2", "CTranslate2, in parts"
+MARIAN, MARIAN_FBGEMM, ONNX = "Marian", "Marian, FBGEMM", "ONNX Runtime"
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]  # their ids: 0 to 3
 END = 2
 _LEAST_SECONDS = 0.5  # of a turn
@@ -41,23 +42,22 @@ def contestants(options: argparse.Namespace) -> list[str]:
     else:
         parts = [CTRANSLATE2_PARTS] if options.threads > 1 else []
         names = [f"{who}, float32" for who in (TRANSFORMERS, PLAIN, PREPARED, CTRANSLATE2, *parts, MARIAN)]
-        names += [f"{who}, int8" for who in (PREPARED, CTRANSLATE2, *parts, MARIAN, ONNX)]
+        names += [f"{who}, int8" for who in (PREPARED, CTRANSLATE2, *parts, MARIAN, MARIAN_FBGEMM, ONNX)]
         names += [f"{PREPARED}, bfloat16"] if _has_bfloat16(options) else []
     lacking = {}
     if importlib.util.find_spec("ctranslate2") is None:
-        lacking["CTranslate2"] = "not installed"
-    if MARIAN in map(_who, names):
-        find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('_pymarian') is None)"
-        if subprocess.run([options.marian_python, "-c", find]).returncode:
-            lacking["Marian"] = f"{options.marian_python} has no pymarian (--marian-python)"
-    if ONNX in map(_who, names):
-        if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")):
-            lacking["ONNX Runtime"] = "not installed"
-        elif options.avx2:
-            lacking["ONNX Runtime"] = "it cannot be forced to AVX2"
-    for name, reason in lacking.items():
-        print(f"{name} does not take part: {reason}", file=sys.stderr)
-    names = [name for name in names if name.split(", ")[0] not in lacking]
+        lacking[CTRANSLATE2] = lacking[CTRANSLATE2_PARTS] = "not installed"
+    if options.avx2:
+        lacking[MARIAN_FBGEMM] = lacking[ONNX] = "cannot be forced to AVX2"
+    if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")):
+        lacking[ONNX] = "not installed"
+    find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('_pymarian') is None)"
+    if subprocess.run([options.marian_python, "-c", find]).returncode:
+        lacking[MARIAN] = lacking[MARIAN_FBGEMM] = f"{options.marian_python} has no pymarian (--marian-python)"
+    for name in names:
+        if _who(name) in lacking:
+            print(f"left out: {name}: {lacking[_who(name)]}", file=sys.stderr)
+    names = [name for name in names if _who(name) not in lacking]
     unknown = set(options.only or ()) - set(names)
     if unknown:
         sys.exit(f"error: no contestant {', '.join(sorted(unknown))}: choose of {'; '.join(names)}")
@@ -91,7 +91,7 @@ def our_model(options: argparse.Namespace):
     model = VaswaniForConditionalGeneration(config).eval()
     with torch.no_grad():
         model.model.decoder.embed_tokens.weight[config.decoder_start_token_id] = 0
-        model.lm_head.bias[END] = -1e4
+        model.lm_head.bias[END] = -1e3
     return model
 
 
@@ -115,13 +115,16 @@ def _words(size: int) -> list[str]:
 
 def write_models(names: list[str], options: argparse.Namespace, folder: Path) -> None:
     """Write into a folder what the contestants of these names load."""
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer, models, processors
     from transformers import PreTrainedTokenizerFast
+    from transformers.utils.logging import disable_progress_bar
 
     from vaswani_transformer.export.exporting import export_model
 
+    disable_progress_bar()
     model, words = our_model(options), _words(options.vocab_size)
     backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    backend.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", END)])
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     model.save_pretrained(folder / "model")
     PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder / "model")
@@ -130,7 +133,7 @@ def write_models(names: list[str], options: argparse.Namespace, folder: Path) ->
         who, _, precision = name.rpartition(", ")
         if who.startswith(CTRANSLATE2) and not (folder / f"ctranslate2-{precision}").exists():
             export_model(folder / "model", folder / f"ctranslate2-{precision}", quantization=precision)
-        elif who == MARIAN and not (folder / "marian").exists():
+        elif who in (MARIAN, MARIAN_FBGEMM) and not (folder / "marian").exists():
             export_model(folder / "model", folder / "marian", "marian", positions=256)
             _untie(folder / "marian")
         elif who == ONNX:
@@ -171,12 +174,14 @@ def load(name: str, options: argparse.Namespace, folder: Path) -> tuple[Callable
     if who.startswith(CTRANSLATE2):
         parts = options.threads if who == CTRANSLATE2_PARTS else 1
         return _ctranslate2(folder / f"ctranslate2-{precision}", precision, parts, options), os.getpid()
-    if who == MARIAN:
-        return _marian(folder / "marian", precision, options)
+    if who in (MARIAN, MARIAN_FBGEMM):
+        kind = "intgemm8" if who == MARIAN else "packed8avx512" if "avx512vl" in processor() else "packed8avx2"
+        return _marian(folder / "marian", None if precision == "float32" else kind, options)
     import torch
     import transformers
 
     transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
     if who == ONNX:
         return _onnx(folder / "onnx", options), os.getpid()
@@ -240,15 +245,21 @@ def _ctranslate2(path: Path, precision: str, parts: int, options: argparse.Names
     return run
 
 
-def _marian(folder: Path, precision: str, options: argparse.Namespace) -> tuple[Callable, int]:
-    """A batch is shared out among Marian's threads, which do not compute together."""
+def processor() -> str:
+    """What Linux says of the processor."""
+    path = Path("/proc/cpuinfo")
+    return path.read_text() if path.exists() else ""
+
+
+def _marian(folder: Path, kind: str | None, options: argparse.Namespace) -> tuple[Callable, int]:
+    """A batch is shared out among Marian's threads, which do not compute together; `kind` is that of its int8."""
     sys.path.insert(0, str(Path(__file__).parent.parent))
     from import_engines import MarianEngine
 
-    path = folder / ("model.npz" if precision == "float32" else "untied.npz")
+    path = folder / ("model.npz" if kind is None else "untied.npz")
     engine = MarianEngine(options.marian_python, path, folder / "vocab.yml", options.threads)
-    if precision == "int8":
-        unquantized, engine = engine, engine.int8(folder)
+    if kind:
+        unquantized, engine = engine, engine.int8(folder, kind)
         unquantized.close()
     words, factor = _words(options.vocab_size), options.target_length / options.source_length
 

@@ -33,6 +33,8 @@ class InTurn:
         try:
             return self._ends[name].recv()
         except EOFError:
+            for process in self._processes:
+                process.terminate()
             sys.exit(f"error: the process of {name} ended")
 
     def rounds(self, question: Any, rounds: int, first: Any = None) -> dict[str, list]:

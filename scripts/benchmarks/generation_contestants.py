@@ -161,9 +161,11 @@ def _quantize(folder: Path) -> None:
     import logging
 
     from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
 
     logging.disable(logging.WARNING)  # its advice
     for path in folder.glob("*.onnx"):
+        quant_pre_process(path, path, skip_symbolic_shape=True)  # without which the output layer stays float32
         quantize_dynamic(path, path, weight_type=QuantType.QInt8)
     logging.disable(logging.NOTSET)
 

@@ -154,6 +154,28 @@ def test_memory_is_the_peak(monkeypatch):
     process.communicate(b"\n")
 
 
+ANSWERING = """
+    def answer(factor, connection):
+        connection.send("ready")
+        for question in iter(connection.recv, None):
+            connection.send(factor * question if factor else 1 / 0)
+"""
+
+
+def test_processes_are_asked_in_turn(tmp_path, monkeypatch):
+    (tmp_path / "answering.py").write_text(textwrap.dedent(ANSWERING))
+    for folder in (SCRIPTS, tmp_path):
+        monkeypatch.syspath_prepend(str(folder))
+    from answering import answer
+    from in_turn import InTurn
+
+    players = InTurn(answer, {"two": (2,), "three": (3,)})
+    assert players.rounds(5, 2, first=7) == {"two": [10, 10], "three": [15, 15]}
+    players.close()
+    with pytest.raises(SystemExit, match="the process of none ended"):
+        InTurn(answer, {"one": (1,), "none": (0,)}).rounds(5, 1)
+
+
 @pytest.mark.slow
 def test_every_contestant_generates_and_what_is_measured_is_kept(tmp_path):
     small = "--preset student-6-2 --vocab-size 104 --batches 3 --beams 2 --rounds 1 --target-length 5 --threads 2"

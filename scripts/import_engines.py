@@ -17,6 +17,7 @@ CTranslate2 compute for models of Marian; both may be had from each engine but M
 
 import contextlib
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -44,10 +45,10 @@ os.dup2(2, 1)  # Marian prints there too
 import _pymarian
 translators = {}
 for line in sys.stdin:
-    options, lines = json.loads(line)
+    options, lines, changed = json.loads(line)
     if options not in translators:
         translators[options] = _pymarian.Translator(options)
-    print(json.dumps(translators[options].translate(lines)), file=answers, flush=True)
+    print(json.dumps(translators[options].translate(lines, **changed)), file=answers, flush=True)
 """
 _COMMAND = "import _pymarian, sys; sys.exit(_pymarian.main(sys.argv[1:]))"
 
@@ -58,7 +59,8 @@ class MarianEngine:
     def __init__(self, python: str, model: Path, vocabulary: Path, threads: int = 1, alpha: float = 1.0):
         self.python, self.model, self.vocabulary, self.threads, self.alpha = python, model, vocabulary, threads, alpha
         # Threads are Marian's own workers; each must not start others.
-        self.environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        self.environment = kept | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.server = subprocess.Popen(
             [python, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             text=True, encoding="utf-8", env=self.environment,
@@ -72,20 +74,21 @@ class MarianEngine:
             raise RuntimeError(f"Marian failed: {done.stderr[-2000:]}")
         return done.stdout
 
-    def int8(self, folder: Path) -> "MarianEngine":
-        """The same model with 8-bit matrix products, converted into `folder`."""
-        path = folder / "marian-int8.bin"
-        self._command("convert", "--from", str(self.model), "--to", str(path), "--gemm-type", "intgemm8")
+    def int8(self, folder: Path, kind: str = "intgemm8") -> "MarianEngine":
+        """The same model with 8-bit matrix products of a kind that Marian knows, converted into `folder`."""
+        path = folder / f"{kind}.bin"
+        self._command("convert", "--from", str(self.model), "--to", str(path), "--gemm-type", kind)
         return MarianEngine(self.python, path, self.vocabulary, self.threads, self.alpha)
 
-    def translate(self, lines: list[str], beams: int) -> list[str]:
-        """One translation a line."""
+    def translate(self, lines: list[str], beams: int, **changed) -> list[str]:
+        """One translation a line. `changed` are options of Marian in place of those below, such as `mini_batch=8`."""
         options = (
-            f"--models {self.model} --vocabs {self.vocabulary} {self.vocabulary} --beam-size {beams}"
+            f"--models {self.model} --vocabs {self.vocabulary} {self.vocabulary}"
             f" --normalize {self.alpha} --max-length 1000 --mini-batch {SENTENCES_PER_BATCH}"
             f" --maxi-batch 100 --maxi-batch-sort src --cpu-threads {self.threads} --workspace 512 --quiet"
         )
-        self.server.stdin.write(json.dumps([options, lines]) + "\n")
+        changed = {name.replace("_", "-"): value for name, value in {"beam_size": beams, **changed}.items()}
+        self.server.stdin.write(json.dumps([options, lines, changed]) + "\n")
         self.server.stdin.flush()
         if not (answer := self.server.stdout.readline()):
             raise RuntimeError(f"Marian ended with status {self.server.wait()}")

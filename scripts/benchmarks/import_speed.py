@@ -11,13 +11,13 @@ quantising do not count, tokenising does. Only CPUs.
 
 import argparse
 import json
-import multiprocessing
 import os
-import random
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from in_turn import InTurn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for import_engines
 
@@ -74,8 +74,8 @@ def take_part(name: str, precision: str, threads: int, options: argparse.Namespa
         connection.send("ready")
         for lines in iter(connection.recv, None):
             started = time.perf_counter()
-            outputs = engine.translate(lines, options.beams)
-            connection.send((time.perf_counter() - started, sum(map(len, outputs))))
+            engine.translate(lines, options.beams)
+            connection.send(time.perf_counter() - started)
         if name == "Marian":
             engine.close()
 
@@ -83,26 +83,10 @@ def take_part(name: str, precision: str, threads: int, options: argparse.Namespa
 def measure(threads: int, options: argparse.Namespace, lines: list[str]) -> dict[str, float]:
     """Sentences a second of each contestant."""
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for the processes that start
-    context = multiprocessing.get_context("spawn")
-    ends, processes = {}, []
-    for name, precision in contestants():
-        ends[name, precision], other = context.Pipe()
-        processes.append(context.Process(target=take_part, args=(name, precision, threads, options, other)))
-        processes[-1].start()
-        other.close()
-    for end in ends.values():
-        end.recv()
-    seconds = {key: [] for key in ends}
-    for turn in range(options.rounds + 1):
-        for key in random.sample(list(ends), len(ends)):
-            ends[key].send(lines if turn else lines[: len(lines) // 4])
-            taken, _ = ends[key].recv()
-            if turn:
-                seconds[key].append(taken)
-    for end, process in zip(ends.values(), processes, strict=True):
-        end.send(None)
-        process.join()
-    return {f"{name}, {precision}": len(lines) / min(taken) for (name, precision), taken in seconds.items()}
+    players = InTurn(take_part, {", ".join(pair): (*pair, threads, options) for pair in contestants()})
+    seconds = players.rounds(lines, options.rounds, first=lines[: len(lines) // 4])
+    players.close()
+    return {name: len(lines) / min(taken) for name, taken in seconds.items()}
 
 
 def speed_table(rates: dict[str, dict[str, float]]) -> str:

@@ -105,21 +105,12 @@ class Int8Linear(_FrozenLinear):
 
     def __init__(self, module: nn.Linear):
         super().__init__(module)
-        weight = module.weight.detach().float()
-        scales = weight.abs().amax(dim=1).clamp(min=1e-8).double() / 127
-        zeros = torch.zeros(len(weight), dtype=torch.long)
-        # As `torch.quantize_per_channel`, in a tenth of its time, which a shortlist takes for each batch.
-        numbers = (weight * (1 / scales.float())[:, None]).round_().to(torch.int8)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the tensor type that torch's int8 products still need
-            quantized = torch._make_per_channel_quantized_tensor(numbers, scales, zeros, 0)
-            bias = None if module.bias is None else module.bias.detach().float()
-            self.packed = torch.ops.quantized.linear_prepack(quantized, bias)
+        bias = None if module.bias is None else module.bias.detach().float()
+        self.packed = _pack_int8(module.weight.detach().float(), bias)
         # `_op` skips checks of torch that take as long as a small product.
         operators = torch.ops.quantized.linear_dynamic, torch.ops.quantized.linear_relu_dynamic
         self._operators = [getattr(operator, "_op", operator) for operator in operators]
-        # Without VNNI instructions sums of full 8-bit products would overflow 16 bits.
-        self.reduce_range = not torch.cpu._is_vnni_supported()
+        self.reduce_range = _sums_overflow()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """`(..., in_features)` to `(..., out_features)`."""
@@ -128,6 +119,28 @@ class Int8Linear(_FrozenLinear):
     def relu(self, states: torch.Tensor) -> torch.Tensor:
         """`max(0, forward(states))`, in one operator."""
         return self._operators[1](states, self.packed, self.reduce_range)
+
+
+def _pack_int8(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.ScriptObject:
+    scales = weight.abs().amax(dim=1).clamp(min=1e-8).double() / 127
+    zeros = torch.zeros(len(weight), dtype=torch.long)
+    # As `torch.quantize_per_channel`, in a tenth of its time, which a shortlist takes for each batch.
+    numbers = (weight * (1 / scales.float())[:, None]).round_().to(torch.int8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the tensor type that torch's int8 products still need
+        quantized = torch._make_per_channel_quantized_tensor(numbers, scales, zeros, 0)
+        return torch.ops.quantized.linear_prepack(quantized, bias)
+
+
+@cache
+def _sums_overflow() -> bool:
+    """Whether two full 8-bit products overflow 16 bits, as they do without VNNI instructions: then inputs get 7 bits.
+
+    Tried out, since torch may compute with fewer instructions than the processor has.
+    """
+    largest = torch.ones(64, 64)
+    found = torch.ops.quantized.linear_dynamic(largest, _pack_int8(largest, None), False)
+    return not torch.allclose(found, largest.sum(1), rtol=0.05)
 
 
 def prepare_for_inference(

@@ -106,23 +106,23 @@ class Int8Linear(_FrozenLinear):
     def __init__(self, module: nn.Linear):
         super().__init__(module)
         bias = None if module.bias is None else module.bias.detach().float()
-        self.packed = _pack_int8(module.weight.detach().float(), bias)
+        # Of 15 bits the inputs get 8: theirs is one scale for all rows, and weights have one for each output.
+        self.packed = _pack_int8(module.weight.detach().float(), bias, 63 if _sums_overflow() else 127)
         # `_op` skips checks of torch that take as long as a small product.
         operators = torch.ops.quantized.linear_dynamic, torch.ops.quantized.linear_relu_dynamic
         self._operators = [getattr(operator, "_op", operator) for operator in operators]
-        self.reduce_range = _sums_overflow()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """`(..., in_features)` to `(..., out_features)`."""
-        return self._operators[0](states, self.packed, self.reduce_range)
+        return self._operators[0](states, self.packed, False)
 
     def relu(self, states: torch.Tensor) -> torch.Tensor:
         """`max(0, forward(states))`, in one operator."""
-        return self._operators[1](states, self.packed, self.reduce_range)
+        return self._operators[1](states, self.packed, False)
 
 
-def _pack_int8(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.ScriptObject:
-    scales = weight.abs().amax(dim=1).clamp(min=1e-8).double() / 127
+def _pack_int8(weight: torch.Tensor, bias: torch.Tensor | None, largest: int = 127) -> torch.ScriptObject:
+    scales = weight.abs().amax(dim=1).clamp(min=1e-8).double() / largest
     zeros = torch.zeros(len(weight), dtype=torch.long)
     # As `torch.quantize_per_channel`, in a tenth of its time, which a shortlist takes for each batch.
     numbers = (weight * (1 / scales.float())[:, None]).round_().to(torch.int8)
@@ -134,13 +134,13 @@ def _pack_int8(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.ScriptO
 
 @cache
 def _sums_overflow() -> bool:
-    """Whether two full 8-bit products overflow 16 bits, as they do without VNNI instructions: then inputs get 7 bits.
+    """Whether two full 8-bit products overflow 16 bits, as they do without VNNI instructions: then weights get 7 bits.
 
     Tried out, since torch may compute with fewer instructions than the processor has.
     """
-    largest = torch.ones(64, 64)
-    found = torch.ops.quantized.linear_dynamic(largest, _pack_int8(largest, None), False)
-    return not torch.allclose(found, largest.sum(1), rtol=0.05)
+    ones = torch.ones(64, 64)
+    found = torch.ops.quantized.linear_dynamic(ones, _pack_int8(ones, None), False)
+    return not torch.allclose(found, ones.sum(1), rtol=0.05)
 
 
 def prepare_for_inference(

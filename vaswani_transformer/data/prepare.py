@@ -14,7 +14,8 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -25,7 +26,19 @@ from transformers import PreTrainedTokenizerBase
 
 from .. import __version__
 from ..errors import UserError
-from ..files import file_sha256, is_inner, remove_files, remove_leftovers, set_aside, write_text
+from ..files import (
+    check_path,
+    file_sha256,
+    is_inner,
+    is_local,
+    is_there,
+    remove_files,
+    remove_leftovers,
+    set_aside,
+    to_path,
+    write_text,
+    written_whole,
+)
 from ..hardware import MOST_WORKERS, check_workers
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
@@ -45,14 +58,15 @@ from .prepared import (
     VALIDATION,
     VERSION,
     index_name,
+    load_prepared_tokenizer,
     open_prepared,
     read_manifest,
     shard_name,
 )
 from .recipe_data import data_sources, sample_rows, tokenizer_of_sample
 from .shards import ShardWriter
-from .splits import SPLIT_BYTES, Place, Split, places, text_splits
-from .text_files import file_errors
+from .splits import SPLIT_BYTES, Place, Split, in_pieces, keep_pairs, kept_pairs, places, text_splits
+from .text_files import file_errors, file_stamp
 from .tokenization import load_tokenizer, tokenizer_sha256
 
 CHUNK = 50_000  # pairs of a shard, before the filter
@@ -84,13 +98,15 @@ def prepare(
 
     Args:
         recipe: data, tokenizer, limits and, for what is held out and a new tokenizer's sample of the text, seed.
-        folder: the folder to make, or to resume in.
+        folder: the folder to make, or to resume in; also a URL such as `s3://bucket/folder`, where nothing is locked
+            and nothing of an earlier preparation is removed.
         workers: processes, each of which does a task at a time; None: one for each processor, fewer for a short text.
             Where there are several, a script needs `if __name__ == "__main__":`, since they import it.
         progress: show a bar on standard error, on a terminal.
         overwrite: remove an earlier preparation first; None: only one that cannot be resumed or used with this recipe.
         sources: training and validation text, if they are not to be found by the recipe; see `data_sources`.
-        engine: who does it: `local`, or `slurm` or `ray` through datatrove; text and folder are on a shared disk then.
+        engine: who does it: `local`, or `slurm` or `ray` through datatrove; text and folder are then on a shared disk
+            or in a store.
         engine_options: of datatrove's executor, such as `partition` and `time` for Slurm.
 
     Returns:
@@ -104,13 +120,14 @@ def prepare(
         check_workers("workers", workers)
     check_limits(recipe.max_length, recipe.max_length_ratio)
     check_paths(recipe)
-    with locked(folder):
-        folder = Path(folder)
+    check_path(folder, "output")
+    folder = to_path(folder)
+    with locked(folder) if is_local(folder) else file_errors(folder):
         output = _check_ours(folder)
         train, validation = sources or data_sources(recipe)
         settings = _settings(recipe, train, validation)
         if overwrite or (overwrite is None and not _is_usable(folder, settings)):
-            _remove_prepared(output)
+            _remove_prepared(folder, output)
         if (folder / MANIFEST).exists():
             return _finished_manifest(folder, settings)
         _start_or_resume(folder, settings)
@@ -145,8 +162,8 @@ class Preparation:
         recipe: Recipe, folder: Path, train: PairSource, validation: PairSource | None, settings: dict
     ) -> "Preparation":
         """The preparation of these texts."""
-        splits = text_splits(train)
-        others = [] if validation is None else text_splits(validation)
+        splits = in_pieces(text_splits(train), folder / TASKS)
+        others = [] if validation is None else in_pieces(text_splits(validation), folder / TASKS, len(splits))
         return Preparation(recipe, folder, (*splits, *others), len(splits), settings, CHUNK)
 
     @property
@@ -168,6 +185,10 @@ class Preparation:
         if self.version != __version__:
             what = f"{socket.gethostname()} has version {__version__} of the package"
             raise UserError(f"{what}, this was begun with {self.version}: install that one there")
+        with contextlib.nullcontext() if is_local(self.folder) else file_errors(self.folder):
+            self._run(stage, number, advance)
+
+    def _run(self, stage: str, number: int, advance: Callable[[int], Any]) -> None:
         done = self._done(stage, number)
         if done is None:
             self._check_unchanged(stage, number)
@@ -180,8 +201,8 @@ class Preparation:
         """Refuse text that has changed since the preparation began: what is known of it would be of another text."""
         for path in self.splits[number].files if stage in (COUNT, SAMPLE, WRITE) else ():
             with file_errors(path):
-                facts = path.stat()
-            if [facts.st_size, facts.st_mtime_ns] != self.settings["files"][str(path)]:
+                stamp = file_stamp(path)
+            if list(stamp) != self.settings["files"][str(path)]:
                 raise UserError(f"{path} is not as it was when the preparation of {self.folder} started: {_OTHER}")
 
     # What tasks have returned
@@ -190,7 +211,6 @@ class Preparation:
         return self.folder / TASKS / f"{name}-{number:05d}.json"
 
     def _note(self, name: str, result: Any, number: int = 0) -> None:
-        self._path(name).parent.mkdir(exist_ok=True)
         _write_json(self._path(name, number), {"result": result, "sha256": _sha256_of(result)})
 
     def _result(self, name: str, number: int = 0) -> Any:
@@ -204,15 +224,8 @@ class Preparation:
         first, stop = {TRAIN: (0, self.train_splits), VALIDATION: (self.train_splits, len(self.splits))}[part or TRAIN]
         return (self._result(stage, number) for number in range(first, stop))
 
-    def _note_pairs(self, name: str, pairs: Sequence[tuple[str, str]], number: int) -> dict:
-        """Keep pairs for a later task; returns the facts of the file."""
-        path = self._path(name, number).with_suffix(".jsonl")
-        write_text(path, "".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs))
-        return {"file": f"{TASKS}/{path.name}", "bytes": path.stat().st_size, "sha256": file_sha256(path)}
-
-    def _noted_pairs(self, name: str, number: int) -> Iterator[tuple[str, str]]:
-        with self._path(name, number).with_suffix(".jsonl").open(encoding="utf-8", newline="\n") as file:
-            yield from map(json.loads, file)
+    def _pairs_path(self, name: str, number: int) -> Path:
+        return self._path(name, number).with_suffix(".jsonl")
 
     def _done(self, stage: str, number: int) -> Any | None:
         """What a task has returned; None if it is to be done, also if what it has written is not there any more."""
@@ -224,6 +237,8 @@ class Preparation:
 
     def _is_whole(self, facts: dict) -> bool:
         path = self.folder / facts["file"]
+        if not is_local(path):  # what a store has it has whole: the size tells it from another
+            return path.exists() and path.stat().st_size == facts["bytes"]
         return path.is_file() and path.stat().st_size == facts["bytes"] and file_sha256(path) == facts["sha256"]
 
     # The stages
@@ -272,20 +287,30 @@ class Preparation:
         plan = self._result(SPLIT, number)
         rows = set(plan["sampled"])
         pairs = [pair for row, pair in self._pairs(number, plan) if row in rows] if rows else []
-        self._note(SAMPLE, {"files": [self._note_pairs(SAMPLE, pairs, number)]}, number)
+        self._note(SAMPLE, {"files": [keep_pairs(self._pairs_path(SAMPLE, number), pairs)]}, number)
 
     def _learn(self, number: int, advance: Callable[[int], Any]) -> None:
         """Train the tokenizer."""
         number = sum(len(self._result(SPLIT, number)["sampled"]) for number in range(self.train_splits))
-        pairs = chain.from_iterable(self._noted_pairs(SAMPLE, split) for split in range(self.train_splits))
+        pairs = chain.from_iterable(kept_pairs(self._pairs_path(SAMPLE, n)) for n in range(self.train_splits))
         self._save_tokenizer(tokenizer_of_sample(self.recipe, pairs, number))
         self._note(LEARN, {})
 
     def _save_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        output = OutputFolder(self.folder)
-        with output.staging() as staging:
-            tokenizer.save_pretrained(staging / TOKENIZER)
-            output.publish(staging / TOKENIZER, TOKENIZER)
+        if is_local(self.folder):
+            output = OutputFolder(self.folder)
+            with output.staging() as staging:
+                tokenizer.save_pretrained(staging / TOKENIZER)
+                output.publish(staging / TOKENIZER, TOKENIZER)
+            return
+        with tempfile.TemporaryDirectory() as staging:
+            tokenizer.save_pretrained(staging)
+            files = {f"{TOKENIZER}/{path.name}": path.read_bytes() for path in Path(staging).iterdir()}
+        self._check_free(self._path(TOKENIZER), list(files))
+        self._note(TOKENIZER, {name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
+        for name, content in files.items():
+            with written_whole(self.folder / name) as new:
+                new.write_bytes(content)
 
     def _write(self, number: int, advance: Callable[[int], Any]) -> None:
         """Write the shards of a split."""
@@ -296,7 +321,8 @@ class Preparation:
         self._check_free(self._path(WRITE, number), [shard_name(part, plan["shard"] + n) for n in range(shards)])
 
         def note(facts: dict) -> None:
-            self._note(WRITE, {**facts, "files": [self._note_pairs(HELD_OUT, held_out, number)]}, number)
+            kept = keep_pairs(self._pairs_path(HELD_OUT, number), held_out)
+            self._note(WRITE, {**facts, "files": [kept]}, number)
 
         self._writer.write(part, plan["shard"], pairs, self.shard_pairs, note, advance)
 
@@ -306,7 +332,8 @@ class Preparation:
         for part in PARTS:
             results = list(self._results(WRITE, part))
             if part == VALIDATION and not results:
-                held_out = list(chain.from_iterable(self._noted_pairs(HELD_OUT, n) for n in range(self.train_splits)))
+                paths = [self._pairs_path(HELD_OUT, number) for number in range(self.train_splits)]
+                held_out = list(chain.from_iterable(map(kept_pairs, paths)))
                 self._check_free(self._path(HELD_OUT), [shard_name(part, 0)])
                 writer.write(part, 0, held_out, len(held_out), functools.partial(self._note, HELD_OUT))
                 results = [self._result(HELD_OUT)]
@@ -315,7 +342,7 @@ class Preparation:
             note = f"{part}_{INDEX}"
             self._check_free(self._path(note), [index_name(part)])
             parts[part] = writer.write_index(part, shards, counts, functools.partial(self._note, note))
-        tokenizer = load_tokenizer(self.folder / TOKENIZER)
+        tokenizer = load_prepared_tokenizer(self.folder)
         manifest = {
             **self.settings,
             "files": {path: size for path, (size, _) in self.settings["files"].items()},
@@ -324,12 +351,15 @@ class Preparation:
             "length_type": writer.length_type,
             "parts": parts,
         }
-        OutputFolder(self.folder).write_text(MANIFEST, _as_json(manifest))
+        if is_local(self.folder):
+            OutputFolder(self.folder).write_text(MANIFEST, _as_json(manifest))
+        else:
+            _write_json(self.folder / MANIFEST, manifest)
 
     def _check_free(self, note: Path, names: list[str]) -> None:
         """Refuse to replace a file of which there is no note: this preparation has not written it."""
         for name in names if not note.exists() else ():
-            if os.path.lexists(self.folder / name):
+            if is_there(self.folder / name):
                 raise UserError(
                     f"{self.folder / name} was not written by this preparation: move it, or give another --output"
                 )
@@ -337,12 +367,13 @@ class Preparation:
     @property
     def _writer(self) -> ShardWriter:
         path = self.folder / TOKENIZER
-        return _writer(self.folder, path.stat().st_mtime_ns, self.recipe.max_length, self.recipe.max_length_ratio)
+        stamp = path.stat().st_mtime_ns if is_local(path) else file_stamp(self._path(TOKENIZER))
+        return _writer(self.folder, stamp, self.recipe.max_length, self.recipe.max_length_ratio)
 
 
 @functools.lru_cache(1)  # a process that does many tasks loads the tokenizer once
-def _writer(folder: Path, stamp: int, max_length: int, max_length_ratio: float | None) -> ShardWriter:
-    return ShardWriter(folder, load_tokenizer(folder / TOKENIZER), max_length, max_length_ratio)
+def _writer(folder: Path, stamp: Any, max_length: int, max_length_ratio: float | None) -> ShardWriter:
+    return ShardWriter(folder, load_prepared_tokenizer(folder), max_length, max_length_ratio)
 
 
 def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Path | None:
@@ -368,7 +399,7 @@ def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Pat
 def _useful_workers(settings: dict) -> int:
     """A process for each processor, as far as there is text for each: one takes seconds to start."""
     number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    size = sum(size for size, _ in settings["files"].values())
+    size = sum(size or 0 for size, _ in settings["files"].values())
     return max(1, min(number, MOST_WORKERS, size // SPLIT_BYTES))
 
 
@@ -384,6 +415,8 @@ def _sha256_of(value: Any) -> str:
 
 
 def _write_json(path: Path, value: dict) -> None:
+    if is_local(path):
+        path.parent.mkdir(exist_ok=True)
     write_text(path, _as_json(value))
 
 
@@ -397,13 +430,12 @@ def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) 
     if validation is not None:
         del fields["validation_size"]
         files += validation.files
-    stats = {str(path): path.stat() for path in files}
     return {
         "format": FORMAT,
         "version": VERSION,
         "recipe": fields,
         "tokenizer": recipe.tokenizer_folder and tokenizer_sha256(load_tokenizer(recipe.tokenizer_folder)),
-        "files": {path: [stat.st_size, stat.st_mtime_ns] for path, stat in stats.items()},
+        "files": {str(path): list(file_stamp(path)) for path in files},
     }
 
 
@@ -435,7 +467,7 @@ def _start_or_resume(folder: Path, settings: dict) -> None:
     if settings != _check_unfinished(folder, settings):
         _remove_intermediate(folder)  # nothing else is made yet, so that a wrong setting may be corrected
         _write_json(folder / UNFINISHED, settings)
-    for path in (folder, folder / TASKS):
+    for path in (folder, folder / TASKS) if is_local(folder) else ():
         remove_leftovers(path)
 
 
@@ -450,10 +482,14 @@ def _check_unfinished(folder: Path, settings: dict) -> dict:
 
 def _remove_intermediate(folder: Path) -> None:
     """Remove what only an unfinished preparation needs."""
-    for path in _notes(folder):
-        path.unlink()
-    with contextlib.suppress(OSError):  # something else is there, or nothing
-        (folder / TASKS).rmdir()
+    notes = _notes(folder)
+    if is_local(folder):
+        for path in notes:
+            path.unlink()
+        with contextlib.suppress(OSError):  # something else is there, or nothing
+            (folder / TASKS).rmdir()
+    elif notes:
+        folder.fs.rm([path.path for path in notes])
     (folder / UNFINISHED).unlink(missing_ok=True)
 
 
@@ -484,13 +520,17 @@ def _differing(one: dict, other: dict) -> list[str]:
     return sorted(name for name in one | other if one.get(name) != other.get(name))
 
 
-def _check_ours(folder: Path) -> OutputFolder:
-    """Refuse a folder with something else in it, and no preparation: nothing there is touched."""
-    output = OutputFolder(folder)
+def _check_ours(folder: Path) -> OutputFolder | None:
+    """Refuse a folder with something else in it, and no preparation: nothing there is touched.
+
+    Returns:
+        The folder, None in a store.
+    """
+    output = OutputFolder(folder) if is_local(folder) else None
     notes = _read_json(folder / MANIFEST) or _read_json(folder / UNFINISHED)
     if notes.get("format") != FORMAT and any(folder.glob("[!.]*")):
         raise UserError(f"{folder} is not empty and holds no preparation: give another --output")
-    if notes and not output.names():  # of an earlier version
+    if notes and output and not output.names():  # of an earlier version
         output.adopt([MANIFEST, *(f"{TOKENIZER}/{path.name}" for path in (folder / TOKENIZER).glob("*.json"))])
     return output
 
@@ -501,15 +541,18 @@ def _read_json(path: Path) -> dict:
     return {}
 
 
-def _remove_prepared(output: OutputFolder) -> None:
+def _remove_prepared(folder: Path, output: OutputFolder | None) -> None:
     """Remove what a preparation has made and nothing else; cut off, it leaves an unfinished preparation.
 
     What has been changed, or is damaged, is set aside.
 
     Raises:
-        UserError: for a file that was never ours in the place of one of ours; nothing is removed then.
+        UserError: for a file that was never ours in the place of one of ours, and in a store; nothing is removed then.
     """
-    folder = output.path
+    if output is None:
+        if any(folder.glob("*")):
+            raise UserError(f"{folder} is not on this machine, where nothing is removed: remove it yourself first")
+        return
     notes = _read_json(folder / MANIFEST) or _read_json(folder / UNFINISHED)
     try:
         written = [facts for part in notes.get("parts", {}).values() for facts in (part["index"], *part["shards"])]

@@ -1,6 +1,8 @@
 """Shards of prepared pairs as they are written: tokenised, filtered, with what a manifest says of them."""
 
 import contextlib
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from itertools import chain, islice
@@ -12,7 +14,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..files import file_sha256, written_whole
+from ..files import file_sha256, is_local, written_whole
 from .filtering import KEPT, FilterCounts, count_status, pair_status
 from .prepared import index_name, shard_name
 from .tokenization import SIDES, encoder, vocabulary_sizes
@@ -27,7 +29,7 @@ class ShardWriter:
     def __init__(
         self, folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int, max_length_ratio: float | None
     ):
-        self.folder, self.max_length, self.max_length_ratio = Path(folder), max_length, max_length_ratio
+        self.folder, self.max_length, self.max_length_ratio = folder, max_length, max_length_ratio
         self.token_type = "uint16" if max(vocabulary_sizes(tokenizer)) <= 2**16 else "int32"
         self.length_type = "uint16" if max_length < 2**16 else "int32"
         self._end_id = tokenizer.eos_token_id
@@ -108,25 +110,27 @@ class ShardWriter:
         counts = FilterCounts(int(sum(status)), *map(int, status), self.max_length, self.max_length_ratio)
         if not counts.kept:
             raise UserError(f"no {part} pair is left after filtering ({counts}); check the files or raise the limits")
-        path, tokens = self.folder / index_name(part), []
+        path, tokens = self.folder / index_name(part), np.zeros(2, np.int64)
         with written_whole(path) as new:
-            with new.open("wb") as file:
+            with new.open("wb") as file, tempfile.TemporaryFile(dir=new.parent) as targets:
                 # As `numpy.save`, but piece by piece; a memory map would end the process where the disk is full.
                 header = {"descr": np.dtype(self.length_type).str, "fortran_order": False, "shape": (2, counts.kept)}
                 np.lib.format.write_array_header_1_0(file, header)
-                for side in range(2):
-                    tokens.append(0)
-                    for facts in shards:
-                        batch = pa.ipc.open_file(pa.memory_map(str(self.folder / facts["file"]))).get_batch(0)
-                        lengths = batch.columns[side].value_lengths().to_numpy()
-                        file.write(lengths.astype(self.length_type).tobytes())
-                        tokens[side] += int(lengths.sum(dtype=np.int64))
+                for facts in shards:
+                    shard = self.folder / facts["file"]
+                    source = pa.memory_map(str(shard)) if is_local(shard) else pa.BufferReader(shard.read_bytes())
+                    for side, sink in enumerate((file, targets)):
+                        lengths = pa.ipc.open_file(source).get_batch(0).columns[side].value_lengths().to_numpy()
+                        sink.write(lengths.astype(self.length_type).tobytes())
+                        tokens[side] += lengths.sum(dtype=np.int64)
+                targets.seek(0)
+                shutil.copyfileobj(targets, file)
             index = {"file": path.name, "bytes": new.stat().st_size, "sha256": file_sha256(new)}
             note({"shards": [index]})
         return {
             "pairs": counts.kept,
-            "source_tokens": tokens[0],
-            "target_tokens": tokens[1],
+            "source_tokens": int(tokens[0]),
+            "target_tokens": int(tokens[1]),
             "counts": asdict(counts),
             "index": index,
             "shards": list(shards),

@@ -89,7 +89,7 @@ def test_what_is_done_is_not_done_again_and_what_is_not_ours_stays(recipe, remot
     written, tokenize = [], ShardWriter._tokenize
 
     def interrupted(writer, pairs, advance):
-        written.append(pairs[0])
+        written.append(tuple(pairs[0]))
         if len(written) == 4:
             raise KeyboardInterrupt
         return tokenize(writer, pairs, advance)
@@ -115,8 +115,7 @@ def test_text_that_changes_is_noticed(recipe, text, store, monkeypatch):
     recipe, tokenize = dataclasses.replace(recipe, data_dir=url), ShardWriter._tokenize
 
     def edit(writer, pairs, advance):
-        path = to_path(url) / "part.2.en"
-        path.write_bytes(path.read_bytes().swapcase())
+        (to_path(url) / "part.2.en").write_bytes((text / "part.2.en").read_bytes().swapcase())
         return tokenize(writer, pairs, advance)
 
     monkeypatch.setattr(ShardWriter, "_tokenize", edit)
@@ -206,19 +205,21 @@ def test_shards_are_fetched_when_needed_once_for_all_and_whole(recipe, store, ow
     url = f"{store}/shared"
     make(recipe, url)
     make(recipe, tmp_path / "p")
-    gets, get = [], s3fs.S3FileSystem.get_file
+    gets, get = [], s3fs.S3FileSystem._get_file
 
-    def broken(fs, source, target, **options):
+    async def broken(fs, source, target, **options):
         Path(target).write_bytes(b"half")
         raise ConnectionResetError("the other side has gone")
 
-    def noted(fs, source, target, **options):
+    async def noted(fs, source, target, **options):
         gets.append(source)
-        return get(fs, source, target, **options)
+        return await get(fs, source, target, **options)
 
-    monkeypatch.setattr(s3fs.S3FileSystem, "get_file", broken)
+    monkeypatch.setattr(s3fs.S3FileSystem, "_get_file", broken)
+    stores.forget()
     assert "the other side has gone" in error_of(open_prepared, url)
-    monkeypatch.setattr(s3fs.S3FileSystem, "get_file", noted)
+    monkeypatch.setattr(s3fs.S3FileSystem, "_get_file", noted)
+    stores.forget()
     opened, here = open_prepared(url).train, open_prepared(tmp_path / "p").train
     assert len(gets) == 2 and len(list(own_cache.glob("[!.]*[!k]"))) == 2  # the indices
     assert opened[3]["labels"].tolist() == here[3]["labels"].tolist() and len(gets) == 3

@@ -4,6 +4,7 @@ A test file takes a fixture of these by its name: `store = stores.store`.
 """
 
 import http.server
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ def store():
     server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # or a line a request
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
             "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "us", "AWS_SECRET_ACCESS_KEY": "secret",

@@ -368,7 +368,7 @@ def _paired_shards(source: str | Path, target: str | Path) -> tuple[tuple[Path, 
 
 def _wildcard_text(pattern: str | Path, path: Path) -> tuple[str, ...] | None:
     """What the ``*`` and ``?`` of a pattern stand for in a file's name; None for a pattern with other wildcards."""
-    rule = re.escape(Path(pattern).name).replace(r"\*", "(.*)").replace(r"\?", "(.)")
+    rule = re.escape(Path(str(pattern)).name).replace(r"\*", "(.*)").replace(r"\?", "(.)")
     match = re.fullmatch(rule, path.name)
     return match.groups() if match else None
 
@@ -395,9 +395,10 @@ def load_pairs(
 ) -> datasets.Dataset:
     """Load parallel text as a memory-mapped dataset with the string columns ``source`` and ``target``.
 
-    Give `source` and `target`, or `data`, each a name or a pattern such as ``a.*.en.gz``; swap the files or the columns
-    for the other direction. Files that match are read in the order of their names, and those of `source` and `target`
-    are paired in that order. The result is cached below ``HF_DATASETS_CACHE``, and an edited file is read again.
+    Give `source` and `target`, or `data`, each a name, a pattern such as ``a.*.en.gz`` or a URL such as
+    ``s3://bucket/a.*.en.gz``, of what fsspec reaches; swap the files or the columns for the other direction. Files that
+    match are read in the order of their names, and those of `source` and `target` are paired in that order. The result
+    is cached below ``HF_DATASETS_CACHE``, and an edited file is read again.
 
     Args:
         source: UTF-8 text file, plain or ``.gz``. Only a line feed ends a line; empty lines stay as empty strings.

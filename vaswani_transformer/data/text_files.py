@@ -22,6 +22,7 @@ _MOST_BYTES = 4 * LONGEST_LINE + 6  # with a byte order mark, an end, and one mo
 # Size and time of the last change of a file on the disk; None of pipes and devices. Of a file elsewhere its size, None
 # where a server does not state it, and what marks its content there.
 Stamp = tuple[int | None, int | str] | None
+_OF_FILES = (OSError, EOFError, ValueError, NotImplementedError)  # of Python's own errors those about files
 _MARKS = ("ETag", "etag", "blob_id", "LastModified", "Last-Modified", "mtime")  # of S3, Google, the Hub, servers, ...
 
 
@@ -38,7 +39,7 @@ def open_bytes(path: Path) -> BinaryIO:
     """Open a file to read its bytes; of one elsewhere no more than a few megabytes are read ahead."""
     if is_local(path):
         return path.open("rb")
-    return io.BufferedReader(path.open("rb", block_size=_BLOCK), 2**20)  # fsspec's own readline copies a block a line
+    return io.BufferedReader(path.open("rb", block_size=_BLOCK), _BLOCK // 4)  # fsspec's readline copies a block a line
 
 
 @contextmanager
@@ -55,10 +56,10 @@ def file_errors(path: Path, lines_read: Callable[[], int] | None = None) -> Iter
         place = f", it ends after line {lines_read()}" if lines_read else ""
         raise UserError(f"{path} is not a whole gzip file ({error}{place}); copy or compress it again") from error
     except Exception as error:
-        if not is_local(path):
+        if not is_local(path) and (isinstance(error, _OF_FILES) or type(error).__module__ != "builtins"):
             cause = error.__cause__ or error
             reason = one_line(cause) or type(cause).__name__
-            if isinstance(cause, FileNotFoundError):
+            if isinstance(cause, FileNotFoundError) or getattr(cause, "status", None) == 404:
                 reason = "there is no such file"
             raise UserError(f"{path}: {reason}; check the URL, your access and the network") from error
         if not isinstance(error, OSError):

@@ -13,8 +13,10 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from .errors import UserError, one_line
 
@@ -107,6 +109,12 @@ def _warn_of_no_locks() -> None:
 def unfinished(path: Path) -> Path:
     """The name, in the same folder, that something has until it is whole."""
     return path.with_name(WRITING + path.name)
+
+
+def together(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """What a function that waits for a disk or a store gives for each item; sixteen of them wait at a time."""
+    with ThreadPoolExecutor(16) as executor:
+        return list(executor.map(function, items))
 
 
 @contextlib.contextmanager

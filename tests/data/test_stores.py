@@ -360,14 +360,18 @@ def test_text_on_a_web_server(text, tmp_path, monkeypatch):
         assert "403" in error_of(load_pairs, data=f"{url}/secret.tsv")
 
 
-def test_text_in_a_dataset_on_the_hub(text, tmp_path, monkeypatch):
+def test_text_and_a_prepared_folder_in_a_dataset_on_the_hub(recipe, text, own_cache, tmp_path, monkeypatch):
     pytest.importorskip("upath")
     from huggingface_hub import HfFileSystem
 
     HfFileSystem.clear_instance_cache()
     with HubServer() as hub:
         monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": hub.endpoint, "token": "hf_reader"})
+        make(recipe, tmp_path / "p")
+        here = open_prepared(tmp_path / "p").train
         files = {path.name: path.read_bytes() for path in text.iterdir()}
+        for path in (tmp_path / "p").rglob("*.*"):
+            files[path.relative_to(tmp_path).as_posix()] = path.read_bytes()
         hub.repositories["datasets/tester/corpus"] = repository = Repository("datasets/tester/corpus", private=False)
         repository.commit("main", "text", files)
         name = "hf://datasets/tester/corpus"
@@ -375,6 +379,8 @@ def test_text_in_a_dataset_on_the_hub(text, tmp_path, monkeypatch):
         assert list(source.stream()) == list(pair_source(text / "part.*.en", text / "part.*.de").stream())
         splits = text_splits(source)
         assert sum(place.pairs for place in places(splits, [split.count() for split in splits])) == 210
+        there = open_prepared(f"{name}/p").train
+        assert there.as_dataset()[:] == here.as_dataset()[:] and there.sha256() == here.sha256()
         assert "there is no" in error_of(load_pairs, source=f"{name}/no.en", target=f"{name}/no.de")
         assert "no-such" in error_of(load_pairs, data="hf://datasets/tester/no-such/a.tsv")
     HfFileSystem.clear_instance_cache()

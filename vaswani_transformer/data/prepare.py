@@ -36,6 +36,7 @@ from ..files import (
     remove_leftovers,
     set_aside,
     to_path,
+    together,
     write_text,
     written_whole,
 )
@@ -222,7 +223,7 @@ class Preparation:
 
     def _results(self, stage: str, part: str = "") -> Iterator[Any]:
         first, stop = {TRAIN: (0, self.train_splits), VALIDATION: (self.train_splits, len(self.splits))}[part or TRAIN]
-        return (self._result(stage, number) for number in range(first, stop))
+        return iter(together(functools.partial(self._result, stage), range(first, stop)))
 
     def _pairs_path(self, name: str, number: int) -> Path:
         return self._path(name, number).with_suffix(".jsonl")
@@ -262,16 +263,18 @@ class Preparation:
             sampled = rows + np.searchsorted(held_out - np.arange(len(held_out)), rows, "right")
         else:
             self._save_tokenizer(load_tokenizer(recipe.tokenizer_folder))
-        for first, own in ((0, train), (self.train_splits, validation)):
+        noted = []
+        for own in (train, validation):
             row = shard = 0
-            for number, place in enumerate(own, first):
+            for place in own:
                 chosen = {"held_out": held_out, "sampled": sampled} if own is train else {}
                 chosen = {
                     name: (rows[slice(*np.searchsorted(rows, [row, row + place.pairs]))] - row).tolist()
                     for name, rows in chosen.items()
                 }
-                self._note(SPLIT, {"place": asdict(place), "shard": shard, **chosen}, number)
+                noted.append({"place": asdict(place), "shard": shard, **chosen})
                 row, shard = row + place.pairs, shard + -(-place.pairs // self.shard_pairs)
+        together(lambda number: self._note(SPLIT, noted[number], number), range(len(noted)))
         self._note(PLAN, {})
 
     def _pairs(self, number: int, plan: dict) -> Iterator[tuple[int, tuple[str, str]]]:
@@ -291,7 +294,7 @@ class Preparation:
 
     def _learn(self, number: int, advance: Callable[[int], Any]) -> None:
         """Train the tokenizer."""
-        number = sum(len(self._result(SPLIT, number)["sampled"]) for number in range(self.train_splits))
+        number = sum(len(plan["sampled"]) for plan in self._results(SPLIT))
         pairs = chain.from_iterable(kept_pairs(self._pairs_path(SAMPLE, n)) for n in range(self.train_splits))
         self._save_tokenizer(tokenizer_of_sample(self.recipe, pairs, number))
         self._note(LEARN, {})
@@ -333,7 +336,7 @@ class Preparation:
             results = list(self._results(WRITE, part))
             if part == VALIDATION and not results:
                 paths = [self._pairs_path(HELD_OUT, number) for number in range(self.train_splits)]
-                held_out = list(chain.from_iterable(map(kept_pairs, paths)))
+                held_out = list(chain.from_iterable(together(lambda path: list(kept_pairs(path)), paths)))
                 self._check_free(self._path(HELD_OUT), [shard_name(part, 0)])
                 writer.write(part, 0, held_out, len(held_out), functools.partial(self._note, HELD_OUT))
                 results = [self._result(HELD_OUT)]

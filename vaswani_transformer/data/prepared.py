@@ -25,7 +25,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from ..errors import UserError, one_line
-from ..files import check_path, file_sha256, is_inner, is_local, to_path, written_whole
+from ..files import check_path, file_sha256, is_inner, is_local, to_path, together, written_whole
 from ..json_and_yaml import read_json
 from ..recipes.recipe import Recipe
 from .filtering import FilterCounts
@@ -177,8 +177,7 @@ class PreparedPairs:
         if not is_local(self.folder):
             numbers = set((np.searchsorted(self.starts, indices, "right") - 1).tolist())
             numbers &= set(range(len(self.facts["shards"]))) - self._columns.keys()
-            with ThreadPoolExecutor(_FETCHED_TOGETHER) as executor:
-                self._columns |= zip(numbers, executor.map(self._open, numbers), strict=True)
+            self._columns |= zip(numbers, together(self._open, numbers), strict=True)
 
     def as_dataset(self) -> datasets.Dataset:
         """All pairs in memory, with the columns of `tokenize_pairs`; for a part that is small."""
@@ -237,7 +236,6 @@ class PreparedPairs:
 
 
 _AGAIN = "copy the file again, or remove the folder and prepare it again"
-_FETCHED_TOGETHER = 8  # files of a store at a time
 
 
 def _fetched(path: Path, facts: dict) -> Path:

@@ -14,11 +14,12 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..files import file_sha256, is_local, written_whole
+from ..files import file_sha256, is_local, together, written_whole
 from .filtering import KEPT, FilterCounts, count_status, pair_status
 from .prepared import index_name, shard_name
 from .tokenization import SIDES, encoder, vocabulary_sizes
 
+_READ_TOGETHER = 64  # shards whose lengths are in memory at once
 _ENCODED_TOGETHER = 1000  # pairs whose encodings, which are large, are in memory at once
 Pairs = list[tuple[str, str]]
 
@@ -93,6 +94,13 @@ class ShardWriter:
             columns.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(values[side]))))
         return pa.record_batch(columns, ["input_ids", "labels"]), counts
 
+    def _lengths(self, facts: dict) -> np.ndarray:
+        """The tokens of the sources and targets of a shard, `(2, pairs)`."""
+        path = self.folder / facts["file"]
+        source = pa.memory_map(str(path)) if is_local(path) else pa.BufferReader(path.read_bytes())
+        columns = pa.ipc.open_file(source).get_batch(0).columns
+        return np.stack([column.value_lengths().to_numpy().astype(self.length_type) for column in columns])
+
     def write_index(
         self, part: str, shards: Sequence[dict], status: Sequence[int], note: Callable[[dict], Any]
     ) -> dict:
@@ -116,13 +124,11 @@ class ShardWriter:
                 # As `numpy.save`, but piece by piece; a memory map would end the process where the disk is full.
                 header = {"descr": np.dtype(self.length_type).str, "fortran_order": False, "shape": (2, counts.kept)}
                 np.lib.format.write_array_header_1_0(file, header)
-                for facts in shards:
-                    shard = self.folder / facts["file"]
-                    source = pa.memory_map(str(shard)) if is_local(shard) else pa.BufferReader(shard.read_bytes())
-                    for side, sink in enumerate((file, targets)):
-                        lengths = pa.ipc.open_file(source).get_batch(0).columns[side].value_lengths().to_numpy()
-                        sink.write(lengths.astype(self.length_type).tobytes())
-                        tokens[side] += lengths.sum(dtype=np.int64)
+                for start in range(0, len(shards), _READ_TOGETHER):
+                    for lengths in together(self._lengths, shards[start : start + _READ_TOGETHER]):
+                        file.write(lengths[0].tobytes())
+                        targets.write(lengths[1].tobytes())
+                        tokens += lengths.sum(1, dtype=np.int64)
                 targets.seek(0)
                 shutil.copyfileobj(targets, file)
             index = {"file": path.name, "bytes": new.stat().st_size, "sha256": file_sha256(new)}

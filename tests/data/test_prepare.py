@@ -23,7 +23,7 @@ from preparing import CHUNK, digests, make, with_validation
 from vaswani_transformer import train_tokenizer
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data import prepare as preparation
-from vaswani_transformer.data import recipe_data
+from vaswani_transformer.data import preparation_folder, recipe_data
 from vaswani_transformer.data import splits as splitting
 from vaswani_transformer.data.prepared import PreparedPairs, open_prepared
 from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs, sample_rows
@@ -349,7 +349,7 @@ def test_a_start_over_that_is_cut_off_can_be_done_again(recipe, tmp_path, monkey
     make(recipe, tmp_path / "p")
     whole = digests(tmp_path / "p")
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "remove_files", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(preparation_folder, "remove_files", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             make(recipe, tmp_path / "p", overwrite=True)
     assert "is not finished" in error_of(open_prepared, tmp_path / "p")

@@ -7,10 +7,8 @@ task returns is written last and says that it is done. What is in the shards dep
 limits, not on who has made them.
 """
 
-import contextlib
 import functools
 import hashlib
-import json
 import logging
 import os
 import socket
@@ -26,20 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .. import __version__
 from ..errors import UserError
-from ..files import (
-    check_path,
-    file_sha256,
-    is_inner,
-    is_local,
-    is_there,
-    remove_files,
-    remove_leftovers,
-    set_aside,
-    to_path,
-    together,
-    write_text,
-    written_whole,
-)
+from ..files import check_path, file_sha256, is_local, is_there, to_path, together, written_whole
 from ..hardware import MOST_WORKERS, check_workers
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
@@ -47,39 +32,44 @@ from ..recipes.recipe import Recipe, check_paths
 from .engines import LOCAL, SLURM, run_on_cluster, run_tasks
 from .filtering import check_limits
 from .parallel_text import PairSource, held_out_rows
+from .preparation_folder import (
+    OTHER,
+    TASKS,
+    as_json,
+    check_ours,
+    finished_manifest,
+    is_usable,
+    remove_intermediate,
+    remove_prepared,
+    settings_of,
+    sha256_of,
+    start_or_resume,
+    write_json,
+)
 from .prepared import (
-    DATA_FIELDS,
-    FORMAT,
-    LIMIT_FIELDS,
     MANIFEST,
     TOKENIZER,
-    TOKENIZER_FIELDS,
     TRAIN,
-    UNFINISHED,
     VALIDATION,
-    VERSION,
     index_name,
     load_prepared_tokenizer,
-    open_prepared,
     read_manifest,
     shard_name,
 )
 from .recipe_data import data_sources, sample_rows, tokenizer_of_sample
 from .shards import ShardWriter
 from .splits import SPLIT_BYTES, Place, Split, in_pieces, keep_pairs, kept_pairs, places, text_splits
-from .text_files import file_errors, file_stamp
+from .text_files import file_errors, file_stamp, store_errors
 from .tokenization import load_tokenizer, tokenizer_sha256
 
 CHUNK = 50_000  # pairs of a shard, before the filter
 # Pairs from which on a training prepares its text first. Below, as of most corpora but those of WMT, one process
 # tokenises them within minutes, and no second copy is left in the run's folder.
 LARGE = 2_000_000
-TASKS = ".tasks"  # the folder of what tasks have returned
 COUNT, PLAN, SAMPLE, LEARN, WRITE, FINISH = "count", "plan", "sample", "learn", "write", "finish"
 SPLIT, HELD_OUT, INDEX, LOGS = "split", "held_out", "index", "logs"  # what else is noted
 PARTS = (TRAIN, VALIDATION)
 _SHOWN = {COUNT: "counting pairs", SAMPLE: "drawing a sample", WRITE: "tokenising"}
-_OTHER = "give another --output, or --overwrite to start anew"
 logger = logging.getLogger(__name__)
 
 
@@ -123,15 +113,15 @@ def prepare(
     check_paths(recipe)
     check_path(folder, "output")
     folder = to_path(folder)
-    with locked(folder) if is_local(folder) else file_errors(folder):
-        output = _check_ours(folder)
+    with locked(folder) if is_local(folder) else store_errors(folder):
+        output = check_ours(folder)
         train, validation = sources or data_sources(recipe)
-        settings = _settings(recipe, train, validation)
-        if overwrite or (overwrite is None and not _is_usable(folder, settings)):
-            _remove_prepared(folder, output)
+        settings = settings_of(recipe, train, validation)
+        if overwrite or (overwrite is None and not is_usable(folder, settings)):
+            remove_prepared(folder, output)
         if (folder / MANIFEST).exists():
-            return _finished_manifest(folder, settings)
-        _start_or_resume(folder, settings)
+            return finished_manifest(folder, settings)
+        start_or_resume(folder, settings)
         preparation = Preparation.of(recipe, folder.absolute(), train, validation, settings)
         stages = [
             (name, functools.partial(preparation.run, name), preparation.tasks(name)) for name in preparation.stages
@@ -142,7 +132,7 @@ def prepare(
                 return None
         for name, task, number in stages:
             run_tasks(task, number, workers or _useful_workers(settings), _SHOWN.get(name), progress)
-        _remove_intermediate(folder)
+        remove_intermediate(folder)
         return read_manifest(folder)
 
 
@@ -186,7 +176,7 @@ class Preparation:
         if self.version != __version__:
             what = f"{socket.gethostname()} has version {__version__} of the package"
             raise UserError(f"{what}, this was begun with {self.version}: install that one there")
-        with contextlib.nullcontext() if is_local(self.folder) else file_errors(self.folder):
+        with store_errors(self.folder):
             self._run(stage, number, advance)
 
     def _run(self, stage: str, number: int, advance: Callable[[int], Any]) -> None:
@@ -204,7 +194,7 @@ class Preparation:
             with file_errors(path):
                 stamp = file_stamp(path)
             if list(stamp) != self.settings["files"][str(path)]:
-                raise UserError(f"{path} is not as it was when the preparation of {self.folder} started: {_OTHER}")
+                raise UserError(f"{path} is not as it was when the preparation of {self.folder} started: {OTHER}")
 
     # What tasks have returned
 
@@ -212,13 +202,13 @@ class Preparation:
         return self.folder / TASKS / f"{name}-{number:05d}.json"
 
     def _note(self, name: str, result: Any, number: int = 0) -> None:
-        _write_json(self._path(name, number), {"result": result, "sha256": _sha256_of(result)})
+        write_json(self._path(name, number), {"result": result, "sha256": sha256_of(result)})
 
     def _result(self, name: str, number: int = 0) -> Any:
         path = self._path(name, number)
-        note = read_json(path, _OTHER)
-        if note.get("sha256") != _sha256_of(note.get("result")):
-            raise UserError(f"{path} is damaged: {_OTHER}")
+        note = read_json(path, OTHER)
+        if note.get("sha256") != sha256_of(note.get("result")):
+            raise UserError(f"{path} is damaged: {OTHER}")
         return note["result"]
 
     def _results(self, stage: str, part: str = "") -> Iterator[Any]:
@@ -283,7 +273,7 @@ class Preparation:
         for row, pair in enumerate(self.splits[number].pairs(place)):
             yield row, pair
         if row + 1 != place.pairs:
-            raise UserError(f"{row + 1:,} pairs were read, not the {place.pairs:,} counted before: {_OTHER}")
+            raise UserError(f"{row + 1:,} pairs were read, not the {place.pairs:,} counted before: {OTHER}")
 
     def _sample(self, number: int, advance: Callable[[int], Any]) -> None:
         """Read what the tokenizer is trained on."""
@@ -355,9 +345,9 @@ class Preparation:
             "parts": parts,
         }
         if is_local(self.folder):
-            OutputFolder(self.folder).write_text(MANIFEST, _as_json(manifest))
+            OutputFolder(self.folder).write_text(MANIFEST, as_json(manifest))
         else:
-            _write_json(self.folder / MANIFEST, manifest)
+            write_json(self.folder / MANIFEST, manifest)
 
     def _check_free(self, note: Path, names: list[str]) -> None:
         """Refuse to replace a file of which there is no note: this preparation has not written it."""
@@ -404,183 +394,3 @@ def _useful_workers(settings: dict) -> int:
     number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = sum(size or 0 for size, _ in settings["files"].values())
     return max(1, min(number, MOST_WORKERS, size // SPLIT_BYTES))
-
-
-# What a folder holds already
-
-
-def _as_json(value: dict) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-
-
-def _sha256_of(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _write_json(path: Path, value: dict) -> None:
-    if is_local(path):
-        path.parent.mkdir(exist_ok=True)
-    write_text(path, _as_json(value))
-
-
-def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) -> dict:
-    """What decides the content: a preparation is resumed with the same only."""
-    fields = {name: getattr(recipe, name) for name in (*LIMIT_FIELDS, *DATA_FIELDS)}
-    fields |= {name: None if recipe.tokenizer_folder else getattr(recipe, name) for name in TOKENIZER_FIELDS}
-    files = list(train.files)
-    if validation is None or recipe.tokenizer_folder is None:
-        fields["seed"] = recipe.seed  # chooses what is held out, and the tokenizer's sample
-    if validation is not None:
-        del fields["validation_size"]
-        files += validation.files
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "recipe": fields,
-        "tokenizer": recipe.tokenizer_folder and tokenizer_sha256(load_tokenizer(recipe.tokenizer_folder)),
-        "files": {str(path): list(file_stamp(path)) for path in files},
-    }
-
-
-def _is_usable(folder: Path, settings: dict) -> bool:
-    """Whether what is prepared there, if anything, is of these settings, and whole if it is finished."""
-    try:
-        if (folder / MANIFEST).exists():
-            _finished_manifest(folder, settings)
-        else:
-            _check_unfinished(folder, settings)
-        return True
-    except UserError:
-        return False
-
-
-def _finished_manifest(folder: Path, settings: dict) -> dict:
-    """The manifest of a finished preparation, which must have these settings and all its shards."""
-    manifest = read_manifest(folder)
-    files = {path: size for path, (size, _) in settings["files"].items()}
-    tokenizer = manifest["tokenizer"]["sha256"] if settings["tokenizer"] else None
-    _check_same(folder, settings | {"files": files}, manifest | {"tokenizer": tokenizer})
-    open_prepared(folder)
-    _remove_intermediate(folder)
-    return manifest
-
-
-def _start_or_resume(folder: Path, settings: dict) -> None:
-    """Note the settings in a new folder, or compare them with those of the preparation that is resumed."""
-    if settings != _check_unfinished(folder, settings):
-        _remove_intermediate(folder)  # nothing else is made yet, so that a wrong setting may be corrected
-        _write_json(folder / UNFINISHED, settings)
-    for path in (folder, folder / TASKS) if is_local(folder) else ():
-        remove_leftovers(path)
-
-
-def _check_unfinished(folder: Path, settings: dict) -> dict:
-    """The settings in the folder; if a preparation has begun there they must be these."""
-    path = folder / UNFINISHED
-    earlier = read_json(path, _OTHER) if path.exists() else {}
-    if (folder / TOKENIZER).exists():
-        _check_same(folder, settings, earlier)
-    return earlier
-
-
-def _remove_intermediate(folder: Path) -> None:
-    """Remove what only an unfinished preparation needs."""
-    notes = _notes(folder)
-    if is_local(folder):
-        for path in notes:
-            path.unlink()
-        with contextlib.suppress(OSError):  # something else is there, or nothing
-            (folder / TASKS).rmdir()
-    elif notes:
-        folder.fs.rm([path.path for path in notes])
-    (folder / UNFINISHED).unlink(missing_ok=True)
-
-
-def _notes(folder: Path) -> list[Path]:
-    return sorted((folder / TASKS).glob("[a-z]*-?????*.json*"))
-
-
-def _check_same(folder: Path, settings: dict, earlier: dict) -> None:
-    """Refuse a folder that was started with other settings or from other files."""
-    earlier = {"recipe": {}, "files": {}, "tokenizer": None} | earlier
-    if not all(isinstance(earlier[name], dict) for name in ("recipe", "files")):
-        raise UserError(f"{folder} holds what no preparation has written: {_OTHER}")
-    if [earlier.get(name) for name in ("format", "version")] != [FORMAT, VERSION]:
-        raise UserError(f"{folder} was prepared by another version: {_OTHER}")
-    # An earlier version did not note the seed of a tokenizer: it took the first pairs.
-    changed = _differing(settings["recipe"], {"seed": settings["recipe"].get("seed")} | earlier["recipe"])
-    changed += ["tokenizer"] if settings["tokenizer"] != earlier["tokenizer"] else []
-    if changed:
-        raise UserError(
-            f"{folder} was prepared with other settings ({', '.join(changed)}): give the same ones, {_OTHER}"
-        )
-    changed = _differing(settings["files"], earlier["files"])
-    if changed:
-        raise UserError(f"{changed[0]} is not as it was when the preparation of {folder} started: {_OTHER}")
-
-
-def _differing(one: dict, other: dict) -> list[str]:
-    return sorted(name for name in one | other if one.get(name) != other.get(name))
-
-
-def _check_ours(folder: Path) -> OutputFolder | None:
-    """Refuse a folder with something else in it, and no preparation: nothing there is touched.
-
-    Returns:
-        The folder, None in a store.
-    """
-    output = OutputFolder(folder) if is_local(folder) else None
-    notes = _read_json(folder / MANIFEST) or _read_json(folder / UNFINISHED)
-    if notes.get("format") != FORMAT and any(folder.glob("[!.]*")):
-        raise UserError(f"{folder} is not empty and holds no preparation: give another --output")
-    if notes and output and not output.names():  # of an earlier version
-        output.adopt([MANIFEST, *(f"{TOKENIZER}/{path.name}" for path in (folder / TOKENIZER).glob("*.json"))])
-    return output
-
-
-def _read_json(path: Path) -> dict:
-    with contextlib.suppress(OSError, UserError):
-        return read_json(path, "remove it")
-    return {}
-
-
-def _remove_prepared(folder: Path, output: OutputFolder | None) -> None:
-    """Remove what a preparation has made and nothing else; cut off, it leaves an unfinished preparation.
-
-    What has been changed, or is damaged, is set aside.
-
-    Raises:
-        UserError: for a file that was never ours in the place of one of ours, and in a store; nothing is removed then.
-    """
-    if output is None:
-        if any(folder.glob("*")):
-            raise UserError(f"{folder} is not on this machine, where nothing is removed: remove it yourself first")
-        return
-    notes = _read_json(folder / MANIFEST) or _read_json(folder / UNFINISHED)
-    try:
-        written = [facts for part in notes.get("parts", {}).values() for facts in (part["index"], *part["shards"])]
-        written += [
-            facts for path in _notes(folder) for facts in (_read_json(path).get("result") or {}).get("shards", ())
-        ]
-        made = {Path(facts["file"]).name: (facts["bytes"], facts["sha256"]) for facts in written}
-        made = {name: facts for name, facts in made.items() if is_inner(name)}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"the manifest in {folder} is damaged: remove the folder, or give another --output") from error
-    tokenizer = output.names(f"{TOKENIZER}/")
-    output.check([MANIFEST, *tokenizer])
-    for name, facts in made.items():
-        path = folder / name
-        is_same = path.is_file() and (path.stat().st_size, file_sha256(path)) == facts
-        if os.path.lexists(path) and (path.is_symlink() or not is_same):
-            logger.warning("%s was changed since it was prepared: kept as %s", path, set_aside(path).name)
-    if output.is_ours(MANIFEST):
-        (folder / MANIFEST).replace(folder / UNFINISHED)
-    elif (folder / MANIFEST).exists():
-        _write_json(folder / UNFINISHED, notes)
-        output.make_way([MANIFEST])
-    remove_files(folder, made)
-    output.remove(tokenizer)
-    set_aside(folder / TOKENIZER)  # with what others have put there
-    for name in (MANIFEST, UNFINISHED, TOKENIZER, *(f"{part}" for part in (TRAIN, VALIDATION))):
-        remove_leftovers(folder, name)
-    _remove_intermediate(folder)

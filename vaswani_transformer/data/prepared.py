@@ -29,7 +29,7 @@ from ..files import check_path, file_sha256, is_inner, is_local, to_path, togeth
 from ..json_and_yaml import read_json
 from ..recipes.recipe import Recipe
 from .filtering import FilterCounts
-from .text_files import file_errors
+from .text_files import file_errors, store_errors
 from .tokenization import load_tokenizer, tokenizer_sha256, vocabulary_sizes
 from .tokenized_pairs import TOKEN_FEATURES
 
@@ -240,6 +240,8 @@ _AGAIN = "copy the file again, or remove the folder and prepare it again"
 
 def _fetched(path: Path, facts: dict) -> Path:
     """The copy on this disk of a file of a store, under the name of its SHA-256; all processes here share it."""
+    if not re.fullmatch("[0-9a-f]{64}", facts["sha256"]):
+        raise UserError(f"{path} has no SHA-256 in the manifest: {_AGAIN}")
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "vaswani_prepared"
     folder.mkdir(parents=True, exist_ok=True)
     copy = folder / facts["sha256"]
@@ -335,7 +337,6 @@ def _check_fields(manifest: dict) -> None:
         for file in (facts["index"], *facts["shards"]):
             missing |= {"file", "bytes", "sha256"} - file.keys()
             is_name = re.fullmatch(rf"{part}(-\d{{5,9}}\.arrow|\.lengths\.npy)", file["file"])
-            is_name = is_name and re.fullmatch("[0-9a-f]{64}", file["sha256"])  # the name of a copy
             if not is_name or not _is_count(file["bytes"]) or not _is_count(file.get("rows", 0)):
                 raise ValueError(f"{file['file']!r:.100} of {file['bytes']!r:.20} bytes")
         if sum(shard["rows"] for shard in facts["shards"]) != facts["pairs"]:
@@ -355,14 +356,8 @@ def open_prepared(folder: str | Path) -> PreparedData:
         UserError: for a folder or a file that is missing, not finished, cut off, or not as the manifest says.
     """
     folder = to_path(folder)
-    if is_local(folder):
-        return _open_prepared(folder)
-    with file_errors(folder):
-        return _open_prepared(folder)
-
-
-def _open_prepared(folder: Path) -> PreparedData:
-    manifest, tokenizer = read_manifest(folder), load_prepared_tokenizer(folder)
+    with store_errors(folder):
+        manifest, tokenizer = read_manifest(folder), load_prepared_tokenizer(folder)
     if tokenizer_sha256(tokenizer) != manifest["tokenizer"]["sha256"]:
         raise UserError(f"{folder / TOKENIZER} is not the tokenizer that the pairs were prepared with: {_AGAIN}")
     parts = {part: PreparedPairs(folder, part, manifest) for part in (TRAIN, VALIDATION)}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import UserError, one_line
@@ -22,7 +23,6 @@ _MOST_BYTES = 4 * LONGEST_LINE + 6  # with a byte order mark, an end, and one mo
 # Size and time of the last change of a file on the disk; None of pipes and devices. Of a file elsewhere its size, None
 # where a server does not state it, and what marks its content there.
 Stamp = tuple[int | None, int | str] | None
-_OF_FILES = (OSError, EOFError, ValueError, NotImplementedError)  # of Python's own errors those about files
 _MARKS = ("ETag", "etag", "blob_id", "LastModified", "Last-Modified", "mtime")  # of S3, Google, the Hub, servers, ...
 
 
@@ -43,27 +43,37 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 @contextmanager
-def file_errors(path: Path, lines_read: Callable[[], int] | None = None) -> Iterator[None]:
-    """Turn what goes wrong with a file into `UserError`; `lines_read` tells how far a cut-off gzip file was read.
+def store_errors(path: Path) -> Iterator[None]:
+    """Turn what an object store or a server refuses into `UserError`; of a path on this machine nothing is changed.
 
-    The libraries that reach a file elsewhere have tried several times by then, and raise errors of their own kinds.
+    The library that reaches it has tried several times by then. Each raises errors of kinds of its own, so they are
+    known by the way they came.
     """
     try:
         yield
     except UserError:
         raise
+    except Exception as error:
+        passed = {frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__)}
+        if is_local(path) or not passed & {"fsspec", "upath", "huggingface_hub"}:
+            raise
+        cause = error.__cause__ or error
+        reason = one_line(cause) or type(cause).__name__
+        if isinstance(cause, FileNotFoundError) or getattr(cause, "status", None) == 404:
+            reason = "there is no such file"
+        raise UserError(f"{path}: {reason}; check the URL, your access and the network") from error
+
+
+@contextmanager
+def file_errors(path: Path, lines_read: Callable[[], int] | None = None) -> Iterator[None]:
+    """Turn what goes wrong with a file into `UserError`; `lines_read` tells how far a cut-off gzip file was read."""
+    try:
+        with store_errors(path):
+            yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         place = f", it ends after line {lines_read()}" if lines_read else ""
         raise UserError(f"{path} is not a whole gzip file ({error}{place}); copy or compress it again") from error
-    except Exception as error:
-        if not is_local(path) and (isinstance(error, _OF_FILES) or type(error).__module__ != "builtins"):
-            cause = error.__cause__ or error
-            reason = one_line(cause) or type(cause).__name__
-            if isinstance(cause, FileNotFoundError) or getattr(cause, "status", None) == 404:
-                reason = "there is no such file"
-            raise UserError(f"{path}: {reason}; check the URL, your access and the network") from error
-        if not isinstance(error, OSError):
-            raise
+    except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); check name and access") from error
 
 

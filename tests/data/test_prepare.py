@@ -22,8 +22,8 @@ from preparing import CHUNK, digests, make, with_validation
 
 from vaswani_transformer import train_tokenizer
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data import preparation_folder, recipe_data
+from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data import splits as splitting
 from vaswani_transformer.data.prepared import PreparedPairs, open_prepared
 from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs, sample_rows

@@ -97,7 +97,7 @@ def test_any_number_of_workers_gives_the_same_files(recipe, tmp_path):
 
 def test_large_compressed_text_is_prepared_in_pieces(recipe, text, tmp_path, monkeypatch):
     """The same pairs as of plain text; what was copied goes, and is copied again if it is damaged meanwhile."""
-    monkeypatch.setattr(splitting, "SPLIT_BYTES", 4000)
+    monkeypatch.setattr(splitting, "SPLIT_BYTES", 1000)
     monkeypatch.setattr(splitting, "COPIED_PAIRS", 30)
     for side in ("en", "de"):
         content = b"".join((text / f"part.{number}.{side}").read_bytes() for number in range(3))

@@ -346,12 +346,14 @@ class _Handler(BaseHTTPRequestHandler):
         commit = self._commit(name, revision)
         if folder and not any(path.startswith(folder + "/") for path in commit.files):
             raise Refusal(404, f"{folder} does not exist", "EntryNotFound")
-        entries = [
-            {"type": "file", "path": path, "size": len(data), "oid": git_blob(data)}
-            for path, data in sorted(commit.files.items())
-            if path.startswith(folder)
-        ]
-        return self._json(entries)
+        within, is_deep, entries = f"{folder}/" if folder else "", self.query.get("recursive") == ["true"], {}
+        for path, data in sorted(commit.files.items()):
+            inner, slash, _ = path.removeprefix(within).partition("/")
+            if path.startswith(within) and slash:
+                entries[within + inner] = {"type": "directory", "path": within + inner, "oid": git_blob(b"")}
+            if path.startswith(within) and (is_deep or not slash):
+                entries[path] = {"type": "file", "path": path, "size": len(data), "oid": git_blob(data)}
+        return self._json(list(entries.values()))
 
     def preupload(self, name, revision):
         self._may_write(name)

@@ -33,10 +33,13 @@ def read_text(path: str | Path, advice: str, most_bytes: int = MOST_BYTES) -> st
     """
     path = Path(path) if isinstance(path, str) else path  # or a URL's
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
+        if not isinstance(path, Path):
+            content = path.fs.cat_file(path.path, end=most_bytes + 1)
+        elif not stat.S_ISREG(path.stat().st_mode):
             raise ValueError("it is not a regular file")  # a pipe could keep us waiting for ever
-        with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
+        else:
+            with path.open("rb") as file:
+                content = file.read(most_bytes + 1)
         if len(content) > most_bytes:
             raise ValueError(f"it has more than {most_bytes:,} bytes")
         return content.decode("utf-8")

@@ -147,6 +147,7 @@ def test_jobs_in_any_order_and_done_twice_make_the_same_files(recipe, tmp_path, 
     assert there == digests(tmp_path / "here")
 
 
+@pytest.mark.slow
 def test_jobs_that_share_only_a_store_make_the_same_files(recipe, text, store, tmp_path, slurm, monkeypatch):
     for path in text.iterdir():
         (to_path(store) / "text" / path.name).write_bytes(path.read_bytes())

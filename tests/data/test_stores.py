@@ -66,11 +66,10 @@ def remote_text(text, store):
 # From a store and into one
 
 
-@pytest.mark.parametrize("trained", [True, False])
-def test_text_and_folder_in_a_store_give_the_bytes_that_they_give_here(recipe, remote_text, store, tmp_path, trained):
-    recipe = dataclasses.replace(recipe, tokenizer=None) if trained else with_validation(recipe)
+def test_text_and_folder_in_a_store_give_the_bytes_that_they_give_here(recipe, remote_text, store, tmp_path):
+    recipe = dataclasses.replace(recipe, tokenizer=None)
     remote = dataclasses.replace(recipe, data_dir=remote_text)
-    output = f"{store}/prepared-{trained}"
+    output = f"{store}/prepared"
     here, from_there = make(recipe, tmp_path / "here"), make(remote, tmp_path / "from")
     assert from_there == make(remote, output) == make(remote, output)  # the second finds it done
     assert here | {"files": {}} == from_there | {"files": {}}
@@ -84,7 +83,7 @@ def test_text_and_folder_in_a_store_give_the_bytes_that_they_give_here(recipe, r
 
 
 def test_what_is_done_is_not_done_again_and_what_is_not_ours_stays(recipe, remote_text, store, tmp_path, monkeypatch):
-    recipe, output = dataclasses.replace(recipe, data_dir=remote_text), f"{store}/resumed"
+    recipe, output = with_validation(dataclasses.replace(recipe, data_dir=remote_text)), f"{store}/resumed"
     make(recipe, tmp_path / "whole")
     written, tokenize = [], ShardWriter._tokenize
 
@@ -111,15 +110,16 @@ def test_what_is_done_is_not_done_again_and_what_is_not_ours_stays(recipe, remot
 
 
 def test_text_that_changes_is_noticed(recipe, text, store, monkeypatch):
-    url = send(text, f"{store}/changing")
-    recipe, tokenize = dataclasses.replace(recipe, data_dir=url), ShardWriter._tokenize
+    name, tokenize = f"{store}/changing.en", ShardWriter._tokenize
+    to_path(name).write_bytes((text / "part.2.en").read_bytes())
 
     def edit(writer, pairs, advance):
-        (to_path(url) / "part.2.en").write_bytes((text / "part.2.en").read_bytes().swapcase())
+        to_path(name).write_bytes((text / "part.2.en").read_bytes().swapcase())
         return tokenize(writer, pairs, advance)
 
     monkeypatch.setattr(ShardWriter, "_tokenize", edit)
-    assert f"{url}/part.2.en is not as it was when" in error_of(make, recipe, f"{store}/never")
+    recipe = dataclasses.replace(recipe, train_source=name, train_target="part.2.de")
+    assert f"{name} is not as it was when" in error_of(make, recipe, f"{store}/never")
 
 
 def test_a_split_reads_its_own_bytes(store, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ A test file takes a fixture of these by its name: `store = stores.store`.
 
 import http.server
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,12 +14,10 @@ import pytest
 
 from vaswani_transformer.files import to_path
 
-BUCKET = "corpora"
-
 
 @pytest.fixture(scope="module")
 def store():
-    """The URL of a bucket; other processes of a test reach it too."""
+    """The URL of a new bucket; other processes of a test reach it too."""
     server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -30,8 +29,9 @@ def store():
         }.items():  # fmt: skip
             patch.setenv(name, value)
         forget()
-        to_path(f"s3://{BUCKET}").fs.mkdir(BUCKET)
-        yield f"s3://{BUCKET}"
+        bucket = f"corpora-{secrets.token_hex(4)}"  # all servers of a process have the same buckets
+        to_path(f"s3://{bucket}").fs.mkdir(bucket)
+        yield f"s3://{bucket}"
     forget()
     server.stop()
 

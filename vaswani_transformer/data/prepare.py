@@ -7,6 +7,7 @@ task returns is written last and says that it is done. What is in the shards dep
 limits, not on who has made them.
 """
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -229,7 +230,9 @@ class Preparation:
     def _is_whole(self, facts: dict) -> bool:
         path = self.folder / facts["file"]
         if not is_local(path):  # what a store has it has whole: the size tells it from another
-            return path.exists() and path.stat().st_size == facts["bytes"]
+            with contextlib.suppress(FileNotFoundError):
+                return path.stat().st_size == facts["bytes"]
+            return False
         return path.is_file() and path.stat().st_size == facts["bytes"] and file_sha256(path) == facts["sha256"]
 
     # The stages

@@ -1,4 +1,7 @@
-"""Files and folders that are there whole or not at all, after a crash or a power cut too."""
+"""Files and folders that are there whole or not at all, after a crash or a power cut too.
+
+A URL such as `s3://bucket/folder` is a path as well, of universal_pathlib, which has the methods of `pathlib`.
+"""
 
 import contextlib
 import errno
@@ -6,12 +9,16 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from .errors import UserError
+from .errors import UserError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +28,43 @@ WRITING, REMOVING = ".writing-", ".removing-"  # before the names of what is not
 
 def check_path(path: str | Path | None, name: str) -> None:
     """Raise `UserError` for an empty path, which would be the current folder; `name` is the option's or argument's."""
-    if path is not None and not os.fspath(path):
+    if path is not None and not str(path):
         raise UserError(f"{name} is empty (an unset variable?): give a path, . for the current folder")
+
+
+def to_path(name: str | Path) -> Path:
+    """A path on this machine, or, of a URL, a path in what fsspec reaches; one that is a path already stays.
+
+    Raises:
+        UserError: for a URL of a kind that is not known, or whose package is not installed.
+    """
+    if not isinstance(name, str) or not re.match(r"[a-z][a-z0-9+.-]*://", name):
+        return Path(name) if isinstance(name, str) else name
+    try:
+        from fsspec import get_filesystem_class
+        from fsspec.asyn import AsyncFileSystem
+        from upath import UPath
+
+        is_store = issubclass(get_filesystem_class(name.partition("://")[0]), AsyncFileSystem)
+        # A store's listing must not be remembered: other machines write there too.
+        path = UPath(name, **({"use_listings_cache": False} if is_store else {}))
+        path.fs  # noqa: B018 - connects
+    except ImportError as error:
+        how = "pip install 'vaswani_transformer[remote]'"
+        raise UserError(f"{name} needs a package ({one_line(error)}): {how}") from error
+    except ValueError as error:
+        raise UserError(f"{name} is no URL that can be read ({one_line(error)}): see the list of fsspec") from error
+    return path
+
+
+def is_local(path: Path) -> bool:
+    """Whether a path is one of this machine's file system, not a URL."""
+    return isinstance(path, Path)
+
+
+def is_there(path: Path) -> bool:
+    """Whether a name is taken, if by a link to nothing."""
+    return os.path.lexists(path) if is_local(path) else path.exists()
 
 
 def sync(path: Path) -> None:
@@ -69,9 +111,23 @@ def unfinished(path: Path) -> Path:
     return path.with_name(WRITING + path.name)
 
 
+def together(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """What a function that waits for a disk or a store gives for each item; sixteen of them wait at a time."""
+    with ThreadPoolExecutor(16) as executor:
+        return list(executor.map(function, items))
+
+
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Name to write a file under; it gets its own, in place of an earlier file, once all of it is on the disk."""
+    """Name to write a file under; it gets its own, in place of an earlier file, once all of it is on the disk.
+
+    What is to lie in a store is written on this disk, and sent there in the end.
+    """
+    if not is_local(path):
+        with tempfile.TemporaryDirectory() as folder:
+            yield (new := Path(folder) / path.name)
+            path.fs.put_file(str(new), path.path)
+        return
     new = unfinished(path.with_name(f"{path.name}.{os.getpid()}"))
     try:
         yield new
@@ -174,7 +230,7 @@ def remove_leftovers(folder: Path, name: str = "") -> None:
 def file_sha256(path: str | Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal; a `.gz` file is not unpacked."""
     state = hashlib.sha256()
-    with Path(path).open("rb") as file:
+    with to_path(path).open("rb") as file:
         while block := file.read(1 << 20):
             state.update(block)
     return state.hexdigest()

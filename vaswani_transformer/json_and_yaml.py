@@ -31,12 +31,15 @@ def read_text(path: str | Path, advice: str, most_bytes: int = MOST_BYTES) -> st
             UTF-8; it names the file and is followed by `advice`: what to do about it.
         FileNotFoundError: if there is none.
     """
-    path = Path(path)
+    path = Path(path) if isinstance(path, str) else path  # or a URL's
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
+        if not isinstance(path, Path):
+            content = path.fs.cat_file(path.path, end=most_bytes + 1)
+        elif not stat.S_ISREG(path.stat().st_mode):
             raise ValueError("it is not a regular file")  # a pipe could keep us waiting for ever
-        with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
+        else:
+            with path.open("rb") as file:
+                content = file.read(most_bytes + 1)
         if len(content) > most_bytes:
             raise ValueError(f"it has more than {most_bytes:,} bytes")
         return content.decode("utf-8")
@@ -46,7 +49,7 @@ def read_text(path: str | Path, advice: str, most_bytes: int = MOST_BYTES) -> st
         raise
     except OSError as error:
         fix = "check its permissions" if isinstance(error, PermissionError) else advice
-        raise UserError(f"{path} cannot be read ({error.strerror}): {fix}") from error
+        raise UserError(f"{path} cannot be read ({error.strerror or error}): {fix}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read (it is not UTF-8 text, byte {error.start}): {advice}") from None
     except ValueError as error:

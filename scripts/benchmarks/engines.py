@@ -64,9 +64,9 @@ def ray_row(task, row: dict) -> dict:
 def prepare_by(engine: str, recipe: Recipe, folder: Path, workers: int) -> None:
     """What `prepare` does, by another engine."""
     train, validation = preparation.data_sources(recipe)
-    settings = preparation._settings(recipe, train, validation)
+    settings = preparation.settings_of(recipe, train, validation)
     folder.mkdir(parents=True, exist_ok=True)
-    preparation._start_or_resume(folder, settings)
+    preparation.start_or_resume(folder, settings)
     tasks = preparation.Preparation.of(recipe, folder, train, validation, settings)
     stages = [(name, functools.partial(tasks.run, name), tasks.tasks(name)) for name in tasks.stages]
     if engine == "local":

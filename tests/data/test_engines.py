@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import json
 import multiprocessing
 import os
@@ -16,17 +17,20 @@ from pathlib import Path
 
 import preparing
 import pytest
+import stores
 from conftest import ROOT, error_of
 from preparing import digests, make
 
 from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data.engines import run_tasks
 from vaswani_transformer.errors import UserError
+from vaswani_transformer.files import to_path
 
 small_chunks = preparing.small_chunks
 text = preparing.text
 tokenizer_folder = preparing.tokenizer_folder
 recipe = preparing.recipe
+store = stores.store
 
 
 def touch(folder, advance_by, number, advance):
@@ -117,7 +121,7 @@ def do(executor: str, task: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_ARRAY_TASK_ID", str(task))
         patch.setenv("SLURM_NODELIST", "localhost")
-        dill.loads(Path(executor).read_bytes()).run()
+        dill.loads(to_path(executor).read_bytes()).run()
 
 
 OPTIONS = {"partition": "cpu", "time": "01:00:00"}
@@ -141,6 +145,24 @@ def test_jobs_in_any_order_and_done_twice_make_the_same_files(recipe, tmp_path, 
     assert make(recipe, tmp_path / "there", engine="slurm", engine_options=OPTIONS) == make(recipe, tmp_path / "there")
     there = {name: digest for name, digest in digests(tmp_path / "there").items() if not name.startswith(".tasks")}
     assert there == digests(tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_jobs_that_share_only_a_store_make_the_same_files(recipe, text, store, tmp_path, slurm, monkeypatch):
+    for path in text.iterdir():
+        (to_path(store) / "text" / path.name).write_bytes(path.read_bytes())
+    recipe = dataclasses.replace(recipe, data_dir=f"{store}/text")
+    make(recipe, tmp_path / "here")
+    monkeypatch.chdir(tmp_path)
+    there = f"{store}/there"
+    assert make(recipe, there, engine="slurm", engine_options=OPTIONS) is None
+    for executor, tasks in jobs_of(slurm):
+        assert executor.startswith(there)
+        for task in (*reversed(range(tasks)), 0):
+            do(executor, task)
+    assert make(recipe, there) == make(recipe, tmp_path / "here")
+    for name, digest in digests(tmp_path / "here").items():
+        assert hashlib.sha256((to_path(there) / name).read_bytes()).hexdigest() == digest
 
 
 def test_what_has_failed_is_submitted_again_alone(recipe, tmp_path, slurm):

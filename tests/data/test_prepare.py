@@ -1,6 +1,7 @@
 """`vaswani prepare`: it writes what training makes of the text itself, however it is made or interrupted."""
 
 import dataclasses
+import gzip
 import json
 import os
 import random
@@ -21,8 +22,9 @@ from preparing import CHUNK, digests, make, with_validation
 
 from vaswani_transformer import train_tokenizer
 from vaswani_transformer.cli.main import main
+from vaswani_transformer.data import preparation_folder, recipe_data
 from vaswani_transformer.data import prepare as preparation
-from vaswani_transformer.data import recipe_data
+from vaswani_transformer.data import splits as splitting
 from vaswani_transformer.data.prepared import PreparedPairs, open_prepared
 from vaswani_transformer.data.recipe_data import data_sources, load_training_pairs, sample_rows
 from vaswani_transformer.data.shards import ShardWriter
@@ -91,6 +93,31 @@ def test_any_number_of_workers_gives_the_same_files(recipe, tmp_path):
         make(recipe, tmp_path / str(workers), workers=workers)
     assert digests(tmp_path / "1") == digests(tmp_path / "3")
     assert len(list((tmp_path / "1").glob("train-*.arrow"))) == 6 == -(-210 // CHUNK)
+
+
+def test_large_compressed_text_is_prepared_in_pieces(recipe, text, tmp_path, monkeypatch):
+    """The same pairs as of plain text; what was copied goes, and is copied again if it is damaged meanwhile."""
+    monkeypatch.setattr(splitting, "SPLIT_BYTES", 1000)
+    monkeypatch.setattr(splitting, "COPIED_PAIRS", 30)
+    for side in ("en", "de"):
+        content = b"".join((text / f"part.{number}.{side}").read_bytes() for number in range(3))
+        (tmp_path / f"all.{side}.gz").write_bytes(gzip.compress(content))
+    packed = dataclasses.replace(
+        recipe, data_dir=str(tmp_path), train_source="all.en.gz", train_target="all.de.gz", tokenizer=None
+    )
+    copies = tmp_path / "p" / ".tasks"
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardWriter, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            make(packed, tmp_path / "p")
+    (copies / "text-00000-00002.jsonl").write_text("damaged")
+    make(packed, tmp_path / "p")
+    assert not copies.exists()
+    make(dataclasses.replace(recipe, tokenizer=None), tmp_path / "plain")
+    one, other = open_prepared(tmp_path / "p"), open_prepared(tmp_path / "plain")
+    assert one.tokenizer.get_vocab() == other.tokenizer.get_vocab() and len(one.train.facts["shards"]) > 6
+    for part in ("train", "validation"):
+        assert getattr(one, part).as_dataset()[:] == getattr(other, part).as_dataset()[:]
 
 
 def pieces_of_words(tokenizer, text: str) -> list[int]:
@@ -322,7 +349,7 @@ def test_a_start_over_that_is_cut_off_can_be_done_again(recipe, tmp_path, monkey
     make(recipe, tmp_path / "p")
     whole = digests(tmp_path / "p")
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "remove_files", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(preparation_folder, "remove_files", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             make(recipe, tmp_path / "p", overwrite=True)
     assert "is not finished" in error_of(open_prepared, tmp_path / "p")

@@ -1,6 +1,7 @@
 """Text in splits: together, in order, the pairs of the whole text, each pair once, whatever the size of a split."""
 
 import gzip
+import hashlib
 import json
 import pickle
 from itertools import chain
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from vaswani_transformer.data import splits as splitting
 from vaswani_transformer.data.parallel_text import pair_source
-from vaswani_transformer.data.splits import FileSplit, LineSplit, RowSplit, places, text_splits
+from vaswani_transformer.data.splits import FileSplit, LineSplit, PieceSplit, RowSplit, in_pieces, places, text_splits
 
 texts = st.text(st.sampled_from("aб \t\r\u2028\x85"), max_size=9).map(lambda text: text.rstrip("\r"))
 
@@ -68,6 +69,35 @@ def test_several_files_and_compressed_ones(tmp_path):
     assert joined(pairs_of_splits(plain)) == joined(pairs_of_splits(packed)) == list(plain.stream())
     assert {type(split) for split in text_splits(plain)} == {LineSplit}
     assert [type(split) for split in text_splits(packed)] == [FileSplit] * 3
+
+
+@pytest.mark.parametrize("suffix", ["gz", "tsv", "jsonl"])
+def test_large_files_that_cannot_be_cut_are_read_once_and_then_in_pieces(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(splitting, "COPIED_PAIRS", 3)
+    pairs = [(f"Zeile {row}\u2028" + "x" * (row % 5), f"line \\ {row}") for row in range(23)]
+    if suffix == "gz":
+        for side, name in enumerate(("a.en.gz", "a.de.gz")):
+            (tmp_path / name).write_bytes(gzip.compress("".join(pair[side] + "\n" for pair in pairs).encode()))
+        source = pair_source(tmp_path / "a.en.gz", tmp_path / "a.de.gz")
+    else:
+        rows = (
+            "\t".join(pair) if suffix == "tsv" else json.dumps({"source": pair[0], "target": pair[1]}) for pair in pairs
+        )
+        (tmp_path / f"a.{suffix}").write_text("".join(row + "\n" for row in rows))
+        source = pair_source(data=tmp_path / f"a.{suffix}")
+    splits = pickle.loads(pickle.dumps(in_pieces(text_splits(source), tmp_path / "copies", 7)))
+    assert {type(split) for split in splits} == {PieceSplit} and len(splits) > 23 * (suffix == "jsonl")
+    counts = json.loads(json.dumps([split.count() for split in splits]))
+    for facts in counts[0]["files"]:
+        content = (tmp_path / facts["file"]).read_bytes()
+        assert [len(content), hashlib.sha256(content).hexdigest()] == [facts["bytes"], facts["sha256"]]
+    monkeypatch.setattr(splitting, "SPLIT_BYTES", 10**6)
+    assert in_pieces(text_splits(source), tmp_path) == text_splits(source)
+    for path in source.files:
+        path.unlink()
+    found = [list(split.pairs(place)) for split, place in zip(splits, places(splits, counts), strict=True)]
+    assert joined([[tuple(pair) for pair in own] for own in found]) == pairs
+    assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
 def test_row_groups_and_tables(tmp_path):

@@ -86,7 +86,7 @@ class HubServer:
     Attributes:
         tokens: token -> user name.
         readers: tokens that may not write.
-        repositories: `owner/name`, of a Space `spaces/owner/name` -> Repository.
+        repositories: `owner/name`, of a Space `spaces/owner/name`, of a dataset `datasets/owner/name` -> Repository.
         objects: SHA-256 -> content, of files stored by LFS.
         requests: (method, path, status) of each request, in the order of their ends.
         bodies: bytes of request bodies, in the same order, to search for what must not be sent.
@@ -339,19 +339,21 @@ class _Handler(BaseHTTPRequestHandler):
                 sibling["lfs"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "pointerSize": 130}
             siblings.append(sibling if "blobs" in self.query else {"rfilename": path})
         private = self.server_hub.repositories[name].private
-        name = name.removeprefix("spaces/")
+        name = name.removeprefix("spaces/").removeprefix("datasets/")
         return self._json({"id": name, "sha": commit.oid, "private": private, "siblings": siblings, "tags": []})
 
     def tree(self, name, revision, folder=""):
         commit = self._commit(name, revision)
         if folder and not any(path.startswith(folder + "/") for path in commit.files):
             raise Refusal(404, f"{folder} does not exist", "EntryNotFound")
-        entries = [
-            {"type": "file", "path": path, "size": len(data), "oid": git_blob(data)}
-            for path, data in sorted(commit.files.items())
-            if path.startswith(folder)
-        ]
-        return self._json(entries)
+        within, is_deep, entries = f"{folder}/" if folder else "", self.query.get("recursive") == ["true"], {}
+        for path, data in sorted(commit.files.items()):
+            inner, slash, _ = path.removeprefix(within).partition("/")
+            if path.startswith(within) and slash:
+                entries[within + inner] = {"type": "directory", "path": within + inner, "oid": git_blob(b"")}
+            if path.startswith(within) and (is_deep or not slash):
+                entries[path] = {"type": "file", "path": path, "size": len(data), "oid": git_blob(data)}
+        return self._json(list(entries.values()))
 
     def preupload(self, name, revision):
         self._may_write(name)
@@ -422,10 +424,12 @@ class _Handler(BaseHTTPRequestHandler):
         if is_lfs(path):
             headers["X-Linked-Etag"] = f'"{hashlib.sha256(data).hexdigest()}"'
             headers["X-Linked-Size"] = str(len(data))
+        if part := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or ""):
+            return 206, data[int(part[1]) : int(part[2]) + 1], headers
         return 200, data, headers
 
 
-_NAME = r"((?:spaces/)?[^/]+/[^/]+)"  # of a model, or of a Space
+_NAME = r"((?:spaces/|datasets/)?[^/]+/[^/]+)"  # of a model, a Space or a dataset
 _API = rf"/api/(?:models/)?{_NAME}"
 _ROUTES = [
     ("GET", r"/api/whoami-v2", _Handler.whoami),

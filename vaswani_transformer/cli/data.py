@@ -65,7 +65,9 @@ def add_prepare(commands) -> None:
     )
     parser.usage = "vaswani prepare RECIPE --output FOLDER [--workers N] [--FIELD VALUE ...]"
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe, or path of a YAML file")
-    parser.add_argument("--output", metavar="FOLDER", help="the folder to make, or to resume in")
+    parser.add_argument(
+        "--output", metavar="FOLDER", help="the folder to make, or to resume in; also s3://bucket/folder"
+    )
     how = "processes (default: one per processor, fewer for a short text)"
     parser.add_argument("--workers", type=int, metavar="N", help=how)
     how = "who does it: processes of this machine, or a cluster by datatrove (default: local)"

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import UserError
+from ..files import is_local, to_path
 from ..json_and_yaml import unique_keys
-from .text_files import LONGEST_LINE, has_undecoded, read_lines
+from .text_files import LONGEST_LINE, has_undecoded, open_bytes, read_lines
 from .tmx import read_tmx
 
 DEFAULT_COLUMNS = ("source", "target")
@@ -85,11 +86,16 @@ def _read_json(path: Path, columns: tuple[str, str]) -> Rows:
             yield where, row
 
 
+def parquet_file(path: Path) -> pq.ParquetFile:
+    """Open a Parquet file; of one elsewhere no more is fetched than what is read."""
+    return pq.ParquetFile(path if is_local(path) else open_bytes(path), pre_buffer=False)
+
+
 def read_parquet(path: Path, columns: tuple[str, str], groups: Sequence[int] | None = None, before: int = 0) -> Rows:
     """Rows of a Parquet file, or of some of its row groups, which have so many rows before them."""
     # Not by `datasets`: its scan of a local file may abort the process at its end (apache/arrow issue 45214).
     with load_errors(str(path)):
-        file = pq.ParquetFile(path, pre_buffer=False)
+        file = parquet_file(path)
         is_flat = set(columns) <= set(file.schema_arrow.names)
         columns = list(columns) if is_flat else ["translation"]
         tables = file.iter_batches(TABLE_ROWS, row_groups=groups and list(groups), columns=columns)
@@ -122,7 +128,7 @@ def read_pairs(
     """
     for files in shards:
         pair = None
-        for pair in pairs_of_rows(READERS[kind](*map(Path, files), columns), columns):
+        for pair in pairs_of_rows(READERS[kind](*map(to_path, files), columns), columns):
             yield pair
         if pair is None:
             raise no_pair(files)

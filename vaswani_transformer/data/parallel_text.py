@@ -13,9 +13,9 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ..errors import UserError
+from ..files import is_local, to_path
 from .pair_readers import (
     DEFAULT_COLUMNS,
     READERS,
@@ -24,11 +24,12 @@ from .pair_readers import (
     check_values,
     load_errors,
     pairs_of_rows,
+    parquet_file,
     read_pairs,
     rows_of_tables,
     with_pairs_only,
 )
-from .text_files import check_on_disk, file_errors, home_path
+from .text_files import check_on_disk, file_errors, file_stamp, home_path
 
 BYTES_OF_A_PAIR = 250  # of text in UTF-8, where pairs are estimated: about a news sentence in two languages
 CACHE_VERSION = 1  # part of every cache key: raise it when the meaning of the cached rows changes
@@ -73,7 +74,7 @@ class PairFiles:
     def count(self) -> int:
         """Number of pairs: Parquet states it, of other files all pairs are read."""
         if self.kind == ".parquet" and self.split in self.splits:
-            return sum(pq.read_metadata(file).num_rows for files in self.splits[self.split] for file in files)
+            return sum(parquet_file(file).metadata.num_rows for (file,) in self.splits[self.split])
         return sum(1 for _ in self.stream())
 
     def estimate(self) -> int:
@@ -89,8 +90,7 @@ class PairFiles:
     def _load_shards(self, shards: tuple[tuple[Path, ...], ...]) -> datasets.Dataset:
         # Hashed for the name of the cache; tuples, because `datasets` takes a list for shards.
         names = tuple(tuple(map(str, shard)) for shard in shards)
-        stats = [path.stat() for shard in shards for path in shard]
-        stamps = tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
+        stamps = tuple(file_stamp(path) for shard in shards for path in shard)
         key = {"kind": self.kind, "files": names, "columns": self.columns, "stamps": stamps, "version": CACHE_VERSION}
         with load_errors(self.where):
             return datasets.Dataset.from_generator(_generate, features=_PAIR_FEATURES, gen_kwargs=key)
@@ -192,7 +192,7 @@ def pair_source(
         what = " and ".join(given) or "nothing"
         raise UserError(f"{what} was given: give either both text files (source, target) or data")
     paths = find_shards(source if data is None else data)
-    if data is not None:
+    if data is not None and is_local(paths[0]):
         with file_errors(paths[0]):
             is_folder, exists = paths[0].is_dir(), paths[0].exists()
         if is_folder:
@@ -215,7 +215,7 @@ def _checked_files(where: str, kind: str, splits: dict, split: str, columns: tup
         check_on_disk(path)
         if kind == ".parquet":
             with load_errors(str(path)):
-                metadata = pq.read_metadata(path)
+                metadata = parquet_file(path).metadata
                 if not metadata.num_rows:
                     raise _no_rows(path)
                 check_schema(metadata.schema.to_arrow_schema(), columns, str(path))
@@ -233,6 +233,7 @@ def _common_format(data: str | Path, paths: list[Path]) -> str:
         check_on_disk(path)  # one that is missing is reported as such
         raise UserError(
             f"{path}: not .tsv, .csv, .json(l), .parquet or .tmx; text files are given as source and target"
+            + ("" if is_local(path) else ", the files of a folder as FOLDER/*.SUFFIX")
         )
     return kind
 
@@ -331,9 +332,14 @@ def find_shards(name: str | Path) -> list[Path]:
     """
     path = home_path(name).absolute()
     with file_errors(path):
-        if path.exists() or not glob.has_magic(str(name)):
+        if not glob.has_magic(str(name)) or path.exists():
             return [path]
-    matches = sorted(match for match in map(Path, glob.glob(str(path))) if match.is_file())  # noqa: PTH207
+        if is_local(path):
+            matches = [match for match in map(Path, glob.glob(str(path))) if match.is_file()]  # noqa: PTH207
+        else:
+            listed = path.fs.glob(path.path, detail=True)
+            matches = [to_path(path.fs.unstrip_protocol(name)) for name in listed if listed[name]["type"] == "file"]
+    matches = sorted(matches, key=lambda match: match.parts)
     if not matches:
         raise UserError(f"no file matches {path}; check folder and pattern")
     return matches
@@ -362,7 +368,7 @@ def _paired_shards(source: str | Path, target: str | Path) -> tuple[tuple[Path, 
 
 def _wildcard_text(pattern: str | Path, path: Path) -> tuple[str, ...] | None:
     """What the ``*`` and ``?`` of a pattern stand for in a file's name; None for a pattern with other wildcards."""
-    rule = re.escape(Path(pattern).name).replace(r"\*", "(.*)").replace(r"\?", "(.)")
+    rule = re.escape(Path(str(pattern)).name).replace(r"\*", "(.*)").replace(r"\?", "(.)")
     match = re.fullmatch(rule, path.name)
     return match.groups() if match else None
 
@@ -389,9 +395,10 @@ def load_pairs(
 ) -> datasets.Dataset:
     """Load parallel text as a memory-mapped dataset with the string columns ``source`` and ``target``.
 
-    Give `source` and `target`, or `data`, each a name or a pattern such as ``a.*.en.gz``; swap the files or the columns
-    for the other direction. Files that match are read in the order of their names, and those of `source` and `target`
-    are paired in that order. The result is cached below ``HF_DATASETS_CACHE``, and an edited file is read again.
+    Give `source` and `target`, or `data`, each a name, a pattern such as ``a.*.en.gz`` or a URL such as
+    ``s3://bucket/a.*.en.gz``, of what fsspec reaches; swap the files or the columns for the other direction. Files that
+    match are read in the order of their names, and those of `source` and `target` are paired in that order. The result
+    is cached below ``HF_DATASETS_CACHE``, and an edited file is read again.
 
     Args:
         source: UTF-8 text file, plain or ``.gz``. Only a line feed ends a line; empty lines stay as empty strings.

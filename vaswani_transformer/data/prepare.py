@@ -10,11 +10,11 @@ limits, not on who has made them.
 import contextlib
 import functools
 import hashlib
-import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .. import __version__
 from ..errors import UserError
-from ..files import file_sha256, is_inner, remove_files, remove_leftovers, set_aside, write_text
+from ..files import check_path, file_sha256, is_local, is_there, to_path, together, written_whole
 from ..hardware import MOST_WORKERS, check_workers
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
@@ -33,38 +33,44 @@ from ..recipes.recipe import Recipe, check_paths
 from .engines import LOCAL, SLURM, run_on_cluster, run_tasks
 from .filtering import check_limits
 from .parallel_text import PairSource, held_out_rows
+from .preparation_folder import (
+    OTHER,
+    TASKS,
+    as_json,
+    check_ours,
+    finished_manifest,
+    is_usable,
+    remove_intermediate,
+    remove_prepared,
+    settings_of,
+    sha256_of,
+    start_or_resume,
+    write_json,
+)
 from .prepared import (
-    DATA_FIELDS,
-    FORMAT,
-    LIMIT_FIELDS,
     MANIFEST,
     TOKENIZER,
-    TOKENIZER_FIELDS,
     TRAIN,
-    UNFINISHED,
     VALIDATION,
-    VERSION,
     index_name,
-    open_prepared,
+    load_prepared_tokenizer,
     read_manifest,
     shard_name,
 )
 from .recipe_data import data_sources, sample_rows, tokenizer_of_sample
 from .shards import ShardWriter
-from .splits import SPLIT_BYTES, Place, Split, places, text_splits
-from .text_files import file_errors
+from .splits import SPLIT_BYTES, Place, Split, in_pieces, keep_pairs, kept_pairs, places, text_splits
+from .text_files import file_errors, file_stamp, store_errors
 from .tokenization import load_tokenizer, tokenizer_sha256
 
 CHUNK = 50_000  # pairs of a shard, before the filter
 # Pairs from which on a training prepares its text first. Below, as of most corpora but those of WMT, one process
 # tokenises them within minutes, and no second copy is left in the run's folder.
 LARGE = 2_000_000
-TASKS = ".tasks"  # the folder of what tasks have returned
 COUNT, PLAN, SAMPLE, LEARN, WRITE, FINISH = "count", "plan", "sample", "learn", "write", "finish"
 SPLIT, HELD_OUT, INDEX, LOGS = "split", "held_out", "index", "logs"  # what else is noted
 PARTS = (TRAIN, VALIDATION)
 _SHOWN = {COUNT: "counting pairs", SAMPLE: "drawing a sample", WRITE: "tokenising"}
-_OTHER = "give another --output, or --overwrite to start anew"
 logger = logging.getLogger(__name__)
 
 
@@ -84,13 +90,15 @@ def prepare(
 
     Args:
         recipe: data, tokenizer, limits and, for what is held out and a new tokenizer's sample of the text, seed.
-        folder: the folder to make, or to resume in.
+        folder: the folder to make, or to resume in; also a URL such as `s3://bucket/folder`, where nothing is locked
+            and nothing of an earlier preparation is removed.
         workers: processes, each of which does a task at a time; None: one for each processor, fewer for a short text.
             Where there are several, a script needs `if __name__ == "__main__":`, since they import it.
         progress: show a bar on standard error, on a terminal.
         overwrite: remove an earlier preparation first; None: only one that cannot be resumed or used with this recipe.
         sources: training and validation text, if they are not to be found by the recipe; see `data_sources`.
-        engine: who does it: `local`, or `slurm` or `ray` through datatrove; text and folder are on a shared disk then.
+        engine: who does it: `local`, or `slurm` or `ray` through datatrove; text and folder are then on a shared disk
+            or in a store.
         engine_options: of datatrove's executor, such as `partition` and `time` for Slurm.
 
     Returns:
@@ -104,16 +112,17 @@ def prepare(
         check_workers("workers", workers)
     check_limits(recipe.max_length, recipe.max_length_ratio)
     check_paths(recipe)
-    with locked(folder):
-        folder = Path(folder)
-        output = _check_ours(folder)
+    check_path(folder, "output")
+    folder = to_path(folder)
+    with locked(folder) if is_local(folder) else store_errors(folder):
+        output = check_ours(folder)
         train, validation = sources or data_sources(recipe)
-        settings = _settings(recipe, train, validation)
-        if overwrite or (overwrite is None and not _is_usable(folder, settings)):
-            _remove_prepared(output)
+        settings = settings_of(recipe, train, validation)
+        if overwrite or (overwrite is None and not is_usable(folder, settings)):
+            remove_prepared(folder, output)
         if (folder / MANIFEST).exists():
-            return _finished_manifest(folder, settings)
-        _start_or_resume(folder, settings)
+            return finished_manifest(folder, settings)
+        start_or_resume(folder, settings)
         preparation = Preparation.of(recipe, folder.absolute(), train, validation, settings)
         stages = [
             (name, functools.partial(preparation.run, name), preparation.tasks(name)) for name in preparation.stages
@@ -124,7 +133,7 @@ def prepare(
                 return None
         for name, task, number in stages:
             run_tasks(task, number, workers or _useful_workers(settings), _SHOWN.get(name), progress)
-        _remove_intermediate(folder)
+        remove_intermediate(folder)
         return read_manifest(folder)
 
 
@@ -145,8 +154,8 @@ class Preparation:
         recipe: Recipe, folder: Path, train: PairSource, validation: PairSource | None, settings: dict
     ) -> "Preparation":
         """The preparation of these texts."""
-        splits = text_splits(train)
-        others = [] if validation is None else text_splits(validation)
+        splits = in_pieces(text_splits(train), folder / TASKS)
+        others = [] if validation is None else in_pieces(text_splits(validation), folder / TASKS, len(splits))
         return Preparation(recipe, folder, (*splits, *others), len(splits), settings, CHUNK)
 
     @property
@@ -168,6 +177,10 @@ class Preparation:
         if self.version != __version__:
             what = f"{socket.gethostname()} has version {__version__} of the package"
             raise UserError(f"{what}, this was begun with {self.version}: install that one there")
+        with store_errors(self.folder):
+            self._run(stage, number, advance)
+
+    def _run(self, stage: str, number: int, advance: Callable[[int], Any]) -> None:
         done = self._done(stage, number)
         if done is None:
             self._check_unchanged(stage, number)
@@ -180,9 +193,9 @@ class Preparation:
         """Refuse text that has changed since the preparation began: what is known of it would be of another text."""
         for path in self.splits[number].files if stage in (COUNT, SAMPLE, WRITE) else ():
             with file_errors(path):
-                facts = path.stat()
-            if [facts.st_size, facts.st_mtime_ns] != self.settings["files"][str(path)]:
-                raise UserError(f"{path} is not as it was when the preparation of {self.folder} started: {_OTHER}")
+                stamp = file_stamp(path)
+            if list(stamp) != self.settings["files"][str(path)]:
+                raise UserError(f"{path} is not as it was when the preparation of {self.folder} started: {OTHER}")
 
     # What tasks have returned
 
@@ -190,29 +203,21 @@ class Preparation:
         return self.folder / TASKS / f"{name}-{number:05d}.json"
 
     def _note(self, name: str, result: Any, number: int = 0) -> None:
-        self._path(name).parent.mkdir(exist_ok=True)
-        _write_json(self._path(name, number), {"result": result, "sha256": _sha256_of(result)})
+        write_json(self._path(name, number), {"result": result, "sha256": sha256_of(result)})
 
     def _result(self, name: str, number: int = 0) -> Any:
         path = self._path(name, number)
-        note = read_json(path, _OTHER)
-        if note.get("sha256") != _sha256_of(note.get("result")):
-            raise UserError(f"{path} is damaged: {_OTHER}")
+        note = read_json(path, OTHER)
+        if note.get("sha256") != sha256_of(note.get("result")):
+            raise UserError(f"{path} is damaged: {OTHER}")
         return note["result"]
 
     def _results(self, stage: str, part: str = "") -> Iterator[Any]:
         first, stop = {TRAIN: (0, self.train_splits), VALIDATION: (self.train_splits, len(self.splits))}[part or TRAIN]
-        return (self._result(stage, number) for number in range(first, stop))
+        return iter(together(functools.partial(self._result, stage), range(first, stop)))
 
-    def _note_pairs(self, name: str, pairs: Sequence[tuple[str, str]], number: int) -> dict:
-        """Keep pairs for a later task; returns the facts of the file."""
-        path = self._path(name, number).with_suffix(".jsonl")
-        write_text(path, "".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs))
-        return {"file": f"{TASKS}/{path.name}", "bytes": path.stat().st_size, "sha256": file_sha256(path)}
-
-    def _noted_pairs(self, name: str, number: int) -> Iterator[tuple[str, str]]:
-        with self._path(name, number).with_suffix(".jsonl").open(encoding="utf-8", newline="\n") as file:
-            yield from map(json.loads, file)
+    def _pairs_path(self, name: str, number: int) -> Path:
+        return self._path(name, number).with_suffix(".jsonl")
 
     def _done(self, stage: str, number: int) -> Any | None:
         """What a task has returned; None if it is to be done, also if what it has written is not there any more."""
@@ -224,6 +229,10 @@ class Preparation:
 
     def _is_whole(self, facts: dict) -> bool:
         path = self.folder / facts["file"]
+        if not is_local(path):  # what a store has it has whole: the size tells it from another
+            with contextlib.suppress(FileNotFoundError):
+                return path.stat().st_size == facts["bytes"]
+            return False
         return path.is_file() and path.stat().st_size == facts["bytes"] and file_sha256(path) == facts["sha256"]
 
     # The stages
@@ -247,16 +256,18 @@ class Preparation:
             sampled = rows + np.searchsorted(held_out - np.arange(len(held_out)), rows, "right")
         else:
             self._save_tokenizer(load_tokenizer(recipe.tokenizer_folder))
-        for first, own in ((0, train), (self.train_splits, validation)):
+        noted = []
+        for own in (train, validation):
             row = shard = 0
-            for number, place in enumerate(own, first):
+            for place in own:
                 chosen = {"held_out": held_out, "sampled": sampled} if own is train else {}
                 chosen = {
                     name: (rows[slice(*np.searchsorted(rows, [row, row + place.pairs]))] - row).tolist()
                     for name, rows in chosen.items()
                 }
-                self._note(SPLIT, {"place": asdict(place), "shard": shard, **chosen}, number)
+                noted.append({"place": asdict(place), "shard": shard, **chosen})
                 row, shard = row + place.pairs, shard + -(-place.pairs // self.shard_pairs)
+        together(lambda number: self._note(SPLIT, noted[number], number), range(len(noted)))
         self._note(PLAN, {})
 
     def _pairs(self, number: int, plan: dict) -> Iterator[tuple[int, tuple[str, str]]]:
@@ -265,27 +276,37 @@ class Preparation:
         for row, pair in enumerate(self.splits[number].pairs(place)):
             yield row, pair
         if row + 1 != place.pairs:
-            raise UserError(f"{row + 1:,} pairs were read, not the {place.pairs:,} counted before: {_OTHER}")
+            raise UserError(f"{row + 1:,} pairs were read, not the {place.pairs:,} counted before: {OTHER}")
 
     def _sample(self, number: int, advance: Callable[[int], Any]) -> None:
         """Read what the tokenizer is trained on."""
         plan = self._result(SPLIT, number)
         rows = set(plan["sampled"])
         pairs = [pair for row, pair in self._pairs(number, plan) if row in rows] if rows else []
-        self._note(SAMPLE, {"files": [self._note_pairs(SAMPLE, pairs, number)]}, number)
+        self._note(SAMPLE, {"files": [keep_pairs(self._pairs_path(SAMPLE, number), pairs)]}, number)
 
     def _learn(self, number: int, advance: Callable[[int], Any]) -> None:
         """Train the tokenizer."""
-        number = sum(len(self._result(SPLIT, number)["sampled"]) for number in range(self.train_splits))
-        pairs = chain.from_iterable(self._noted_pairs(SAMPLE, split) for split in range(self.train_splits))
+        number = sum(len(plan["sampled"]) for plan in self._results(SPLIT))
+        pairs = chain.from_iterable(kept_pairs(self._pairs_path(SAMPLE, n)) for n in range(self.train_splits))
         self._save_tokenizer(tokenizer_of_sample(self.recipe, pairs, number))
         self._note(LEARN, {})
 
     def _save_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        output = OutputFolder(self.folder)
-        with output.staging() as staging:
-            tokenizer.save_pretrained(staging / TOKENIZER)
-            output.publish(staging / TOKENIZER, TOKENIZER)
+        if is_local(self.folder):
+            output = OutputFolder(self.folder)
+            with output.staging() as staging:
+                tokenizer.save_pretrained(staging / TOKENIZER)
+                output.publish(staging / TOKENIZER, TOKENIZER)
+            return
+        with tempfile.TemporaryDirectory() as staging:
+            tokenizer.save_pretrained(staging)
+            files = {f"{TOKENIZER}/{path.name}": path.read_bytes() for path in Path(staging).iterdir()}
+        self._check_free(self._path(TOKENIZER), list(files))
+        self._note(TOKENIZER, {name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
+        for name, content in files.items():
+            with written_whole(self.folder / name) as new:
+                new.write_bytes(content)
 
     def _write(self, number: int, advance: Callable[[int], Any]) -> None:
         """Write the shards of a split."""
@@ -296,7 +317,8 @@ class Preparation:
         self._check_free(self._path(WRITE, number), [shard_name(part, plan["shard"] + n) for n in range(shards)])
 
         def note(facts: dict) -> None:
-            self._note(WRITE, {**facts, "files": [self._note_pairs(HELD_OUT, held_out, number)]}, number)
+            kept = keep_pairs(self._pairs_path(HELD_OUT, number), held_out)
+            self._note(WRITE, {**facts, "files": [kept]}, number)
 
         self._writer.write(part, plan["shard"], pairs, self.shard_pairs, note, advance)
 
@@ -306,7 +328,8 @@ class Preparation:
         for part in PARTS:
             results = list(self._results(WRITE, part))
             if part == VALIDATION and not results:
-                held_out = list(chain.from_iterable(self._noted_pairs(HELD_OUT, n) for n in range(self.train_splits)))
+                paths = [self._pairs_path(HELD_OUT, number) for number in range(self.train_splits)]
+                held_out = list(chain.from_iterable(together(lambda path: list(kept_pairs(path)), paths)))
                 self._check_free(self._path(HELD_OUT), [shard_name(part, 0)])
                 writer.write(part, 0, held_out, len(held_out), functools.partial(self._note, HELD_OUT))
                 results = [self._result(HELD_OUT)]
@@ -315,7 +338,7 @@ class Preparation:
             note = f"{part}_{INDEX}"
             self._check_free(self._path(note), [index_name(part)])
             parts[part] = writer.write_index(part, shards, counts, functools.partial(self._note, note))
-        tokenizer = load_tokenizer(self.folder / TOKENIZER)
+        tokenizer = load_prepared_tokenizer(self.folder)
         manifest = {
             **self.settings,
             "files": {path: size for path, (size, _) in self.settings["files"].items()},
@@ -324,12 +347,15 @@ class Preparation:
             "length_type": writer.length_type,
             "parts": parts,
         }
-        OutputFolder(self.folder).write_text(MANIFEST, _as_json(manifest))
+        if is_local(self.folder):
+            OutputFolder(self.folder).write_text(MANIFEST, as_json(manifest))
+        else:
+            write_json(self.folder / MANIFEST, manifest)
 
     def _check_free(self, note: Path, names: list[str]) -> None:
         """Refuse to replace a file of which there is no note: this preparation has not written it."""
         for name in names if not note.exists() else ():
-            if os.path.lexists(self.folder / name):
+            if is_there(self.folder / name):
                 raise UserError(
                     f"{self.folder / name} was not written by this preparation: move it, or give another --output"
                 )
@@ -337,12 +363,13 @@ class Preparation:
     @property
     def _writer(self) -> ShardWriter:
         path = self.folder / TOKENIZER
-        return _writer(self.folder, path.stat().st_mtime_ns, self.recipe.max_length, self.recipe.max_length_ratio)
+        stamp = path.stat().st_mtime_ns if is_local(path) else file_stamp(self._path(TOKENIZER))
+        return _writer(self.folder, stamp, self.recipe.max_length, self.recipe.max_length_ratio)
 
 
 @functools.lru_cache(1)  # a process that does many tasks loads the tokenizer once
-def _writer(folder: Path, stamp: int, max_length: int, max_length_ratio: float | None) -> ShardWriter:
-    return ShardWriter(folder, load_tokenizer(folder / TOKENIZER), max_length, max_length_ratio)
+def _writer(folder: Path, stamp: Any, max_length: int, max_length_ratio: float | None) -> ShardWriter:
+    return ShardWriter(folder, load_prepared_tokenizer(folder), max_length, max_length_ratio)
 
 
 def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Path | None:
@@ -368,173 +395,5 @@ def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Pat
 def _useful_workers(settings: dict) -> int:
     """A process for each processor, as far as there is text for each: one takes seconds to start."""
     number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    size = sum(size for size, _ in settings["files"].values())
+    size = sum(size or 0 for size, _ in settings["files"].values())
     return max(1, min(number, MOST_WORKERS, size // SPLIT_BYTES))
-
-
-# What a folder holds already
-
-
-def _as_json(value: dict) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-
-
-def _sha256_of(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _write_json(path: Path, value: dict) -> None:
-    write_text(path, _as_json(value))
-
-
-def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) -> dict:
-    """What decides the content: a preparation is resumed with the same only."""
-    fields = {name: getattr(recipe, name) for name in (*LIMIT_FIELDS, *DATA_FIELDS)}
-    fields |= {name: None if recipe.tokenizer_folder else getattr(recipe, name) for name in TOKENIZER_FIELDS}
-    files = list(train.files)
-    if validation is None or recipe.tokenizer_folder is None:
-        fields["seed"] = recipe.seed  # chooses what is held out, and the tokenizer's sample
-    if validation is not None:
-        del fields["validation_size"]
-        files += validation.files
-    stats = {str(path): path.stat() for path in files}
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "recipe": fields,
-        "tokenizer": recipe.tokenizer_folder and tokenizer_sha256(load_tokenizer(recipe.tokenizer_folder)),
-        "files": {path: [stat.st_size, stat.st_mtime_ns] for path, stat in stats.items()},
-    }
-
-
-def _is_usable(folder: Path, settings: dict) -> bool:
-    """Whether what is prepared there, if anything, is of these settings, and whole if it is finished."""
-    try:
-        if (folder / MANIFEST).exists():
-            _finished_manifest(folder, settings)
-        else:
-            _check_unfinished(folder, settings)
-        return True
-    except UserError:
-        return False
-
-
-def _finished_manifest(folder: Path, settings: dict) -> dict:
-    """The manifest of a finished preparation, which must have these settings and all its shards."""
-    manifest = read_manifest(folder)
-    files = {path: size for path, (size, _) in settings["files"].items()}
-    tokenizer = manifest["tokenizer"]["sha256"] if settings["tokenizer"] else None
-    _check_same(folder, settings | {"files": files}, manifest | {"tokenizer": tokenizer})
-    open_prepared(folder)
-    _remove_intermediate(folder)
-    return manifest
-
-
-def _start_or_resume(folder: Path, settings: dict) -> None:
-    """Note the settings in a new folder, or compare them with those of the preparation that is resumed."""
-    if settings != _check_unfinished(folder, settings):
-        _remove_intermediate(folder)  # nothing else is made yet, so that a wrong setting may be corrected
-        _write_json(folder / UNFINISHED, settings)
-    for path in (folder, folder / TASKS):
-        remove_leftovers(path)
-
-
-def _check_unfinished(folder: Path, settings: dict) -> dict:
-    """The settings in the folder; if a preparation has begun there they must be these."""
-    path = folder / UNFINISHED
-    earlier = read_json(path, _OTHER) if path.exists() else {}
-    if (folder / TOKENIZER).exists():
-        _check_same(folder, settings, earlier)
-    return earlier
-
-
-def _remove_intermediate(folder: Path) -> None:
-    """Remove what only an unfinished preparation needs."""
-    for path in _notes(folder):
-        path.unlink()
-    with contextlib.suppress(OSError):  # something else is there, or nothing
-        (folder / TASKS).rmdir()
-    (folder / UNFINISHED).unlink(missing_ok=True)
-
-
-def _notes(folder: Path) -> list[Path]:
-    return sorted((folder / TASKS).glob("[a-z]*-?????*.json*"))
-
-
-def _check_same(folder: Path, settings: dict, earlier: dict) -> None:
-    """Refuse a folder that was started with other settings or from other files."""
-    earlier = {"recipe": {}, "files": {}, "tokenizer": None} | earlier
-    if not all(isinstance(earlier[name], dict) for name in ("recipe", "files")):
-        raise UserError(f"{folder} holds what no preparation has written: {_OTHER}")
-    if [earlier.get(name) for name in ("format", "version")] != [FORMAT, VERSION]:
-        raise UserError(f"{folder} was prepared by another version: {_OTHER}")
-    # An earlier version did not note the seed of a tokenizer: it took the first pairs.
-    changed = _differing(settings["recipe"], {"seed": settings["recipe"].get("seed")} | earlier["recipe"])
-    changed += ["tokenizer"] if settings["tokenizer"] != earlier["tokenizer"] else []
-    if changed:
-        raise UserError(
-            f"{folder} was prepared with other settings ({', '.join(changed)}): give the same ones, {_OTHER}"
-        )
-    changed = _differing(settings["files"], earlier["files"])
-    if changed:
-        raise UserError(f"{changed[0]} is not as it was when the preparation of {folder} started: {_OTHER}")
-
-
-def _differing(one: dict, other: dict) -> list[str]:
-    return sorted(name for name in one | other if one.get(name) != other.get(name))
-
-
-def _check_ours(folder: Path) -> OutputFolder:
-    """Refuse a folder with something else in it, and no preparation: nothing there is touched."""
-    output = OutputFolder(folder)
-    notes = _read_json(folder / MANIFEST) or _read_json(folder / UNFINISHED)
-    if notes.get("format") != FORMAT and any(folder.glob("[!.]*")):
-        raise UserError(f"{folder} is not empty and holds no preparation: give another --output")
-    if notes and not output.names():  # of an earlier version
-        output.adopt([MANIFEST, *(f"{TOKENIZER}/{path.name}" for path in (folder / TOKENIZER).glob("*.json"))])
-    return output
-
-
-def _read_json(path: Path) -> dict:
-    with contextlib.suppress(OSError, UserError):
-        return read_json(path, "remove it")
-    return {}
-
-
-def _remove_prepared(output: OutputFolder) -> None:
-    """Remove what a preparation has made and nothing else; cut off, it leaves an unfinished preparation.
-
-    What has been changed, or is damaged, is set aside.
-
-    Raises:
-        UserError: for a file that was never ours in the place of one of ours; nothing is removed then.
-    """
-    folder = output.path
-    notes = _read_json(folder / MANIFEST) or _read_json(folder / UNFINISHED)
-    try:
-        written = [facts for part in notes.get("parts", {}).values() for facts in (part["index"], *part["shards"])]
-        written += [
-            facts for path in _notes(folder) for facts in (_read_json(path).get("result") or {}).get("shards", ())
-        ]
-        made = {Path(facts["file"]).name: (facts["bytes"], facts["sha256"]) for facts in written}
-        made = {name: facts for name, facts in made.items() if is_inner(name)}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"the manifest in {folder} is damaged: remove the folder, or give another --output") from error
-    tokenizer = output.names(f"{TOKENIZER}/")
-    output.check([MANIFEST, *tokenizer])
-    for name, facts in made.items():
-        path = folder / name
-        is_same = path.is_file() and (path.stat().st_size, file_sha256(path)) == facts
-        if os.path.lexists(path) and (path.is_symlink() or not is_same):
-            logger.warning("%s was changed since it was prepared: kept as %s", path, set_aside(path).name)
-    if output.is_ours(MANIFEST):
-        (folder / MANIFEST).replace(folder / UNFINISHED)
-    elif (folder / MANIFEST).exists():
-        _write_json(folder / UNFINISHED, notes)
-        output.make_way([MANIFEST])
-    remove_files(folder, made)
-    output.remove(tokenizer)
-    set_aside(folder / TOKENIZER)  # with what others have put there
-    for name in (MANIFEST, UNFINISHED, TOKENIZER, *(f"{part}" for part in (TRAIN, VALIDATION))):
-        remove_leftovers(folder, name)
-    _remove_intermediate(folder)

@@ -2,11 +2,14 @@
 
 A folder holds `manifest.json`, written last; the tokenizer; and for each part (training, validation) its shards, Arrow
 IPC files of one record batch with the columns `input_ids` and `labels`, and its index `PART.lengths.npy`, the numbers
-of source and target tokens of every pair, `(2, pairs)`.
+of source and target tokens of every pair, `(2, pairs)`. Files of a folder in a store are copied to this machine's disk
+when they are needed.
 """
 
+import errno
 import hashlib
 import re
+import tempfile
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +21,15 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa
+from filelock import FileLock
 from tqdm import tqdm
 
 from ..errors import UserError, one_line
-from ..files import check_path, file_sha256
+from ..files import check_path, file_sha256, is_inner, is_local, to_path, together, written_whole
 from ..json_and_yaml import read_json
 from ..recipes.recipe import Recipe
 from .filtering import FilterCounts
+from .text_files import file_errors, store_errors
 from .tokenization import load_tokenizer, tokenizer_sha256, vocabulary_sizes
 from .tokenized_pairs import TOKEN_FEATURES
 
@@ -68,7 +73,7 @@ class PreparedPairs:
 
     def __init__(self, folder: Path, part: str, manifest: dict):
         self._arguments = folder, part, manifest
-        self.folder, self.part, self.facts = Path(folder), part, manifest["parts"][part]
+        self.folder, self.part, self.facts = to_path(folder), part, manifest["parts"][part]
         self._schema = shard_schema(manifest["token_type"])
         self.starts = list(accumulate((shard["rows"] for shard in self.facts["shards"]), initial=0))
         self._columns: dict[int, tuple[np.ndarray, ...]] = {}
@@ -90,6 +95,8 @@ class PreparedPairs:
 
     def _checked_path(self, facts: dict) -> Path:
         path = self.folder / facts["file"]
+        if not is_local(path):
+            return _fetched(path, facts)
         try:
             size = path.stat().st_size
             if not path.is_file():
@@ -107,8 +114,8 @@ class PreparedPairs:
         return hashlib.sha256("".join(checksums).encode()).hexdigest()
 
     def check_shards(self) -> None:
-        """Check size, schema and number of rows of each shard; of its contents only the footer is read."""
-        for number in range(len(self.facts["shards"])):
+        """Check size, schema and number of rows of each shard on this disk; of its contents only the footer is read."""
+        for number in range(len(self.facts["shards"]) if is_local(self.folder) else 0):
             self._open(number)
 
     def _open(self, number: int) -> tuple[np.ndarray, ...]:
@@ -147,6 +154,7 @@ class PreparedPairs:
             UserError: for a pair that has not the lengths of the index, with its file and row.
         """
         rows = []
+        self._fetch_together(indices)
         for index in indices:
             if not 0 <= index < len(self):
                 raise IndexError(f"pair {index} of {len(self)}")
@@ -163,6 +171,13 @@ class PreparedPairs:
                 raise UserError(f"{where}: {actual} tokens, but {expected} in the index: {_AGAIN}")
             rows.append({"input_ids": source, "labels": target})
         return rows
+
+    def _fetch_together(self, indices: Sequence[int]) -> None:
+        """Copy the shards of a store that these pairs are in, several at a time."""
+        if not is_local(self.folder):
+            numbers = set((np.searchsorted(self.starts, indices, "right") - 1).tolist())
+            numbers &= set(range(len(self.facts["shards"]))) - self._columns.keys()
+            self._columns |= zip(numbers, together(self._open, numbers), strict=True)
 
     def as_dataset(self) -> datasets.Dataset:
         """All pairs in memory, with the columns of `tokenize_pairs`; for a part that is small."""
@@ -194,9 +209,13 @@ class PreparedPairs:
     def _verify_file(self, number: int | None, vocab_sizes: tuple[int, int]) -> int:
         """Read a shard, or without a number the index; returns its bytes."""
         facts = self.facts["index"] if number is None else self.facts["shards"][number]
-        path = self._checked_path(facts)
-        row = None if number is None else self._first_wrong_row(number, vocab_sizes)
-        if row is not None or file_sha256(path) != facts["sha256"]:
+        path, row = self.folder / facts["file"], None
+        if is_local(path):
+            self._checked_path(facts)
+            row = None if number is None else self._first_wrong_row(number, vocab_sizes)
+        with file_errors(path):
+            is_same = file_sha256(path) == facts["sha256"]
+        if row is not None or not is_same:
             where = str(path) if row is None else f"{path}, row {row}"
             raise UserError(f"{where}: the content has changed since it was prepared: {_AGAIN}")
         return facts["bytes"]
@@ -217,6 +236,39 @@ class PreparedPairs:
 
 
 _AGAIN = "copy the file again, or remove the folder and prepare it again"
+
+
+def _fetched(path: Path, facts: dict) -> Path:
+    """The copy on this disk of a file of a store, under the name of its SHA-256; all processes here share it."""
+    if not re.fullmatch("[0-9a-f]{64}", facts["sha256"]):
+        raise UserError(f"{path} has no SHA-256 in the manifest: {_AGAIN}")
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "vaswani_prepared"
+    folder.mkdir(parents=True, exist_ok=True)
+    copy = folder / facts["sha256"]
+    with FileLock(f"{copy}.lock"):
+        if not copy.exists():
+            path = to_path(str(path))  # anew: a connection does not outlive a fork
+            with file_errors(path), written_whole(copy) as new:
+                try:
+                    path.fs.get_file(path.path, str(new))
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    raise UserError(f"{folder} is full: set HF_DATASETS_CACHE to a folder on a larger disk") from error
+                if file_sha256(new) != facts["sha256"]:
+                    raise UserError(f"{path} is not as it was written: {_AGAIN}")
+    return copy
+
+
+def load_prepared_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a prepared folder."""
+    if is_local(folder):
+        return load_tokenizer(folder / TOKENIZER)
+    with tempfile.TemporaryDirectory() as copy:
+        for path in (folder / TOKENIZER).iterdir():
+            if is_inner(path.name):
+                (Path(copy) / path.name).write_bytes(path.read_bytes())
+        return load_tokenizer(copy)
 
 
 @dataclass(frozen=True)
@@ -250,8 +302,8 @@ def read_manifest(folder: str | Path) -> dict:
         UserError: for a folder that is not there, not prepared, not finished, or of another version.
     """
     check_path(folder, "the prepared folder")
-    folder = Path(folder)
-    if not folder.is_dir():
+    folder = to_path(folder)
+    if is_local(folder) and not folder.is_dir():
         raise UserError(f"prepared folder {folder} does not exist: make it with `vaswani prepare`")
     path = folder / MANIFEST
     if not path.exists() and (folder / UNFINISHED).exists():
@@ -303,8 +355,9 @@ def open_prepared(folder: str | Path) -> PreparedData:
     Raises:
         UserError: for a folder or a file that is missing, not finished, cut off, or not as the manifest says.
     """
-    manifest, folder = read_manifest(folder), Path(folder)
-    tokenizer = load_tokenizer(folder / TOKENIZER)
+    folder = to_path(folder)
+    with store_errors(folder):
+        manifest, tokenizer = read_manifest(folder), load_prepared_tokenizer(folder)
     if tokenizer_sha256(tokenizer) != manifest["tokenizer"]["sha256"]:
         raise UserError(f"{folder / TOKENIZER} is not the tokenizer that the pairs were prepared with: {_AGAIN}")
     parts = {part: PreparedPairs(folder, part, manifest) for part in (TRAIN, VALIDATION)}

@@ -10,6 +10,7 @@ import datasets
 import numpy as np
 
 from ..errors import UserError
+from ..files import is_local
 from ..recipes.recipe import Recipe
 from .parallel_text import PairSource, held_out_rows, pair_source, pairs_of
 from .text_files import home_path
@@ -28,14 +29,22 @@ def expand_home(recipe: Recipe) -> None:
 
 def data_path(recipe: Recipe, name: str) -> Path:
     """Where a name of the recipe's data is: relative to `data_dir`, a leading ``~`` being the home folder."""
-    return home_path(recipe.data_dir or "") / home_path(name)
+    path = home_path(name)
+    return home_path(recipe.data_dir or "") / path if is_local(path) and not path.is_absolute() else path
+
+
+def has_data_dir(recipe: Recipe) -> bool:
+    """Whether the recipe's `data_dir`, if it names one, is a folder; of a URL it shows when files are looked for."""
+    folder = home_path(recipe.data_dir or ".")
+    return not is_local(folder) or folder.is_dir()
 
 
 def _source(recipe: Recipe, source: str | None, target: str | None, data: str | None, split: str) -> PairSource:
     """One part of the recipe's data; `data` that is neither a file nor a pattern below `data_dir` is left as it is."""
-    is_here = data is not None and (data_path(recipe, data).exists() or glob.has_magic(data))
+    path = None if data is None else data_path(recipe, data)
+    is_here = path is not None and (not is_local(path) or path.exists() or glob.has_magic(data))
     source, target = (None if name is None else data_path(recipe, name) for name in (source, target))
-    data = data_path(recipe, data) if is_here else data
+    data = path if is_here else data
     config = recipe.data_config if source is None else None  # that of the other part of the data
     return pair_source(source, target, data, config, split, recipe.source_column, recipe.target_column)
 
@@ -46,7 +55,7 @@ def data_sources(recipe: Recipe) -> tuple[PairSource, PairSource | None]:
     Raises:
         UserError: for a recipe without training data, and as `pair_source`, which looks at both before either is read.
     """
-    if recipe.data_dir is not None and not home_path(recipe.data_dir).is_dir():
+    if not has_data_dir(recipe):
         raise UserError(f"data_dir {recipe.data_dir} is not a folder: give the one that holds the data files")
     if recipe.train_data is None and recipe.train_source is None and recipe.train_target is None:
         raise UserError("no training data: give --train-source and --train-target, or --train-data")

@@ -1,6 +1,8 @@
 """Shards of prepared pairs as they are written: tokenised, filtered, with what a manifest says of them."""
 
 import contextlib
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from itertools import chain, islice
@@ -12,11 +14,12 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..files import file_sha256, written_whole
+from ..files import file_sha256, is_local, together, written_whole
 from .filtering import KEPT, FilterCounts, count_status, pair_status
 from .prepared import index_name, shard_name
 from .tokenization import SIDES, encoder, vocabulary_sizes
 
+_READ_TOGETHER = 64  # shards whose lengths are in memory at once
 _ENCODED_TOGETHER = 1000  # pairs whose encodings, which are large, are in memory at once
 Pairs = list[tuple[str, str]]
 
@@ -27,7 +30,7 @@ class ShardWriter:
     def __init__(
         self, folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int, max_length_ratio: float | None
     ):
-        self.folder, self.max_length, self.max_length_ratio = Path(folder), max_length, max_length_ratio
+        self.folder, self.max_length, self.max_length_ratio = folder, max_length, max_length_ratio
         self.token_type = "uint16" if max(vocabulary_sizes(tokenizer)) <= 2**16 else "int32"
         self.length_type = "uint16" if max_length < 2**16 else "int32"
         self._end_id = tokenizer.eos_token_id
@@ -91,6 +94,13 @@ class ShardWriter:
             columns.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(values[side]))))
         return pa.record_batch(columns, ["input_ids", "labels"]), counts
 
+    def _lengths(self, facts: dict) -> np.ndarray:
+        """The tokens of the sources and targets of a shard, `(2, pairs)`."""
+        path = self.folder / facts["file"]
+        source = pa.memory_map(str(path)) if is_local(path) else pa.BufferReader(path.read_bytes())
+        columns = pa.ipc.open_file(source).get_batch(0).columns
+        return np.stack([column.value_lengths().to_numpy().astype(self.length_type) for column in columns])
+
     def write_index(
         self, part: str, shards: Sequence[dict], status: Sequence[int], note: Callable[[dict], Any]
     ) -> dict:
@@ -108,25 +118,25 @@ class ShardWriter:
         counts = FilterCounts(int(sum(status)), *map(int, status), self.max_length, self.max_length_ratio)
         if not counts.kept:
             raise UserError(f"no {part} pair is left after filtering ({counts}); check the files or raise the limits")
-        path, tokens = self.folder / index_name(part), []
+        path, tokens = self.folder / index_name(part), np.zeros(2, np.int64)
         with written_whole(path) as new:
-            with new.open("wb") as file:
+            with new.open("wb") as file, tempfile.TemporaryFile(dir=new.parent) as targets:
                 # As `numpy.save`, but piece by piece; a memory map would end the process where the disk is full.
                 header = {"descr": np.dtype(self.length_type).str, "fortran_order": False, "shape": (2, counts.kept)}
                 np.lib.format.write_array_header_1_0(file, header)
-                for side in range(2):
-                    tokens.append(0)
-                    for facts in shards:
-                        batch = pa.ipc.open_file(pa.memory_map(str(self.folder / facts["file"]))).get_batch(0)
-                        lengths = batch.columns[side].value_lengths().to_numpy()
-                        file.write(lengths.astype(self.length_type).tobytes())
-                        tokens[side] += int(lengths.sum(dtype=np.int64))
+                for start in range(0, len(shards), _READ_TOGETHER):
+                    for lengths in together(self._lengths, shards[start : start + _READ_TOGETHER]):
+                        file.write(lengths[0].tobytes())
+                        targets.write(lengths[1].tobytes())
+                        tokens += lengths.sum(1, dtype=np.int64)
+                targets.seek(0)
+                shutil.copyfileobj(targets, file)
             index = {"file": path.name, "bytes": new.stat().st_size, "sha256": file_sha256(new)}
             note({"shards": [index]})
         return {
             "pairs": counts.kept,
-            "source_tokens": tokens[0],
-            "target_tokens": tokens[1],
+            "source_tokens": int(tokens[0]),
+            "target_tokens": int(tokens[1]),
             "counts": asdict(counts),
             "index": index,
             "shards": list(shards),

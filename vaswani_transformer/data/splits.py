@@ -1,23 +1,27 @@
 """Text cut into splits, which tasks read themselves, each without the others and on any machine.
 
 Plain text is cut by bytes, both sides at the same lines; Parquet by row groups; a compressed file, or one in which a
-line is not a row, is one split. What the splits are depends on the files alone, not on who reads them.
+line is not a row, is one split, or if it is large as many pieces of a copy that the first of them makes. What the
+splits are depends on the files alone, not on who reads them.
 """
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 
 import datasets
 import numpy as np
-import pyarrow.parquet as pq
 
-from .pair_readers import check_numbers_of_lines, no_pair, pairs_of_rows, read_pairs, read_parquet
+from ..files import is_local, write_text
+from .pair_readers import check_numbers_of_lines, no_pair, pairs_of_rows, parquet_file, read_pairs, read_parquet
 from .parallel_text import PairFiles, PairSource, pairs_of
-from .text_files import decode_lines, file_errors
+from .text_files import decode_lines, file_errors, open_bytes
 
 SPLIT_BYTES = 2**24  # of a source text; about 130,000 sentences
+COPIED_PAIRS = 50_000  # of a file of a copy
 SPLIT_ROWS = 100_000  # of a table, at least: its row groups stay whole
 _MARKED = 1000  # lines from one known place to the next
 _READ = 2**22  # bytes in memory at once
@@ -47,7 +51,7 @@ class LineSplit:
 
     def _count(self, path: Path) -> tuple[int, list[tuple[int, int]]]:
         lines, marks = 0, []
-        with file_errors(path), path.open("rb") as file:
+        with file_errors(path), open_bytes(path) as file:
             size = path.stat().st_size
             place, stop = (size * number // self.parts for number in (self.number, self.number + 1))
             file.seek(place)
@@ -74,7 +78,7 @@ class LineSplit:
         return zip(*sides, strict=True)
 
     def _lines(self, path: Path, place: Place, start: int, skipped: int) -> Iterator[str]:
-        with file_errors(path), path.open("rb") as file:
+        with file_errors(path), open_bytes(path) as file:
             file.seek(start)
             lines = decode_lines(file, str(path), first=place.first - skipped + 1)
             yield from islice(lines, skipped, skipped + place.pairs)
@@ -93,7 +97,7 @@ class FileSplit:
     def count(self) -> dict:
         """The number of pairs, which Parquet states and others are read for."""
         if self.groups:
-            metadata = pq.read_metadata(self.files[0])
+            metadata = parquet_file(self.files[0]).metadata
             return {"pairs": sum(metadata.row_group(group).num_rows for group in self.groups)}
         return {"pairs": sum(1 for _ in self.pairs())}
 
@@ -106,6 +110,62 @@ class FileSplit:
         if not self.groups:
             return read_pairs(self.kind, [self.files], self.columns)
         return pairs_of_rows(read_parquet(self.files[0], self.columns, self.groups, self.first), self.columns)
+
+
+@dataclass(frozen=True)
+class PieceSplit:
+    """One of `parts` pieces of a file that cannot be cut: the first counts its pairs and copies them for the others."""
+
+    whole: FileSplit
+    folder: Path  # where the copies lie, which all tasks share
+    name: str  # what their names begin with
+    number: int
+    parts: int
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What is copied."""
+        return self.whole.files
+
+    def count(self) -> dict:
+        """The number of pairs of all pieces, by the first of them, and the facts of the copies."""
+        if self.number:
+            return {"pairs": 0}
+        pairs, number, facts = self.whole.pairs(), 0, []
+        while chunk := list(islice(pairs, COPIED_PAIRS)):
+            facts.append(keep_pairs(self._copy(len(facts)), chunk))
+            number += len(chunk)
+        return {"pairs": number, "files": facts}
+
+    def _copy(self, number: int) -> Path:
+        return self.folder / f"{self.name}-{number:05d}.jsonl"
+
+    def pairs(self, place: Place) -> Iterator[tuple[str, str]]:
+        """The pairs."""
+        first, skipped = divmod(place.first, COPIED_PAIRS)
+        stop = -(-(place.first + place.pairs) // COPIED_PAIRS)
+        copies = chain.from_iterable(kept_pairs(self._copy(number)) for number in range(first, stop))
+        return islice(copies, skipped, skipped + place.pairs)
+
+
+def keep_pairs(path: Path, pairs: Iterable[tuple[str, str]]) -> dict:
+    """Write pairs into a file for a later task; returns the facts of the file."""
+    text = "".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs)
+    if is_local(path):
+        path.parent.mkdir(exist_ok=True)
+    write_text(path, text)
+    content = text.encode("utf-8")
+    return {
+        "file": f"{path.parent.name}/{path.name}",
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+
+def kept_pairs(path: Path) -> Iterator[tuple[str, str]]:
+    """The pairs of such a file."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        yield from map(json.loads, file)
 
 
 @dataclass(frozen=True)
@@ -126,7 +186,7 @@ class RowSplit:
         return pairs_of(self.dataset.select(range(self.first, self.stop)))
 
 
-Split = LineSplit | FileSplit | RowSplit
+Split = LineSplit | FileSplit | PieceSplit | RowSplit
 
 
 def text_splits(source: PairSource) -> list[Split]:
@@ -139,7 +199,7 @@ def text_splits(source: PairSource) -> list[Split]:
     for files in source.splits[source.split]:
         if source.kind == ".parquet":
             splits += _group_splits(files, source.columns)
-        elif source.kind == "text" and not any(path.suffix.lower() == ".gz" for path in files):
+        elif source.kind == "text" and all(map(_can_be_cut, files)):
             with file_errors(files[0]):
                 parts = max(1, -(-files[0].stat().st_size // SPLIT_BYTES))
             splits += [LineSplit(files, number, parts) for number in range(parts)]
@@ -148,8 +208,33 @@ def text_splits(source: PairSource) -> list[Split]:
     return splits
 
 
+def _can_be_cut(path: Path) -> bool:
+    """Whether a file of lines can be read from its middle: not a compressed one, nor what a server only streams."""
+    if path.suffix.lower() == ".gz":
+        return False
+    with file_errors(path):
+        facts = {"size": 0} if is_local(path) else path.fs.info(path.path)
+    return facts["size"] is not None and facts.get("partial", True)
+
+
+def in_pieces(splits: Sequence[Split], folder: Path, first: int = 0) -> list[Split]:
+    """Splits with large files, which one task would read again at each stage, in pieces; `first` is the first's number.
+
+    The copies of these files lie in `folder`.
+    """
+    pieces: list[Split] = []
+    for number, split in enumerate(splits, first):
+        parts = 1
+        if isinstance(split, FileSplit) and not split.groups:
+            size = sum((path.stat().st_size or 0) * (3 if path.suffix.lower() == ".gz" else 1) for path in split.files)
+            parts = max(1, -(-size // (2 * SPLIT_BYTES)))  # of both sides
+        name = f"text-{number:05d}"
+        pieces += [split] if parts == 1 else [PieceSplit(split, folder, name, part, parts) for part in range(parts)]
+    return pieces
+
+
 def _group_splits(files: tuple[Path, ...], columns: tuple[str, str]) -> Iterator[FileSplit]:
-    groups, first, row, metadata = [], 0, 0, pq.read_metadata(files[0])
+    groups, first, row, metadata = [], 0, 0, parquet_file(files[0]).metadata
     for group in range(metadata.num_row_groups):
         groups.append(group)
         row += metadata.row_group(group).num_rows
@@ -169,6 +254,10 @@ def places(splits: Sequence[Split], counts: Sequence[dict]) -> list[Place]:
         split = splits[number]
         if isinstance(split, LineSplit):
             found += _places_in_lines(split.files, counts[number : number + split.parts])
+            number += split.parts
+        elif isinstance(split, PieceSplit):
+            starts = [counts[number]["pairs"] * part // split.parts for part in range(split.parts + 1)]
+            found += [Place(stop - start, start) for start, stop in pairwise(starts)]
             number += split.parts
         else:
             found.append(Place(counts[number]["pairs"]))
@@ -204,6 +293,6 @@ class _Lines:
 
 
 def _ends_with_line_feed(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_bytes(path) as file:
         file.seek(-1, 2)
         return file.read(1) == b"\n"

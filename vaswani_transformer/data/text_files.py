@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import io
 import os
 import stat
 import zlib
@@ -9,27 +10,66 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, BinaryIO, NamedTuple
 
-from ..errors import UserError
+from ..errors import UserError, one_line
+from ..files import is_local, to_path
 
 LONGEST_LINE = 1_000_000  # characters, also of a field of a table; its tokens take about 100 times the memory
+_BLOCK = 2**22  # bytes that are fetched at once from elsewhere
 _MOST_BYTES = 4 * LONGEST_LINE + 6  # with a byte order mark, an end, and one more
 
-# Size and time of the last change of a file on the disk; None of pipes and devices.
-Stamp = tuple[int, int] | None
+# Size and time of the last change of a file on the disk; None of pipes and devices. Of a file elsewhere its size, None
+# where a server does not state it, and what marks its content there.
+Stamp = tuple[int | None, int | str] | None
+_MARKS = ("ETag", "etag", "blob_id", "LastModified", "Last-Modified", "mtime")  # of S3, Google, the Hub, servers, ...
 
 
 def home_path(name: str | Path) -> Path:
-    """A path whose leading ``~`` is the home folder, as the shell would have it; of an unknown user it stays."""
-    return Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+    """A path whose leading ``~`` is the home folder, as the shell would have it; of an unknown user it stays.
+
+    Raises:
+        UserError: as `to_path`.
+    """
+    return to_path(os.path.expanduser(str(name)))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Open a file to read its bytes; of one elsewhere no more than a few megabytes are read ahead."""
+    if is_local(path):
+        return path.open("rb")
+    return io.BufferedReader(path.open("rb", block_size=_BLOCK), _BLOCK // 4)  # fsspec's readline copies a block a line
+
+
+@contextmanager
+def store_errors(path: Path) -> Iterator[None]:
+    """Turn what an object store or a server refuses into `UserError`; of a path on this machine nothing is changed.
+
+    The library that reaches it has tried several times by then. Each raises errors of kinds of its own, so they are
+    known by the way they came.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        passed = {frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__)}
+        if is_local(path) or not passed & {"fsspec", "upath", "huggingface_hub"}:
+            raise
+        cause = error.__cause__ or error
+        reason = one_line(cause) or type(cause).__name__
+        if isinstance(cause, FileNotFoundError) or getattr(cause, "status", None) == 404:
+            reason = "there is no such file"
+        raise UserError(f"{path}: {reason}; check the URL, your access and the network") from error
 
 
 @contextmanager
 def file_errors(path: Path, lines_read: Callable[[], int] | None = None) -> Iterator[None]:
     """Turn what goes wrong with a file into `UserError`; `lines_read` tells how far a cut-off gzip file was read."""
     try:
-        yield
+        with store_errors(path):
+            yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         place = f", it ends after line {lines_read()}" if lines_read else ""
         raise UserError(f"{path} is not a whole gzip file ({error}{place}); copy or compress it again") from error
@@ -37,9 +77,12 @@ def file_errors(path: Path, lines_read: Callable[[], int] | None = None) -> Iter
         raise UserError(f"{path} cannot be read ({error.strerror or error}); check name and access") from error
 
 
-def file_stamp(file: Path | BinaryIO) -> Stamp:
-    """What shows whether a file has changed since."""
-    facts = file.stat() if isinstance(file, Path) else os.fstat(file.fileno())
+def file_stamp(path: Path, file: BinaryIO | None = None) -> Stamp:
+    """What shows whether a file has changed since; of one on the disk the open `file` counts, if it is given."""
+    if not is_local(path):
+        facts = path.fs.info(path.path)
+        return facts["size"], next((str(facts[mark]) for mark in _MARKS if facts.get(mark)), "")
+    facts = path.stat() if file is None else os.fstat(file.fileno())
     return (facts.st_size, facts.st_mtime_ns) if stat.S_ISREG(facts.st_mode) else None
 
 
@@ -69,8 +112,8 @@ def read_lines(path: Path, digest: Any = None, stamp: Stamp = None) -> Iterator[
             more than `LONGEST_LINE` characters; a file that is changed before its last line is read, in the end.
     """
     number = 0
-    with file_errors(path, lambda: number), path.open("rb") as raw:
-        stamp = stamp or file_stamp(raw)
+    with file_errors(path, lambda: number), open_bytes(path) as raw:
+        stamp = stamp or file_stamp(path, raw)
         check_unchanged(path, raw, stamp)
         stream = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
         for number, line in enumerate(decode_lines(stream, str(path), digest), 1):  # noqa: B007
@@ -80,7 +123,7 @@ def read_lines(path: Path, digest: Any = None, stamp: Stamp = None) -> Iterator[
 
 def check_unchanged(path: Path, file: BinaryIO, stamp: Stamp) -> None:
     """Raise `UserError` for an open file that has not the size and time any more that it had."""
-    if file_stamp(file) != stamp:
+    if file_stamp(path, file) != stamp:
         raise UserError(f"{path} has changed while it was read: run the command again once nothing writes to it")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.parsers import expat
 
 from ..errors import UserError
-from .text_files import LONGEST_LINE, check_unchanged, file_errors, file_stamp
+from .text_files import LONGEST_LINE, check_unchanged, file_errors, file_stamp, open_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ def read_tmx(path: Path, languages: tuple[str, str]) -> Iterator[tuple[int, tupl
             with the line; if no unit has both languages, naming those that there are.
     """
     reader, parsed, pairs = _Reader(path, languages), 0, 0
-    with file_errors(path, lambda: reader.parser.CurrentLineNumber), path.open("rb") as raw:
-        stamp = file_stamp(raw)
+    with file_errors(path, lambda: reader.parser.CurrentLineNumber), open_bytes(path) as raw:
+        stamp = file_stamp(path, raw)
         stream = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
         while True:
             chunk = stream.read(_CHUNK)

@@ -37,12 +37,16 @@ OPTIMIZER, CHECKS, DECODING, OUTPUT = "optimizer", "validation and checkpoints",
 class Recipe:
     """All settings of one training run; the help of each field is its documentation. `check_recipe` checks values."""
 
-    train_source: str | None = _option(None, "text file of training sources, or a pattern: a.*.en.gz", DATA)
+    train_source: str | None = _option(
+        None, "text file of training sources, or a pattern: a.*.en.gz, or a URL: s3://b/a.en", DATA
+    )
     train_target: str | None = _option(None, "text file of training targets, aligned with train_source", DATA)
     train_data: str | None = _option(
         None, "instead of both: TSV, CSV, JSON lines, Parquet, TMX, a folder, Hub data", DATA
     )
-    prepared: str | None = _option(None, "folder made by `vaswani prepare`, to train on instead of the text", DATA)
+    prepared: str | None = _option(
+        None, "folder or URL made by `vaswani prepare`, to train on instead of the text", DATA
+    )
     validation_source: str | None = _option(None, "text file of validation sources", DATA)
     validation_target: str | None = _option(None, "text file of validation targets", DATA)
     validation_data: str | None = _option(None, "instead of two text files, as train_data", DATA)

@@ -12,12 +12,12 @@ import torch
 from ..data.batching import TokenBatchSampler
 from ..data.parallel_text import find_shards
 from ..data.prepared import check_recipe_matches, open_prepared
-from ..data.recipe_data import data_path, data_sources, load_training_pairs
-from ..data.text_files import home_path
+from ..data.recipe_data import data_path, data_sources, has_data_dir, load_training_pairs
 from ..data.tokenization import load_tokenizer, train_tokenizer
 from ..data.tokenized_pairs import tokenize_pairs
 from ..durations import duration
 from ..errors import UserError
+from ..files import is_local
 from ..hardware import (
     DEFAULT_UTILISATION,
     DEVICES,
@@ -237,7 +237,7 @@ def _local_files(recipe: Recipe) -> tuple[list[Path], list[str]]:
     """
     names = [name for name in (recipe.train_source, recipe.train_target, recipe.train_data) if name is not None]
     wrong = names and len(names) != (2 if recipe.train_data is None else 1)
-    if wrong or (recipe.data_dir is not None and not home_path(recipe.data_dir).is_dir()):
+    if wrong or not has_data_dir(recipe):
         load_training_pairs(recipe)  # raises before it reads anything
     files, missing = [], []
     for name in names:
@@ -245,7 +245,9 @@ def _local_files(recipe: Recipe) -> tuple[list[Path], list[str]]:
             paths = find_shards(data_path(recipe, name))
         except UserError:  # of a pattern that no file matches
             paths = []
-        here = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
+        folders = [is_local(path) and path.is_dir() for path in paths]
+        inside = [path.rglob("*") if is_folder else [path] for path, is_folder in zip(paths, folders, strict=True)]
+        here = [file for files in inside for file in files if file.is_file()]
         files += here
         missing += [] if here else [name]
     return files, missing

@@ -25,7 +25,7 @@ from ..data.tokenized_pairs import tokenize_pairs
 from ..distributed import Processes, joined_processes
 from ..errors import UserError, one_line
 from ..evaluation.metrics import score_translations
-from ..files import unfinished
+from ..files import is_local, unfinished
 from ..hardware import choose_precision, keep_freed_memory, making_batches, on_cpu, use_tf32
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
@@ -312,7 +312,8 @@ class TrainingRun:
         if (folder := self._prepared_folder(processes, resumed)) is not None:
             prepared = open_prepared(folder)
             check_recipe_matches(prepared, replace(recipe, from_model=None) if resumed else recipe)
-            if processes.is_first_of_machine:  # each machine may have a copy of its own
+            # Each machine may have a copy of its own; of a store each file is compared when it is fetched.
+            if processes.is_first_of_machine and is_local(prepared.folder):
                 prepared.verify(self.progress)
             self.tokenizer = prepared.tokenizer
             for name, part in (("training", TRAIN), ("validation", VALIDATION)):

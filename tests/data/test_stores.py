@@ -1,0 +1,393 @@
+"""Text and prepared folders in object stores, on the Hub and on web servers: as on the disk, or refused in one line."""
+
+import dataclasses
+import gzip
+import json
+import multiprocessing
+import os
+import re
+import sys
+import threading
+import urllib.parse
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fsspec
+import preparing
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import stores
+from conftest import error_of
+from hub_server import HubServer, Repository
+from preparing import digests, make, with_validation
+from safetensors.torch import load_file
+
+from vaswani_transformer import train
+from vaswani_transformer.cli.main import main
+from vaswani_transformer.data import prepared as prepared_pairs
+from vaswani_transformer.data import splits as splitting
+from vaswani_transformer.data import text_files
+from vaswani_transformer.data.parallel_text import load_pairs, pair_source
+from vaswani_transformer.data.prepared import open_prepared, verify_prepared
+from vaswani_transformer.data.shards import ShardWriter
+from vaswani_transformer.data.splits import places, text_splits
+from vaswani_transformer.files import to_path
+
+small_chunks = preparing.small_chunks
+text = preparing.text
+tokenizer_folder = preparing.tokenizer_folder
+recipe = preparing.recipe
+store = stores.store
+TWO = {"train_source": "part.[01].en", "train_target": "part.[01].de"}  # files of the text
+
+
+def send(folder: Path, url: str) -> str:
+    """Copy the files of a folder into the store."""
+    for path in folder.iterdir():
+        (to_path(url) / path.name).write_bytes(path.read_bytes())
+    return url
+
+
+def fetched(url: str, folder: Path) -> Path:
+    """Copy a folder of the store to the disk."""
+    root = to_path(url)
+    for name in root.fs.find(root.path):
+        copy = folder / name.removeprefix(f"{root.path}/")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(root.fs.cat_file(name))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def remote_text(text, store):
+    return send(text, f"{store}/text")
+
+
+# From a store and into one
+
+
+def test_text_and_folder_in_a_store_give_the_bytes_that_they_give_here(recipe, remote_text, store, tmp_path):
+    recipe = dataclasses.replace(recipe, tokenizer=None, **TWO)
+    remote = dataclasses.replace(recipe, data_dir=remote_text)
+    output = f"{store}/prepared"
+    here, from_there = make(recipe, tmp_path / "here"), make(remote, tmp_path / "from")
+    assert from_there == make(remote, output) == make(remote, output)  # the second finds it done
+    assert here | {"files": {}} == from_there | {"files": {}}
+    expected, actual = digests(tmp_path / "from"), digests(fetched(output, tmp_path / "fetched"))
+    assert expected == actual
+    del expected["manifest.json"]
+    assert expected.items() <= digests(tmp_path / "here").items()
+    assert verify_prepared(output).train.sha256() == open_prepared(tmp_path / "here").train.sha256()
+    again = error_of(make, remote, output, overwrite=True)
+    assert again == f"{output} is not on this machine, where nothing is removed: remove it yourself first"
+
+
+def test_what_is_done_is_not_done_again_and_what_is_not_ours_stays(recipe, remote_text, store, tmp_path, monkeypatch):
+    recipe = with_validation(dataclasses.replace(recipe, data_dir=remote_text, **TWO))
+    output = f"{store}/resumed"
+    make(recipe, tmp_path / "whole")
+    written, tokenize = [], ShardWriter._tokenize
+
+    def interrupted(writer, pairs, advance):
+        written.append(tuple(pairs[0]))
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        return tokenize(writer, pairs, advance)
+
+    monkeypatch.setattr(ShardWriter, "_tokenize", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make(recipe, output)
+    other = to_path(output) / "train-00003.arrow"
+    other.write_text("of somebody")
+    assert f"{other} was not written by this preparation" in error_of(make, recipe, output)
+    assert other.read_text() == "of somebody"
+    other.unlink()
+    done = len(written)
+    make(recipe, output)
+    assert len(set(written)) == 5 and written[done] not in written[:2]
+    assert digests(fetched(output, tmp_path / "fetched")) == digests(tmp_path / "whole")
+    (to_path(f"{store}/taken") / "letter.txt").write_text("mine")
+    assert "is not empty and holds no preparation" in error_of(make, recipe, f"{store}/taken")
+
+
+def test_text_that_changes_is_noticed(recipe, text, store, monkeypatch):
+    name, tokenize = f"{store}/changing.en", ShardWriter._tokenize
+    to_path(name).write_bytes((text / "part.2.en").read_bytes())
+
+    def edit(writer, pairs, advance):
+        to_path(name).write_bytes((text / "part.2.en").read_bytes().swapcase())
+        return tokenize(writer, pairs, advance)
+
+    monkeypatch.setattr(ShardWriter, "_tokenize", edit)
+    recipe = dataclasses.replace(recipe, train_source=name, train_target="part.2.de")
+    assert f"{name} is not as it was when" in error_of(make, recipe, f"{store}/never")
+
+
+def test_a_split_reads_its_own_bytes(store, tmp_path, monkeypatch):
+    import s3fs
+
+    monkeypatch.setattr(splitting, "SPLIT_BYTES", 50_000)
+    monkeypatch.setattr(splitting, "_READ", 4000)
+    monkeypatch.setattr(text_files, "_BLOCK", 5000)
+    monkeypatch.setattr(splitting, "_MARKED", 10)
+    lines = [f"line {number} " + "x" * 40 for number in range(8000)]
+    for side in ("en", "de"):
+        (to_path(store) / f"long.{side}").write_text("\n".join(lines) + "\n")
+    splits = text_splits(pair_source(f"{store}/long.en", f"{store}/long.de"))
+    assert len(splits) == 9
+    found, ranges = places(splits, [split.count() for split in splits]), []
+    fetch = s3fs.core.S3File._fetch_range
+
+    def noted(file, start, end):
+        ranges.append((start, end))
+        return fetch(file, start, end)
+
+    monkeypatch.setattr(s3fs.core.S3File, "_fetch_range", noted)
+    number, place = 5, found[5]
+    first = sum(other.pairs for other in found[:number])
+    assert [pair[0] for pair in splits[number].pairs(place)] == lines[first : first + place.pairs]
+    assert sum(end - start for start, end in ranges) < 2 * (50_000 + 3 * 5000 + 1000)
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "jsonl", "parquet", "tsv.gz", "tmx"])
+def test_files_of_pairs_in_a_store_are_read_as_here(store, tmp_path, suffix):
+    pairs = [(f"a house {number}", f"ein Haus {number}") for number in range(30)]
+    rows, path = [dict(zip(("source", "target"), pair, strict=True)) for pair in pairs], tmp_path / f"a.{suffix}"
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=7)
+    elif suffix == "tmx":
+        units = "".join(
+            f'<tu><tuv xml:lang="en"><seg>{source}</seg></tuv><tuv xml:lang="de"><seg>{target}</seg></tuv></tu>'
+            for source, target in pairs
+        )
+        path.write_text(f'<?xml version="1.0"?><tmx version="1.4"><body>{units}</body></tmx>')
+    else:
+        content = "".join(
+            json.dumps(row) + "\n" if suffix == "jsonl" else "\t".join(row.values()) + "\n" for row in rows
+        )
+        path.write_bytes(gzip.compress(content.encode()) if suffix == "tsv.gz" else content.encode())
+    send(tmp_path, f"{store}/pairs")
+    columns = {"source_column": "en", "target_column": "de"} if suffix == "tmx" else {}
+    source = pair_source(data=f"{store}/pairs/?.{suffix}", **columns)
+    assert list(source.stream()) == list(pair_source(data=path, **columns).stream()) == pairs
+    assert source.count() == 30 and source.load()[:]["target"] == [target for _, target in pairs]
+
+
+# Training
+
+
+def test_training_on_a_folder_in_a_store_gives_the_same_weights(recipe, remote_text, store, tmp_path):
+    recipe = dataclasses.replace(
+        recipe, max_steps=3, warmup_steps=2, evaluate_every=3, validation_bleu=0, average_checkpoints=0
+    )
+    make(recipe, tmp_path / "p")
+    url = send(tmp_path / "p" / "tokenizer", f"{store}/p/tokenizer").removesuffix("/tokenizer")
+    (tmp_path / "p" / "tokenizer").rename(tmp_path / "tokenizer")
+    send(tmp_path / "p", url)
+    (tmp_path / "tokenizer").rename(tmp_path / "p" / "tokenizer")
+    results = [
+        train(dataclasses.replace(recipe, output=str(tmp_path / "a"), prepared=str(tmp_path / "p")), progress=False),
+        train(dataclasses.replace(recipe, output=str(tmp_path / "b"), prepared=url), progress=False),
+        train(dataclasses.replace(recipe, output=str(tmp_path / "c"), data_dir=remote_text), progress=False),
+    ]
+    one, *others = (load_file(result.folder / "model.safetensors") for result in results)
+    assert all((one[name] == other[name]).all() for other in others for name in one)
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared_pairs.datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return tmp_path / "cache" / "vaswani_prepared"
+
+
+def test_shards_are_fetched_when_needed_once_for_all_and_whole(recipe, store, own_cache, tmp_path, monkeypatch):
+    import s3fs
+
+    url = f"{store}/shared"
+    make(recipe, url)
+    make(recipe, tmp_path / "p")
+    gets, get = [], s3fs.S3FileSystem._get_file
+
+    async def broken(fs, source, target, **options):
+        Path(target).write_bytes(b"half")
+        raise ConnectionResetError("the other side has gone")
+
+    async def noted(fs, source, target, **options):
+        gets.append(source)
+        return await get(fs, source, target, **options)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_get_file", broken)
+    stores.forget()
+    assert "the other side has gone" in error_of(open_prepared, url)
+    monkeypatch.setattr(s3fs.S3FileSystem, "_get_file", noted)
+    stores.forget()
+    opened, here = open_prepared(url).train, open_prepared(tmp_path / "p").train
+    assert len(gets) == 2 and len(list(own_cache.glob("[!.]*[!k]"))) == 2  # the indices
+    assert opened[3]["labels"].tolist() == here[3]["labels"].tolist() and len(gets) == 3
+    worker = multiprocessing.get_context("fork").Process(target=opened.__getitem__, args=(len(here) - 1,))
+    worker.start()  # as that of a DataLoader
+    worker.join(60)
+    assert worker.exitcode == 0
+    with ThreadPoolExecutor(3) as executor:
+        parts = list(executor.map(lambda _: open_prepared(url).train.__getitems__(range(len(here))), range(3)))
+    assert len(gets) == len(set(gets)) == 2 + len(here.facts["shards"]) - 1  # the worker has fetched one
+    for part in parts:
+        for row, expected in zip(part, here.__getitems__(range(len(here))), strict=True):
+            assert row["input_ids"].tolist() == expected["input_ids"].tolist()
+    validation = to_path(url) / "validation-00000.arrow"
+    validation.write_bytes(validation.read_bytes()[::-1])
+    assert f"{validation} is not as it was written" in error_of(open_prepared(url).validation.__getitem__, 0)
+    assert f"{validation}: the content has changed" in error_of(verify_prepared, url)
+
+
+# What refuses
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    """Clients that give up soon."""
+    import s3fs
+
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(s3fs.S3FileSystem, "read_timeout", 0.2)
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 2)
+    stores.forget()
+    yield
+    stores.forget()
+
+
+HINT = "; check the URL, your access and the network"
+
+
+def test_a_store_that_refuses_or_lacks_a_file_is_named_in_one_line(
+    recipe, store, tmp_path, monkeypatch, hurried, capsys
+):
+    assert error_of(load_pairs, data=f"{store}/no.tsv") == f"{store}/no.tsv: there is no such file{HINT}"
+    assert error_of(load_pairs, data=f"{store}/no*.tsv") == f"no file matches {store}/no*.tsv; check folder and pattern"
+    assert "no-such-bucket/p" in error_of(open_prepared, "s3://no-such-bucket/p")
+    with stores.web_server(stores.refuse(403)) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        stores.forget()
+        data_dir = dataclasses.replace(recipe, data_dir="s3://secret/text")
+        for action in (
+            lambda: load_pairs(data="s3://secret/a.tsv"),
+            lambda: make(data_dir, tmp_path / "p"),
+            lambda: make(recipe, "s3://secret/p"),
+            lambda: open_prepared("s3://secret/p"),
+        ):
+            message = error_of(action)
+            assert message.startswith("s3://secret/") and "Forbidden" in message and message.endswith(HINT)
+        assert main(["prepare", "s3://secret/p", "--check"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: s3://secret/p") and error.count("\n") == 1
+
+
+def test_a_store_that_does_not_answer_ends_in_one_line(recipe, tmp_path, monkeypatch, hurried):
+    pytest.importorskip("s3fs")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "us")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    end = threading.Event()
+    with stores.web_server(lambda handler: end.wait(20)) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        stores.forget()
+        for action in (lambda: load_pairs(data="s3://slow/a.tsv"), lambda: make(recipe, "s3://slow/p")):
+            message = error_of(action)
+            assert message.startswith("s3://slow/") and "timeout" in message.lower() and message.endswith(HINT)
+        end.set()
+
+
+def test_a_store_that_is_busy_for_a_moment_is_asked_again(store, monkeypatch):
+    (to_path(store) / "a.tsv").write_text("a\tb\n")
+    behind, refused = os.environ["AWS_ENDPOINT_URL"], []
+
+    def answer(handler):
+        if len(refused) < 2:
+            refused.append(handler.path)
+            return stores.refuse(503)(handler)
+        asked = urllib.request.Request(behind + handler.path, method=handler.command)
+        for name in ("Range", "Authorization", "X-Amz-Date", "X-Amz-Content-SHA256", "Host"):
+            if name in handler.headers:
+                asked.add_header(name, handler.headers[name])
+        with urllib.request.urlopen(asked) as answered:
+            body = answered.read()
+            handler.send_response(answered.status)
+            for name, value in answered.headers.items():
+                if name not in ("Connection", "Date", "Server"):
+                    handler.send_header(name, value)
+            handler.end_headers()
+            handler.wfile.write(body)
+
+    with stores.web_server(answer) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        stores.forget()
+        assert load_pairs(data=f"{store}/a.tsv")[:] == {"source": ["a"], "target": ["b"]}
+    assert len(refused) == 2
+    stores.forget()
+
+
+def test_an_url_whose_package_is_missing_or_unknown_names_what_to_do(monkeypatch):
+    assert "foo://x/a.tsv is no URL that can be read" in error_of(load_pairs, data="foo://x/a.tsv")
+    monkeypatch.setitem(sys.modules, "upath", None)
+    message = error_of(load_pairs, data="s3://corpora/a.tsv")
+    assert message.startswith("s3://corpora/a.tsv") and "pip install 'vaswani_transformer[remote]'" in message
+
+
+# Web servers and the Hub
+
+
+def test_text_on_a_web_server(text, tmp_path, monkeypatch):
+    pytest.importorskip("upath")
+
+    def answer(handler):
+        path = text / urllib.parse.urlsplit(handler.path).path.lstrip("/")
+        if handler.path == "/secret.tsv" or not path.is_file():
+            return stores.refuse(403 if handler.path == "/secret.tsv" else 404)(handler)
+        content, wanted = path.read_bytes(), re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range") or "")
+        start, stop = (int(wanted[1]), min(int(wanted[2]) + 1, len(content))) if wanted else (0, len(content))
+        handler.send_response(206 if wanted else 200)
+        handler.send_header("Content-Length", str(stop - start))
+        if wanted:
+            handler.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}")
+        handler.end_headers()
+        if handler.command == "GET":
+            handler.wfile.write(content[start:stop])
+
+    monkeypatch.setattr(splitting, "SPLIT_BYTES", 1000)
+    here = pair_source(text / "part.0.en", text / "part.0.de")
+    with stores.web_server(answer) as url:
+        source = pair_source(f"{url}/part.0.en?download=1", f"{url}/part.0.de")
+        assert list(source.stream()) == list(here.stream())
+        splits = text_splits(source)
+        found = places(splits, [split.count() for split in splits])
+        pairs = [pair for split, place in zip(splits, found, strict=True) for pair in split.pairs(place)]
+        assert len(splits) > 1 and pairs == list(here.stream())
+        assert error_of(load_pairs, data=f"{url}/no.tsv") == f"{url}/no.tsv: there is no such file{HINT}"
+        assert "403" in error_of(load_pairs, data=f"{url}/secret.tsv")
+
+
+def test_text_and_a_prepared_folder_in_a_dataset_on_the_hub(recipe, text, own_cache, tmp_path, monkeypatch):
+    pytest.importorskip("upath")
+    from huggingface_hub import HfFileSystem
+
+    HfFileSystem.clear_instance_cache()
+    with HubServer() as hub:
+        monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": hub.endpoint, "token": "hf_reader"})
+        make(recipe, tmp_path / "p")
+        here = open_prepared(tmp_path / "p").train
+        files = {path.name: path.read_bytes() for path in text.iterdir()}
+        for path in (tmp_path / "p").rglob("*.*"):
+            files[path.relative_to(tmp_path).as_posix()] = path.read_bytes()
+        hub.repositories["datasets/tester/corpus"] = repository = Repository("datasets/tester/corpus", private=False)
+        repository.commit("main", "text", files)
+        name = "hf://datasets/tester/corpus"
+        source = pair_source(f"{name}/part.*.en", f"{name}/part.*.de")
+        assert list(source.stream()) == list(pair_source(text / "part.*.en", text / "part.*.de").stream())
+        splits = text_splits(source)
+        assert sum(place.pairs for place in places(splits, [split.count() for split in splits])) == 210
+        there = open_prepared(f"{name}/p").train
+        assert there.as_dataset()[:] == here.as_dataset()[:] and there.sha256() == here.sha256()
+        assert "there is no" in error_of(load_pairs, source=f"{name}/no.en", target=f"{name}/no.de")
+        assert "no-such" in error_of(load_pairs, data="hf://datasets/tester/no-such/a.tsv")
+    HfFileSystem.clear_instance_cache()

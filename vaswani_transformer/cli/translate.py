@@ -123,10 +123,9 @@ def _check(arguments: argparse.Namespace) -> None:
         _check_document(arguments)
     elif arguments.source_language is not None:
         raise UserError(f"--source-language is for documents: give --format {'|'.join(FORMATS)}, or leave it out")
-    if _has_workers(arguments) and not (is_file(arguments.input) and is_file(arguments.output)):
-        raise UserError(
-            "--workers and --engine are for the lines of a file: give --input FILE and --output FILE, on the disk"
-        )
+    paths = arguments.input, arguments.output, arguments.prefix or arguments.input
+    if _has_workers(arguments) and not all(map(is_file, paths)):
+        raise UserError("--workers and --engine are for files on the disk: give --input FILE and --output FILE")
     check_files(arguments, read=("input", "prefix", "glossary"), written=("output",))
 
 
@@ -157,7 +156,7 @@ def _translate_lines(arguments: argparse.Namespace) -> None:
         lines = with_prefixes(lines, Path(arguments.prefix), prefix and prefix.stamp)
     if not is_file(arguments.input) and not interactive:  # a file has been checked as a whole
         lines = read_first(lines)
-    with _opened(arguments, scans, files) as output:
+    with _opened(arguments, scans, files.window, files.translator.seed) as (output, files.translator.seed):
         total = source.lines if source else len(arguments.sentences) or None
         ahead = not (interactive or arguments.sentences)
         files.run(lines, output, output.done, total, ahead, progress=not interactive and total != 1)
@@ -168,21 +167,21 @@ def _translate_in_parts(arguments: argparse.Namespace) -> None:
     """Have a file translated by workers."""
     from ..decoding.parts import translate_in_parts
 
-    scans = _scan_files(arguments)
+    options, scans = engine_options(arguments), _scan_files(arguments)
     values = {name: value for name, value in vars(arguments).items() if name not in ("run", "parser")}
     for name in ("model", "glossary"):  # as other machines find them
         values[name] = values[name] and str(Path(values[name]).absolute())
     values["ensemble"] = [str(Path(name).absolute()) for name in arguments.ensemble]
     # Loaded here too, wherever the workers are: what is wrong with model or options is known at once.
     files = _file_translator(argparse.Namespace(**values | {"device": "cpu", "precision": None}))
+    window, seed = files.window, files.translator.seed
+    del files
     arguments.resume = True  # nothing that is there is replaced
-    with _opened(arguments, scans, files) as output:
-        make = partial(_file_translator, argparse.Namespace(**values | {"seed": files.translator.seed}))
+    with _opened(arguments, scans, window, seed) as (output, seed):
+        make = partial(_file_translator, argparse.Namespace(**values | {"seed": seed}), output.settings["MODEL"])
         paths = tuple((Path(values[option[2:]]).absolute(), scan.stamp) for option, scan in scans.items())
-        is_finished = translate_in_parts(
-            output, make, paths, _lines_per_record(arguments), arguments.workers, arguments.engine,
-            engine_options(arguments),
-        )  # fmt: skip
+        workers = arguments.workers, arguments.engine, options
+        is_finished = translate_in_parts(output, make, paths, _lines_per_record(arguments), *workers)
     if not is_finished:
         print(
             f"submitted; {arguments.output} is finished when the job vaswani-finish has ended; the same command submits"
@@ -195,15 +194,14 @@ def _lines_per_record(arguments: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _opened(arguments: argparse.Namespace, scans: dict[str, TextScan], files) -> Iterator[Any]:
-    """The output; a seed that was drawn for it before is taken again."""
-    translator = files.translator
-    drawn = {"--seed": translator.seed} if arguments.seed is None and translator.seed is not None else {}
-    output = open_output(arguments, scans, files.window, _lines_per_record(arguments), drawn)
+def _opened(
+    arguments: argparse.Namespace, scans: dict[str, TextScan], window: int, seed: int | None
+) -> Iterator[tuple[Any, int | None]]:
+    """The output and its seed: if one was drawn before that one."""
+    drawn = {"--seed": seed} if arguments.seed is None and seed is not None else {}
+    output = open_output(arguments, scans, window, _lines_per_record(arguments), drawn)
     with contextlib.closing(output), report_unfinished(output):
-        if isinstance(output, ResumableOutput):
-            translator.seed = output.settings.get("--seed")
-        yield output
+        yield output, output.settings.get("--seed") if isinstance(output, ResumableOutput) else seed
 
 
 def _translate_document(arguments: argparse.Namespace) -> None:
@@ -253,10 +251,14 @@ def _scan_files(arguments: argparse.Namespace) -> dict[str, TextScan]:
     return scans
 
 
-def _file_translator(arguments: argparse.Namespace):
+def _file_translator(arguments: argparse.Namespace, sha256: str | None = None):
+    """The model of the arguments and all that is done with it; `sha256` is what it must still have."""
     from ..decoding.file_translator import FileTranslator, Layout
     from ..decoding.streaming import WINDOW_LINES
+    from ..evaluation.records import model_sha256
 
+    if sha256 is not None and sha256 != model_sha256(arguments.model):
+        raise UserError(f"{arguments.model} has changed since this was begun: put back the model, or start anew")
     translator = _make_translator(arguments)
     layout = Layout(arguments.nbest is not None, arguments.scores, arguments.format == "json")
     plugins = {"align": _aligner(arguments, translator), "confide": _confider(arguments, translator)}

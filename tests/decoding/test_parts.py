@@ -183,6 +183,16 @@ def test_a_machine_with_another_version_is_refused(model, source, tmp_path, slur
         do(jobs_of(slurm)[0][0], 0)
 
 
+@pytest.mark.slow
+def test_ray_writes_the_same(model, source, expected, tmp_path):
+    """In a process of its own, with processes on this machine for nodes."""
+    pytest.importorskip("ray")
+    command = ["translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS, "--workers", "2"]
+    command += ["--engine", "ray", "--engine-option", "mem_per_cpu_gb=1"]
+    subprocess.run([sys.executable, "-m", "vaswani_transformer", *map(str, command)], check=True, cwd=ROOT, timeout=500)
+    assert (tmp_path / "out").read_bytes() == expected and not parts_folder(tmp_path / "out").exists()
+
+
 # Interrupted, and resumed
 
 
@@ -269,11 +279,11 @@ def test_killed_it_resumes_to_the_same_bytes(model, source, expected, tmp_path, 
     """Processes of their own, one of which is killed twice."""
     psutil = pytest.importorskip("psutil")
     many, output = tmp_path / "in", tmp_path / "out"
-    many.write_text(source.read_text() * 60)
+    many.write_text(source.read_text() * 12)
     command = ["translate", model, "--input", many, "--output", output, *OPTIONS, "--workers", "2"]
     command = [sys.executable, "-m", "vaswani_transformer", *map(str, command)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    for target in (3, 60):
+    for target in (3, 25):
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=log)
         while len(notes(output)) < target:

@@ -24,6 +24,11 @@ _POLL_SECONDS = 0.1
 _FAILED = "failed"  # the store's count of processes that have asked whether to report an error
 
 
+def is_launched() -> bool:
+    """Whether a launcher started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 class ProcessLostError(ConnectionError):
     """Another process of this launch is gone; what they computed since the last checkpoint is lost."""
 
@@ -94,10 +99,10 @@ _processes: Processes | None = None
 
 
 @contextlib.contextmanager
-def joined_processes(resume: str = RESUME) -> Iterator[Processes]:
+def joined_processes() -> Iterator[Processes]:
     """The processes of torch's process group, while the body runs; SIGTERM, by which launchers end them, is a Ctrl-C.
 
-    `ProcessLostError`, with how to `resume`, takes the place of an error that reports no more than a broken connection.
+    `ProcessLostError`, with how to resume, takes the place of an error that reports no more than a broken connection.
     """
     global _processes
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
@@ -120,7 +125,7 @@ def joined_processes(resume: str = RESUME) -> Iterator[Processes]:
             raise
         earlier_handler = signal.SIG_IGN  # the launcher is about to send it
         raise ProcessLostError(
-            f"one of the {distributed.get_world_size()} processes was lost: the connection to it is closed; {resume}"
+            f"one of the {distributed.get_world_size()} processes was lost: the connection to it is closed; {RESUME}"
         ) from error
     finally:
         _on_sigterm(earlier_handler)

@@ -277,13 +277,15 @@ class FreeProcessors:
 class FreeThreads:
     """As many threads of torch as others leave processors free, from one to those that it has at first.
 
+    Of `workers` processes that do the same on this machine each takes its share.
+
     torch's threads wait for each other by spinning. One thread more than there are free processors holds up all others:
     beside one busy program two threads on two processors are slower than one (`scripts/benchmarks/busy_machine.py`).
     To wait passively (`OMP_WAIT_POLICY`) would cost a fifth to a half of the speed of a quiet machine.
     """
 
-    def __init__(self):
-        self.most = int(min(torch.get_num_threads(), max(1.0, processor_quota())))
+    def __init__(self, workers: int = 1):
+        self.most = max(1, int(min(torch.get_num_threads(), processor_quota())) // workers)
         torch.set_num_threads(self.most)
         self.threads = self.most
         self._free, self._last = FreeProcessors(), None
@@ -310,15 +312,16 @@ class FreeThreads:
 _free_threads: FreeThreads | None = None
 
 
-def share_processors() -> None:
+def share_processors(workers: int = 1) -> None:
     """For commands: from now on `use_free_threads` adapts torch's threads to what other programs leave free.
 
-    Nothing changes where the user has set a number of threads, or in one of several processes, whose launcher does.
+    Nothing changes where the user has set a number of threads, or in one of several processes, whose launcher does;
+    `workers` are those that a command has started itself.
     """
     global _free_threads
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
     if not any(name in os.environ for name in names) and os.environ.get("LOCAL_WORLD_SIZE", "1") == "1":
-        _free_threads = FreeThreads()
+        _free_threads = FreeThreads(workers)
 
 
 def use_free_threads() -> None:

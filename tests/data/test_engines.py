@@ -7,9 +7,7 @@ import json
 import multiprocessing
 import os
 import random
-import re
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -17,9 +15,11 @@ from pathlib import Path
 
 import preparing
 import pytest
+import slurm_jobs
 import stores
 from conftest import ROOT, error_of
 from preparing import digests, make
+from slurm_jobs import OPTIONS, do, jobs_of
 
 from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data.engines import run_tasks
@@ -31,6 +31,7 @@ text = preparing.text
 tokenizer_folder = preparing.tokenizer_folder
 recipe = preparing.recipe
 store = stores.store
+slurm = slurm_jobs.slurm
 
 
 def touch(folder, advance_by, number, advance):
@@ -85,46 +86,7 @@ def test_no_process_outlives_its_parent(tmp_path, number):
         assert not Path(f"/proc/{path.stem}").exists()
 
 
-# Slurm: jobs as they are submitted, done by hand
-
-
-@pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    """A command sbatch that keeps the scripts; returns their folder."""
-    pytest.importorskip("datatrove")
-    jobs, programs = tmp_path / "jobs", tmp_path / "bin"
-    jobs.mkdir()
-    programs.mkdir()
-    script = f'#!/bin/sh\nn=$(ls {jobs} | wc -l)\nfor last; do :; done\ncp "$last" {jobs}/job-$(printf %03d $n)\n'
-    (programs / "sbatch").write_text(script + 'echo "$@" >> "$0.log"\necho Submitted batch job $n\n')
-    (programs / "scontrol").write_text("#!/bin/sh\necho localhost\n")
-    for path in programs.iterdir():
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    return jobs
-
-
-def jobs_of(folder: Path) -> list[tuple[str, int]]:
-    """The pickled executor and the number of tasks of each job, in the order in which they were submitted."""
-    found = []
-    for path in sorted(folder.iterdir()):
-        text = path.read_text()
-        if launched := re.search(r"launch_pickled_pipeline (\S+)", text):
-            found.append((launched[1], int(re.search(r"--array=0-(\d+)", text)[1]) + 1))
-    return found
-
-
-def do(executor: str, task: int) -> None:
-    """What a job does for one task."""
-    import dill
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_ARRAY_TASK_ID", str(task))
-        patch.setenv("SLURM_NODELIST", "localhost")
-        dill.loads(to_path(executor).read_bytes()).run()
-
-
-OPTIONS = {"partition": "cpu", "time": "01:00:00"}
+# Slurm
 
 
 @pytest.mark.parametrize("trained", [True, False])

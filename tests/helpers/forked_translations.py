@@ -1,4 +1,4 @@
-"""A script that forks `vaswani translate` many times, kills it, resumes it, runs it as several processes.
+"""A script that forks `vaswani translate` many times, kills it and resumes it.
 
 It is one process, so that what the commands import is imported once; it leaves what it saw in `seen.json`.
 """
@@ -8,11 +8,9 @@ import os
 import random
 import resource
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,12 +22,11 @@ from vaswani_transformer.decoding.translator import Translator
 DISK = 690  # bytes of a full one
 
 
-def fork(arguments, log: Path, before=None, environment=None) -> int:
+def fork(arguments, log: Path, before=None) -> int:
     """A command in a process of its own; its number."""
     child = os.fork()
     if child:
         return child
-    os.environ.update(environment or {})
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a shell inherit it ignored
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 2)
@@ -86,31 +83,6 @@ def kill_again_and_again(command, output: Path, log: Path, targets, torn: bool =
     return lines
 
 
-def several(number: int, arguments, log: Path, before=None) -> list[int]:
-    """The numbers of processes that are launched together."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    launch = {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number)}
-    launch |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [
-        fork(arguments, log, before and partial(before, rank), launch | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(number)
-    ]
-
-
-def count_windows(folder: Path, rank: int) -> None:
-    """Notes each window that a process translates."""
-    translate = Translator.translate_prepared
-
-    def note(self, prepared, progress=None):
-        with (folder / f"windows-{rank}").open("a") as file:
-            file.write("x")
-        return translate(self, prepared, progress)
-
-    Translator.translate_prepared = note
-
-
 def fork_all(folder: Path, model: str, source: str) -> None:
     """What the tests look at."""
     torch.set_num_threads(1)
@@ -142,22 +114,6 @@ def fork_all(folder: Path, model: str, source: str) -> None:
         seen[name] = {"status": status_of(child), "text": output.read_text(), "error": own_log.read_text()}
         assert status_of(fork([*command, "--output", output, "--resume"], log)) == 0, log.read_text()
 
-    own_log = folder / "several.log"
-    children = several(3, [*command, "--output", folder / "several"], own_log, partial(count_windows, folder))
-    statuses = [status_of(child) for child in children]
-    windows = [len((folder / f"windows-{rank}").read_text()) for rank in range(3)]
-    seen["several"] = {"statuses": statuses, "windows": windows, "error": own_log.read_text()}
-
-    output, own_log = folder / "lost", folder / "lost.log"
-    children = several(2, [*command, "--output", output], own_log, before=lambda rank: slowly())
-    assert wait_for_lines(output, children[0], 30)
-    started = time.monotonic()
-    os.kill(children[1], signal.SIGKILL)
-    os.kill(children[0], signal.SIGTERM)  # as a launcher does then
-    statuses = [status_of(child) for child in children]
-    seen["lost"] = {"statuses": statuses, "seconds": time.monotonic() - started, "error": own_log.read_text()}
-    assert status_of(fork([*command, "--output", output, "--resume"], log)) == 0, log.read_text()
-
     piped, own_log = folder / "piped", folder / "piped.log"
     (folder / "in").write_bytes(b"\n".join(line.encode() for line in LINES[:10]) + b"\n\xff\nA dog.\n")
 
@@ -167,13 +123,6 @@ def fork_all(folder: Path, model: str, source: str) -> None:
 
     child = fork(["translate", model, *OPTIONS], own_log, redirect)
     seen["standard input"] = {"status": status_of(child), "text": piped.read_text(), "error": own_log.read_text()}
-
-    bad = folder / "bad.txt"
-    bad.write_text("A dog.\n" * 9 + "sees a dog " * 60 + "\n" + "A dog.\n" * 20)
-    output, own_log = folder / "mistake", folder / "mistake.log"
-    arguments = ["translate", model, "--input", bad, *OPTIONS, "--max-source-tokens", "50", "--long-lines", "refuse"]
-    children = several(2, [*arguments, "--output", output], own_log)
-    seen["mistake"] = {"statuses": [status_of(child) for child in children], "error": own_log.read_text()}
     (folder / "seen.json").write_text(json.dumps(seen))
 
 

@@ -176,7 +176,7 @@ def test_mistakes_end_in_one_line(model, run, sentences, words, message):
 
 
 def test_one_process_parses(model, run, monkeypatch):
-    monkeypatch.setattr("vaswani_transformer.decoding.streaming.is_launched", lambda: True)
+    monkeypatch.setattr("vaswani_transformer.distributed.is_launched", lambda: True)
     assert "runs in one process" in run("predict", model, "the dog", status=2).err
 
 

@@ -359,6 +359,7 @@ def test_alignments_with_huge_numbers_are_refused_with_their_line(tmp_path):
         "train small --data-workers",
         "parse train --trees t --dev d --output o --data-workers",
         "prepare small --train-source a --train-target b --output o --workers",
+        "translate m --input a --output o --workers",
         "experiment table3 --jobs",
         "experiment table3 --processes",
     ],

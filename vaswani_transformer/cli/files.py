@@ -20,8 +20,9 @@ from ..files import file_sha256, written_whole
 
 # Arguments that change no line of the output, and those whose content counts and not their name.
 _FREE = {"model", "ensemble", "sentences", "input", "output", "prefix", "glossary", "resume", "device", "long_lines"}
+_FREE |= {"workers", "engine", "engine_option"}
 _FREE |= {"run", "parser"}  # of the parser itself
-RESUME = "the same command with --resume continues after the last line that was written"
+RESUME = "the same command with --resume continues where this ended"
 
 # A shell may have led them to a file, but it holds them open: there is no name to write beside.
 _STREAMS = ("/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")

@@ -153,7 +153,7 @@ def _load_parser(arguments: argparse.Namespace):
 
 
 def _check_predict(arguments: argparse.Namespace) -> None:
-    from ..decoding.streaming import is_launched
+    from ..distributed import is_launched
 
     check_options(arguments)
     if is_launched():

@@ -10,13 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..data.engines import LOCAL
 from ..data.text_files import TextScan, has_undecoded
 from ..decoding.output import ResumableOutput
 from ..documents.formats import FORMATS
 from ..errors import UserError
-from .command import add_command, leave_process_group
+from ..hardware import check_workers
+from .command import add_command, add_engine_options, engine_options
 from .files import (
-    RESUME,
     check_files,
     input_lines,
     is_file,
@@ -50,6 +51,7 @@ def add_translate(commands) -> None:
     files.add_argument("--input", metavar="FILE", help="translate the lines of this file (.gz works)")
     files.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
     files.add_argument("--resume", action="store_true", help="continue an --output that was interrupted")
+    add_engine_options(files, "processes that translate parts of --input, each on its own GPU if any (default: 1)", 1)
     files.add_argument("--prefix", metavar="FILE", help="how the translation of each line of --input has to begin")
     how = "terms that translations must have: lines of SOURCE TAB TARGET, or of a word that is not translated"
     files.add_argument("--glossary", metavar="FILE", help=how)
@@ -75,25 +77,32 @@ def add_translate(commands) -> None:
 
 
 def _translate(arguments: argparse.Namespace) -> int:
-    from ..decoding.streaming import initialise_processes
-    from ..distributed import joined_processes
+    from ..decoding.parts import parts_folder
 
     _check(arguments)
     if arguments.format in FORMATS:
         _translate_document(arguments)
-        return 0
-    rank, world_size = initialise_processes()
-    with joined_processes(RESUME):
-        _translate_lines(arguments, rank, world_size)
-    leave_process_group()
+    elif _has_workers(arguments) or (arguments.resume and parts_folder(Path(arguments.output)).is_dir()):
+        _translate_in_parts(arguments)
+    else:
+        _translate_lines(arguments)
     return 0
+
+
+def _has_workers(arguments: argparse.Namespace) -> bool:
+    return arguments.workers > 1 or arguments.engine != LOCAL
 
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse what is wrong whatever the model is."""
-    from ..decoding.streaming import is_launched
+    from ..distributed import is_launched
 
     check_options(arguments)
+    check_workers("--workers", arguments.workers)
+    if is_launched():
+        raise UserError(
+            "translate starts its processes itself: leave out accelerate launch or torchrun, and give --workers N"
+        )
     if arguments.sentences and arguments.input:
         raise UserError("give sentences or --input, not both")
     for number, sentence in enumerate(arguments.sentences, start=1):
@@ -106,26 +115,25 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError("--confidence is of one model and --ensemble gives several: leave one of them out")
     if arguments.resume and not is_file(arguments.output):
         raise UserError("--resume continues a file: give its --output, a file on the disk")
-    if not is_file(arguments.input):
-        for name, is_wanted in (("--resume", arguments.resume), ("a launch of several processes", is_launched())):
-            if is_wanted:
-                raise UserError(f"{name} reads the input more than once: give --input FILE, a file on the disk")
+    if arguments.resume and not is_file(arguments.input):
+        raise UserError("--resume reads the input more than once: give --input FILE, a file on the disk")
     if arguments.prefix is not None and arguments.input is None:
         raise UserError("--prefix is for the lines of a file: give --input")
     if arguments.format in FORMATS:
         _check_document(arguments)
     elif arguments.source_language is not None:
         raise UserError(f"--source-language is for documents: give --format {'|'.join(FORMATS)}, or leave it out")
+    paths = arguments.input, arguments.output, arguments.prefix or arguments.input
+    if _has_workers(arguments) and not all(map(is_file, paths)):
+        raise UserError("--workers and --engine are for files on the disk: give --input FILE and --output FILE")
     check_files(arguments, read=("input", "prefix", "glossary"), written=("output",))
 
 
 def _check_document(arguments: argparse.Namespace) -> None:
     """Refuse what is for lines alone."""
-    from ..decoding.streaming import is_launched
-
     document = f"--format {arguments.format} is for a whole document"
-    if arguments.sentences or is_launched():
-        what = "sentences" if arguments.sentences else "a launch of several processes"
+    if arguments.sentences or _has_workers(arguments):
+        what = "sentences" if arguments.sentences else "several workers"
         raise UserError(f"{document}, not for {what}: give --input FILE or standard input, to one process")
     for name in ("resume", "prefix", "nbest", "scores", "confidence", "alignments", "long_lines"):
         if getattr(arguments, name) not in (None, False, "split"):
@@ -134,17 +142,12 @@ def _check_document(arguments: argparse.Namespace) -> None:
         raise UserError("a Word file is not text that a terminal shows: give --output FILE")
 
 
-def _translate_lines(arguments: argparse.Namespace, rank: int, world_size: int) -> None:
-    """What each process does; process 0 also reads the files through and writes the output."""
-    from ..decoding.file_translator import FileTranslator, Layout, with_prefixes
-    from ..decoding.streaming import WINDOW_LINES, broadcast
+def _translate_lines(arguments: argparse.Namespace) -> None:
+    """Translate sentences, a file or standard input in this process."""
+    from ..decoding.file_translator import with_prefixes
 
-    scans = _scan_files(arguments) if rank == 0 else {}
-    translator = _make_translator(arguments)
-    layout = Layout(arguments.nbest is not None, arguments.scores, arguments.format == "json")
-    window = arguments.window or WINDOW_LINES
-    plugins = {"align": _aligner(arguments, translator), "confide": _confider(arguments, translator)}
-    files = FileTranslator(translator, layout, window=window, rank=rank, world_size=world_size, **plugins)
+    scans = _scan_files(arguments)
+    files = _file_translator(arguments)
     if interactive := is_interactive(arguments, files.doing):
         files.window = 1
     source, prefix = scans.get("--input"), scans.get("--prefix")
@@ -153,22 +156,52 @@ def _translate_lines(arguments: argparse.Namespace, rank: int, world_size: int) 
         lines = with_prefixes(lines, Path(arguments.prefix), prefix and prefix.stamp)
     if not is_file(arguments.input) and not interactive:  # a file has been checked as a whole
         lines = read_first(lines)
-    output, done, total = None, 0, None
-    with contextlib.ExitStack() as stack:
-        if rank == 0:
-            drawn = {"--seed": translator.seed} if arguments.seed is None and translator.seed is not None else {}
-            lines_per_record = 1 if layout.json else arguments.nbest or 1
-            output = open_output(arguments, scans, files.window, lines_per_record, drawn)
-            stack.callback(output.close)
-            if isinstance(output, ResumableOutput):
-                translator.seed = output.settings.get("--seed")  # that of the first start
-            done, total = output.done, scans["--input"].lines if scans else len(arguments.sentences) or None
-        done, total, translator.seed = broadcast((done, total, translator.seed))
-        stack.enter_context(report_unfinished(output))
+    with _opened(arguments, scans, files.window, files.translator.seed) as (output, files.translator.seed):
+        total = source.lines if source else len(arguments.sentences) or None
         ahead = not (interactive or arguments.sentences)
-        files.run(lines, output, done, total, ahead, progress=not interactive and total != 1)
-        if output is not None:
-            output.finish()
+        files.run(lines, output, output.done, total, ahead, progress=not interactive and total != 1)
+        output.finish()
+
+
+def _translate_in_parts(arguments: argparse.Namespace) -> None:
+    """Have a file translated by workers."""
+    from ..decoding.parts import translate_in_parts
+
+    options, scans = engine_options(arguments), _scan_files(arguments)
+    values = {name: value for name, value in vars(arguments).items() if name not in ("run", "parser")}
+    for name in ("model", "glossary"):  # as other machines find them
+        values[name] = values[name] and str(Path(values[name]).absolute())
+    values["ensemble"] = [str(Path(name).absolute()) for name in arguments.ensemble]
+    # Loaded here too, wherever the workers are: what is wrong with model or options is known at once.
+    files = _file_translator(argparse.Namespace(**values | {"device": "cpu", "precision": None}))
+    window, seed = files.window, files.translator.seed
+    del files
+    arguments.resume = True  # nothing that is there is replaced
+    with _opened(arguments, scans, window, seed) as (output, seed):
+        make = partial(_file_translator, argparse.Namespace(**values | {"seed": seed}), output.settings["MODEL"])
+        paths = tuple((Path(values[option[2:]]).absolute(), scan.stamp) for option, scan in scans.items())
+        workers = arguments.workers, arguments.engine, options
+        is_finished = translate_in_parts(output, make, paths, _lines_per_record(arguments), *workers)
+    if not is_finished:
+        print(
+            f"submitted; {arguments.output} is finished when the job vaswani-finish has ended; the same command submits"
+            " what is missing"
+        )
+
+
+def _lines_per_record(arguments: argparse.Namespace) -> int:
+    return 1 if arguments.format == "json" else arguments.nbest or 1
+
+
+@contextlib.contextmanager
+def _opened(
+    arguments: argparse.Namespace, scans: dict[str, TextScan], window: int, seed: int | None
+) -> Iterator[tuple[Any, int | None]]:
+    """The output and its seed: if one was drawn before that one."""
+    drawn = {"--seed": seed} if arguments.seed is None and seed is not None else {}
+    output = open_output(arguments, scans, window, _lines_per_record(arguments), drawn)
+    with contextlib.closing(output), report_unfinished(output):
+        yield output, output.settings.get("--seed") if isinstance(output, ResumableOutput) else seed
 
 
 def _translate_document(arguments: argparse.Namespace) -> None:
@@ -216,6 +249,20 @@ def _scan_files(arguments: argparse.Namespace) -> dict[str, TextScan]:
             f" {scans['--prefix'].lines:,}: give a prefix for each line, an empty one for none"
         )
     return scans
+
+
+def _file_translator(arguments: argparse.Namespace, sha256: str | None = None):
+    """The model of the arguments and all that is done with it; `sha256` is what it must still have."""
+    from ..decoding.file_translator import FileTranslator, Layout
+    from ..decoding.streaming import WINDOW_LINES
+    from ..evaluation.records import model_sha256
+
+    if sha256 is not None and sha256 != model_sha256(arguments.model):
+        raise UserError(f"{arguments.model} has changed since this was begun: put back the model, or start anew")
+    translator = _make_translator(arguments)
+    layout = Layout(arguments.nbest is not None, arguments.scores, arguments.format == "json")
+    plugins = {"align": _aligner(arguments, translator), "confide": _confider(arguments, translator)}
+    return FileTranslator(translator, layout, window=arguments.window or WINDOW_LINES, **plugins)
 
 
 def _make_translator(arguments: argparse.Namespace):

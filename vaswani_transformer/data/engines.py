@@ -7,6 +7,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -16,6 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from .. import __version__
 from ..errors import UserError, one_line
 
 Task = Callable[[int, Callable[[int], Any]], None]  # takes a number, and what is told of pairs that are done
@@ -24,7 +26,15 @@ _STOPPED = -(2**62)  # instead of a number of pairs: all tasks end
 _done: Any = None  # in a process of a pool: the pairs that all its processes have done
 
 
-def run_tasks(task: Task, number: int, workers: int = 1, shown: str | None = None, progress: bool = True) -> None:
+def run_tasks(
+    task: Task,
+    number: int,
+    workers: int = 1,
+    shown: str | None = None,
+    progress: bool = True,
+    unit: str = "pairs",
+    total: int | None = None,
+) -> None:
     """Do the tasks 0 to `number` - 1 in processes of this machine, or in this one where one is enough.
 
     A task that fails by `UserError` does not stop the others.
@@ -35,13 +45,15 @@ def run_tasks(task: Task, number: int, workers: int = 1, shown: str | None = Non
         workers: processes.
         shown: what a bar on standard error says, on a terminal; None: no bar.
         progress: whether there is a bar.
+        unit: of what tasks say that is done.
+        total: how many there are, if it is known.
 
     Raises:
         UserError: that of the first task that failed, with the number of the others; and if a process was killed.
     """
     errors: list[UserError] = []
     disable = None if progress and shown else True  # None: shown on a terminal only
-    with tqdm(desc=shown, unit=" pairs", unit_scale=True, disable=disable, delay=1) as bar:
+    with tqdm(total=total, desc=shown, unit=f" {unit}", unit_scale=True, disable=disable, delay=1) as bar:
         results = _one_by_one(task, number, bar) if min(workers, number) == 1 else _pooled(task, number, workers, bar)
         errors = [error for error in results if error is not None]
     if errors:
@@ -130,7 +142,7 @@ def run_on_cluster(
         named = {"job_name": f"vaswani-{name}"} if engine == SLURM else {}
         try:
             last = Executor(
-                [functools.partial(_step, task)], number, depends=last, logging_dir=str(folder / name),
+                [functools.partial(_step, task, __version__)], number, depends=last, logging_dir=str(folder / name),
                 **{**named, **options},
             )  # fmt: skip
         except TypeError as error:
@@ -144,6 +156,9 @@ def run_on_cluster(
         raise UserError("there is no command sbatch: start this on a machine from which jobs are submitted") from error
 
 
-def _step(task: Task, data: Any, rank: int, world_size: int) -> None:
+def _step(task: Task, version: str, data: Any, rank: int, world_size: int) -> None:
     """A task as a pipeline of datatrove."""
+    if version != __version__:
+        what = f"{socket.gethostname()} has version {__version__} of the package"
+        raise UserError(f"{what}, this was begun with {version}: install that one there")
     task(rank, lambda pairs: None)

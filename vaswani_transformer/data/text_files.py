@@ -99,24 +99,28 @@ def check_on_disk(path: Path) -> None:
             pass
 
 
-def read_lines(path: Path, digest: Any = None, stamp: Stamp = None) -> Iterator[str]:
+def read_lines(path: Path, digest: Any = None, stamp: Stamp = None, start: int = 0, first: int = 1) -> Iterator[str]:
     """Lines of a UTF-8 text file, plain or ``.gz``; only a line feed (with or without a carriage return) ends one.
 
     Args:
         path: the file.
         digest: of `hashlib`, fed with all bytes, unpacked.
         stamp: what the file must still have, from an earlier reading.
+        start: the byte, unpacked, with which line `first` begins; of a packed file those before are unpacked too.
+        first: number of the first line.
 
     Raises:
         UserError: a file that cannot be read, is not whole, or is not UTF-8, with the number of the line; a line of
             more than `LONGEST_LINE` characters; a file that is changed before its last line is read, in the end.
     """
-    number = 0
+    number = first - 1
     with file_errors(path, lambda: number), open_bytes(path) as raw:
         stamp = stamp or file_stamp(path, raw)
         check_unchanged(path, raw, stamp)
         stream = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
-        for number, line in enumerate(decode_lines(stream, str(path), digest), 1):  # noqa: B007
+        if start:  # a pipe has no place to seek
+            stream.seek(start)
+        for number, line in enumerate(decode_lines(stream, str(path), digest, first), first):  # noqa: B007
             yield line
         check_unchanged(path, raw, stamp)
 

@@ -5,10 +5,10 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm.auto import tqdm
 
@@ -16,8 +16,8 @@ from ..data.text_files import Stamp, read_lines
 from ..errors import UserError
 from .confidence import mean_confidence
 from .output import ResumableOutput, StreamOutput
-from .streaming import WINDOW_LINES, Window, WindowRecords, in_windows, over_processes, read_ahead
-from .translator import Hypothesis, PreparedWindow, Translator
+from .streaming import WINDOW_LINES, Window, in_windows, read_ahead
+from .translator import Hypothesis, Translator
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,22 @@ def _as_json(hypothesis: Hypothesis, alignment: str | None, words: Words | None)
     return values if alignment is None else values | {"alignment": alignment}
 
 
+@dataclass
+class Remarks:
+    """What is left to say when lines are written."""
+
+    split: list[int] = field(default_factory=list)  # numbers of the lines that were translated in parts
+    cut: list[int] = field(default_factory=list)  # and of those whose translation repeated itself to its limit
+    error: Exception | None = None  # what ended the work
+
+    def report(self) -> None:
+        """Name the lines, and raise the error."""
+        _name_lines(self.split, "longer than the model takes and translated in parts")
+        _name_lines(self.cut, "translated into something that repeats itself without end, which was cut")
+        if self.error is not None:
+            raise self.error
+
+
 def _name_lines(numbers: list[int], what: str) -> None:
     if numbers:
         named = ", ".join(f"{number:,}" for number in numbers[:_NAMED])
@@ -90,7 +106,7 @@ def with_prefixes(lines: Iterable[str], prefixes: Path, stamp: Stamp = None) -> 
 
 
 class FileTranslator:
-    """Translates lines into an output, alone or as process `rank` of `world_size`, of which process 0 writes.
+    """Translates lines into an output.
 
     `align` makes the alignments, if they are wanted, and `confide` says how sure the model is of each word; both take
     sources and their translations. `window` lines are sorted by length and written together.
@@ -104,17 +120,15 @@ class FileTranslator:
         layout: Layout | None = None,
         align: Aligner | None = None,
         window: int = WINDOW_LINES,
-        rank: int = 0,
-        world_size: int = 1,
         confide: Callable[[list[str], list[str]], list[Words]] | None = None,
     ):
         self.translator, self.layout, self.align, self.confide = translator, layout or Layout(), align, confide
-        self.window, self.rank, self.world_size = window, rank, world_size
+        self.window = window
 
     def run(
         self,
         lines: Iterable[str | tuple[str, str]],
-        output: StreamOutput | ResumableOutput | None,
+        output: StreamOutput | ResumableOutput,
         done: int = 0,
         total: int | None = None,
         ahead: bool = True,
@@ -123,48 +137,50 @@ class FileTranslator:
         """Translate all lines: sources, or pairs of a source and the beginning of its translation.
 
         Args:
-            lines: all lines, in every process.
-            output: where to write; None in all processes but the first.
+            lines: all lines.
+            output: where to write.
             done: number of lines whose translations are in the output already; they are skipped.
             total: number of lines, for the progress bar on standard error, if known.
             ahead: whether a thread reads and tokenises the next windows meanwhile.
             progress: whether to show the progress bar.
 
         Raises:
-            UserError: for a mistake in a line, once the lines before it are written; in process 0 only.
+            UserError: for a mistake in a line, once the lines before it are written.
         """
-        windows = islice(in_windows(lines, self.window, done), self.rank, None, self.world_size)
-        prepared: Iterator[PreparedWindow] = map(self.translator.prepare, windows)
-        split, cut, error = [], [], None  # the former two are numbers of lines
+        # smoothing=0: lines of a window come longest first, so that the latest rate says little about the rest.
+        with tqdm(
+            total=total, initial=done // self.window * self.window, desc=self.doing, unit=" sentences", file=sys.stderr,
+            disable=not progress, smoothing=0,
+        ) as bar:  # fmt: skip
+            remarks = self.write(in_windows(lines, self.window, done), output, bar, done, ahead)
+        remarks.report()
+
+    def write(
+        self,
+        windows: Iterator[Window],
+        output: StreamOutput | ResumableOutput | TextIO,
+        bar: Any,
+        done: int = 0,
+        ahead: bool = True,
+    ) -> Remarks:
+        """Write the translations of windows, up to the first error; `bar` is updated as sentences are translated.
+
+        The rest is as of `run`.
+        """
+        prepared, remarks = map(self.translator.prepare, windows), Remarks()
         with contextlib.ExitStack() as stack:
             if ahead:
                 prepared = stack.enter_context(contextlib.closing(read_ahead(prepared)))
-            # smoothing=0: lines of a window come longest first, so that the latest rate says little about the rest.
-            bar = stack.enter_context(
-                tqdm(
-                    total=total, initial=done // self.window * self.window, desc=self.doing, unit=" sentences",
-                    file=sys.stderr, disable=not (progress and self.rank == 0), smoothing=0,
-                )
-            )  # fmt: skip
-            own = (self._records(window, bar) for window in prepared)
-            for place, window in enumerate(own if self.world_size == 1 else over_processes(own)):
-                if output is not None:
-                    output.write("".join(window.records[max(0, done - window.first + 1) :]))
-                if place % self.world_size != self.rank:
-                    bar.update(len(window.records))
-                split, cut = split + window.split, cut + window.cut
-                error = window.error  # only the last window has one
-        if self.rank == 0:
-            _name_lines(split, "longer than the model takes and translated in parts")
-            _name_lines(cut, "translated into something that repeats itself without end, which was cut")
-            if error is not None:
-                raise error
-
-    def _records(self, prepared: PreparedWindow, bar: tqdm) -> WindowRecords:
-        window = prepared.window
-        hypotheses = self.translator.translate_prepared(prepared, bar)
-        cut = [number for number, own in enumerate(hypotheses, window.first) if any(one.repeats for one in own)]
-        return WindowRecords(window.first, self._format(window, hypotheses), prepared.split, cut, window.error)
+            for one in prepared:
+                first, hypotheses = one.window.first, self.translator.translate_prepared(one, bar)
+                records = self._format(one.window, hypotheses)
+                output.write("".join(records[max(0, done - first + 1) :]))
+                remarks.split += one.split
+                remarks.cut += [line for line, own in enumerate(hypotheses, first) if any(h.repeats for h in own)]
+                remarks.error = one.window.error
+                if remarks.error is not None:
+                    break
+        return remarks
 
     def _format(self, window: Window, hypotheses: list[list[Hypothesis]]) -> list[str]:
         """What is written for each line of a window."""

@@ -1,0 +1,412 @@
+"""`vaswani translate --workers`: whoever translates the parts, and in whatever order, the output is one process's."""
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import slurm_jobs
+import torch
+import translating
+from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+from model_folders import PAIRS, write_model
+from slurm_jobs import do, jobs_of
+from translating import LINES, OPTIONS, run
+
+from vaswani_transformer import hardware
+from vaswani_transformer.data import engines
+from vaswani_transformer.data.text_files import file_stamp, read_lines
+from vaswani_transformer.decoding import parts, streaming
+from vaswani_transformer.decoding.output import notes_path
+from vaswani_transformer.decoding.parts import cut, parts_folder
+from vaswani_transformer.decoding.streaming import in_windows
+from vaswani_transformer.errors import UserError
+from vaswani_transformer.hardware import FreeThreads
+
+model = translating.model
+expected = translating.expected
+repetition_free = translating.model
+papers_model = translating.papers_model
+fails = translating.fails
+slurm = slurm_jobs.slurm
+SLURM = [word for name, value in slurm_jobs.OPTIONS.items() for word in ("--engine-option", f"{name}={value}")]
+SLURM = ["--engine", "slurm", "--workers", "3", *SLURM]
+
+
+TEXT = LINES[-40:]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The file of these lines."""
+    path = tmp_path_factory.mktemp("source") / "in.txt"
+    path.write_text("\n".join(TEXT) + "\n")
+    return path
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Workers one after the other in this process, the last first; some do their parts twice, and `lost` ones none."""
+    lost = []
+
+    def run_tasks(task, number, workers, shown, unit, total):
+        assert number == workers
+        for worker in (*reversed(range(number)), 0):
+            if worker in lost:
+                raise UserError("a worker process was killed")
+            task(worker, lambda sentences: None)
+
+    monkeypatch.setattr(parts, "run_tasks", run_tasks)
+    monkeypatch.setenv("LOCAL_RANK", "0")  # what workers set is put back in the end
+    return lost
+
+
+def notes(output: Path) -> dict[str, dict]:
+    return {path.stem: json.loads(path.read_text()) for path in sorted(parts_folder(output).glob("part-*.json"))}
+
+
+# Parts
+
+
+LINE = st.text("ab\u2028\u00e4\ufeff\r ", max_size=9)
+
+
+@given(st.lists(LINE, max_size=30), st.integers(1, 5), st.integers(1, 6), st.booleans(), st.booleans())
+def test_parts_have_the_windows_of_the_whole_file(lines, size, most, packed, prefixed):
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streaming, "WINDOW_CHARACTERS", 12)
+        patch.setattr(parts, "MOST_PARTS", most)
+        paths = [Path(name) / f"{side}{'.gz' * packed}" for side in range(1 + prefixed)]
+        for path, text in zip(paths, (lines, reversed(lines)), strict=False):
+            data = "".join(line + "\n" for line in text).encode()
+            path.write_bytes(gzip.compress(data) if packed else data)
+        sides = [list(read_lines(path)) for path in paths]
+        whole = list(in_windows(zip(*sides, strict=True) if prefixed else sides[0], size))
+        found = cut([(path, file_stamp(path)) for path in paths], size)
+        assert len(found) <= most and sum(part.lines for part in found) == len(lines)
+        windows = []
+        for part in found:
+            sides = zip(paths, part.starts, strict=True)
+            sides = [read_lines(path, start=start, first=part.first) for path, start in sides]
+            own = islice(zip(*sides, strict=True) if prefixed else sides[0], part.lines)
+            windows += in_windows(own, size, index=part.window, first=part.first)
+    assert windows == whole
+
+
+def test_a_line_is_named_by_its_place_in_the_file(tmp_path):
+    (tmp_path / "in").write_bytes(b"A dog.\n" * 3 + b"\xff\n")
+    with pytest.raises(UserError, match="in, line 4"):
+        list(read_lines(tmp_path / "in", start=7, first=2))
+    with pytest.raises(UserError, match="in, line 4"):
+        cut([(tmp_path / "in", None)], 2)
+
+
+# What is written
+
+
+WAYS = {
+    "greedy, scores": ["--beams", "1", "--scores"],
+    "beam 4, n-best": ["--beams", "4", "--nbest", "3"],
+    "json, alignments": ["--beams", "2", "--nbest", "2", "--format", "json", "--alignments", "--ensemble", "MODEL"],
+    "prefixes": ["--beams", "2", "--prefix", "PREFIX"],
+    "glossary": ["--beams", "2", "--glossary", "GLOSSARY"],
+    "sample": ["--sample", "--seed", "5"],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_workers_in_any_order_write_what_one_process_writes(papers_model, tmp_path, monkeypatch, here, way):
+    lines = TEXT[-22:]
+    (tmp_path / "in").write_text("\n".join(lines))
+    (tmp_path / "PREFIX").write_text("".join(f"{target.split()[0]}\n" for _, target in PAIRS[: len(lines)]))
+    (tmp_path / "GLOSSARY").write_text("dog\tHund\nman\tMann\n")
+    (tmp_path / "MODEL").symlink_to(papers_model)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(parts, "MOST_PARTS", 5)  # of several windows, and the last one of fewer
+    command = ["translate", "MODEL", "--input", "in", "--max-new-tokens", "8", "--window", "3", *WAYS[way]]
+    assert run(*command, "--output", "one") == 0
+    assert run(*command, "--output", "parts", "--workers", "2") == 0
+    assert Path("parts").read_bytes() == Path("one").read_bytes() != b""
+    assert not parts_folder(Path("parts")).exists() and not notes_path(Path("parts")).exists()
+
+
+def test_a_packed_file_and_an_empty_one(model, source, expected, tmp_path, here):
+    (tmp_path / "in.gz").write_bytes(gzip.compress(source.read_bytes()))
+    (tmp_path / "empty").touch()
+    command = ["translate", model, *OPTIONS, "--workers", "2"]
+    assert run(*command, "--input", tmp_path / "in.gz", "--output", tmp_path / "out") == 0
+    assert (tmp_path / "out").read_bytes() == expected
+    assert run(*command, "--input", tmp_path / "empty", "--output", tmp_path / "nothing") == 0
+    assert (tmp_path / "nothing").read_bytes() == b""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "in.gz", "nothing", "out"]
+
+
+def test_jobs_in_any_order_and_done_twice(model, source, expected, tmp_path, slurm, capsys):
+    output = tmp_path / "out"
+    command = ["translate", model, "--input", source, "--output", output, *OPTIONS, *SLURM]
+    assert run(*command) == 0
+    assert "submitted" in capsys.readouterr().out and not output.read_bytes()
+    (work, workers), (finish, one) = jobs_of(slurm)
+    assert (workers, one) == (3, 1)
+    assert (tmp_path / "bin" / "sbatch.log").read_text().count("--dependency=afterok:") == 1
+    do(work, 2)
+    # A worker was killed: what is missing is submitted again, and the one that was lost comes late.
+    assert run(*command) == 0
+    *_, (again, workers), (finish, _) = jobs_of(slurm)
+    order = [*((again, worker) for worker in range(workers)), (work, 0), (again, 1)]
+    random.Random(3).shuffle(order)
+    for job in order:
+        do(*job)
+    do(finish, 0)
+    assert output.read_bytes() == expected and not notes_path(output).exists() and not parts_folder(output).exists()
+    do(work, 1)
+    do(finish, 0)
+    assert output.read_bytes() == expected and not parts_folder(output).exists()
+
+
+def test_a_machine_with_another_version_is_refused(model, source, tmp_path, slurm, monkeypatch):
+    assert run("translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS, *SLURM) == 0
+    monkeypatch.setattr(engines, "__version__", "0.0")
+    with pytest.raises(UserError, match=r"has version 0\.0"):
+        do(jobs_of(slurm)[0][0], 0)
+
+
+@pytest.mark.slow
+def test_ray_writes_the_same(model, source, expected, tmp_path):
+    """In a process of its own, with processes on this machine for nodes."""
+    pytest.importorskip("ray")
+    command = ["translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS, "--workers", "2"]
+    command += ["--engine", "ray", "--engine-option", "mem_per_cpu_gb=1"]
+    subprocess.run([sys.executable, "-m", "vaswani_transformer", *map(str, command)], check=True, cwd=ROOT, timeout=500)
+    assert (tmp_path / "out").read_bytes() == expected and not parts_folder(tmp_path / "out").exists()
+
+
+# Interrupted, and resumed
+
+
+def test_the_same_command_does_what_is_missing(model, source, expected, tmp_path, fails, here, monkeypatch):
+    output, made = tmp_path / "out", []
+    write = parts.written_whole
+    monkeypatch.setattr(parts, "written_whole", lambda path: made.append(path.name) or write(path))
+    command = ["translate", model, "--input", source, "--output", output, *OPTIONS, "--workers", "3"]
+    here.append(1)
+    assert "was killed" in fails(*command)
+    done = set(notes(output))
+    assert 0 < len(done) < -(-len(TEXT) // 7) and len(made) == len(done)
+    (parts_folder(output) / sorted(done)[0]).unlink()  # it is missing then, whatever is noted
+    assert "was killed" in fails(*command[:-1], "4")
+    assert "--beams was 2 and is 3 now" in fails(*command, "--beams", "3")
+    here.clear()
+    assert run(*command[:-1], "5") == 0
+    assert output.read_bytes() == expected and not parts_folder(output).exists()
+    assert len(made) == -(-len(TEXT) // 7) + 1
+    assert "it is finished" in fails(*command)
+
+
+def test_one_process_and_workers_resume_each_other(model, source, expected, tmp_path, fails, here, monkeypatch):
+    command = ["translate", model, "--input", source, *OPTIONS, "--output"]
+    begun = expected[: expected.index(b"\n", 200) + 1]
+    here.append(0)
+    for number, workers in (("one", []), ("two", ["--workers", "2"])):
+        assert "was killed" in fails(*command, tmp_path / number, "--workers", "3")
+        (tmp_path / number).write_bytes(begun + b"half a li")  # as it is where one process, or the end, was cut off
+        here.clear()
+        assert run(*command, tmp_path / number, *workers, "--resume") == 0
+        assert (tmp_path / number).read_bytes() == expected and not parts_folder(tmp_path / number).exists()
+        here.append(0)
+
+
+def test_a_seed_that_was_drawn_is_kept(model, source, tmp_path, fails, here):
+    command = ["translate", model, "--input", source, *OPTIONS[:2], "--window", "7", "--sample", "--output"]
+    here.append(1)
+    assert "was killed" in fails(*command, tmp_path / "parts", "--workers", "3")
+    seed = json.loads(notes_path(tmp_path / "parts").read_text())["--seed"]
+    here.clear()
+    assert run(*command, tmp_path / "parts", "--workers", "2") == 0
+    assert run(*command, tmp_path / "one", "--seed", seed) == 0
+    assert (tmp_path / "parts").read_bytes() == (tmp_path / "one").read_bytes()
+
+
+def test_a_mistake_in_a_line_leaves_the_others(model, tmp_path, fails, here, caplog):
+    bad, output = tmp_path / "bad", tmp_path / "out"
+    bad.write_text("A dog.\n" * 9 + "sees a dog " * 60 + "\n" + "A dog.\n" * 20 + "sees a cat " * 60 + "\nA dog.\n")
+    command = ["translate", model, "--input", bad, *OPTIONS, "--max-source-tokens", "50", "--output"]
+    message = fails(*command, output, "--workers", "2", "--long-lines", "refuse")
+    assert message.startswith("error: line 10 has") and message.endswith(
+        f"; 2 of 5 parts of {output} are missing: the same command translates them"
+    )
+    assert sum("split" in note for note in notes(output).values()) == 3
+    assert "translated in parts" not in caplog.text
+    # One process stops there, also where further windows would follow.
+    assert "line 10" in fails(*command, tmp_path / "one", "--long-lines", "refuse")
+    assert (tmp_path / "one").read_text().count("\n") == 9
+    assert run(*command, output, "--workers", "2") == 0
+    assert "2 lines were longer than the model takes and translated in parts: 10, 31" in caplog.text
+    assert run(*command, tmp_path / "one", "--resume") == 0
+    assert output.read_bytes() == (tmp_path / "one").read_bytes()
+
+
+def test_a_text_that_changes_meanwhile(model, source, tmp_path, fails, here, monkeypatch):
+    text, output = tmp_path / "in", tmp_path / "out"
+    text.write_bytes(source.read_bytes())
+    run_tasks = parts.run_tasks
+
+    def changed(*arguments, **options):
+        text.write_bytes(source.read_bytes() + b"A dog.\n")
+        run_tasks(*arguments, **options)
+
+    monkeypatch.setattr(parts, "run_tasks", changed)
+    command = ["translate", model, "--input", text, "--output", output, *OPTIONS, "--workers", "2"]
+    assert "in has changed while it was read" in fails(*command)
+    assert "--input has changed" in fails(*command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["worker", "driver"])
+def test_killed_it_resumes_to_the_same_bytes(model, source, expected, tmp_path, victim):
+    """Processes of their own, one of which is killed twice."""
+    psutil = pytest.importorskip("psutil")
+    many, output = tmp_path / "in", tmp_path / "out"
+    many.write_text(source.read_text() * 12)
+    command = ["translate", model, "--input", many, "--output", output, *OPTIONS, "--workers", "2"]
+    command = [sys.executable, "-m", "vaswani_transformer", *map(str, command)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for target in (3, 25):
+        with (tmp_path / "log").open("w") as log:
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=log)
+        while len(notes(output)) < target:
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.01)
+        workers = [one for one in psutil.Process(process.pid).children() if "spawn_main" in " ".join(one.cmdline())]
+        assert len(workers) == 2
+        os.kill(workers[0].pid if victim == "worker" else process.pid, signal.SIGKILL)
+        assert process.wait(60) == (2 if victim == "worker" else -signal.SIGKILL)
+        assert victim == "driver" or "was killed" in (tmp_path / "log").read_text()
+        assert not psutil.wait_procs(workers, 30)[1]
+    assert subprocess.run(command, cwd=ROOT, env=environment, timeout=300).returncode == 0
+    one = ["translate", model, "--input", many, "--output", tmp_path / "one", *OPTIONS]
+    assert run(*one) == 0
+    assert output.read_bytes() == (tmp_path / "one").read_bytes() and not parts_folder(output).exists()
+
+
+# What workers share
+
+
+def test_each_worker_has_its_own_gpu_and_its_share_of_the_processors(model, source, tmp_path, here, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(hardware, "accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    monkeypatch.setattr(hardware, "_free_threads", None)
+    seen = []
+    make = parts.FileInParts._translate
+
+    def look(self, number, files, advance):
+        seen.append((str(hardware.choose_device("auto")), hardware._free_threads.most))
+        return make(self, number, files, advance)
+
+    monkeypatch.setattr(parts.FileInParts, "_translate", look)
+    command = ["translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS, "--device", "cpu"]
+    assert run(*command, "--workers", "3") == 0
+    assert list(dict.fromkeys(seen)) == [("cuda:0", 2), ("cuda:1", 2)]
+
+
+@pytest.mark.parametrize(("threads", "workers", "share"), [(8, 1, 8), (8, 3, 2), (2, 4, 1)])
+def test_shares_of_threads(threads, workers, share, monkeypatch):
+    set_to = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    assert FreeThreads(workers).most == share and set_to == [share]
+
+
+# Refused
+
+
+def test_what_does_not_combine_is_one_line(model, source, tmp_path, fails, monkeypatch):
+    out = ["--output", tmp_path / "out"]
+    files = "--workers and --engine are for files on the disk: give --input FILE and --output FILE"
+    for message, words in (
+        (files, ["A dog.", *out, "--workers", "2"]),
+        (files, ["--workers", "2"]),
+        (files, ["--input", source, "--workers", "2"]),
+        (files, ["--input", source, "--output", "/dev/null", "--engine", "ray"]),
+        (files, ["--input", source, "--prefix", "/dev/stdin", *out, "--workers", "2"]),
+        ("not for several workers", ["--format", "html", "--input", source, *out, "--workers", "2"]),
+        ("--workers is 0: it must be from 1", ["--input", source, *out, "--workers", "0"]),
+        (
+            "--engine-option colour: give a name",
+            ["--input", source, *out, "--engine", "ray", "--engine-option", "colour"],
+        ),
+        ("there is no model folder", ["--input", source, *out, "--workers", "2", "--ensemble", tmp_path / "none"]),
+        ("--exact is for exported models", ["--input", source, *out, "--workers", "2", "--exact"]),
+    ):
+        assert message in fails("translate", model, *words)
+    assert not any(tmp_path.iterdir())
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "engine ray needs ray" in fails("translate", model, "--input", source, *out, "--engine", "ray")
+    monkeypatch.setattr("vaswani_transformer.distributed.is_launched", lambda: True)
+    assert "translate starts its processes itself" in fails("translate", model, "A dog.")
+
+
+@pytest.mark.slow
+def test_a_launch_of_several_processes_is_refused_once(model, source):
+    code = "import sys; from vaswani_transformer.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "translate", str(model), "--input", str(source)]
+    launched = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    both = [
+        subprocess.Popen(
+            command, env=os.environ | launched | {"RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE, cwd=ROOT
+        )
+        for rank in "01"
+    ]
+    errors = [process.communicate(timeout=100)[1].decode() for process in both]
+    assert [process.returncode for process in both] == [2, 2]
+    assert errors[1] == "" and errors[0] == (
+        "error: translate starts its processes itself: leave out accelerate launch or torchrun, and give --workers N\n"
+    )
+
+
+def test_a_folder_of_somebody_else_stays(model, source, tmp_path, fails, here):
+    theirs = parts_folder(tmp_path / "out") / "part-00000"
+    theirs.parent.mkdir()
+    theirs.write_text("theirs")
+    command = ["translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS, "--workers", "2"]
+    assert "out.parts is not empty and was not written by this program" in fails(*command)
+    assert theirs.read_text() == "theirs" and len(list(theirs.parent.iterdir())) == 1
+
+
+def test_parts_of_other_translations_are_not_taken(model, source, expected, tmp_path, fails, here):
+    other = write_model(tmp_path / "other", seed=3)
+    command = ["--input", source, "--output", tmp_path / "out", *OPTIONS, "--workers", "3"]
+    here.append(1)
+    assert "was killed" in fails("translate", other, *command)
+    notes_path(tmp_path / "out").unlink()
+    (tmp_path / "out").unlink()
+    here.clear()
+    assert run("translate", model, *command) == 0
+    assert (tmp_path / "out").read_bytes() == expected
+
+
+def test_ctrl_c_prints_how_to_resume(model, source, tmp_path, monkeypatch):
+    def stop(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts, "run_tasks", stop)
+    error = io.StringIO()
+    with contextlib.redirect_stderr(error):
+        command = ["translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS, "--workers", "2"]
+        assert run(*command) == 130
+    assert "out is unfinished: the same command" in error.getvalue() and "Traceback" not in error.getvalue()

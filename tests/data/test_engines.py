@@ -19,7 +19,7 @@ import pytest
 from conftest import ROOT, error_of
 from preparing import digests, make
 
-from vaswani_transformer.data import prepare as preparation
+from vaswani_transformer.data import tasks as data_tasks
 from vaswani_transformer.data.engines import run_tasks
 from vaswani_transformer.errors import UserError
 
@@ -163,7 +163,7 @@ def test_what_has_failed_is_submitted_again_alone(recipe, tmp_path, slurm):
 
 def test_a_machine_with_another_version_is_refused(recipe, tmp_path, slurm, monkeypatch):
     make(recipe, tmp_path / "p", engine="slurm", engine_options=OPTIONS)
-    monkeypatch.setattr(preparation, "__version__", "0.0")
+    monkeypatch.setattr(data_tasks, "__version__", "0.0")
     assert "has version 0.0" in error_of(do, jobs_of(slurm)[0][0], 0)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .command import add_command, add_recipe_options, report_stop
+from .command import Parser, add_command, add_recipe_options, report_stop
 
 
 def add_tokenizer(commands) -> None:
@@ -52,7 +52,6 @@ def _tokenizer(arguments: argparse.Namespace) -> int:
 
 def add_prepare(commands) -> None:
     """Add `vaswani prepare`."""
-    from ..data.engines import ENGINES, LOCAL
     from ..recipes.recipe import DATA, TOKENIZER, Recipe
 
     parser = add_command(
@@ -66,12 +65,7 @@ def add_prepare(commands) -> None:
     parser.usage = "vaswani prepare RECIPE --output FOLDER [--workers N] [--FIELD VALUE ...]"
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe, or path of a YAML file")
     parser.add_argument("--output", metavar="FOLDER", help="the folder to make, or to resume in")
-    how = "processes (default: one per processor, fewer for a short text)"
-    parser.add_argument("--workers", type=int, metavar="N", help=how)
-    how = "who does it: processes of this machine, or a cluster by datatrove (default: local)"
-    parser.add_argument("--engine", choices=ENGINES, default=LOCAL, help=how)
-    how = "of datatrove's executor, as in partition=cpu; may be given several times"
-    parser.add_argument("--engine-option", metavar="NAME=VALUE", action="append", default=[], help=how)
+    add_engine_options(parser)
     parser.add_argument("--overwrite", action="store_true", help="remove an earlier preparation in the folder first")
     parser.add_argument("--check", action="store_true", help="read all of a prepared folder and compare its checksums")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -104,7 +98,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
     try:
         manifest = prepare(
             recipe, arguments.output, arguments.workers, progress=not arguments.quiet, overwrite=arguments.overwrite,
-            engine=arguments.engine, engine_options=_engine_options(arguments.engine_option),
+            engine=arguments.engine, engine_options=engine_options(arguments.engine_option),
         )  # fmt: skip
     except KeyboardInterrupt:
         return report_stop(signal.SIGINT, None)
@@ -119,7 +113,19 @@ def _prepare(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _engine_options(given: list[str]) -> dict[str, Any]:
+def add_engine_options(parser: Parser) -> None:
+    """Add the options for who does the tasks of a text."""
+    from ..data.engines import ENGINES, LOCAL
+
+    how = "processes (default: one per processor, fewer for a short text)"
+    parser.add_argument("--workers", type=int, metavar="N", help=how)
+    how = "who does it: processes of this machine, or a cluster by datatrove (default: local)"
+    parser.add_argument("--engine", choices=ENGINES, default=LOCAL, help=how)
+    how = "of datatrove's executor, as in partition=cpu; may be given several times"
+    parser.add_argument("--engine-option", metavar="NAME=VALUE", action="append", default=[], help=how)
+
+
+def engine_options(given: list[str]) -> dict[str, Any]:
     """Options of an engine; a value is a number, or JSON, or else a text."""
     options = {}
     for one in given:

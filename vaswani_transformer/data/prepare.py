@@ -1,19 +1,15 @@
 """`vaswani prepare`: tokenise and filter all pairs once, into shards that training maps into memory.
 
-The text is cut into splits (`splits`). Stages follow each other: splits are counted, a sample is drawn for a new
-tokenizer, splits are tokenised into shards. Each stage has a task for each split, which needs nothing but its number
-and what the stages before have left in the folder: tasks run in any order, on any machine, and more than once. What a
-task returns is written last and says that it is done. What is in the shards depends on the text, the tokenizer and the
-limits, not on who has made them.
+The text is cut into splits (`splits`). Stages of tasks (`tasks`) follow each other: splits are counted, a sample is
+drawn for a new tokenizer, splits are tokenised into shards. What is in the shards depends on the text, the tokenizer
+and the limits, not on who has made them.
 """
 
 import contextlib
 import functools
-import hashlib
 import json
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -23,10 +19,9 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from .. import __version__
 from ..errors import UserError
 from ..files import file_sha256, is_inner, remove_files, remove_leftovers, set_aside, write_text
-from ..hardware import MOST_WORKERS, check_workers
+from ..hardware import check_workers
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
@@ -51,20 +46,33 @@ from .prepared import (
 )
 from .recipe_data import data_sources, sample_rows, tokenizer_of_sample
 from .shards import ShardWriter
-from .splits import SPLIT_BYTES, Place, Split, places, text_splits
-from .text_files import file_errors
+from .splits import places, text_splits
+from .tasks import (
+    COUNT,
+    FINISH,
+    LEARN,
+    LOGS,
+    OTHER,
+    PARTS,
+    PLAN,
+    SAMPLE,
+    SPLIT,
+    TASKS,
+    WRITE,
+    Tasks,
+    as_json,
+    task_notes,
+    useful_workers,
+    write_json,
+)
 from .tokenization import load_tokenizer, tokenizer_sha256
 
 CHUNK = 50_000  # pairs of a shard, before the filter
 # Pairs from which on a training prepares its text first. Below, as of most corpora but those of WMT, one process
 # tokenises them within minutes, and no second copy is left in the run's folder.
 LARGE = 2_000_000
-TASKS = ".tasks"  # the folder of what tasks have returned
-COUNT, PLAN, SAMPLE, LEARN, WRITE, FINISH = "count", "plan", "sample", "learn", "write", "finish"
-SPLIT, HELD_OUT, INDEX, LOGS = "split", "held_out", "index", "logs"  # what else is noted
-PARTS = (TRAIN, VALIDATION)
+HELD_OUT, INDEX = "held_out", "index"  # what else is noted
 _SHOWN = {COUNT: "counting pairs", SAMPLE: "drawing a sample", WRITE: "tokenising"}
-_OTHER = "give another --output, or --overwrite to start anew"
 logger = logging.getLogger(__name__)
 
 
@@ -123,22 +131,16 @@ def prepare(
             if engine == SLURM:
                 return None
         for name, task, number in stages:
-            run_tasks(task, number, workers or _useful_workers(settings), _SHOWN.get(name), progress)
+            run_tasks(task, number, workers or useful_workers(settings["files"]), _SHOWN.get(name), progress)
         _remove_intermediate(folder)
         return read_manifest(folder)
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """The tasks of a preparation; it can be pickled, and they can be done anywhere."""
+class Preparation(Tasks):
+    """The tasks of a preparation."""
 
-    recipe: Recipe
-    folder: Path
-    splits: tuple[Split, ...]  # of the training text, then of the validation text
-    train_splits: int
-    settings: dict  # what decides the content
     shard_pairs: int
-    version: str = __version__
 
     @staticmethod
     def of(
@@ -158,79 +160,17 @@ class Preparation:
         """The number of a stage's tasks."""
         return {COUNT: len(self.splits), SAMPLE: self.train_splits, WRITE: len(self.splits)}.get(stage, 1)
 
-    def run(self, stage: str, number: int, advance: Callable[[int], Any] = lambda pairs: None) -> None:
-        """Do a task, unless it is done; `advance` is told of pairs that are tokenised.
-
-        Raises:
-            UserError: for text that cannot be read, or has changed since the preparation began, and on a machine with
-                another version of the package.
-        """
-        if self.version != __version__:
-            what = f"{socket.gethostname()} has version {__version__} of the package"
-            raise UserError(f"{what}, this was begun with {self.version}: install that one there")
-        done = self._done(stage, number)
-        if done is None:
-            self._check_unchanged(stage, number)
-            getattr(self, f"_{stage}")(number, advance)
-            self._check_unchanged(stage, number)
-        elif stage == WRITE:
-            advance(sum(done["counts"]))
-
-    def _check_unchanged(self, stage: str, number: int) -> None:
-        """Refuse text that has changed since the preparation began: what is known of it would be of another text."""
-        for path in self.splits[number].files if stage in (COUNT, SAMPLE, WRITE) else ():
-            with file_errors(path):
-                facts = path.stat()
-            if [facts.st_size, facts.st_mtime_ns] != self.settings["files"][str(path)]:
-                raise UserError(f"{path} is not as it was when the preparation of {self.folder} started: {_OTHER}")
-
-    # What tasks have returned
-
-    def _path(self, name: str, number: int = 0) -> Path:
-        return self.folder / TASKS / f"{name}-{number:05d}.json"
-
-    def _note(self, name: str, result: Any, number: int = 0) -> None:
-        self._path(name).parent.mkdir(exist_ok=True)
-        _write_json(self._path(name, number), {"result": result, "sha256": _sha256_of(result)})
-
-    def _result(self, name: str, number: int = 0) -> Any:
-        path = self._path(name, number)
-        note = read_json(path, _OTHER)
-        if note.get("sha256") != _sha256_of(note.get("result")):
-            raise UserError(f"{path} is damaged: {_OTHER}")
-        return note["result"]
-
-    def _results(self, stage: str, part: str = "") -> Iterator[Any]:
-        first, stop = {TRAIN: (0, self.train_splits), VALIDATION: (self.train_splits, len(self.splits))}[part or TRAIN]
-        return (self._result(stage, number) for number in range(first, stop))
-
     def _note_pairs(self, name: str, pairs: Sequence[tuple[str, str]], number: int) -> dict:
         """Keep pairs for a later task; returns the facts of the file."""
         path = self._path(name, number).with_suffix(".jsonl")
         write_text(path, "".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs))
-        return {"file": f"{TASKS}/{path.name}", "bytes": path.stat().st_size, "sha256": file_sha256(path)}
+        return self._facts(path)
 
     def _noted_pairs(self, name: str, number: int) -> Iterator[tuple[str, str]]:
         with self._path(name, number).with_suffix(".jsonl").open(encoding="utf-8", newline="\n") as file:
             yield from map(json.loads, file)
 
-    def _done(self, stage: str, number: int) -> Any | None:
-        """What a task has returned; None if it is to be done, also if what it has written is not there any more."""
-        try:
-            done = self._result(stage, number)
-        except (OSError, UserError):
-            return None
-        return done if all(map(self._is_whole, (*done.get("shards", ()), *done.get("files", ())))) else None
-
-    def _is_whole(self, facts: dict) -> bool:
-        path = self.folder / facts["file"]
-        return path.is_file() and path.stat().st_size == facts["bytes"] and file_sha256(path) == facts["sha256"]
-
     # The stages
-
-    def _count(self, number: int, advance: Callable[[int], Any]) -> None:
-        """Count the pairs of a split."""
-        self._note(COUNT, self.splits[number].count(), number)
 
     def _plan(self, number: int, advance: Callable[[int], Any]) -> None:
         """Find the pairs of all splits; choose what is held out and, for a new tokenizer, what it is trained on."""
@@ -258,14 +198,6 @@ class Preparation:
                 self._note(SPLIT, {"place": asdict(place), "shard": shard, **chosen}, number)
                 row, shard = row + place.pairs, shard + -(-place.pairs // self.shard_pairs)
         self._note(PLAN, {})
-
-    def _pairs(self, number: int, plan: dict) -> Iterator[tuple[int, tuple[str, str]]]:
-        """The pairs of a split with their rows in it."""
-        place, row = Place(**plan["place"]), -1
-        for row, pair in enumerate(self.splits[number].pairs(place)):
-            yield row, pair
-        if row + 1 != place.pairs:
-            raise UserError(f"{row + 1:,} pairs were read, not the {place.pairs:,} counted before: {_OTHER}")
 
     def _sample(self, number: int, advance: Callable[[int], Any]) -> None:
         """Read what the tokenizer is trained on."""
@@ -324,7 +256,7 @@ class Preparation:
             "length_type": writer.length_type,
             "parts": parts,
         }
-        OutputFolder(self.folder).write_text(MANIFEST, _as_json(manifest))
+        OutputFolder(self.folder).write_text(MANIFEST, as_json(manifest))
 
     def _check_free(self, note: Path, names: list[str]) -> None:
         """Refuse to replace a file of which there is no note: this preparation has not written it."""
@@ -365,26 +297,7 @@ def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Pat
     return folder
 
 
-def _useful_workers(settings: dict) -> int:
-    """A process for each processor, as far as there is text for each: one takes seconds to start."""
-    number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    size = sum(size for size, _ in settings["files"].values())
-    return max(1, min(number, MOST_WORKERS, size // SPLIT_BYTES))
-
-
 # What a folder holds already
-
-
-def _as_json(value: dict) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-
-
-def _sha256_of(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _write_json(path: Path, value: dict) -> None:
-    write_text(path, _as_json(value))
 
 
 def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) -> dict:
@@ -434,7 +347,7 @@ def _start_or_resume(folder: Path, settings: dict) -> None:
     """Note the settings in a new folder, or compare them with those of the preparation that is resumed."""
     if settings != _check_unfinished(folder, settings):
         _remove_intermediate(folder)  # nothing else is made yet, so that a wrong setting may be corrected
-        _write_json(folder / UNFINISHED, settings)
+        write_json(folder / UNFINISHED, settings)
     for path in (folder, folder / TASKS):
         remove_leftovers(path)
 
@@ -442,7 +355,7 @@ def _start_or_resume(folder: Path, settings: dict) -> None:
 def _check_unfinished(folder: Path, settings: dict) -> dict:
     """The settings in the folder; if a preparation has begun there they must be these."""
     path = folder / UNFINISHED
-    earlier = read_json(path, _OTHER) if path.exists() else {}
+    earlier = read_json(path, OTHER) if path.exists() else {}
     if (folder / TOKENIZER).exists():
         _check_same(folder, settings, earlier)
     return earlier
@@ -450,34 +363,30 @@ def _check_unfinished(folder: Path, settings: dict) -> dict:
 
 def _remove_intermediate(folder: Path) -> None:
     """Remove what only an unfinished preparation needs."""
-    for path in _notes(folder):
+    for path in task_notes(folder):
         path.unlink()
     with contextlib.suppress(OSError):  # something else is there, or nothing
         (folder / TASKS).rmdir()
     (folder / UNFINISHED).unlink(missing_ok=True)
 
 
-def _notes(folder: Path) -> list[Path]:
-    return sorted((folder / TASKS).glob("[a-z]*-?????*.json*"))
-
-
 def _check_same(folder: Path, settings: dict, earlier: dict) -> None:
     """Refuse a folder that was started with other settings or from other files."""
     earlier = {"recipe": {}, "files": {}, "tokenizer": None} | earlier
     if not all(isinstance(earlier[name], dict) for name in ("recipe", "files")):
-        raise UserError(f"{folder} holds what no preparation has written: {_OTHER}")
+        raise UserError(f"{folder} holds what no preparation has written: {OTHER}")
     if [earlier.get(name) for name in ("format", "version")] != [FORMAT, VERSION]:
-        raise UserError(f"{folder} was prepared by another version: {_OTHER}")
+        raise UserError(f"{folder} was prepared by another version: {OTHER}")
     # An earlier version did not note the seed of a tokenizer: it took the first pairs.
     changed = _differing(settings["recipe"], {"seed": settings["recipe"].get("seed")} | earlier["recipe"])
     changed += ["tokenizer"] if settings["tokenizer"] != earlier["tokenizer"] else []
     if changed:
         raise UserError(
-            f"{folder} was prepared with other settings ({', '.join(changed)}): give the same ones, {_OTHER}"
+            f"{folder} was prepared with other settings ({', '.join(changed)}): give the same ones, {OTHER}"
         )
     changed = _differing(settings["files"], earlier["files"])
     if changed:
-        raise UserError(f"{changed[0]} is not as it was when the preparation of {folder} started: {_OTHER}")
+        raise UserError(f"{changed[0]} is not as it was when the preparation of {folder} started: {OTHER}")
 
 
 def _differing(one: dict, other: dict) -> list[str]:
@@ -514,7 +423,7 @@ def _remove_prepared(output: OutputFolder) -> None:
     try:
         written = [facts for part in notes.get("parts", {}).values() for facts in (part["index"], *part["shards"])]
         written += [
-            facts for path in _notes(folder) for facts in (_read_json(path).get("result") or {}).get("shards", ())
+            facts for path in task_notes(folder) for facts in (_read_json(path).get("result") or {}).get("shards", ())
         ]
         made = {Path(facts["file"]).name: (facts["bytes"], facts["sha256"]) for facts in written}
         made = {name: facts for name, facts in made.items() if is_inner(name)}
@@ -530,7 +439,7 @@ def _remove_prepared(output: OutputFolder) -> None:
     if output.is_ours(MANIFEST):
         (folder / MANIFEST).replace(folder / UNFINISHED)
     elif (folder / MANIFEST).exists():
-        _write_json(folder / UNFINISHED, notes)
+        write_json(folder / UNFINISHED, notes)
         output.make_way([MANIFEST])
     remove_files(folder, made)
     output.remove(tokenizer)

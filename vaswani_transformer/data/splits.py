@@ -5,7 +5,7 @@ line is not a row, is one split. What the splits are depends on the files alone,
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import datasets
 import numpy as np
 import pyarrow.parquet as pq
 
-from .pair_readers import check_numbers_of_lines, no_pair, pairs_of_rows, read_pairs, read_parquet
+from .pair_readers import UNDECODED, check_numbers_of_lines, no_pair, pairs_of_rows, read_pairs, read_parquet
 from .parallel_text import PairFiles, PairSource, pairs_of
 from .text_files import decode_lines, file_errors
 
@@ -39,6 +39,7 @@ class LineSplit:
     files: tuple[Path, Path]
     number: int
     parts: int
+    errors: str = "strict"  # as of `decode_lines`
 
     def count(self) -> dict:
         """Lines that end in this piece of each file, and places behind some of them, the last included."""
@@ -76,7 +77,7 @@ class LineSplit:
     def _lines(self, path: Path, place: Place, start: int, skipped: int) -> Iterator[str]:
         with file_errors(path), path.open("rb") as file:
             file.seek(start)
-            lines = decode_lines(file, str(path), first=place.first - skipped + 1)
+            lines = decode_lines(file, str(path), first=place.first - skipped + 1, errors=self.errors)
             yield from islice(lines, skipped, skipped + place.pairs)
 
 
@@ -146,6 +147,13 @@ def text_splits(source: PairSource) -> list[Split]:
         else:
             splits.append(FileSplit(source.kind, files, source.columns))
     return splits
+
+
+def undecoded(split: Split) -> Split:
+    """The same split, with U+FFFD for bytes of plain text that are not UTF-8, where they would be refused."""
+    if isinstance(split, LineSplit):
+        return replace(split, errors="replace")
+    return replace(split, kind=UNDECODED) if isinstance(split, FileSplit) and split.kind == "text" else split
 
 
 def _group_splits(files: tuple[Path, ...], columns: tuple[str, str]) -> Iterator[FileSplit]:

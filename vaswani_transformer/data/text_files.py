@@ -56,13 +56,14 @@ def check_on_disk(path: Path) -> None:
             pass
 
 
-def read_lines(path: Path, digest: Any = None, stamp: Stamp = None) -> Iterator[str]:
+def read_lines(path: Path, digest: Any = None, stamp: Stamp = None, errors: str = "strict") -> Iterator[str]:
     """Lines of a UTF-8 text file, plain or ``.gz``; only a line feed (with or without a carriage return) ends one.
 
     Args:
         path: the file.
         digest: of `hashlib`, fed with all bytes, unpacked.
         stamp: what the file must still have, from an earlier reading.
+        errors: as of `decode_lines`.
 
     Raises:
         UserError: a file that cannot be read, is not whole, or is not UTF-8, with the number of the line; a line of
@@ -73,7 +74,7 @@ def read_lines(path: Path, digest: Any = None, stamp: Stamp = None) -> Iterator[
         stamp = stamp or file_stamp(raw)
         check_unchanged(path, raw, stamp)
         stream = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
-        for number, line in enumerate(decode_lines(stream, str(path), digest), 1):  # noqa: B007
+        for number, line in enumerate(decode_lines(stream, str(path), digest, errors=errors), 1):  # noqa: B007
             yield line
         check_unchanged(path, raw, stamp)
 
@@ -84,10 +85,13 @@ def check_unchanged(path: Path, file: BinaryIO, stamp: Stamp) -> None:
         raise UserError(f"{path} has changed while it was read: run the command again once nothing writes to it")
 
 
-def decode_lines(stream: BinaryIO, where: str, digest: Any = None, first: int = 1) -> Iterator[str]:
+def decode_lines(
+    stream: BinaryIO, where: str, digest: Any = None, first: int = 1, errors: str = "strict"
+) -> Iterator[str]:
     """Lines of UTF-8 bytes as text, without their ends and without a byte order mark; `digest` as of `read_lines`.
 
-    `first` is the number of the line with which the stream begins.
+    `first` is the number of the line with which the stream begins; with `errors` "replace" bytes that are not UTF-8
+    become U+FFFD.
 
     Raises:
         UserError: for a line that is not UTF-8 or too long, with its number and with `where` it is from.
@@ -98,7 +102,11 @@ def decode_lines(stream: BinaryIO, where: str, digest: Any = None, first: int = 
         if digest is not None:
             digest.update(line)
         try:
-            text = None if len(line) == _MOST_BYTES else line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+            text = (
+                None
+                if len(line) == _MOST_BYTES
+                else line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors)
+            )
         except UnicodeDecodeError as error:
             problem = f"byte offset {error.start} of the line: not valid UTF-8 ({error.reason})"
             raise UserError(f"{place}, {problem}; convert it to UTF-8 (of compressed files, .gz is read)") from None

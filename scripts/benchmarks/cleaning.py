@@ -1,7 +1,7 @@
 """What `vaswani clean` finds of faults that were put into Multi30k, and what it loses of the pairs that were there.
 
-    python scripts/benchmarks/cleaning.py              # about 2 minutes; needs the extra `cleaning`
-    python scripts/benchmarks/cleaning.py --compare    # a minute: libraries that identify languages or find near copies
+    python scripts/benchmarks/cleaning.py MULTI30K              # about 2 minutes; needs the extra `cleaning`
+    python scripts/benchmarks/cleaning.py MULTI30K --compare    # a minute: libraries for languages and near copies
 
 The first command writes a table in Markdown; what it has cleaned is removed unless --keep names a folder. Each kind of
 fault has 1,000 pairs, made from pairs drawn by a seed and put behind the others in random order.
@@ -28,14 +28,13 @@ from vaswani_transformer.data.recipe_data import data_sources
 from vaswani_transformer.data.tasks import FINISH, SPLIT
 from vaswani_transformer.recipes.recipe import Recipe
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "multi30k"
 OF_EACH = 1000
 Pair = tuple[str, str]
 
 
-def lines_of(name: str) -> list[str]:
+def lines_of(multi30k: Path, name: str) -> list[str]:
     """The lines of a file of Multi30k."""
-    with gzip.open(DATA / f"{name}.gz", "rt", encoding="utf-8", newline="\n") as file:
+    with gzip.open(multi30k / f"{name}.gz", "rt", encoding="utf-8", newline="\n") as file:
         return file.read().splitlines()
 
 
@@ -72,13 +71,18 @@ def faults(pairs: list[Pair], french: list[str], test: list[Pair], chance: rando
     }
 
 
-def corpus(folder: Path, seed: int) -> list[str]:
+def corpus(multi30k: Path, folder: Path, seed: int) -> list[str]:
     """Write the text and behind it its faults in random order; returns what each pair is, empty for a good one."""
     chance = random.Random(seed)
     pairs, test = (
-        list(zip(lines_of(f"{part}.en"), lines_of(f"{part}.de"), strict=True)) for part in ("train", "test_2016_flickr")
+        list(zip(lines_of(multi30k, f"{part}.en"), lines_of(multi30k, f"{part}.de"), strict=True))
+        for part in ("train", "test_2016_flickr")
     )
-    bad = [(name, pair) for name, own in faults(pairs, lines_of("train.fr"), test, chance).items() for pair in own]
+    bad = [
+        (name, pair)
+        for name, own in faults(pairs, lines_of(multi30k, "train.fr"), test, chance).items()
+        for pair in own
+    ]
     chance.shuffle(bad)
     for side, language in enumerate(("en", "de")):
         text = "".join(f"{pair[side]}\n" for pair in (*pairs, *(pair for _, pair in bad)))
@@ -105,11 +109,11 @@ def clean_text(recipe: Recipe, folder: Path, rules: CleaningRules) -> np.ndarray
     return np.concatenate(status)
 
 
-def measure(seed: int, keep: str | None) -> None:
+def measure(multi30k: Path, seed: int, keep: str | None) -> None:
     """Clean the text by each set of rules, and write how much of each fault is found, and what else is dropped."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        kinds = np.array(corpus(folder, seed))
+        kinds = np.array(corpus(multi30k, folder, seed))
         recipe = Recipe(data_dir=temporary, train_source="train.en", train_target="train.de", seed=seed)
         tests = tuple(str(folder / f"test.{language}") for language in ("en", "de"))
         asked = {
@@ -186,9 +190,9 @@ def signers() -> dict[str, Callable[[], Callable[[list[list[str]]], object]]]:
     return {function.__name__: function for function in (rensa, datasketch, datatrove)}
 
 
-def compare() -> None:
+def compare(multi30k: Path) -> None:
     """Write speed and accuracy of the libraries that are installed."""
-    texts = {language: lines_of(f"test_2016_flickr.{language}") for language in ("en", "de", "fr")}
+    texts = {language: lines_of(multi30k, f"test_2016_flickr.{language}") for language in ("en", "de", "fr")}
     print("| library | en | de | fr | first three words, en / de / fr | lines a second | to load, s |")
     print("| --- |" + " ---: |" * 6)
     for name, load in identifiers().items():
@@ -221,11 +225,15 @@ def compare() -> None:
 def main() -> None:
     """Run the script."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("multi30k", type=Path, help="folder with train.en.gz and so on, in en, de and fr")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", metavar="FOLDER", help="a new folder for what is cleaned")
     parser.add_argument("--compare", action="store_true", help="compare libraries instead")
     arguments = parser.parse_args()
-    compare() if arguments.compare else measure(arguments.seed, arguments.keep)
+    if arguments.compare:
+        compare(arguments.multi30k)
+    else:
+        measure(arguments.multi30k, arguments.seed, arguments.keep)
 
 
 if __name__ == "__main__":

@@ -213,7 +213,7 @@ class Cleaning(Tasks):
         settings = self._public_settings()
         if {name: manifest.get(name) for name in settings} != settings:
             raise UserError(f"{self.folder} was cleaned with other settings or of other text: {OTHER}")
-        for name in manifest["parts"]:
+        for name in manifest.get("parts") or ():
             if not (self.folder / name).is_file():
                 raise UserError(f"{self.folder / name} is missing: {OTHER}")
         self.remove_intermediate()
@@ -289,7 +289,7 @@ class Cleaning(Tasks):
                 for block in iter(lambda: list(islice(lines, CHUNK)), [])
             ]
             facts.append(
-                self._write_array(self._array("tests"), [np.unique(np.concatenate([*found, []], dtype="<u8"))])
+                self._write_array(self._array("tests"), [np.unique(np.concatenate([np.zeros(0, np.uint64), *found]))])
             )
         if self.rules.scores is not None:
             facts.append(self._write_array(self._array("scores"), self._scores(range_)))
@@ -341,7 +341,8 @@ class Cleaning(Tasks):
         keys_of = {} if rules.keep_duplicates else {"duplicate": pair_keys}
         if rules.near_duplicates is not None:
             keys_of["near"] = functools.partial(near_keys, similarity=rules.near_duplicates, side=rules.near_side)
-        paths, runs, counts = {name: self._array(name, number) for name in (JUDGE, *keys_of)}, {}, 0
+        paths, runs = {name: self._array(name, number) for name in (JUDGE, *keys_of)}, {}
+        counts = np.zeros(len(NAMES), np.int64)
         with contextlib.ExitStack() as stack:
             files = {
                 name: stack.enter_context(stack.enter_context(written_whole(path)).open("wb"))
@@ -351,7 +352,7 @@ class Cleaning(Tasks):
                 row = plan["row"] + first
                 status, reasons, texts = judge.judge(pairs, row)
                 files[JUDGE].write(status.tobytes())
-                counts = counts + np.bincount(status, minlength=len(NAMES))
+                counts += np.bincount(status, minlength=len(NAMES))
                 for index, reason in reasons.items():
                     samples.add(int(status[index]), row + index, pairs[index], reason)
                 left = np.flatnonzero(status == KEPT)

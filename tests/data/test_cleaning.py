@@ -98,7 +98,7 @@ def percentile_line(value, xs, ys):
 
 def deviations(lengths, number_of_groups):
     """The robust deviations of pairs of lengths, by the formula of `LengthRatio`."""
-    values = [(math.log(source * target) / 2, math.log(target / source)) for source, target in lengths]
+    values = [(math.log(source), math.log(target / source)) for source, target in lengths]
     by_length = sorted(values, key=lambda value: value[0])
     size, larger = divmod(len(values), number_of_groups)
     groups, start = [], 0

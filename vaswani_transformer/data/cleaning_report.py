@@ -37,9 +37,9 @@ def report_text(
     if rules.length_ratio and ratio["medians"]:
         groups = zip(ratio["lengths"], ratio["medians"], ratio["deviations"], strict=True)
         lines += [
-            "", "Targets are expected to have so many times the characters of their sources, by the length of the pair"
-            " (geometric mean of both sides). The limits are where the rule on the length ratio drops:", "",
-            "| characters | ratio | least | most |", "| ---: | ---: | ---: | ---: |",
+            "", "Targets are expected to have so many times the characters of their sources, by the length of the source;"
+            " pairs below the least ratio or above the most are dropped:", "",
+            "| characters of the source | ratio | least | most |", "| ---: | ---: | ---: | ---: |",
             *("| " + " | ".join(_ratios(*group, rules.length_ratio)) + " |" for group in groups),
         ]  # fmt: skip
     lines += ["", "![Lengths and scores](report.png)"]

@@ -40,7 +40,7 @@ class CleaningRules:
 
     max_characters: int = 1000
     max_words: int = 200
-    length_ratio: float = 5.0  # robust deviations; 0: no limit
+    length_ratio: float = 4.0  # robust deviations; 0: no limit
     keep_identical: bool = False
     keep_duplicates: bool = False
     near_duplicates: float | None = None  # Jaccard similarity; None: not looked for
@@ -94,14 +94,14 @@ def hashes(texts: Iterable[str]) -> np.ndarray:
 class LengthRatio:
     r"""How long the targets of a text are for their sources, by its own distribution.
 
-    With $s$ and $t$ characters of source and target, $r = \log(t/s)$ and $n = \sqrt{st}$, a pair's deviation is
-    $z = (r - m(n)) / d(n)$: $m$ is the median and $d$ 1.4826 times the median absolute deviation of $r$ (a normal
-    distribution's standard deviation) in ten groups of pairs of similar $n$, with straight lines between. That ratios
-    are normal, and vary less in longer sentences, is what Gale and Church (1993) align sentences by; medians are not
-    moved by the pairs that are to be found.
+    With $s$ and $t$ characters of source and target and $r = \log(t/s)$, a pair's deviation is
+    $z = (r - m(s)) / d(s)$: $m$ is the median and $d$ 1.4826 times the median absolute deviation of $r$ (a normal
+    distribution's standard deviation) in ten groups of pairs by the length of the source, with straight lines over
+    $\log s$ between. Gale and Church (1993) align sentences by how far the target's length is from what the source's
+    lets expect, relative to how much that varies; medians are not moved by the pairs that are to be found.
     """
 
-    lengths: list[float]  # log n of the groups
+    lengths: list[float]  # log s of the groups
     medians: list[float]
     deviations: list[float]
 
@@ -129,7 +129,7 @@ class LengthRatio:
 
 def _logarithms(characters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     logs = np.log(characters.reshape(-1, 2))
-    return logs.mean(1), logs[:, 1] - logs[:, 0]
+    return logs[:, 0], logs[:, 1] - logs[:, 0]
 
 
 # Rules on a pair

@@ -126,10 +126,10 @@ def measure(multi30k: Path, seed: int, keep: str | None) -> None:
             start = time.process_time()
             found[title] = clean_text(recipe, Path(keep or folder / "cleaned") / str(number), rules)
             print(f"{title}: {time.process_time() - start:.0f} s of processor time", file=sys.stderr)
-    print("| put in | " + " | ".join(found) + " | most by |\n| --- |" + " ---: |" * len(found) + " --- |")
+    print("| put in | " + " | ".join(found) + " | by, with all of them |\n| --- |" + " ---: |" * len(found) + " --- |")
     for kind in dict.fromkeys(kinds):
         own = [status[kinds == kind] for status in found.values()]
-        by = Counter(NAMES[rule] for rule in own[-1] if rule != KEPT).most_common(2)
+        by = Counter(NAMES[rule] for rule in own[-1] if rule != KEPT).most_common()
         shares = " | ".join(f"{np.mean(status != KEPT):.2%}" for status in own)
         title = kind or f"nothing: the {np.sum(kinds == ''):,} pairs of Multi30k"
         print(f"| {title} | {shares} | " + ", ".join(f"{name} {pairs:,}" for name, pairs in by) + " |")

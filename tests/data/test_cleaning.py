@@ -25,6 +25,7 @@ from vaswani_transformer import files
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data import cleaning, splits
 from vaswani_transformer.data.cleaning import Cleaning, clean
+from vaswani_transformer.data.cleaning_report import draw_report
 from vaswani_transformer.data.cleaning_rules import (
     CleaningRules,
     LengthRatio,
@@ -466,6 +467,26 @@ def test_the_report_has_counts_and_samples_and_nothing_that_a_reader_would_obey(
             assert plainly(text[1][row][0]) == plainly(text[1][first][0]) and first < row
 
 
+def test_the_picture_counts_the_pairs_that_rules_have_seen(text, all_rules, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    drawn = {}
+
+    def draw(picture, rules, histograms, score_range):
+        drawn.update(histograms, range=score_range)
+        return draw_report(picture, rules, histograms, score_range)
+
+    monkeypatch.setattr(cleaning, "draw_report", draw)
+    monkeypatch.setattr(splits, "SPLIT_BYTES", 4000)
+    counts = make(text[0], tmp_path / "out", **all_rules)["counts"]
+    left = len(text[1]) - sum(counts[name] for name in ("empty", "undecodable", "identical"))
+    assert drawn["characters"].sum(1).tolist() == [left, left]
+    assert drawn["length ratio"].sum() == left - counts["length"]
+    assert drawn["score"].sum() == left - counts["length"] - counts["length ratio"] - counts["test text"]
+    assert drawn["range"] == [0, 399 / 400]
+    assert (tmp_path / "out" / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert "(report.png)" in (tmp_path / "out" / "report.md").read_text("utf-8")
+
+
 def test_cleaned_text_is_prepared_and_trained_on_as_the_command_says(text, tmp_path, capsys, monkeypatch):
     recipe = tmp_path / "r.yaml"
     fields = {name: value for name, value in vars(text[0]).items() if value != getattr(Recipe(), name)}
@@ -512,7 +533,7 @@ def test_lines_of_another_language_are_dropped(tmp_path):
     recipe = recipe_of(tmp_path, [(english, german), (german, english), (english, french), (english + "!", german)])
     assert make(recipe, tmp_path / "out", languages=("en", "de"))["counts"] == {"kept": 2, "language": 2}
     report = (tmp_path / "out" / "report.md").read_text("utf-8")
-    assert "pair 3: the target is fr" in report and "not en and de" in report
+    assert "pair 3: the target is fr" in report and "a source not in en or a target not in de" in report
     message = error_of(make, recipe, tmp_path / "other", languages=("en", "xx"))
     assert "'xx'" in message and ", en, " in message
 

@@ -451,10 +451,11 @@ class Cleaning(Tasks):
                 histograms[name] = histograms.get(name, 0) + np.array(values)
         learned = self._result(LEARN)
         remove_leftovers(staging)
-        (staging / REPORT).write_text(
-            report_text(self.rules, counts, samples.found, learned["ratio"], self.has_tests), encoding="utf-8"
+        has_picture = draw_report(staging / PICTURE, self.rules, histograms, learned["score_range"])
+        report = report_text(
+            self.rules, counts, samples.found, learned["ratio"], self.has_tests, PICTURE if has_picture else None
         )
-        draw_report(staging / PICTURE, self.rules, histograms, learned["score_range"])
+        (staging / REPORT).write_text(report, encoding="utf-8")
         manifest = {
             **self._public_settings(),
             "counts": named,

@@ -12,7 +12,12 @@ from .cleaning_rules import BOTH, KEPT, NAMES, SIDES, CleaningRules
 
 
 def report_text(
-    rules: CleaningRules, counts: Sequence[int], samples: Mapping[str, list], ratio: Mapping[str, list], has_tests: bool
+    rules: CleaningRules,
+    counts: Sequence[int],
+    samples: Mapping[str, list],
+    ratio: Mapping[str, list],
+    has_tests: bool,
+    picture: str | None,
 ) -> str:
     """The report in Markdown.
 
@@ -22,6 +27,7 @@ def report_text(
         samples: of the pairs that each rule has dropped: hash, row, source, target and reason.
         ratio: the fields of `LengthRatio`.
         has_tests: whether the text was compared with other text.
+        picture: the file that `draw_report` has drawn, if it has.
     """
     total = left = sum(counts)
     lines = [
@@ -37,12 +43,12 @@ def report_text(
     if rules.length_ratio and ratio["medians"]:
         groups = zip(ratio["lengths"], ratio["medians"], ratio["deviations"], strict=True)
         lines += [
-            "", "Targets are expected to have so many times the characters of their sources, by the length of the source;"
-            " pairs below the least ratio or above the most are dropped:", "",
+            "", "Targets are expected to have so many times the characters of their sources, by the length of the"
+            " source; pairs below the least ratio or above the most are dropped:", "",
             "| characters of the source | ratio | least | most |", "| ---: | ---: | ---: | ---: |",
             *("| " + " | ".join(_ratios(*group, rules.length_ratio)) + " |" for group in groups),
         ]  # fmt: skip
-    lines += ["", "![Lengths and scores](report.png)"]
+    lines += ["", f"![Lengths and scores]({picture})"] if picture else []
     for name in NAMES:
         if samples.get(name):
             lines += ["", f"## Dropped: {name}", ""]
@@ -70,7 +76,7 @@ def _meanings(rules: CleaningRules, has_tests: bool) -> dict[str, str]:
         "length ratio": f"more than {rules.length_ratio:g} robust deviations from the expected ratio",
         "test text": "a side that is a line of a test or validation text" if has_tests else None,
         "score": f"a score {scores}" if scores else None,
-        "language": f"not {' and '.join(rules.languages)}" if rules.languages else None,
+        "language": "a source not in {} or a target not in {}".format(*rules.languages) if rules.languages else None,
         "duplicate": None if rules.keep_duplicates else "a copy of an earlier pair",
         "near duplicate": f"a {side} like an earlier one, similarity about {rules.near_duplicates} or more",
     }

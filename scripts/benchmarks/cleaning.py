@@ -184,7 +184,7 @@ def signers() -> dict[str, Callable[[], Callable[[list[list[str]]], object]]]:
         signature.config, signature.num_hashes, signature._parameters = config, 128, None
         one = create_hash_func(config.hash_config)
         return lambda sets: [
-            signature.get_signature(np.array([[one(token)] for token in tokens], np.uint64)) for tokens in sets
+            signature.get_signature(np.array([[one(token.encode())] for token in tokens], np.uint64)) for tokens in sets
         ]
 
     return {function.__name__: function for function in (rensa, datasketch, datatrove)}

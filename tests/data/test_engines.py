@@ -17,9 +17,10 @@ from pathlib import Path
 import preparing
 import pytest
 from conftest import ROOT, error_of
-from preparing import digests, make
+from preparing import digests, make, with_validation
 
 from vaswani_transformer.data import tasks as data_tasks
+from vaswani_transformer.data.cleaning import clean
 from vaswani_transformer.data.engines import run_tasks
 from vaswani_transformer.errors import UserError
 
@@ -141,6 +142,19 @@ def test_jobs_in_any_order_and_done_twice_make_the_same_files(recipe, tmp_path, 
     assert make(recipe, tmp_path / "there", engine="slurm", engine_options=OPTIONS) == make(recipe, tmp_path / "there")
     there = {name: digest for name, digest in digests(tmp_path / "there").items() if not name.startswith(".tasks")}
     assert there == digests(tmp_path / "here")
+
+
+def test_jobs_clean_as_one_machine_does(recipe, tmp_path, slurm):
+    recipe = with_validation(recipe)
+    manifest = clean(recipe, tmp_path / "here", workers=1, progress=False)
+    there = functools.partial(clean, recipe, tmp_path / "there", engine="slurm", engine_options=OPTIONS)
+    assert there() is None
+    for executor, tasks in jobs_of(slurm):
+        for task in random.Random(1).sample(range(tasks), tasks):
+            do(executor, task)
+    assert there() == manifest
+    found = {name: digest for name, digest in digests(tmp_path / "there").items() if not name.startswith(".tasks")}
+    assert found == digests(tmp_path / "here")
 
 
 def test_what_has_failed_is_submitted_again_alone(recipe, tmp_path, slurm):

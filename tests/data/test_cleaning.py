@@ -584,6 +584,8 @@ def test_rules_that_make_no_sense(tmp_path):
         ({"length_ratio": math.nan}, "length_ratio is nan"),
         ({"near_duplicates": 1.0}, "near_duplicates is 1.0"),
         ({"near_side": "left"}, "near_side is 'left'"),
+        ({"near_side": "source"}, "no near_duplicates are looked for"),
+        ({"score_key": "a"}, "there are no scores"),
         ({"scores": scores}, "scores, and no limit"),
         ({"minimum_score": 1.0}, "and no scores"),
         ({"scores": scores, "minimum_score": 2.0, "maximum_score": 1.0}, "no score is within"),

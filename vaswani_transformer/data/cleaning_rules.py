@@ -63,6 +63,10 @@ class CleaningRules:
             raise UserError(f"near_duplicates is {self.near_duplicates}: it must be a similarity from 0.5 to 0.95")
         if self.near_side not in (*SIDES, BOTH):
             raise UserError(f"near_side is {self.near_side!r}: it must be one of {', '.join((*SIDES, BOTH))}")
+        if self.near_side != BOTH and self.near_duplicates is None:
+            raise UserError(f"near_side is {self.near_side!r} and no near_duplicates are looked for: give a similarity")
+        if self.score_key is not None and self.scores is None:
+            raise UserError(f"score_key is {self.score_key!r} and there are no scores: give their file")
         limits = [limit for limit in (self.minimum_score, self.maximum_score) if limit is not None]
         if (self.scores is None) != (not limits):
             what = "scores, and no limit" if self.scores else "a limit of scores, and no scores"

@@ -18,10 +18,11 @@ import pytest
 import slurm_jobs
 import stores
 from conftest import ROOT, error_of
-from preparing import digests, make
+from preparing import digests, make, with_validation
 from slurm_jobs import OPTIONS, do, jobs_of
 
-from vaswani_transformer.data import prepare as preparation
+from vaswani_transformer.data import engines
+from vaswani_transformer.data.cleaning import clean
 from vaswani_transformer.data.engines import run_tasks
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.files import to_path
@@ -127,6 +128,19 @@ def test_jobs_that_share_only_a_store_make_the_same_files(recipe, text, store, t
         assert hashlib.sha256((to_path(there) / name).read_bytes()).hexdigest() == digest
 
 
+def test_jobs_clean_as_one_machine_does(recipe, tmp_path, slurm):
+    recipe = with_validation(recipe)
+    manifest = clean(recipe, tmp_path / "here", workers=1, progress=False)
+    there = functools.partial(clean, recipe, tmp_path / "there", engine="slurm", engine_options=OPTIONS)
+    assert there() is None
+    for executor, tasks in jobs_of(slurm):
+        for task in random.Random(1).sample(range(tasks), tasks):
+            do(executor, task)
+    assert there() == manifest
+    found = {name: digest for name, digest in digests(tmp_path / "there").items() if not name.startswith(".tasks")}
+    assert found == digests(tmp_path / "here")
+
+
 def test_what_has_failed_is_submitted_again_alone(recipe, tmp_path, slurm):
     make(recipe, tmp_path / "there", engine="slurm", engine_options=OPTIONS)
     for executor, tasks in jobs_of(slurm)[:2]:
@@ -147,7 +161,7 @@ def test_what_has_failed_is_submitted_again_alone(recipe, tmp_path, slurm):
 
 def test_a_machine_with_another_version_is_refused(recipe, tmp_path, slurm, monkeypatch):
     make(recipe, tmp_path / "p", engine="slurm", engine_options=OPTIONS)
-    monkeypatch.setattr(preparation, "__version__", "0.0")
+    monkeypatch.setattr(engines, "__version__", "0.0")
     assert "has version 0.0" in error_of(do, jobs_of(slurm)[0][0], 0)
 
 

@@ -9,6 +9,7 @@ import warnings
 
 from ..errors import UserError, one_line, shortened
 from .attention import add_attention
+from .clean import add_clean
 from .command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, Parser, is_first_process, leave_failed
 from .data import add_lists, add_prepare, add_tokenizer
 from .evaluate import add_calibrate, add_evaluate, add_score
@@ -24,8 +25,8 @@ _LONGEST = 1500  # letters of an error message
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _COMMANDS = (
     add_demo, add_train, add_translate, add_serve, add_score, add_evaluate, add_calibrate, add_shortlist, add_distill,
-    add_average, add_export, add_push, add_attention, add_parse, add_experiment, add_prepare, add_tokenizer, add_import,
-    add_lists,
+    add_average, add_export, add_push, add_attention, add_parse, add_experiment, add_clean, add_prepare, add_tokenizer,
+    add_import, add_lists,
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,15 @@ from .text_files import LONGEST_LINE, has_undecoded, open_bytes, read_lines
 from .tmx import read_tmx
 
 DEFAULT_COLUMNS = ("source", "target")
+UNDECODED = "text, undecoded"  # the reader of text in which U+FFFD stands for what is not UTF-8
 TABLE_ROWS = 1000  # rows of a table that are in memory at once
 
 # A reader gives the rows of one file, or of a source and a target file, each with its place for messages.
 Rows = Iterator[tuple[str, dict[str, Any]]]
 
 
-def _read_text(source: Path, target: Path, columns: tuple[str, str]) -> Rows:
-    sources, targets = read_lines(source), read_lines(target)
+def _read_text(source: Path, target: Path, columns: tuple[str, str], errors: str = "strict") -> Rows:
+    sources, targets = (read_lines(path, errors=errors) for path in (source, target))
     for number, pair in enumerate(zip_longest(sources, targets), 1):
         if None in pair:
             longer = number + sum(1 for _ in (targets if pair[0] is None else sources))
@@ -109,6 +111,7 @@ def _read_tmx(path: Path, columns: tuple[str, str]) -> Rows:
 
 READERS = {
     "text": _read_text,
+    UNDECODED: partial(_read_text, errors="replace"),
     ".tsv": _read_tsv,
     ".csv": _read_csv,
     ".jsonl": _read_json,

@@ -1,15 +1,12 @@
 """A folder in which pairs are prepared: what it holds already, whether that may be resumed, replaced or removed."""
 
 import contextlib
-import hashlib
-import json
 import logging
 import os
 from pathlib import Path
-from typing import Any
 
 from ..errors import UserError
-from ..files import file_sha256, is_inner, is_local, remove_files, remove_leftovers, set_aside, write_text
+from ..files import file_sha256, is_inner, is_local, remove_files, remove_leftovers, set_aside
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder
 from ..recipes.recipe import Recipe
@@ -28,29 +25,11 @@ from .prepared import (
     open_prepared,
     read_manifest,
 )
+from .tasks import OTHER, TASKS, task_notes, write_json
 from .text_files import file_stamp
 from .tokenization import load_tokenizer, tokenizer_sha256
 
-TASKS = ".tasks"  # the folder of what tasks have returned
-OTHER = "give another --output, or --overwrite to start anew"
 logger = logging.getLogger(__name__)
-
-
-def as_json(value: dict) -> str:
-    """A value as it is written into files."""
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-
-
-def sha256_of(value: Any) -> str:
-    """SHA-256 of a value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def write_json(path: Path, value: dict) -> None:
-    """Write a value into a file, whole or not at all, and make its folder."""
-    if is_local(path):
-        path.parent.mkdir(exist_ok=True)
-    write_text(path, as_json(value))
 
 
 def settings_of(recipe: Recipe, train: PairSource, validation: PairSource | None) -> dict:
@@ -115,7 +94,7 @@ def _check_unfinished(folder: Path, settings: dict) -> dict:
 
 def remove_intermediate(folder: Path) -> None:
     """Remove what only an unfinished preparation needs."""
-    notes = _notes(folder)
+    notes = task_notes(folder)
     if is_local(folder):
         for path in notes:
             path.unlink()
@@ -124,10 +103,6 @@ def remove_intermediate(folder: Path) -> None:
     elif notes:
         folder.fs.rm([path.path for path in notes])
     (folder / UNFINISHED).unlink(missing_ok=True)
-
-
-def _notes(folder: Path) -> list[Path]:
-    return sorted((folder / TASKS).glob("[a-z]*-?????*.json*"))
 
 
 def _check_same(folder: Path, settings: dict, earlier: dict) -> None:
@@ -190,7 +165,7 @@ def remove_prepared(folder: Path, output: OutputFolder | None) -> None:
     try:
         written = [facts for part in notes.get("parts", {}).values() for facts in (part["index"], *part["shards"])]
         written += [
-            facts for path in _notes(folder) for facts in (_read_json(path).get("result") or {}).get("shards", ())
+            facts for path in task_notes(folder) for facts in (_read_json(path).get("result") or {}).get("shards", ())
         ]
         made = {Path(facts["file"]).name: (facts["bytes"], facts["sha256"]) for facts in written}
         made = {name: facts for name, facts in made.items() if is_inner(name)}

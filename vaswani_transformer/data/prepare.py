@@ -1,20 +1,15 @@
 """`vaswani prepare`: tokenise and filter all pairs once, into shards that training maps into memory.
 
-The text is cut into splits (`splits`). Stages follow each other: splits are counted, a sample is drawn for a new
-tokenizer, splits are tokenised into shards. Each stage has a task for each split, which needs nothing but its number
-and what the stages before have left in the folder: tasks run in any order, on any machine, and more than once. What a
-task returns is written last and says that it is done. What is in the shards depends on the text, the tokenizer and the
-limits, not on who has made them.
+The text is cut into splits (`splits`). Stages of tasks (`tasks`) follow each other: splits are counted, a sample is
+drawn for a new tokenizer, splits are tokenised into shards. What is in the shards depends on the text, the tokenizer
+and the limits, not on who has made them.
 """
 
-import contextlib
 import functools
 import hashlib
 import logging
-import os
-import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,34 +18,26 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from .. import __version__
 from ..errors import UserError
-from ..files import check_path, file_sha256, is_local, is_there, to_path, together, written_whole
-from ..hardware import MOST_WORKERS, check_workers
-from ..json_and_yaml import read_json
+from ..files import check_path, is_local, is_there, to_path, together, written_whole
+from ..hardware import check_workers
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
 from .engines import LOCAL, SLURM, run_on_cluster, run_tasks
 from .filtering import check_limits
 from .parallel_text import PairSource, held_out_rows
 from .preparation_folder import (
-    OTHER,
-    TASKS,
-    as_json,
     check_ours,
     finished_manifest,
     is_usable,
     remove_intermediate,
     remove_prepared,
     settings_of,
-    sha256_of,
     start_or_resume,
-    write_json,
 )
 from .prepared import (
     MANIFEST,
     TOKENIZER,
-    TRAIN,
     VALIDATION,
     index_name,
     load_prepared_tokenizer,
@@ -59,17 +46,31 @@ from .prepared import (
 )
 from .recipe_data import data_sources, sample_rows, tokenizer_of_sample
 from .shards import ShardWriter
-from .splits import SPLIT_BYTES, Place, Split, in_pieces, keep_pairs, kept_pairs, places, text_splits
-from .text_files import file_errors, file_stamp, store_errors
+from .splits import in_pieces, keep_pairs, kept_pairs, places, text_splits
+from .tasks import (
+    COUNT,
+    FINISH,
+    LEARN,
+    LOGS,
+    PARTS,
+    PLAN,
+    SAMPLE,
+    SPLIT,
+    TASKS,
+    WRITE,
+    Tasks,
+    as_json,
+    useful_workers,
+    write_json,
+)
+from .text_files import file_stamp, store_errors
 from .tokenization import load_tokenizer, tokenizer_sha256
 
 CHUNK = 50_000  # pairs of a shard, before the filter
 # Pairs from which on a training prepares its text first. Below, as of most corpora but those of WMT, one process
 # tokenises them within minutes, and no second copy is left in the run's folder.
 LARGE = 2_000_000
-COUNT, PLAN, SAMPLE, LEARN, WRITE, FINISH = "count", "plan", "sample", "learn", "write", "finish"
-SPLIT, HELD_OUT, INDEX, LOGS = "split", "held_out", "index", "logs"  # what else is noted
-PARTS = (TRAIN, VALIDATION)
+HELD_OUT, INDEX = "held_out", "index"  # what else is noted
 _SHOWN = {COUNT: "counting pairs", SAMPLE: "drawing a sample", WRITE: "tokenising"}
 logger = logging.getLogger(__name__)
 
@@ -132,22 +133,16 @@ def prepare(
             if engine == SLURM:
                 return None
         for name, task, number in stages:
-            run_tasks(task, number, workers or _useful_workers(settings), _SHOWN.get(name), progress)
+            run_tasks(task, number, workers or useful_workers(settings["files"]), _SHOWN.get(name), progress)
         remove_intermediate(folder)
         return read_manifest(folder)
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """The tasks of a preparation; it can be pickled, and they can be done anywhere."""
+class Preparation(Tasks):
+    """The tasks of a preparation."""
 
-    recipe: Recipe
-    folder: Path
-    splits: tuple[Split, ...]  # of the training text, then of the validation text
-    train_splits: int
-    settings: dict  # what decides the content
     shard_pairs: int
-    version: str = __version__
 
     @staticmethod
     def of(
@@ -167,79 +162,10 @@ class Preparation:
         """The number of a stage's tasks."""
         return {COUNT: len(self.splits), SAMPLE: self.train_splits, WRITE: len(self.splits)}.get(stage, 1)
 
-    def run(self, stage: str, number: int, advance: Callable[[int], Any] = lambda pairs: None) -> None:
-        """Do a task, unless it is done; `advance` is told of pairs that are tokenised.
-
-        Raises:
-            UserError: for text that cannot be read, or has changed since the preparation began, and on a machine with
-                another version of the package.
-        """
-        if self.version != __version__:
-            what = f"{socket.gethostname()} has version {__version__} of the package"
-            raise UserError(f"{what}, this was begun with {self.version}: install that one there")
-        with store_errors(self.folder):
-            self._run(stage, number, advance)
-
-    def _run(self, stage: str, number: int, advance: Callable[[int], Any]) -> None:
-        done = self._done(stage, number)
-        if done is None:
-            self._check_unchanged(stage, number)
-            getattr(self, f"_{stage}")(number, advance)
-            self._check_unchanged(stage, number)
-        elif stage == WRITE:
-            advance(sum(done["counts"]))
-
-    def _check_unchanged(self, stage: str, number: int) -> None:
-        """Refuse text that has changed since the preparation began: what is known of it would be of another text."""
-        for path in self.splits[number].files if stage in (COUNT, SAMPLE, WRITE) else ():
-            with file_errors(path):
-                stamp = file_stamp(path)
-            if list(stamp) != self.settings["files"][str(path)]:
-                raise UserError(f"{path} is not as it was when the preparation of {self.folder} started: {OTHER}")
-
-    # What tasks have returned
-
-    def _path(self, name: str, number: int = 0) -> Path:
-        return self.folder / TASKS / f"{name}-{number:05d}.json"
-
-    def _note(self, name: str, result: Any, number: int = 0) -> None:
-        write_json(self._path(name, number), {"result": result, "sha256": sha256_of(result)})
-
-    def _result(self, name: str, number: int = 0) -> Any:
-        path = self._path(name, number)
-        note = read_json(path, OTHER)
-        if note.get("sha256") != sha256_of(note.get("result")):
-            raise UserError(f"{path} is damaged: {OTHER}")
-        return note["result"]
-
-    def _results(self, stage: str, part: str = "") -> Iterator[Any]:
-        first, stop = {TRAIN: (0, self.train_splits), VALIDATION: (self.train_splits, len(self.splits))}[part or TRAIN]
-        return iter(together(functools.partial(self._result, stage), range(first, stop)))
-
     def _pairs_path(self, name: str, number: int) -> Path:
         return self._path(name, number).with_suffix(".jsonl")
 
-    def _done(self, stage: str, number: int) -> Any | None:
-        """What a task has returned; None if it is to be done, also if what it has written is not there any more."""
-        try:
-            done = self._result(stage, number)
-        except (OSError, UserError):
-            return None
-        return done if all(map(self._is_whole, (*done.get("shards", ()), *done.get("files", ())))) else None
-
-    def _is_whole(self, facts: dict) -> bool:
-        path = self.folder / facts["file"]
-        if not is_local(path):  # what a store has it has whole: the size tells it from another
-            with contextlib.suppress(FileNotFoundError):
-                return path.stat().st_size == facts["bytes"]
-            return False
-        return path.is_file() and path.stat().st_size == facts["bytes"] and file_sha256(path) == facts["sha256"]
-
     # The stages
-
-    def _count(self, number: int, advance: Callable[[int], Any]) -> None:
-        """Count the pairs of a split."""
-        self._note(COUNT, self.splits[number].count(), number)
 
     def _plan(self, number: int, advance: Callable[[int], Any]) -> None:
         """Find the pairs of all splits; choose what is held out and, for a new tokenizer, what it is trained on."""
@@ -269,14 +195,6 @@ class Preparation:
                 row, shard = row + place.pairs, shard + -(-place.pairs // self.shard_pairs)
         together(lambda number: self._note(SPLIT, noted[number], number), range(len(noted)))
         self._note(PLAN, {})
-
-    def _pairs(self, number: int, plan: dict) -> Iterator[tuple[int, tuple[str, str]]]:
-        """The pairs of a split with their rows in it."""
-        place, row = Place(**plan["place"]), -1
-        for row, pair in enumerate(self.splits[number].pairs(place)):
-            yield row, pair
-        if row + 1 != place.pairs:
-            raise UserError(f"{row + 1:,} pairs were read, not the {place.pairs:,} counted before: {OTHER}")
 
     def _sample(self, number: int, advance: Callable[[int], Any]) -> None:
         """Read what the tokenizer is trained on."""
@@ -390,10 +308,3 @@ def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Pat
     sources = train, validation and validation.downloaded()
     prepare(recipe, folder, progress=progress, overwrite=None if recipe.overwrite else False, sources=sources)
     return folder
-
-
-def _useful_workers(settings: dict) -> int:
-    """A process for each processor, as far as there is text for each: one takes seconds to start."""
-    number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    size = sum(size or 0 for size, _ in settings["files"].values())
-    return max(1, min(number, MOST_WORKERS, size // SPLIT_BYTES))

@@ -8,7 +8,7 @@ splits are depends on the files alone, not on who reads them.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 
@@ -16,7 +16,15 @@ import datasets
 import numpy as np
 
 from ..files import is_local, write_text
-from .pair_readers import check_numbers_of_lines, no_pair, pairs_of_rows, parquet_file, read_pairs, read_parquet
+from .pair_readers import (
+    UNDECODED,
+    check_numbers_of_lines,
+    no_pair,
+    pairs_of_rows,
+    parquet_file,
+    read_pairs,
+    read_parquet,
+)
 from .parallel_text import PairFiles, PairSource, pairs_of
 from .text_files import decode_lines, file_errors, open_bytes
 
@@ -43,6 +51,7 @@ class LineSplit:
     files: tuple[Path, Path]
     number: int
     parts: int
+    errors: str = "strict"  # as of `decode_lines`
 
     def count(self) -> dict:
         """Lines that end in this piece of each file, and places behind some of them, the last included."""
@@ -80,7 +89,7 @@ class LineSplit:
     def _lines(self, path: Path, place: Place, start: int, skipped: int) -> Iterator[str]:
         with file_errors(path), open_bytes(path) as file:
             file.seek(start)
-            lines = decode_lines(file, str(path), first=place.first - skipped + 1)
+            lines = decode_lines(file, str(path), first=place.first - skipped + 1, errors=self.errors)
             yield from islice(lines, skipped, skipped + place.pairs)
 
 
@@ -231,6 +240,13 @@ def in_pieces(splits: Sequence[Split], folder: Path, first: int = 0) -> list[Spl
         name = f"text-{number:05d}"
         pieces += [split] if parts == 1 else [PieceSplit(split, folder, name, part, parts) for part in range(parts)]
     return pieces
+
+
+def undecoded(split: Split) -> Split:
+    """The same split, with U+FFFD for bytes of plain text that are not UTF-8, where they would be refused."""
+    if isinstance(split, LineSplit):
+        return replace(split, errors="replace")
+    return replace(split, kind=UNDECODED) if isinstance(split, FileSplit) and split.kind == "text" else split
 
 
 def _group_splits(files: tuple[Path, ...], columns: tuple[str, str]) -> Iterator[FileSplit]:

@@ -99,7 +99,9 @@ def check_on_disk(path: Path) -> None:
             pass
 
 
-def read_lines(path: Path, digest: Any = None, stamp: Stamp = None, start: int = 0, first: int = 1) -> Iterator[str]:
+def read_lines(
+    path: Path, digest: Any = None, stamp: Stamp = None, start: int = 0, first: int = 1, errors: str = "strict"
+) -> Iterator[str]:
     """Lines of a UTF-8 text file, plain or ``.gz``; only a line feed (with or without a carriage return) ends one.
 
     Args:
@@ -108,6 +110,7 @@ def read_lines(path: Path, digest: Any = None, stamp: Stamp = None, start: int =
         stamp: what the file must still have, from an earlier reading.
         start: the byte, unpacked, with which line `first` begins; of a packed file those before are unpacked too.
         first: number of the first line.
+        errors: as of `decode_lines`.
 
     Raises:
         UserError: a file that cannot be read, is not whole, or is not UTF-8, with the number of the line; a line of
@@ -120,7 +123,7 @@ def read_lines(path: Path, digest: Any = None, stamp: Stamp = None, start: int =
         stream = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
         if start:  # a pipe has no place to seek
             stream.seek(start)
-        for number, line in enumerate(decode_lines(stream, str(path), digest, first), first):  # noqa: B007
+        for number, line in enumerate(decode_lines(stream, str(path), digest, first, errors), first):  # noqa: B007
             yield line
         check_unchanged(path, raw, stamp)
 
@@ -131,10 +134,13 @@ def check_unchanged(path: Path, file: BinaryIO, stamp: Stamp) -> None:
         raise UserError(f"{path} has changed while it was read: run the command again once nothing writes to it")
 
 
-def decode_lines(stream: BinaryIO, where: str, digest: Any = None, first: int = 1) -> Iterator[str]:
+def decode_lines(
+    stream: BinaryIO, where: str, digest: Any = None, first: int = 1, errors: str = "strict"
+) -> Iterator[str]:
     """Lines of UTF-8 bytes as text, without their ends and without a byte order mark; `digest` as of `read_lines`.
 
-    `first` is the number of the line with which the stream begins.
+    `first` is the number of the line with which the stream begins; with `errors` "replace" bytes that are not UTF-8
+    become U+FFFD.
 
     Raises:
         UserError: for a line that is not UTF-8 or too long, with its number and with `where` it is from.
@@ -145,7 +151,11 @@ def decode_lines(stream: BinaryIO, where: str, digest: Any = None, first: int = 
         if digest is not None:
             digest.update(line)
         try:
-            text = None if len(line) == _MOST_BYTES else line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+            text = (
+                None
+                if len(line) == _MOST_BYTES
+                else line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors)
+            )
         except UnicodeDecodeError as error:
             problem = f"byte offset {error.start} of the line: not valid UTF-8 ({error.reason})"
             raise UserError(f"{place}, {problem}; convert it to UTF-8 (of compressed files, .gz is read)") from None

@@ -1,0 +1,123 @@
+"""The report of `vaswani clean`: what each rule has dropped, with samples, and the lengths and scores of the text."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..plots import new_figure
+from .cleaning_rules import BOTH, KEPT, NAMES, SIDES, CleaningRules
+
+
+def report_text(
+    rules: CleaningRules,
+    counts: Sequence[int],
+    samples: Mapping[str, list],
+    ratio: Mapping[str, list],
+    has_tests: bool,
+    picture: str | None,
+) -> str:
+    """The report in Markdown.
+
+    Args:
+        rules: what was dropped.
+        counts: pairs by rule, as `NAMES`.
+        samples: of the pairs that each rule has dropped: hash, row, source, target and reason.
+        ratio: the fields of `LengthRatio`.
+        has_tests: whether the text was compared with other text.
+        picture: the file that `draw_report` has drawn, if it has.
+    """
+    total = left = sum(counts)
+    lines = [
+        "# Cleaned text", "",
+        f"{total:,} pairs read, {counts[KEPT]:,} ({counts[KEPT] / total:.2%}) kept. A pair is dropped by the first rule"
+        " that fits; `seen` are those that the rules before have left.", "",
+        "| rule | drops | seen | dropped | share of seen |", "| --- | --- | ---: | ---: | ---: |",
+    ]  # fmt: skip
+    for name, meaning in _meanings(rules, has_tests).items():
+        dropped = counts[NAMES.index(name)]
+        lines.append(f"| {name} | {meaning} | {left:,} | {dropped:,} | {dropped / max(left, 1):.3%} |")
+        left -= dropped
+    if rules.length_ratio and ratio["medians"]:
+        groups = zip(ratio["lengths"], ratio["medians"], ratio["deviations"], strict=True)
+        lines += [
+            "", "Targets are expected to have so many times the characters of their sources, by the length of the"
+            " source; pairs below the least ratio or above the most are dropped:", "",
+            "| characters of the source | ratio | least | most |", "| ---: | ---: | ---: | ---: |",
+            *("| " + " | ".join(_ratios(*group, rules.length_ratio)) + " |" for group in groups),
+        ]  # fmt: skip
+    lines += ["", f"![Lengths and scores]({picture})"] if picture else []
+    for name in NAMES:
+        if samples.get(name):
+            lines += ["", f"## Dropped: {name}", ""]
+            for _, row, source, target, reason in samples[name]:
+                lines += [
+                    f"    pair {row + 1:,}{reason and ': '}{reason}",
+                    f"    {_shown(source)}",
+                    f"    {_shown(target)}",
+                ]
+                lines += ["    "]
+            lines.pop()
+    return "\n".join(lines) + "\n"
+
+
+def _meanings(rules: CleaningRules, has_tests: bool) -> dict[str, str]:
+    """What the rules that were applied drop, in their order."""
+    limits = [("below", rules.minimum_score), ("above", rules.maximum_score)]
+    scores = " or ".join(f"{where} {limit:g}" for where, limit in limits if limit is not None)
+    side = "pair" if rules.near_side == BOTH else rules.near_side
+    meanings = {
+        "empty": "a side without text",
+        "undecodable": "a character that stands for bytes nobody could decode",
+        "identical": None if rules.keep_identical else "source and target are the same",
+        "length": f"a side of more than {rules.max_characters:,} characters or {rules.max_words:,} words",
+        "length ratio": f"more than {rules.length_ratio:g} robust deviations from the expected ratio",
+        "test text": "a side that is a line of a test or validation text" if has_tests else None,
+        "score": f"a score {scores}" if scores else None,
+        "language": "a source not in {} or a target not in {}".format(*rules.languages) if rules.languages else None,
+        "duplicate": None if rules.keep_duplicates else "a copy of an earlier pair",
+        "near duplicate": f"a {side} like an earlier one, similarity about {rules.near_duplicates} or more",
+    }
+    meanings["length ratio"] = meanings["length ratio"] if rules.length_ratio else None
+    meanings["near duplicate"] = meanings["near duplicate"] if rules.near_duplicates else None
+    return {name: meaning for name, meaning in meanings.items() if meaning}
+
+
+def _ratios(length: float, median: float, deviation: float, limit: float) -> list[str]:
+    ratios = [median, median - limit * deviation, median + limit * deviation]
+    return [f"{math.exp(length):.0f}", *(f"{math.exp(ratio):.2f}" for ratio in ratios)]
+
+
+def _shown(text: str) -> str:
+    """A text on one line, without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(text.split()))
+
+
+def draw_report(
+    picture: Path, rules: CleaningRules, histograms: Mapping[str, np.ndarray], score_range: Sequence[float]
+) -> bool:
+    """Draw how many pairs have which length, ratio and score, with the limits; False without matplotlib."""
+    limit = rules.length_ratio
+    panels: dict[str, tuple[str, tuple[float, float], list[Any]]] = {
+        "characters": ("characters of a side", (0, 1.5 * rules.max_characters), [rules.max_characters]),
+        "length ratio": ("robust deviations from the expected length ratio", (-2 * limit, 2 * limit), [-limit, limit]),
+        "score": ("score", tuple(score_range), [rules.minimum_score, rules.maximum_score]),
+    }
+    panels = {name: panel for name, panel in panels.items() if name in histograms}
+    if not panels or (figure := new_figure(figsize=(7, 2.6 * len(panels)))) is None:
+        return False
+    for axis, (name, (label, ends, limits)) in zip(np.ravel(figure.subplots(len(panels))), panels.items(), strict=True):
+        edges = np.linspace(*ends, len(histograms[name][0]) + 1)
+        for values, side in zip(histograms[name], SIDES, strict=False):
+            axis.stairs(values, edges, fill=len(histograms[name]) == 1, label=side)
+        for value in limits:
+            if value is not None:
+                axis.axvline(value, color="tab:red", linestyle="--", linewidth=1)
+        axis.set(xlabel=label, ylabel="pairs", yscale="symlog")
+        axis.grid(alpha=0.3)
+        if len(histograms[name]) > 1:
+            axis.legend()
+    figure.savefig(picture, dpi=110)
+    return True

@@ -8,12 +8,14 @@ import resource
 import socket
 import time
 
+import httpx
 import lxml.html
 import pytest
 import served
 from served import SENTENCES, Limits, ask, client_of, load_in_double, running, translated
 
 from vaswani_transformer.decoding.translator import Hypothesis
+from vaswani_transformer.serving.server import _Protocol
 
 folder, loaded, make, post = served.folder, served.loaded, served.make, served.post
 
@@ -28,6 +30,20 @@ def body_of(path: str, text: str, **more) -> dict:
 
 def is_error(answer, status: int = 400) -> bool:
     return answer[0] == status and list(answer[1]) == ["error"] and "\n" not in answer[1]["error"]
+
+
+def test_an_answer_is_sent_at_once(make, monkeypatch):
+    found, received = [], _Protocol.data_received
+
+    def noting(self, data):
+        found.append(self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        received(self, data)
+
+    monkeypatch.setattr(_Protocol, "data_received", noting)
+    with running(make()) as (host, port):
+        httpx.get(f"http://{host}:{port}/languages")
+    assert found
+    assert all(found)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -23,6 +23,9 @@ class _Protocol(H11Protocol):
     _timer = None  # runs while a header is awaited
 
     def connection_made(self, transport) -> None:
+        # The header and the body of an answer are two packets, of which the second would wait 40 ms for the client's
+        # acknowledgement of the first. asyncio sees to that only for sockets that were made with a protocol number.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
         self._watch()
 

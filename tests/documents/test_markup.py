@@ -181,6 +181,19 @@ title: Not text
 """
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1. \\*a dog\\*\n", "1. \\*A DOG\\*\n"),
+        ("> \\# a dog\n> \\*runs", "> \\# A DOG \\*RUNS"),
+        ("- [ ] \\[a] dog", "- [ ] \\[A\\] DOG"),
+        ("# \\\\a <b>dog</b>", "# \\\\A <b>DOG</b>"),
+    ],
+)
+def test_signs_that_have_lost_their_meaning_in_markdown(text, expected):
+    assert translated(text, "markdown") == expected
+
+
 def test_markdown():
     assert translated(MARKDOWN, "markdown") == LOUD
     turned_around = translated(MARKDOWN, "markdown", backwards, turned)

@@ -144,6 +144,10 @@ def test_files_that_are_not_ours(tmp_path, calibration, source, fails):
     assert "move it away" in error_of(calibration.write, tmp_path)
     assert path.read_text() == '{"mine": 1}'
     assert "no calibration" in error_of(read_calibration, tmp_path)
+    (exported := tmp_path / "exported").mkdir()
+    (exported / "export.json").write_text("{}")
+    line = error_of(read_calibration, exported)  # which `vaswani calibrate` refuses
+    assert "is an exported model" in line and "vaswani calibrate" not in line
     line = fails("calibrate", tmp_path, "--source", source, "--reference", source)  # before a model is looked for
     assert "move it away" in line
 

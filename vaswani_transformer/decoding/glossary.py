@@ -8,7 +8,7 @@ so that they stand in the sentence, not behind it.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -223,11 +223,9 @@ class TermsSentence(BeamSentence):
         self._progress = [Progress()] * settings.num_beams
         self._running = [0.0] * settings.num_beams  # log-probabilities
 
-    def wanted(self, best: Callable[[], list[list[int]]]) -> list[tuple[int, int]]:
+    def wanted(self) -> list[tuple[int, int]]:
         """Continuations that have to be looked at, however unlikely: beams and tokens."""
-        # What is over may be so much likelier than all others that they have no other continuations.
-        may_be_over = any(map(self._may_be_over, range(len(self._progress))))
-        wanted = [(beam, token) for beam, own in enumerate(best() if may_be_over else ()) for token in own]
+        wanted = []
         for beam, own in enumerate(self._progress):
             tokens = self._terms.wanted(own)
             if (own.ending and not tokens) or self._may_be_over(beam):

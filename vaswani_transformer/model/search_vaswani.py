@@ -9,7 +9,6 @@ Sentences join a `Search` at any step, and those that are done leave it, so that
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from transformers.generation import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
@@ -177,10 +176,10 @@ class BeamSentence(Sentence):
         self._beams.append([beams[rank] for rank in kept])
         return [values[rank] for rank in kept], self._beams[-1], self._tokens[-1]
 
-    def wanted(self, best: Callable[[], list[list[int]]]) -> list[tuple[int, int]]:
+    def wanted(self) -> list[tuple[int, int]]:
         """Beams and tokens of continuations that `extend` has to be given, however unlikely they are.
 
-        `best` gives the two likeliest tokens of each beam.
+        With them it gets the likeliest of each beam, or a likely one might leave the others none but these.
         """
         return []
 
@@ -397,18 +396,14 @@ class Search:
         columns = torch.stack([values, *(values / divisors), places // width, tokens])  # float32 holds these integers
         found = list(zip(*columns.tolist(), strict=True))  # the device is waited for here
         for place, sentence in enumerate(self.sentences):
-            best = partial(_two_best, all_log_probs, place * beams, beams)
-            if not sentence.is_done and (wanted := sentence.wanted(best)):
+            if not sentence.is_done and (wanted := sentence.wanted()):
+                wanted += enumerate(all_log_probs[place * beams : (place + 1) * beams].argmax(dim=-1).tolist())
                 rows, more = torch.tensor(wanted, device=values.device).T
                 more = (self._values[place, rows] + all_log_probs[place * beams + rows, more]).tolist()
                 scores = [[value / divisor for value in more] for divisor in (today[place], judged[place])]
                 added = more, *scores, *map(list, zip(*wanted, strict=True))
                 found[place] = tuple(own + new for own, new in zip(found[place], added, strict=True))
         return found
-
-
-def _two_best(scores: torch.Tensor, start: int, rows: int) -> list[list[int]]:
-    return scores[start : start + rows].topk(2).indices.tolist()
 
 
 class OpenSearch(Search):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-import regex  # of which transformers has need too
+import regex  # transformers requires it
 
 # Chinese, Japanese, Thai, Lao, Khmer, Burmese: what their words are, dictionaries say, and Unicode's rules do not.
 _LETTER = r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Line_Break=Complex_Context}]"

@@ -50,8 +50,7 @@ class _Ticket:
     pieces: list[Piece]  # one for each sentence
     options: Options
     scores: bool
-    loop: asyncio.AbstractEventLoop  # of the request
-    take: Callable[[Any], Any]  # called in the loop with (number of a sentence, its hypotheses), or an exception
+    deliver: Callable[[Any], Any]  # takes (number of a sentence, its hypotheses), or an exception
     is_gone: bool = False  # nobody waits for it any more
 
 
@@ -146,8 +145,7 @@ class _Group:
         outputs = [[output.tokens for output in outputs] for _, _, outputs in done]
         found = self._translator(with_scores).as_hypotheses(pieces, outputs)
         for (share, number, _), hypotheses in zip(done, found, strict=True):
-            lines = [replace(one, text=" ".join(one.text.splitlines())) for one in hypotheses]
-            self.engine.send(share.ticket, (number, lines))
+            share.ticket.deliver((number, [replace(one, text=" ".join(one.text.splitlines())) for one in hypotheses]))
 
     def _translator(self, with_scores: bool) -> Translator:
         """One of these options."""
@@ -163,7 +161,7 @@ class _Group:
         self._leave([share for share, _ in admitted])
         found = translator.translate_prepared(PreparedWindow(Window(0, 1, [""] * len(pieces)), pieces, []))
         for (share, number), hypotheses in zip(admitted, found, strict=True):
-            self.engine.send(share.ticket, (number, hypotheses))
+            share.ticket.deliver((number, hypotheses))
 
     def _leave(self, shares: list[_Share]) -> None:
         self._current = shares
@@ -183,7 +181,7 @@ class _Group:
         """Send an error to all that have sentences here, and start anew."""
         shares = (*self._current, *self.shares, *(share for share, _ in self.running.values()))
         for ticket in {share.ticket for share in shares}:
-            self.engine.send(ticket, error)
+            ticket.deliver(error)
         self.shares, self.running, self._current = deque(), {}, []
         self.search, self._is_open = None, False
 
@@ -211,7 +209,6 @@ class Engine:
         )
         self._room, self.is_ours = tokens_per_batch * _BEAMS, hasattr(model, "open_search")
         self._groups: dict[_Key, _Group] = {}
-        self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[Callable[[Any], Any], Any]]] = {}
         self._inbox: list[Callable[[], Any]] = []
         self._wake, self._is_closing = threading.Condition(), False
         # Requests are tokenised in their own threads, but no tokenizer is made for two at once.
@@ -267,7 +264,7 @@ class Engine:
             UserError: for options that the model cannot follow.
         """
         loop, found, missing = asyncio.get_running_loop(), asyncio.Queue(), len(pieces)
-        ticket = _Ticket(pieces, options, scores, loop, found.put_nowait)
+        ticket = _Ticket(pieces, options, scores, partial(_call_soon, loop, found.put_nowait))
         self._submit(partial(self._accept, ticket))
         self.pending += missing
         try:
@@ -364,13 +361,6 @@ class Engine:
         for group in self._groups.values():
             group.drop(ticket)
 
-    def send(self, ticket: _Ticket, item: Any) -> None:
-        """Let a request take something at the end of the turn.
-
-        All of a turn at once: whenever its loop is woken, the engine may wait 5 ms for Python's lock.
-        """
-        self._outbox.setdefault(ticket.loop, []).append((ticket.take, item))
-
     def _turn(self, group: _Group, is_last: bool) -> None:
         """Let a group work; `is_last`: others wait for its place, so that it takes nothing more until it is done."""
         others = sum(other.cost for other in self._groups.values() if other is not group)
@@ -378,16 +368,8 @@ class Engine:
             group.turn(0 if is_last and group.running else self._room - others)
         except BaseException as error:  # a tokenizer's panic is no `Exception`
             group.fail(_as_exception(error))
-        outbox, self._outbox = self._outbox, {}
-        for loop, items in outbox.items():
-            _call_soon(loop, _take_all, items)
         if is_last and not group.running:  # behind those that wait
             self._groups[group.key] = self._groups.pop(group.key)
-
-
-def _take_all(items: list[tuple[Callable[[Any], Any], Any]]) -> None:
-    for take, item in items:
-        take(item)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable, *arguments) -> None:

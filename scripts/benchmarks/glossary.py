@@ -1,4 +1,4 @@
-"""What terms that have to be in a translation cost: share kept, BLEU, time.
+"""What terms that have to be in a translation cost: share kept, where they stand, BLEU, time.
 
     python scripts/benchmarks/glossary.py MODEL test_2016_flickr.en.gz test_2016_flickr.de.gz
 
@@ -40,14 +40,15 @@ class DrawnTerms:
         return self._terms[text]
 
 
-def kept(texts: list[str], sources: list[str], glossary: DrawnTerms) -> tuple[int, int]:
-    """How many terms are in the translations as whole words, and how many there are."""
-    found = [
-        re.search(rf"(?<!\w){re.escape(term.targets[0])}(?!\w)", text) is not None
-        for source, text in zip(sources, texts, strict=True)
-        for term in glossary.of(source.strip())
-    ]
-    return sum(found), len(found)
+def kept(texts: list[str], sources: list[str], glossary: DrawnTerms) -> tuple[int, int, int]:
+    """The number of terms, of those in the translations as whole words, and of these behind a full stop."""
+    number, before = 0, []
+    for source, text in zip(sources, texts, strict=True):
+        for term in glossary.of(source.strip()):
+            number += 1
+            match = re.search(rf"(?<!\w){re.escape(term.targets[0])}(?!\w)", text)
+            before += [text[: match.start()]] if match else []
+    return number, len(before), sum(re.search(r"[.!?]\W*\s", one) is not None for one in before)
 
 
 def main() -> int:
@@ -75,11 +76,13 @@ def main() -> int:
             started = time.perf_counter()
             texts = list(translator.translate(sources))
             seconds[number] = time.perf_counter() - started
-            found, terms = kept(texts, sources, glossary)
+            terms, found, behind = kept(texts, sources, glossary)
             bleu, slower = score_translations(texts, references)["bleu"], seconds[number] / seconds[0]
             what = "none" if not number else f"up to {number}"
-            rows.append([f"{beams}", what, f"{found:,} of {terms:,}", f"{bleu:.2f}", f"{slower:.2f}"])
-    print(markdown_table(["beam", "terms a sentence", "terms in the output", "BLEU", "time"], rows))
+            figures = f"{found:,} of {terms:,}", f"{behind}", f"{bleu:.2f}", f"{slower:.2f}"
+            rows.append([f"{beams}", what, *figures])
+    names = ["beam", "terms a sentence", "terms in the output", "behind a full stop", "BLEU", "time"]
+    print(markdown_table(names, rows))
     return 0
 
 

@@ -118,7 +118,10 @@ def encoder_decoder(weights, links, source_words, target_words, source_ends=(-1,
     ends = [np.isin(np.arange(len(words)), np.array(at) % len(words)) for words, at in
             ((source_words, source_ends), (target_words, target_ends))]  # fmt: skip
     statistics = HeadStatistics("encoder-decoder", 1, 1)
-    statistics.add_encoder_decoder(np.asarray(weights)[None, None], *ends, (source_words, target_words), links)
+    words = [
+        [range(word, word + 1) if word >= 0 else range(0) for word in side] for side in (source_words, target_words)
+    ]
+    statistics.add_encoder_decoder(np.asarray(weights)[None, None], *ends, words, links)
     return statistics.heads()[0]
 
 

@@ -17,7 +17,7 @@ from translating import LINES, run
 
 from vaswani_transformer import load_model
 from vaswani_transformer.decoding import confidence
-from vaswani_transformer.decoding.confidence import fit, read_calibration, reliability, right_words, words_of
+from vaswani_transformer.decoding.confidence import fit, read_calibration, reliability, right_words, scored_words
 from vaswani_transformer.decoding.scoring import PairScore, score_tokens
 from vaswani_transformer.evaluation.records import tensors_sha256
 
@@ -53,9 +53,20 @@ def test_one_wrong_word_among_others():
 
 def test_words_have_the_probability_of_all_their_tokens():
     score = PairScore(["Ein", " Hau", "s", ".", "</s>"], [-0.1, -0.2, -0.3, -0.4, -9.0])
-    assert [(word.text, pytest.approx(word.log_probability)) for word in words_of(score)] == [
+    assert [(word.text, pytest.approx(word.log_probability)) for word in scored_words(score)] == [
         ("Ein", -0.1),
         ("Haus.", -0.9),
+    ]
+
+
+def test_a_token_of_several_words_counts_for_each():
+    score = PairScore([" 我的", "电", "", "脑", "。", " x", "</s>"], [-0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -9.0])
+    assert [(word.text, pytest.approx(word.log_probability)) for word in scored_words(score)] == [
+        ("我", -0.1),
+        ("的", -0.1),
+        ("电", -0.5),  # in two tokens, of which the text is that of the first
+        ("脑。", -0.9),
+        ("x", -0.6),
     ]
 
 
@@ -133,6 +144,10 @@ def test_files_that_are_not_ours(tmp_path, calibration, source, fails):
     assert "move it away" in error_of(calibration.write, tmp_path)
     assert path.read_text() == '{"mine": 1}'
     assert "no calibration" in error_of(read_calibration, tmp_path)
+    (exported := tmp_path / "exported").mkdir()
+    (exported / "export.json").write_text("{}")
+    line = error_of(read_calibration, exported)  # which `vaswani calibrate` refuses
+    assert "is an exported model" in line and "vaswani calibrate" not in line
     line = fails("calibrate", tmp_path, "--source", source, "--reference", source)  # before a model is looked for
     assert "move it away" in line
 

@@ -7,20 +7,22 @@ import pytest
 import torch
 import translating
 from conftest import error_of, tiny_model
-from every_output import END, LIMIT, VOCABULARY, every_output, peaked_model
+from every_output import END, LIMIT, VOCABULARY, chained_model, every_output, peaked_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from translating import LINES, run
 
-from vaswani_transformer import Translator, load_model
+from vaswani_transformer import Translator, load_model, train_tokenizer
 from vaswani_transformer.decoding.glossary import (
     Glossary,
     Progress,
     Term,
     Terms,
     TermsSentence,
+    Tokens,
     beams_for,
     read_glossary,
+    term_forms,
 )
 from vaswani_transformer.decoding.scoring import TokenText
 
@@ -50,16 +52,47 @@ def search(model, terms, source, num_beams, **options):
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 30), forms=FORMS, beams=st.integers(2, 6), alpha=st.sampled_from([0.0, 0.6, 1.5]),
-       continuing=st.frozensets(TOKENS, max_size=1))  # fmt: skip
-def test_every_output_has_all_terms(seed, forms, beams, alpha, continuing):
+       continuing=st.frozensets(TOKENS, max_size=1), signs=st.frozensets(TOKENS))  # fmt: skip
+def test_every_output_has_all_terms(seed, forms, beams, alpha, continuing, signs):
     begins_words = [[form for form in own if form[0] not in continuing] for own in forms]
-    terms = Terms([own for own in begins_words if own], continuing)
+    terms = Terms([own for own in begins_words if own], Tokens(continuing, signs))
     source = torch.tensor([3, 5, 4, 3])
     sentence = search(peaked_model(seed), terms, source, beams, length_penalty=alpha, num_return_sequences=2)
     first, *others = [output.tokens for output in sentence.outputs()]
     assert first and len(first) <= sentence.limit
     for output in (first, *filter(None, others)):
         assert all(has(output, [list(form) for form in own], continuing) for own in terms.forms)
+
+
+def is_over(model, source, output, sign, forms):
+    """Whether terms are missing in some beginning of an output that ends with the sign and likely ends there."""
+    start = torch.tensor([[model.config.decoder_start_token_id, *output]])
+    probabilities = model(input_ids=source[None], decoder_input_ids=start).logits[0].softmax(dim=-1)
+    return any(
+        token == sign and probabilities[place, END] > 0.5 and not all(has(output[:place], own) for own in forms)
+        for place, token in enumerate(output[:-1], start=1)
+    )
+
+
+@torch.no_grad()
+def test_no_term_stands_behind_the_full_stop():
+    """Of all outputs with the terms the best, but for those whose terms come when the model would have ended."""
+    word, sign, term = 3, 4, 5
+    for likely_end, expected in ((0.8, [word, term, END]), (0.4, [word, sign, term, END])):
+        table = [[1 / 6] * 6 for _ in range(6)]
+        table[0] = [0.01, 0.01, 0.01, 0.92, 0.04, 0.01]
+        table[word] = [0.01, 0.01, 0.02, 0.15, 0.8, 0.01]
+        table[sign] = [0.01, 0.01, likely_end, 0.93 - likely_end, 0.01, 0.04]
+        table[term] = [0.01, 0.01, 0.6, 0.05, 0.32, 0.01]
+        model, source, forms = chained_model(table), torch.tensor([word]), [[[term]]]
+        whole = [list(output) for _, output in every_output(model, source, 0.6) if has(output, forms[0])]
+        assert whole[0] == [word, sign, term, END]
+        assert next(one for one in whole if not is_over(model, source, one, sign, forms)) == expected
+        for beams in (3, 150):
+            [best] = search(
+                model, Terms(forms, Tokens(signs=frozenset({sign}))), source, beams, length_penalty=0.6
+            ).outputs()
+            assert best.tokens == expected
 
 
 @settings(max_examples=25)
@@ -88,6 +121,13 @@ def test_terms_that_occur():
     assert found("C++ and c++") == ["C++"] and found("") == [] and not Glossary([]).of("red")
 
 
+def test_terms_in_texts_without_spaces():
+    glossary = Glossary([Term(source, ("x",)) for source in ("电脑", "脑", "iPhone", "ตา")])
+    found = lambda text: [term.source for term in glossary.of(text)]  # noqa: E731
+    assert found("我的电脑坏了。") == ["电脑"] and found("大脑和iPhone") == ["脑", "iPhone"]
+    assert found("我的iPhones") == [] and found("ดวงตา") == ["ตา"] and found("ตา\u0e48") == []  # with another tone
+
+
 def test_terms_of_any_letters_beside_terms_with_capitals():
     found = lambda text, *sources: [  # noqa: E731
         term.source for term in Glossary([Term(source, ("x",)) for source in sources]).of(text)
@@ -102,15 +142,18 @@ def test_terms_of_any_letters_beside_terms_with_capitals():
 
 @settings(max_examples=300)
 @given(
-    sources=st.lists(st.text("abA +", min_size=1, max_size=4).filter(str.strip), min_size=1, max_size=4),
-    text=st.text("abA +", max_size=12),
+    sources=st.lists(st.text("abA +中文", min_size=1, max_size=4).filter(str.strip), min_size=1, max_size=4),
+    text=st.text("abA +中文", max_size=12),
 )
 def test_terms_that_occur_are_those_that_are_longest_from_the_left(sources, text):
+    def is_torn(outer, inner):
+        return text[outer : outer + 1].isalnum() and not {text[outer], text[inner]} & set("中文")
+
     terms = {" ".join(source.split()): Term(" ".join(source.split()), ("x",)) for source in sources}
     text, place, expected = " ".join(text.split()), 0, []
     while place < len(text):
         ends = [end for end in range(len(text), place, -1)
-                if not (place and text[place - 1].isalnum()) and not text[end : end + 1].isalnum()]  # fmt: skip
+                if not (place and is_torn(place - 1, place)) and not is_torn(end, end - 1)]  # fmt: skip
         keys = [(key, end) for end in ends for key in (text[place:end], text[place:end].lower()) if key in terms]
         if keys:
             expected.append(keys[0][0])
@@ -206,13 +249,38 @@ def test_terms_beyond_the_limit_make_room():
 
 
 def test_tokens_that_go_on_with_a_word(model):
-    loaded, tokenizer = load_model(model, "cpu")
-    continuing = Translator(loaded, tokenizer)._continuing
+    tokenizer = load_model(model, "cpu")[1]
+    continuing = Tokens.of(tokenizer).continuing
     for text in ("small cats", "Zwei Hunde, ein Bär."):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         pieces = TokenText(tokenizer)(ids)
         expected = [bool(piece) and piece[0].isalnum() for piece in pieces]  # a first one may lack its space
         assert [number in continuing for number in ids][1:] == expected[1:]
+
+
+@pytest.fixture(scope="module")
+def chinese():
+    return train_tokenizer(["我的电脑坏了。", "两只狗，在玩电脑。", "a small dog"] * 3, vocab_size=320)
+
+
+def test_a_term_without_a_space_before_it(chinese):
+    spaced, joined = term_forms(chinese, Term("computer", ("电脑",)))
+    before = chinese("我的", add_special_tokens=False)["input_ids"]
+    assert [chinese.decode(before + form) for form in (spaced, joined)] == ["我的 电脑", "我的电脑"]
+    assert len(term_forms(chinese, Term("dog", ("dog",)))) == 1
+    kinds = Tokens.of(chinese)
+    for text in ("我的电脑坏了", "。", "small"):
+        ids = chinese(text, add_special_tokens=False)["input_ids"]
+        assert not kinds.continuing & set(ids) or text == "small"
+        assert all(number in kinds.signs for number in ids) == (text == "。")
+
+
+def test_terms_in_translations_without_spaces(chinese):
+    model = tiny_model(vocab_size=len(chinese), seed=3, scale=2.0)
+    glossary = Glossary([Term("电脑", ("computer",)), Term("dog", ("狗", "两只狗"))])
+    translator = Translator(model, chinese, num_beams=4, max_new_tokens=9, glossary=glossary)
+    first, second, third = translator.translate(["my dog", "我的电脑坏了。", "我的电脑和dog"])
+    assert "狗" in first and "computer" in second.split() and "狗" in third and "computer" in third
 
 
 def test_samples_have_no_glossary(model):

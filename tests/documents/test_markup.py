@@ -115,7 +115,7 @@ def test_a_span_that_no_word_is_aligned_with_is_kept():
     [
         ("Cat <em>(red)</em>", "eine rote Katze", "eine <em>rote</em> Katze"),  # a span of a part that no word has
         (
-            "<b>犬</b>と<a href=u>猫</a>。",
+            "<b>dog</b>+<a href=u>cat</a>.",
             "Hund und Katze.",
             "<b><a href=u>Hund</a> und Katze</b>.",
         ),  # one word for all
@@ -126,8 +126,22 @@ def test_a_span_is_kept_that_shares_a_word_or_a_sign(text, translation, expected
     assert translated(text, "html", lambda sentences: [translation], links) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "translation", "links", "expected"),
+    [
+        ("我的<b>狗</b>跑了。", "My dog ran.", [(0, 0), (2, 1), (3, 2)], "My <b>dog</b> ran."),
+        ("My <b>dog</b> ran.", "我的狗跑了。", [(0, 0), (0, 1), (1, 2), (2, 3), (2, 4)], "我的<b>狗</b>跑了。"),
+        ("A <i>big</i> <img src=x>dog", "一只大 狗", [(0, 0), (0, 1), (1, 2), (2, 3)], "一只<i>大</i> <img src=x>狗"),
+        ("<b>犬</b>と<i>猫</i>", "「犬」と（猫）", [(0, 0), (1, 1), (2, 2)], "<b>「犬」</b>と<i>（猫）</i>"),
+    ],
+)
+def test_without_spaces_markup_goes_with_letters(text, translation, links, expected):
+    assert translated(text, "html", lambda sentences: [translation], lambda *pairs: [links]) == expected
+
+
 def test_without_alignments_words_are_in_order():
     assert translated("a <b>big</b> dog", "html", louder, None) == "A <b>BIG</b> DOG"
+    assert translated("a <b>big</b> dog", "html", lambda _: ["一大狗"], None) == "一<b>大</b>狗"
 
 
 MARKDOWN = """---
@@ -165,6 +179,19 @@ title: Not text
 
 [ref]: /dog "Not this"
 """
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1. \\*a dog\\*\n", "1. \\*A DOG\\*\n"),
+        ("> \\# a dog\n> \\*runs", "> \\# A DOG \\*RUNS"),
+        ("- [ ] \\[a] dog", "- [ ] \\[A\\] DOG"),
+        ("# \\\\a <b>dog</b>", "# \\\\A <b>DOG</b>"),
+    ],
+)
+def test_signs_that_have_lost_their_meaning_in_markdown(text, expected):
+    assert translated(text, "markdown") == expected
 
 
 def test_markdown():

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import re
+import zlib
 
 import browser as browsing
 import numpy as np
@@ -61,8 +62,9 @@ def test_the_attention_page_of_a_sentence(make, loaded):
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', response.text)[1])
     weights = attend(*loaded, TEXT[0], "abc <b>")
     assert (data["source"], data["target"]) == (TEXT[0], "abc <b>") and data["kinds"][0]["kind"] == "encoder-decoder"
-    sent = np.frombuffer(base64.b64decode(data["kinds"][0]["weights"]), "<u2") / 65_535
-    np.testing.assert_allclose(sent, weights.encoder_decoder.ravel(), atol=1e-5)
+    levels = np.frombuffer(zlib.decompress(base64.b64decode(data["kinds"][0]["weights"])), np.uint8)
+    sent = (levels / 255) ** 2
+    np.testing.assert_allclose(sent, weights.encoder_decoder.ravel(), atol=0.004)
 
 
 @pytest.mark.parametrize(
@@ -348,6 +350,27 @@ def test_confidence_and_repetition_are_shown_where_the_server_has_them(browser, 
         assert "was stopped" in text_of(browser, "#repeats")
         elements(browser, "#alternatives")[0].click()
         assert wait_for(lambda: text_of(browser, "#list .scores")) == "score −1.00 · 60 % sure · shown above"
+
+
+@pytest.mark.slow
+def test_words_without_spaces(browser, make):
+    tokens = [(" 我的", 0.9), ("狗", 0.4), ("", 0.5), ("。", 1.0), ("</s>", 1.0)]
+    best = {
+        "text": "我的狗。",
+        "target_words": ["我", "的", "狗。"],
+        "alignment": [[0, 0], [0, 1], [1, 2]],
+        "tokens": [{"text": text, "log_probability": math.log(share)} for text, share in tokens],
+    }
+    sentence = {"text": 0, "before": "", "source": "My dog.", "source_words": ["My", "dog."], "translations": [best]}
+    events = f"event: sentence\ndata: {json.dumps(sentence)}\n\nevent: end\ndata: {json.dumps({'after': ['']})}\n\n"
+    with opened(browser, make()):
+        browser.execute_script("[window.events] = arguments; window.fetch = async () => new Response(events)", events)
+        translate(browser, "My dog.", "我的狗。")
+        for row in ("#target-words", "#output"):
+            words = elements(browser, f"{row} .word")
+            assert [word.text for word in words] == ["我", "的", "狗。"]
+            titles = [word.get_attribute("title") for word in words]
+            assert all("90 % sure" in title for title in titles[:2]) and "20 % sure" in titles[2]
 
 
 @pytest.mark.slow

@@ -44,6 +44,8 @@ def test_n_best_lists_with_scores_tokens_and_alignments(post, loaded):
             assert [one[name] for one in known] == pytest.approx([getattr(one, name) for one in hypotheses])
         links = align(*loaded, [source] * 3, targets)
         assert [[tuple(link) for link in one["alignment"]] for one in known] == links
+        assert sentence["source_words"] == source.split()
+        assert [one["target_words"] for one in known] == [target.split() for target in targets]
         for one, score in zip(known, score_tokens(*loaded, [source] * 3, targets), strict=True):
             assert [token["text"] for token in one["tokens"]] == score.tokens
             assert [token["log_probability"] for token in one["tokens"]] == pytest.approx(score.log_probabilities)

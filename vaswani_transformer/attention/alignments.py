@@ -1,11 +1,13 @@
 """Which source word each target word comes from, read off the encoder-decoder attention."""
 
-import re
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from ..data.batching import PairCollator, batches_by_length
 from ..data.tokenization import SIDES, has_two_sides, side_of
+from ..data.words import words_at
 from ..decoding.scoring import check_length
 from ..errors import UserError
 from .weights import forming_attention, pass_with_attention
@@ -19,10 +21,11 @@ def align(
 ) -> list[Links]:
     """Word alignments of sentence pairs, from one pass of the model over each pair.
 
-    A word is what stands between spaces. Each target word is linked to the source word that got most of the attention
-    while the target word was predicted: the attention of one decoder layer, mean over its heads, summed over the pieces
-    of both words; that on `</s>` is left out. The last layer is the default because it agreed best with known
-    alignments (docs/decoding.md).
+    A word is what stands between spaces; of scripts that are written without spaces, a letter (`words_of` of
+    `data/words.py`). Each target word is linked to the source word that got most of the attention while the target word
+    was predicted: the attention of one decoder layer, mean over its heads, summed over the pieces of both words, of
+    which one may belong to several words; that on `</s>` is left out. The last layer is the default because it agreed
+    best with known alignments (docs/decoding.md).
 
     Args:
         model: the model, or an [`Ensemble`], whose members' attention is averaged; other threads may use it meanwhile.
@@ -68,8 +71,8 @@ def pharaoh(links: Links) -> str:
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 
-def tokens_and_words(tokenizer, texts: list[str]) -> list[tuple[list[int], list[int]]]:
-    """The token ids of each text, and for each token the number of its word, from 0; -1 for a token of no word.
+def tokens_and_words(tokenizer, texts: list[str]) -> list[tuple[list[int], list[range]]]:
+    """The token ids of each text, and for each token the numbers of the words that it has a part in, from 0.
 
     Raises:
         UserError: the tokenizer cannot say which part of a text a token stands for.
@@ -82,20 +85,21 @@ def tokens_and_words(tokenizer, texts: list[str]) -> list[tuple[list[int], list[
     if has_two_sides(tokenizer):  # places are those of the text that its backend gets
         texts = tokenizer.rewritten(texts)
     encoded = tokenizer(texts, return_offsets_mapping=True)
-    sides = []
-    for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        words, end = [-1] * len(text), 0
-        for number, match in enumerate(re.finditer(r"\S+", text)):
-            words[end : match.end()] = [number] * (match.end() - end)  # a space belongs to the word behind it
-            end = match.end()
-        sides.append((ids, [words[end - 1] if end > start else -1 for start, end in offsets]))  # `</s>` covers no text
-    return sides
+    columns = texts, encoded["input_ids"], encoded["offset_mapping"]
+    return [(ids, words_at(text, offsets)) for text, ids, offsets in zip(*columns, strict=True)]
 
 
-def strongest_links(weights: torch.Tensor, source_words: list[int], target_words: list[int]) -> Links:
+def parts_in_words(words: Sequence[range]) -> np.ndarray:
+    """Of the words of each token `(tokens, words + 1)` float32: 1 for a part in a word; the last column is for none."""
+    parts = np.zeros((len(words), max((own.stop for own in words), default=0) + 1), np.float32)
+    for row, own in zip(parts, words, strict=True):
+        row[own if own else -1] = 1
+    return parts
+
+
+def strongest_links(weights: torch.Tensor, source_words: Sequence[range], target_words: Sequence[range]) -> Links:
     """For each target word the source word with the largest sum of `(target_length, source_length)` weights."""
-    # A row for each token that marks its word; tokens of no word, -1, fall into the last column, which is left out.
-    source, target = (torch.eye(max(words) + 2)[words][:, :-1] for words in (source_words, target_words))
+    source, target = (torch.from_numpy(parts_in_words(words)[:, :-1]) for words in (source_words, target_words))
     rows, columns = len(target_words), len(source_words)
     sums = target.T @ weights[:rows, :columns] @ source
     return [(best, word) for word, best in enumerate(sums.argmax(dim=1).tolist())]

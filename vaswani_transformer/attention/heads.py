@@ -16,7 +16,7 @@ from ..data.tokenization import SIDES, side_of
 from ..decoding.scoring import check_length
 from ..decoding.translator import Translator
 from ..errors import UserError
-from .alignments import Links, strongest_links, tokens_and_words
+from .alignments import Links, parts_in_words, strongest_links, tokens_and_words
 from .weights import (
     CONTINUES,
     KINDS,
@@ -112,7 +112,7 @@ class HeadStatistics:
         weights: np.ndarray,  # (layers, heads, target_length, source_length)
         source_delimiters: np.ndarray,
         target_delimiters: np.ndarray,
-        words: tuple[Sequence[int], Sequence[int]],  # of each source and each target token; -1 for a token of no word
+        words: tuple[Sequence[range], Sequence[range]],  # that each source and each target token has a part in
         links: Links,
     ) -> None:
         """Add a sentence pair; target words without a link do not count for "alignment"."""
@@ -120,8 +120,7 @@ class HeadStatistics:
         values = (weights * source_delimiters).sum(axis=-1)[..., ~target_delimiters]
         self._add("delimiter", values, np.full(values.shape[-1], source_delimiters.mean()))
         self._add_entropy(weights, np.full(weights.shape[-2], keys))
-        # A row for each token that marks its word; tokens of no word, -1, fall into the last column.
-        source_of, target_of = (np.eye(max(side) + 2)[np.asarray(side)] for side in words)
+        source_of, target_of = map(parts_in_words, words)
         strongest = (target_of[:, :-1].T @ weights @ source_of).argmax(axis=-1)  # (layers, heads, target_words)
         sources, targets = source_of.shape[1] - 1, target_of.shape[1] - 1
         linked = np.zeros((targets, sources + 1), bool)
@@ -248,12 +247,12 @@ def read_links(path: str | Path) -> Iterator[Links]:
 
 @dataclass(frozen=True)
 class _Pair:
-    """A tokenised pair: ids, for each token the number of its word (-1 for none), and the word alignment if given."""
+    """A tokenised pair: ids, for each token the words that it has a part in, and the word alignment if given."""
 
     source_ids: list[int]
-    source_words: list[int]
+    source_words: list[range]
     target_ids: list[int]
-    target_words: list[int]
+    target_words: list[range]
     links: Links | None
 
     @property
@@ -263,7 +262,7 @@ class _Pair:
 
 
 def _check_links(pair: _Pair, line: int) -> None:
-    words = max(pair.source_words) + 1, max(pair.target_words) + 1
+    words = [max(own.stop for own in side) for side in (pair.source_words, pair.target_words)]
     for source, target in pair.links or ():
         if not (0 <= source < words[0] and 0 <= target < words[1]):
             raise UserError(

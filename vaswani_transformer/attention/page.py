@@ -4,6 +4,7 @@ import base64
 import html
 import json
 import re
+import zlib
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -15,8 +16,8 @@ from ..files import write_text
 from ..model.local_attention_vaswani import reach
 from .weights import KINDS, AttentionWeights, check_choice
 
-PAGE_BYTES = 48 * 2**20  # of weights: what a browser opens at once
-_LEVELS = 65_535  # steps of a weight in the page: two bytes each
+PAGE_WEIGHTS = 24 * 2**20  # what a browser opens at once
+_LEVELS = 255  # of the square root of a weight in the page, which has a byte: what is seen grows with this root
 
 
 def write_attention_page(
@@ -33,7 +34,7 @@ def write_attention_page(
 def attention_page(
     weights: AttentionWeights, kinds: Sequence[str] = tuple(KINDS), layer: int = 1, head: int | None = None
 ) -> str:
-    """The page. It holds all layers and heads, each weight to within 1/131,070.
+    """The page. It holds all layers and heads, each weight `w` to within `(sqrt(w) + 0.001) / 255`.
 
     Args:
         weights: of a sentence pair.
@@ -52,13 +53,12 @@ def attention_page(
     first, (array, _, _) = next(iter(sides.items()))
     check_choice("layer", [layer], array.shape[0], KINDS[first])
     check_choice("head", None if head is None else [head], array.shape[1], KINDS[first])
-    size = sum(2 * array.size for array, _, _ in sides.values())
-    if size > PAGE_BYTES:
+    size = sum(array.size for array, _, _ in sides.values())
+    if size > PAGE_WEIGHTS:
         longest = max(max(array.shape[2:]) for array, _, _ in sides.values())
         fix = "give shorter sentences" + (", or one --kind" if len(sides) > 1 else "")
-        raise UserError(
-            f"{longest} tokens make a page of {size / 2**20:.0f} MB of weights, at most {PAGE_BYTES >> 20}: {fix}"
-        )
+        most = f"at most {PAGE_WEIGHTS / 1e6:.0f} million fit"
+        raise UserError(f"{longest} tokens make {size / 1e6:.0f} million weights, and {most} into a page: {fix}")
     data = {
         "source": weights.source,
         "target": weights.target,
@@ -72,7 +72,7 @@ def attention_page(
                 "heads": array.shape[1],
                 "queries": queries,
                 "keys": keys,
-                "weights": base64.b64encode(np.rint(array * np.float64(_LEVELS)).astype("<u2").tobytes()).decode(),
+                "weights": _packed(array),
             }
             for kind, (array, queries, keys) in sides.items()
         ],
@@ -83,3 +83,9 @@ def attention_page(
     template = (resources.files(__package__) / "page.html").read_text(encoding="utf-8")
     before, between, after = re.split("@TITLE@|@DATA@", template)  # at once: a sentence may hold a mark too
     return "".join([before, title, between, text, after])
+
+
+def _packed(weights: np.ndarray) -> str:
+    """Weights as bytes, compressed, in base64."""
+    levels = np.rint(np.sqrt(weights, dtype=np.float32) * _LEVELS).astype(np.uint8)
+    return base64.b64encode(zlib.compress(levels.tobytes(), level=9)).decode()

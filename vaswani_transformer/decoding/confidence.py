@@ -15,16 +15,18 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from ..data.words import word_places, words_at, words_of
 from ..errors import UserError
 from ..evaluation.records import tensors_sha256
 from ..files import write_text
 from ..json_and_yaml import read_json
+from ..loading import is_exported
 from ..plots import new_figure
 from .scoring import PairScore, score_tokens
 
@@ -40,18 +42,20 @@ class Word:
     """A word of an output."""
 
     text: str
-    log_probability: float  # of its tokens together, in nats
+    log_probability: float  # of the tokens that it has a part in together, in nats
 
 
-def words_of(score: PairScore) -> list[Word]:
-    """The words of a scored output, divided at spaces; the end token is none."""
-    words: list[Word] = []
-    for text, log_probability in zip(score.tokens[:-1], score.log_probabilities[:-1], strict=True):
-        if not words or text[:1].isspace():
-            words.append(Word(text.strip(), log_probability))
-        else:
-            words[-1] = Word(words[-1].text + text, words[-1].log_probability + log_probability)
-    return [word for word in words if word.text]
+def scored_words(score: PairScore) -> list[Word]:
+    """The words of a scored output; the end token is none, and a token of several words counts for each."""
+    tokens, text = score.tokens[:-1], "".join(score.tokens[:-1])
+    ends = list(accumulate(map(len, tokens)))
+    # A token of no text is a part of the letter before it.
+    places = [(end - max(len(token), 1), end) for token, end in zip(tokens, ends, strict=True)]
+    sums = [0.0] * len(word_places(text))
+    for words, log_probability in zip(words_at(text, places), score.log_probabilities[:-1], strict=True):
+        for number in words:
+            sums[number] += log_probability
+    return [Word(*word) for word in zip(words_of(text), sums, strict=True)]
 
 
 def right_words(output: Sequence[str], reference: Sequence[str]) -> list[bool]:
@@ -69,7 +73,7 @@ def mean_confidence(words: Sequence[tuple[str, float]]) -> float:
 
 def _inputs(scores: Sequence[PairScore]) -> tuple[list[list[Word]], torch.Tensor]:
     """The words of outputs, and for each word of all of them the inputs of the regression, `(words, 3)`."""
-    words, rows = [words_of(score) for score in scores], []
+    words, rows = [scored_words(score) for score in scores], []
     for score, own in zip(scores, words, strict=True):
         mean = score.log_probability / len(score.tokens)
         rows += [[word.log_probability, mean, 1.0] for word in own]
@@ -176,7 +180,7 @@ def fit(
     """
     words, inputs = _inputs(scores)
     pairs = zip(words, references, strict=True)
-    right = [right_words([word.text for word in own], reference.split()) for own, reference in pairs]
+    right = [right_words([word.text for word in own], words_of(reference)) for own, reference in pairs]
     target = torch.tensor([value for own in right for value in own], dtype=inputs.dtype)
     sentence = torch.tensor([number for number, own in enumerate(filter(None, words)) for _ in own])
     if len(target) < LEAST_WORDS or target.min() == target.max() or sentence[-1] < parts - 1:
@@ -240,6 +244,9 @@ def read_calibration(folder: str | Path) -> Calibration:
             raise ValueError
         calibration = _parse(values)
     except FileNotFoundError:
+        if is_exported(folder):
+            line = f"{folder} is an exported model, of which no confidence is known: give the model it was made from"
+            raise UserError(line) from None
         raise UserError(f"{folder} has no {CALIBRATION}: {advice}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is no calibration of this version: {advice}") from error

@@ -3,11 +3,11 @@
 Hypotheses are kept apart by how many tokens of terms they lack, and each of these groups keeps its best (dynamic beam
 allocation: Post and Vilar, 2018, "Fast Lexically Constrained Decoding with Dynamic Beam Allocation"). A hypothesis may
 not end before it has all its terms, and where its limit leaves no more room than they need, nothing else may follow: so
-a term is in every output, however many beams there are.
+a term is in every output, however many beams there are. One that has come to its full stop without them is given up,
+so that they stand in the sentence, not behind it.
 """
 
-import re
-import unicodedata
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..data.text_files import read_lines
+from ..data.tokenization import side_of
+from ..data.words import LETTERS_OR_SIGN, is_part, stands_alone
 from ..errors import UserError
 from ..model.search_vaswani import NO_SCORE, BeamSentence, SearchSettings
 
 MOST_BEAMS = 16  # that a search takes by itself to keep hypotheses with different terms apart
 _SEPARATOR = "|"  # between the forms of a target term
-_WORD = re.compile(r"\w+|[^\w\s]")  # or a sign
+_WORD_STARTS = ("\u0120", "\u2581")  # what tokens begin with that begin a word: of byte-level BPE, of SentencePiece
+_RATHER, _EMPTY = math.log(0.5), -1.0e9
+_SIGN = "，"  # before a term that has no space before it
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,14 @@ class Term:
 
 
 class Glossary:
-    """Terms by their sources, which count as whole words; one in small letters is found in any letters."""
+    """Terms by their sources, which count as whole words (`data/words.py`); one in small letters is found in any."""
 
     def __init__(self, terms: Iterable[Term]):
         self.terms = {term.source: term for term in terms}
         # By first words the lengths of terms, the longest first: of overlapping terms it is the one that counts.
         lengths: dict[str, set[int]] = {}
         for source in self.terms:
-            lengths.setdefault(_WORD.search(source)[0].lower(), set()).add(len(source))
+            lengths.setdefault(LETTERS_OR_SIGN.search(source)[0].lower(), set()).add(len(source))
         self._lengths = {word: sorted(own, reverse=True) for word, own in lengths.items()}
 
     def __bool__(self) -> bool:
@@ -48,22 +52,15 @@ class Glossary:
     def of(self, text: str) -> tuple[Term, ...]:
         """The terms that occur in a text, each once, in their order there."""
         text, found, end = " ".join(text.split()), {}, 0
-        for word in _WORD.finditer(text):
+        for word in LETTERS_OR_SIGN.finditer(text):
             start = word.start()
-            if start < end or (start and _is_inner(text[start - 1])):
-                continue
-            for length in self._lengths.get(word[0].lower(), ()):
+            for length in self._lengths.get(word[0].lower(), ()) if start >= end else ():
                 piece = text[start : start + length]
                 term = self.terms.get(piece) or self.terms.get(piece.lower())
-                if term and not _is_inner(text[start + length : start + length + 1]):
-                    found[term.source], end = term, start + length
+                if term and not is_part(text, start, start + len(piece)):
+                    found[term.source], end = term, start + len(piece)
                     break
         return tuple(found.values())
-
-
-def _is_inner(character: str) -> bool:
-    """Whether a word continues with this character; a mark belongs to the letter before it."""
-    return character.isalnum() or character == "_" or unicodedata.category(character or " ").startswith("M")
 
 
 def make_glossary(entries: Iterable[tuple[str, str, Sequence[str]]]) -> Glossary:
@@ -106,6 +103,50 @@ def read_glossary(path: str | Path) -> Glossary:
     return make_glossary(entries())
 
 
+class Tokens(NamedTuple):
+    """What the tokens of a vocabulary mean for terms."""
+
+    continuing: frozenset[int] = frozenset()  # those that go on with a word, where a token shows that
+    signs: frozenset[int] = frozenset()  # those without a letter or digit
+
+    @classmethod
+    def of(cls, tokenizer) -> "Tokens":
+        """Those of a tokenizer's target side."""
+        tokenizer, continuing, signs = side_of(tokenizer, "target"), set(), set()
+        vocabulary = tokenizer.get_vocab()
+        has_starts = any(token.startswith(_WORD_STARTS) for token in vocabulary)
+        for token, number in vocabulary.items():
+            # As byte-level BPE writes them, letters beyond ASCII do not look like themselves.
+            text = token if token.isascii() else tokenizer.convert_tokens_to_string([token])
+            text = token if "\ufffd" in text else text
+            is_inner = not token.startswith(_WORD_STARTS) if has_starts else token.startswith("##")
+            if not any(map(str.isalnum, text)):
+                signs.add(number)
+            elif is_inner and (text := text.removeprefix("##"))[:1].isalnum() and not stands_alone(text):
+                continuing.add(number)
+        return cls(frozenset(continuing), frozenset(signs))
+
+
+def term_forms(tokenizer, term: Term) -> list[list[int]]:
+    """The token ids of each of a term's forms.
+
+    Raises:
+        UserError: for a form that the vocabulary cannot write.
+    """
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return tokenizer(text_target=texts, add_special_tokens=False)["input_ids"]
+
+    forms = encode(list(term.targets))
+    for text, form in zip(term.targets, forms, strict=True):
+        if not form or tokenizer.unk_token_id in form:
+            raise UserError(f"the model's vocabulary cannot write {text!r:.100} of the glossary: leave it out")
+    if inner := [_SIGN + target for target in term.targets if stands_alone(target)]:  # no space need be before these
+        sign, *behind = encode([_SIGN, *inner])
+        forms += [ids[len(sign) :] for ids in behind if ids[: len(sign)] == sign and ids[len(sign) :] not in forms]
+    return forms
+
+
 class Progress(NamedTuple):
     """How far a hypothesis is with its terms."""
 
@@ -119,12 +160,12 @@ class Terms:
 
     Args:
         forms: for each term its forms, none of them empty.
-        continuing: tokens that continue a word, before which a form has not come to its end.
+        tokens: what tokens mean: before those that continue a word a form has not come to its end.
     """
 
-    def __init__(self, forms: Sequence[Sequence[Sequence[int]]], continuing: frozenset[int] = frozenset()):
+    def __init__(self, forms: Sequence[Sequence[Sequence[int]]], tokens: Tokens = Tokens()):  # noqa: B008
         self.forms = [[tuple(form) for form in own] for own in forms]
-        self.continuing = continuing
+        self.tokens = tokens
         self._all = frozenset(range(len(self.forms)))
         self._shortest = [min(map(len, own)) for own in self.forms]
         self._firsts: dict[int, list[tuple[int, int]]] = {}  # the forms that a token begins
@@ -139,7 +180,7 @@ class Terms:
 
     def after(self, progress: Progress, token: int) -> Progress:
         """The progress of a hypothesis with one more token."""
-        met = progress.met if token in self.continuing else progress.met | progress.ending
+        met = progress.met if token in self.tokens.continuing else progress.met | progress.ending
         begun = {
             (term, form, done + 1)
             for term, form, done in progress.begun
@@ -170,60 +211,72 @@ class Terms:
 
 
 class TermsSentence(BeamSentence):
-    """A sentence in a beam search whose outputs have its terms."""
+    """A sentence in a beam search whose outputs have its terms.
+
+    A hypothesis that lacks terms is over where it ends with a sign and the model would rather end it there than not:
+    its terms would stand behind the full stop. It goes no further, unless all are over.
+    """
 
     def __init__(self, terms: Terms, limit: int, settings: SearchSettings):
         super().__init__(max(limit, terms.lacks(Progress()) + 1), settings)
         self._terms = terms
         self._progress = [Progress()] * settings.num_beams
+        self._running = [0.0] * settings.num_beams  # log-probabilities
 
     def wanted(self) -> list[tuple[int, int]]:
         """Continuations that have to be looked at, however unlikely: beams and tokens."""
         wanted = []
         for beam, own in enumerate(self._progress):
-            tokens = self._terms.wanted(own) or (self.settings.end_ids if own.ending else ())
+            tokens = self._terms.wanted(own)
+            if (own.ending and not tokens) or self._may_be_over(beam):
+                tokens |= self.settings.end_ids
             wanted += [(beam, token) for token in sorted(tokens)]
         return wanted
 
+    def _may_be_over(self, beam: int) -> bool:
+        """Whether a hypothesis ends with a sign and lacks terms, of which it has begun none."""
+        own, is_sign = self._progress[beam], self._tokens and int(self._tokens[-1][beam]) in self._terms.tokens.signs
+        return bool(is_sign) and not own.begun and self._terms.lacks(own) > 0
+
     def extend(self, values, scores, bounds, beams, tokens):
         """As in `BeamSentence`, of any number of continuations in any order."""
-        settings, terms = self.settings, self._terms
-        count, left = settings.num_beams, self.limit - self.length - 1  # tokens that may follow
-        order, groups, finishing = sorted(range(len(values)), key=lambda rank: -values[rank]), {}, 0
-        seen, step = set(), self.length
+        settings, terms, count = self.settings, self._terms, self.settings.num_beams
+        left, step = self.limit - self.length - 1, self.length  # tokens that may follow
         self.length += 1
-        for rank in order:
-            value, beam, token = values[rank], int(beams[rank]), int(tokens[rank])
-            if value <= NO_SCORE or (beam, token) in seen:
-                continue
-            seen.add((beam, token))
-            before = self._progress[beam]
+        ranks: dict[tuple[int, int], int] = {}  # of each continuation, the best first
+        for rank in sorted(range(len(values)), key=lambda rank: -values[rank]):
+            if values[rank] > NO_SCORE:
+                ranks.setdefault((int(beams[rank]), int(tokens[rank])), rank)
+        over = {
+            beam
+            for (beam, token), rank in ranks.items()
+            if token in settings.end_ids and values[rank] - self._running[beam] > _RATHER and self._may_be_over(beam)
+        }
+        groups: tuple[dict[int, list], dict[int, list]] = {}, {}  # of those that are not over, and of those that are
+        for (beam, token), rank in ranks.items():
             if token in settings.end_ids:
-                after, lacking = before, terms.lacks(before)
-                if lacking:
-                    continue
-            else:
-                after = terms.after(before, token)
-                lacking = terms.lacks(after)
-                if lacking > left:
-                    continue
-            if token in settings.end_ids or not left:
-                if finishing < count:
+                if not terms.lacks(self._progress[beam]):
                     self._finished.append((scores[rank], step, beam, token))
-                    finishing += 1
-            else:
-                groups.setdefault(lacking, []).append((value, bounds[rank], beam, token, after))
+                continue
+            after = terms.after(self._progress[beam], token)
+            if (lacking := terms.lacks(after)) <= left:
+                continuation = values[rank], bounds[rank], beam, token, after, scores[rank]
+                groups[beam in over].setdefault(lacking, []).append(continuation)
+        going_on = groups[0] or groups[1]
+        if not left and (groups[0] or not self._finished):
+            ends = [(score, step, beam, token) for own in going_on.values() for _, _, beam, token, _, score in own]
+            self._finished += ends
         self._finished.sort(key=lambda hypothesis: -hypothesis[0])
         del self._finished[count:]
-        kept = _share_out(sorted(groups.values(), key=lambda group: -group[0][0]), count)
-        kept += [(-1.0e9, -1.0e9, 0, min(settings.end_ids, default=0), Progress())] * (count - len(kept))
+        kept = _share_out(sorted(going_on.values(), key=lambda group: -group[0][0]), count)
+        kept += [(_EMPTY, _EMPTY, 0, min(settings.end_ids, default=0), Progress(), _EMPTY)] * (count - len(kept))
         finished = [hypothesis[0] for hypothesis in self._finished]
         best, bound = (max(continuation[place] for continuation in kept) for place in (0, 1))
         self.is_done = not left or not settings.may_improve(best, bound, finished)
-        self._progress = [continuation[4] for continuation in kept]
-        self._tokens.append([continuation[3] for continuation in kept])
-        self._beams.append([continuation[2] for continuation in kept])
-        return [continuation[0] for continuation in kept], self._beams[-1], self._tokens[-1]
+        self._running, _, own_beams, own_tokens, self._progress, _ = map(list, zip(*kept, strict=True))
+        self._tokens.append(own_tokens)
+        self._beams.append(own_beams)
+        return self._running, own_beams, own_tokens
 
 
 def _share_out(groups: list[list], places: int) -> list:

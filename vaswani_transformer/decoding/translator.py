@@ -16,13 +16,12 @@ from ..data.batching import PairCollator, batches_by_length
 from ..errors import UserError
 from ..hardware import use_free_threads
 from ..model.generation_vaswani import MAX_EXTRA_TOKENS
-from .glossary import Glossary, Progress, Term, Terms, TermsSentence, beams_for
+from .glossary import Glossary, Progress, Terms, TermsSentence, Tokens, beams_for, term_forms
 from .long_inputs import split_line
 from .scoring import LengthRule, check_length, score_ids
 from .streaming import WINDOW_LINES, Window, in_windows
 
 _ROUNDS = 4  # times that an output has to end with the same tokens to be cut; a text may repeat a word twice
-_WORD_STARTS = ("\u0120", "\u2581")  # what tokens begin with that begin a word: of byte-level BPE, of SentencePiece
 _JOINING = 4  # sentences join a search when one in so many places is free: the encoder is faster with several at once
 
 
@@ -138,7 +137,7 @@ class Translator:
 
         `glossary` is for this window, in place of the translator's own.
         """
-        glossary, encode = glossary or self.glossary, cache(self._encode_term)
+        glossary, encode = glossary or self.glossary, cache(partial(term_forms, self._own_tokenizer))
         pairs = [(line, "") if isinstance(line, str) else line for line in window.lines]
         sources = {place: source.strip() for place, (source, _) in enumerate(pairs) if source.strip()}
         ids = self._own_tokenizer(list(sources.values()))["input_ids"] if sources else []
@@ -217,27 +216,15 @@ class Translator:
         return {name: tensor.to(self.model.device) for name, tensor in inputs.items() if name != "labels"}
 
     @cached_property
-    def _continuing(self) -> frozenset[int]:
-        """Tokens that go on with a word, where a token says so."""
-        tokens = self._own_tokenizer.convert_ids_to_tokens(range(len(self._own_tokenizer)))
-        if any(token.startswith(_WORD_STARTS) for token in tokens):
-            inner = (number for number, token in enumerate(tokens) if not token.startswith(_WORD_STARTS))
-            return frozenset(number for number in inner if tokens[number][:1].isalnum())
-        return frozenset(number for number, token in enumerate(tokens) if token.startswith("##"))
-
-    def _encode_term(self, term: Term) -> list[list[int]]:
-        """The tokens of each of a term's forms."""
-        forms = self._own_tokenizer(text_target=list(term.targets), add_special_tokens=False)["input_ids"]
-        for text, form in zip(term.targets, forms, strict=True):
-            if not form or self._own_tokenizer.unk_token_id in form:
-                raise UserError(f"the model's vocabulary cannot write {text!r:.100} of the glossary: leave it out")
-        return forms
+    def _tokens(self) -> Tokens:
+        """What tokens mean for terms."""
+        return Tokens.of(self._own_tokenizer)
 
     def _terms(self, number: int, source: str, parts: list, glossary: Glossary, encode: Callable) -> list[Terms | None]:
         """What the translation of each part of line `number` has to have."""
         texts = self._own_tokenizer.batch_decode(parts, skip_special_tokens=True) if len(parts) > 1 else [source]
         forms = [[encode(term) for term in glossary.of(text)] for text in texts]
-        terms = [Terms(own, self._continuing) if own else None for own in forms]
+        terms = [Terms(own, self._tokens) if own else None for own in forms]
         config, needed = self.model.config, max((own.lacks(Progress()) for own in terms if own), default=0)
         if config.position_encoding == "learned" and needed >= config.max_position_embeddings - 1:
             raise UserError(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate, groupby
 
+from ..data.words import word_places
 from ..model.sentence_splitting_vaswani import sentence_parts
 from .markup import Character, Links, Point, Stack, project, written
 
@@ -261,7 +262,8 @@ def translate_documents(
 
 def in_order(sources: list[str], targets: list[str]) -> list[Links]:
     """Links from each target word to the source word at the same share of the sentence."""
-    lengths = [(len(source.split()), len(target.split())) for source, target in zip(sources, targets, strict=True)]
+    pairs = zip(sources, targets, strict=True)
+    lengths = [(len(word_places(source)), len(word_places(target))) for source, target in pairs]
     return [[(place * rows // columns, place) for place in range(columns)] for rows, columns in lengths]
 
 

@@ -115,7 +115,8 @@ class _Reader:
 
     def text(self, value: str, start: int, end: int) -> None:
         """Read text, before which there may be a sign that takes its first character's meaning away."""
-        if not self.is_broken and self.source[self.place : start] == b"\\":
+        if self.source[self.place : start].endswith(b"\\"):
+            self.fix(start - 1)
             self.pieces.append(text_piece(f"\\{value[0]}", value[0]))
             self.place, value = start + len(value[0].encode()), value[1:]
         self.fix(start)

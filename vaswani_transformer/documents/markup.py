@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from ..data.words import word_places
+
 #: Source word and target word, both counted from 0, as `vaswani_transformer.align` gives them.
 Links = list[tuple[int, int]]
 #: The spans around a place, as their first tags, the outermost first.
@@ -54,13 +56,14 @@ def project(
     Args:
         characters: those that were translated, without white space at the ends.
         points: in the order of their places; those of white space are line breaks.
-        translation: words and spaces, at least a word.
+        translation: words and single spaces, at least a word.
         links: source word, target word; a target word without a link belongs where the one before it does.
         escape: writes text so that it means itself.
         in_spans: all text, white space too, stands in innermost spans of one kind (runs), which may get lost.
     """
     words = _words(characters, points)
-    targets = [split_word(word) for word in translation.split()]
+    places = word_places(translation)
+    targets = [split_word(translation[start:end]) for start, end in places]
     sources = _sources(links, len(targets), len(words))
     stacks = [[stack if stack is not None else words[s].stacks[1] for stack in words[s].stacks] for s in sources]
     if words[-1].stacks[2] is not None and words[sources[-1]].stacks[2] is None:
@@ -83,7 +86,7 @@ def project(
     for place, parts in enumerate(targets):
         if place:
             left, right = stacks[place - 1][2], stacks[place][0]
-            space = line_breaks.get(place, " ")
+            space = line_breaks.get(place) or translation[places[place - 1][1] : places[place][0]]
             fragments.append((space, left if in_spans else left[: _shared(left, right)]))
         for seam in range(4):
             fragments += placed.get((place, seam), [])
@@ -95,15 +98,15 @@ def project(
 def _words(characters: Sequence[Character], points: Sequence[Point]) -> list[_Word]:
     text, words = "".join(character[0] for character in characters), []
     remaining = list(reversed(points))
-    for match in re.finditer(r"\S+", text):
-        before, core, _ = split_word(match[0])
-        seams = (match.start(), middle := match.start() + len(before), middle + len(core), match.end())
-        sections = [characters[start:end] for start, end in pairwise(seams)]
-        inner = dict.fromkeys(stack for _, _, stack in characters[match.start() : match.end()])
+    for begin, end in word_places(text):
+        before, core, _ = split_word(text[begin:end])
+        seams = (begin, middle := begin + len(before), middle + len(core), end)
+        sections = [characters[first:last] for first, last in pairwise(seams)]
+        inner = dict.fromkeys(stack for _, _, stack in characters[begin:end])
         word = _Word(seams, [_stack_of(section) for section in sections], list(inner))
-        while words and remaining and remaining[-1][0] < match.start():  # in the white space before it
+        while words and remaining and remaining[-1][0] < begin:  # in the white space before it
             words[-1].points.append((3, remaining.pop()[1:]))
-        while remaining and remaining[-1][0] <= match.end():
+        while remaining and remaining[-1][0] <= end:
             place, *point = remaining.pop()
             seam = 0 if place <= seams[0] else 3 if place == seams[3] else 1 if place <= seams[1] else 2
             word.points.append((seam, tuple(point)))

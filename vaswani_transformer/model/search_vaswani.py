@@ -177,7 +177,10 @@ class BeamSentence(Sentence):
         return [values[rank] for rank in kept], self._beams[-1], self._tokens[-1]
 
     def wanted(self) -> list[tuple[int, int]]:
-        """Beams and tokens of continuations that `extend` has to be given, however unlikely they are."""
+        """Beams and tokens of continuations that `extend` has to be given, however unlikely they are.
+
+        With them it gets the likeliest of each beam, or a likely one might leave the others none but these.
+        """
         return []
 
     def outputs(self) -> list[Output]:
@@ -394,6 +397,7 @@ class Search:
         found = list(zip(*columns.tolist(), strict=True))  # the device is waited for here
         for place, sentence in enumerate(self.sentences):
             if not sentence.is_done and (wanted := sentence.wanted()):
+                wanted += enumerate(all_log_probs[place * beams : (place + 1) * beams].argmax(dim=-1).tolist())
                 rows, more = torch.tensor(wanted, device=values.device).T
                 more = (self._values[place, rows] + all_log_probs[place * beams + rows, more]).tolist()
                 scores = [[value / divisor for value in more] for divisor in (today[place], judged[place])]

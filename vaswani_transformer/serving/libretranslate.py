@@ -15,7 +15,7 @@ from .models import ModelPlace
 from .service import RefusedError, Service, Wish, texts_of
 
 _ALTERNATIVES = 10  # at most
-_ALIGNED = 16  # sentences at once, between which others have their turn
+_ALIGNED = 16  # sentences at once, between which others have their turn; more take as long each on a CPU
 
 router = APIRouter(tags=["LibreTranslate"])
 

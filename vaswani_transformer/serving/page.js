@@ -162,11 +162,11 @@ async function translate(text, signal) {
 }
 
 /** Puts a sentence that has come in the place of the one before, unless it is the same. */
-function place({source, before, translations}, number, languages) {
+function place({source, source_words, before, translations}, number, languages) {
   const old = state.sentences[number], box = $("output").childNodes[number];
   const isSame = old && box === old.box && nameOf(old.languages) === nameOf(languages);
   if (isSame && old.source === source && old.before === before) return old;
-  const sentence = {source, before, languages, shown: translations[0], others: null};
+  const sentence = {source, source_words, before, languages, shown: translations[0], others: null};
   sentence.box = make("span", {className: "sentence", lang: languages.target});
   sentence.box.addEventListener("click", () => lookInside(state.sentences.indexOf(sentence)));
   fill(sentence);
@@ -177,42 +177,49 @@ function place({source, before, translations}, number, languages) {
 
 function fill(sentence) {
   const facts = factsOf(sentence);
-  const children = pieces(sentence.shown.text).map(([text, number]) => {
+  const children = pieces(sentence.shown.text, facts.words.target).map(([text, number]) => {
     if (number < 0) return text;
     return makeWord("span", sentence, facts, "target", number, text);
   });
   sentence.box.replaceChildren(sentence.before, make("span", {className: "body"}, ...children));
 }
 
-/** Words with their numbers, and what is between them with -1. */
-function pieces(text) {
-  let number = 0;
-  return text.split(/(\s+)/).filter(Boolean).map((part) => [part, part.trim() ? number++ : -1]);
+/** The words of a text with their numbers, and what is between them with -1. */
+function pieces(text, words) {
+  let end = 0;
+  const parts = words.flatMap((word, number) => {
+    const start = text.indexOf(word, end), before = text.slice(end, start);
+    end = start + word.length;
+    return [[before, -1], [word, number]];
+  });
+  return [...parts, [text.slice(end), -1]].filter(([part]) => part);
 }
-const wordsOf = (text) => text.split(/\s+/).filter(Boolean);
+/** What a word is, the server says along with alignments. */
+const wordsOf = (text, words) => words || text.split(/\s+/).filter(Boolean);
 
 /** The words of both sides, which of them belong together, and how sure the model is of those of the target. */
-function factsOf({source, shown}) {
-  const words = {source: wordsOf(source), target: wordsOf(shown.text)}, links = {source: [], target: []};
+function factsOf({source, source_words, shown}) {
+  const words = {source: wordsOf(source, source_words), target: wordsOf(shown.text, shown.target_words)};
+  const links = {source: [], target: []};
   for (const [from, to] of shown.alignment || []) {
     (links.source[from] ||= []).push(to);
     (links.target[to] ||= []).push(from);
   }
-  return {words, links, sure: surenessOf(shown, words.target.length)};
+  return {words, links, sure: surenessOf(shown, words.target)};
 }
 
 /** Calibrated confidences where the server has them; else the probability of each word's tokens. */
-function surenessOf(shown, number) {
-  if (shown.words?.length === number) return shown.words.map((word) => word.confidence);
+function surenessOf(shown, words) {
+  if (shown.words?.length === words.length) return shown.words.map((word) => word.confidence);
   if (!shown.tokens) return [];
-  const words = [];
+  const sums = words.map(() => 0), numbers = words.flatMap((word, number) => Array(word.length).fill(number));
+  let end = 0; // of the tokens, in letters without white space
   for (const {text, log_probability} of shown.tokens.slice(0, -1)) { // the last one is the end
-    if (!words.length || /^\s/.test(text)) words.push({text: "", sum: 0});
-    words.at(-1).text += text;
-    words.at(-1).sum += log_probability;
+    const start = text ? end : end - 1; // without a text it is a part of the letter before
+    end += text.replace(/\s/g, "").length;
+    for (const number of new Set(numbers.slice(start, Math.max(start + 1, end)))) sums[number] += log_probability;
   }
-  const sums = words.filter((word) => word.text.trim()).map((word) => word.sum);
-  return sums.length === number ? sums.map(Math.exp) : [];
+  return end === numbers.length ? sums.map(Math.exp) : [];
 }
 
 function describe(facts, side, number) {
@@ -283,19 +290,19 @@ function lookInside(number) {
 async function addDetails(sentence) {
   if (sentence.isAsked || !state.details[nameOf(sentence.languages)].alignments) return;
   sentence.isAsked = true;
-  const answer = await translationsOf(sentence, {}).catch(() => []);
-  if (answer[0]?.text !== sentence.shown.text) return;
-  sentence.shown = answer[0];
+  const answer = await sentenceAlone(sentence, {}).catch(() => null);
+  if (answer?.translations[0].text !== sentence.shown.text) return;
+  Object.assign(sentence, {shown: answer.translations[0], source_words: answer.source_words});
   fill(sentence);
   if (sentence === state.inside) lookInside(state.now);
 }
 
-/** The translations of a sentence by itself, best first; it may stay while one types at another. */
-async function translationsOf({source, languages}, options) {
+/** What is answered of a sentence by itself; it may stay while one types at another. */
+async function sentenceAlone({source, languages}, options) {
   const body = {text: source, ...languages, split_sentences: false, ...options};
   const answer = await withDetails(languages, async (details) =>
     (await ask("v1/translations", {body: {...body, ...details}})).json());
-  return answer.translations[0].sentences[0].translations;
+  return answer.translations[0].sentences[0];
 }
 
 function highlight(sentence, facts, side, number) {
@@ -331,7 +338,7 @@ async function showAlternatives() {
   if (!sentence.others) {
     $("list").replaceChildren(make("li", {textContent: "Working …"}));
     try {
-      sentence.others = await translationsOf(sentence, {nbest: NBEST, scores: true});
+      sentence.others = (await sentenceAlone(sentence, {nbest: NBEST, scores: true})).translations;
     } catch (error) {
       if (sentence === state.inside) $("list").replaceChildren(make("li", {textContent: error.message}));
       return;

@@ -11,6 +11,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..attention.alignments import align
+from ..data.words import words_of
 from ..decoding.confidence import Calibration, mean_confidence
 from ..decoding.glossary import Glossary, make_glossary
 from ..decoding.scoring import score_tokens
@@ -83,8 +84,9 @@ class Alternative(BaseModel):
     log_probability: float | None = Field(None, description="of all tokens, in nats")
     tokens: list[Token] | None = None
     alignment: list[tuple[int, int]] | None = Field(
-        None, description="source word, target word, from 0, between spaces"
+        None, description="numbers, from 0, of a source word and a target word"
     )
+    target_words: list[str] | None = Field(None, description="those that the alignment links")
     confidence: float | None = Field(None, description="the share of the words that should be right, from 0 to 1")
     words: list[Word] | None = None
 
@@ -93,6 +95,7 @@ class SentenceAnswer(BaseModel):
     """A sentence with its translations."""
 
     source: str
+    source_words: list[str] | None = Field(None, description="those that alignments link")
     before: str = Field(description="white space between the last translation and this one")
     translations: list[Alternative] = Field(description="best first")
 
@@ -172,7 +175,12 @@ class _Details:
         if wanted.token_scores or wanted.alignments or wanted.confidence:
             more = await work.engine.call(self._more, work.engine, source, [one.text for one in found])
             known = [{**one, **other} for one, other in zip(known, more, strict=True)]
-        return SentenceAnswer(source=source, before=text.before(number), translations=known)
+        return SentenceAnswer(
+            source=source,
+            source_words=words_of(source) if wanted.alignments else None,
+            before=text.before(number),
+            translations=known,
+        )
 
     def _more(self, engine: Engine, source: str, targets: list[str]) -> list[dict]:
         """What the model says of the translations of a sentence."""
@@ -189,8 +197,8 @@ class _Details:
         if self.wanted.alignments:
             if not engine.is_ours:
                 raise UserError("alignments are not possible with an exported model: leave them out")
-            for one, links in zip(details, align(*arguments), strict=True):
-                one["alignment"] = links
+            for one, target, links in zip(details, targets, align(*arguments), strict=True):
+                one |= {"alignment": links, "target_words": words_of(target)}
         return details
 
 

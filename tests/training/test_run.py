@@ -429,7 +429,7 @@ def test_the_first_process_chooses_among_the_checkpoints_for_all(tmp_path):
 @pytest.mark.parametrize(("rank", "local_rank", "verifies"), [(0, 0, True), (1, 1, False), (2, 0, True), (3, 1, False)])
 def test_prepared_data_are_verified_on_each_machine(tmp_path, monkeypatch, rank, local_rank, verifies):
     verified = []
-    prepared = SimpleNamespace(verify=verified.append, tokenizer=None, counts=str, train=1)
+    prepared = SimpleNamespace(verify=verified.append, tokenizer=None, counts=str, train=1, folder=tmp_path)
     prepared.validation = SimpleNamespace(as_dataset=list)
     monkeypatch.setattr(training, "open_prepared", lambda _: prepared)
     monkeypatch.setattr(training, "check_recipe_matches", lambda *_: None)

@@ -355,6 +355,7 @@ def open_prepared(folder: str | Path) -> PreparedData:
     Raises:
         UserError: for a folder or a file that is missing, not finished, cut off, or not as the manifest says.
     """
+    check_path(folder, "the prepared folder")
     folder = to_path(folder)
     with store_errors(folder):
         manifest, tokenizer = read_manifest(folder), load_prepared_tokenizer(folder)

@@ -128,8 +128,8 @@ def read_lines(
         check_unchanged(path, raw, stamp)
 
 
-def check_unchanged(path: Path, file: BinaryIO, stamp: Stamp) -> None:
-    """Raise `UserError` for an open file that has not the size and time any more that it had."""
+def check_unchanged(path: Path, file: BinaryIO | None, stamp: Stamp) -> None:
+    """Raise `UserError` for a file, open if `file` is given, that has not the size and time any more that it had."""
     if file_stamp(path, file) != stamp:
         raise UserError(f"{path} has changed while it was read: run the command again once nothing writes to it")
 

@@ -121,7 +121,7 @@ class FileInParts:
                 if remarks.error is not None:
                     raise remarks.error
                 for file, stamp in self.files:
-                    check_unchanged(file, file, stamp)
+                    check_unchanged(file, None, stamp)
             note = {"split": remarks.split, "cut": remarks.cut}
         except UserError as error:
             note = {"error": str(error)}

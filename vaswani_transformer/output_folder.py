@@ -63,9 +63,12 @@ def locked(folder: str | Path, name: str = LOCK) -> Iterator[None]:
     it is new and nothing was written.
 
     Raises:
-        UserError: for an empty path, a folder that another process writes, or one that cannot be made or written to.
+        UserError: for an empty path or a URL, a folder that another process writes, or one that cannot be made or
+            written to.
     """
     check_path(folder, "output")
+    if re.match(r"[a-z][a-z0-9+.-]+:/", str(folder)):  # of two slashes `Path` has left one
+        raise UserError(f"output {folder} is a URL: give a folder on this machine, and upload it when it is done")
     shown, folder = Path(folder), Path(folder).resolve()
     if _held.get(folder / name) == threading.get_ident():
         yield

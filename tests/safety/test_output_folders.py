@@ -576,13 +576,17 @@ def _hold_until(end: Path, folder: Path, ready: Path) -> None:
         wait_for(end.exists)
 
 
-def test_outputs_that_are_no_folders(recipe, tmp_path, fails):
+def test_outputs_that_are_no_folders(recipe, tmp_path, fails, monkeypatch):
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     (tmp_path / "link").symlink_to(tmp_path / "there")
     (tmp_path / "there").mkdir()
     for name, rule in (("file", "is a file"), ("file/x", "lies below"), ("dangling", "leads to no folder")):
         assert rule in fails("train", recipe, "--output", tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    for command in ("train", "clean"):
+        assert "bucket/x is a URL: give a folder" in fails(command, recipe, "--output", "s3://bucket/x")
+    assert not Path("s3:").exists()
     before = sorted(path.name for path in tmp_path.iterdir())
     with locked(tmp_path / "link"):
         assert (tmp_path / "there" / LOCK).exists()

@@ -98,6 +98,8 @@ def add_engine_options(parser: Any, workers: str, default: int | None = None) ->
 
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Options of an engine; a value is a number, or JSON, or else a text."""
+    if arguments.engine_option and arguments.engine == LOCAL:
+        raise UserError("--engine-option is of a cluster's engine: give --engine too, or leave it out")
     options = {}
     for one in arguments.engine_option:
         name, is_given, value = one.partition("=")

@@ -99,6 +99,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
     check_options(arguments)
     check_workers("--workers", arguments.workers)
+    engine_options(arguments)
     if is_launched():
         raise UserError(
             "translate starts its processes itself: leave out accelerate launch or torchrun, and give --workers N"

@@ -87,6 +87,27 @@ def test_no_process_outlives_its_parent(tmp_path, number):
         assert not Path(f"/proc/{path.stem}").exists()
 
 
+def test_an_interruption_while_processes_start_is_theirs_alone_who_wait(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import time\n"
+        "from vaswani_transformer.data.engines import run_tasks\n"
+        "def task(number, advance):\n"
+        "    pass\n"
+        "if __name__ == '__main__':\n"
+        "    run_tasks(task, 2, 2)\n"
+        "print('starting', flush=True)\n"
+        "time.sleep(1)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "starting\n"  # by a process of the pool, before it does anything
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    error = process.communicate(timeout=60)[1]
+    assert error.count("Traceback") == 1 and "SpawnProcess" not in error, error
+
+
 # Slurm
 
 

@@ -76,7 +76,12 @@ def _pooled(task: Task, number: int, workers: int, bar: tqdm) -> Iterator[UserEr
     pool = ProcessPoolExecutor(min(workers, number), context, _start, (done,))
     waiting: list[Future] = []
     try:
-        waiting = [pool.submit(_run, task, one) for one in range(number)]
+        # Ctrl-C, which a terminal sends to all processes, waits until those that are starting ignore it.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            waiting = [pool.submit(_run, task, one) for one in range(number)]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         pending = set(waiting)
         while pending:
             _, pending = wait(pending, 0.2, FIRST_COMPLETED)

@@ -677,3 +677,34 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path, capsys):
     assert "cannot be read" in capsys.readouterr().err
     assert main(["clean", str(tmp_path / "r.yaml"), *options]) == 0
     assert recipe.train_source == "a.en" and "1 pairs read, 1 kept; dropped: none" in capsys.readouterr().out
+
+
+def test_a_large_compressed_file_in_pieces_is_cleaned_as_plain_text_and_resumed(tmp_path, monkeypatch, small):
+    pairs = [(f"a man number {n}", f"ein Mann, Nummer {n % 40}") for n in range(60)]
+    pairs[7], pairs[20], pairs[30] = ("broken \udcff", "kaputt"), ("a\u2028b \x85", "c\u2028d\r"), pairs[29]
+    recipe = recipe_of(tmp_path, pairs)
+    expected = make(recipe, tmp_path / "plain")["counts"]
+    for name in ("a.en", "a.de"):
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+    recipe = dataclasses.replace(recipe, train_source="a.en.gz", train_target="a.de.gz")
+    monkeypatch.setattr(splits, "COPIED_PAIRS", 7)
+    judge, count, judged, counted = Cleaning._judge, splits.PieceSplit.count, [], []
+
+    def interrupted(self, number, advance):
+        judged.append(number)
+        if judged == [0, 1, 2]:
+            raise KeyboardInterrupt
+        judge(self, number, advance)
+
+    monkeypatch.setattr(Cleaning, "_judge", interrupted)
+    monkeypatch.setattr(splits.PieceSplit, "count", lambda self: counted.append(self.number) or count(self))
+    with pytest.raises(KeyboardInterrupt):
+        make(recipe, tmp_path / "pieces")
+    assert len(counted) > 3
+    counted.clear()
+    (next((tmp_path / "pieces" / cleaning.TASKS).glob("text-*-00002.jsonl"))).write_text("damaged")
+    assert make(recipe, tmp_path / "pieces")["counts"] == expected
+    assert judged[3] == 2 and counted == [0]  # the copies are made again, and nothing else twice
+    assert expected["undecodable"] >= 1
+    assert rows_of(tmp_path / "pieces") == rows_of(tmp_path / "plain")
+    assert sorted(path.name for path in (tmp_path / "pieces").iterdir() if path.is_dir()) == []

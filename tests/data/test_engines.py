@@ -89,11 +89,12 @@ def test_no_process_outlives_its_parent(tmp_path, number):
 
 def test_an_interruption_while_processes_start_is_theirs_alone_who_wait(tmp_path):
     (tmp_path / "script.py").write_text(
-        "import time\n"
+        "import signal, time\n"
         "from vaswani_transformer.data.engines import run_tasks\n"
         "def task(number, advance):\n"
         "    pass\n"
         "if __name__ == '__main__':\n"
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what runs in the background ignores it
         "    run_tasks(task, 2, 2)\n"
         "print('starting', flush=True)\n"
         "time.sleep(1)\n"

@@ -195,22 +195,48 @@ def test_options_and_programs_that_are_missing(recipe, tmp_path, slurm, monkeypa
     monkeypatch.setenv("PATH", "/nowhere")
     assert "no command sbatch" in error_of(make, recipe, tmp_path / "p", engine="slurm", engine_options=OPTIONS)
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert "engine ray needs ray" in error_of(make, recipe, tmp_path / "p", engine="ray")
+    assert "engine ray needs ray" in error_of(make, recipe, tmp_path / "q", engine="ray")
+    assert not (tmp_path / "q").exists()
+
+
+# What a user's script does, but that the cluster is of three nodes on this machine, of which one is killed.
+RAY_DRIVER = """
+import json, sys, threading, time
+from pathlib import Path
+import ray
+from ray.cluster_utils import Cluster
+from vaswani_transformer.data import prepare
+from vaswani_transformer.recipes.recipe import Recipe
+
+recipe, folder = Recipe(**json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2])
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+cluster.wait_for_nodes()
+ray.init(address=cluster.address)
+
+def kill():
+    while not list(folder.glob(".tasks/count-*")):
+        time.sleep(0.1)
+    cluster.remove_node(nodes[1], allow_graceful=False)
+    print("killed", flush=True)
+
+thread = threading.Thread(target=kill)
+thread.start()
+prepare.CHUNK = 40
+prepare.prepare(recipe, folder, progress=False, engine="ray", engine_options={"workers": 3, "mem_per_cpu_gb": 1})
+thread.join()
+ray.shutdown()
+cluster.shutdown()
+"""
 
 
 @pytest.mark.slow
-def test_ray_makes_the_same_files(recipe, tmp_path):
-    """In a process of its own, with processes on this machine for nodes; one of them is killed while it works."""
+def test_ray_makes_the_same_files_with_several_nodes_of_which_one_is_killed(recipe, tmp_path):
     pytest.importorskip("ray")
     make(recipe, tmp_path / "here")
     (tmp_path / "recipe.json").write_text(json.dumps({**vars(recipe), "output": None}))
-    code = (
-        "import json, sys; from vaswani_transformer.recipes.recipe import Recipe;"
-        " from vaswani_transformer.data import prepare; prepare.CHUNK = 40;"
-        " prepare.prepare(Recipe(**json.load(open(sys.argv[1]))), sys.argv[2], progress=False, engine='ray',"
-        " engine_options={'workers': 2, 'mem_per_cpu_gb': 1})"
-    )
-    command = [sys.executable, "-c", code, tmp_path / "recipe.json", tmp_path / "there"]
-    subprocess.run(command, check=True, cwd=ROOT, timeout=500)
+    command = [sys.executable, "-c", RAY_DRIVER, tmp_path / "recipe.json", tmp_path / "there"]
+    process = subprocess.run(command, check=True, cwd=ROOT, timeout=500, capture_output=True, text=True)
+    assert "killed" in process.stdout
     there = {name: digest for name, digest in digests(tmp_path / "there").items() if not name.startswith(".")}
     assert there == digests(tmp_path / "here")

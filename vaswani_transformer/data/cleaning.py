@@ -41,7 +41,7 @@ from .cleaning_rules import (
     read_scores,
     repeats,
 )
-from .engines import LOCAL, SLURM, run_on_cluster, run_tasks
+from .engines import LOCAL, check_engine
 from .parallel_text import PairSource, held_out_rows
 from .prepared import DATA_FIELDS, TRAIN, VALIDATION
 from .recipe_data import data_sources
@@ -50,7 +50,6 @@ from .tasks import (
     COUNT,
     FINISH,
     LEARN,
-    LOGS,
     OTHER,
     PARTS,
     PLAN,
@@ -61,7 +60,6 @@ from .tasks import (
     Tasks,
     as_json,
     task_notes,
-    useful_workers,
 )
 from .text_files import check_on_disk, file_stamp, home_path, read_lines
 
@@ -75,7 +73,6 @@ CHUNK = 50_000  # pairs in memory at once, and of a row group
 SAMPLED = 100_000  # pairs whose lengths are looked at
 BUCKET = 4_000_000  # keys that are compared at once, about
 SHOWN = 5  # samples of each rule
-_SHOWN = {COUNT: "counting pairs", SAMPLE: "drawing a sample", JUDGE: "judging", WRITE: "writing"}
 
 
 def clean(
@@ -108,6 +105,7 @@ def clean(
             is left.
     """
     rules = rules or CleaningRules()
+    check_engine(engine)
     if workers is not None:
         check_workers("workers", workers)
     rules.check()
@@ -120,14 +118,8 @@ def clean(
         cleaning = Cleaning.of(recipe, folder, rules, train.downloaded(), validation)
         if (manifest := cleaning.start_or_resume(overwrite)) is not None:
             return manifest
-        stages = [(name, functools.partial(cleaning.run, name), cleaning.tasks(name)) for name in cleaning.stages]
-        if engine != LOCAL:
-            run_on_cluster(engine, stages, folder / TASKS / LOGS, engine_options or {})
-            if engine == SLURM:
-                return None
-        workers = workers or useful_workers(cleaning.settings["files"])
-        for name, task, number in stages:
-            run_tasks(task, number, workers, _SHOWN.get(name), progress)
+        if not cleaning.run_stages(workers, progress, engine, engine_options or {}):
+            return None
         cleaning.remove_intermediate()
         return read_json(folder / MANIFEST, OTHER)
 

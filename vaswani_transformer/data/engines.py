@@ -123,6 +123,31 @@ def _advance(pairs: int) -> None:
 # Clusters
 
 
+def check_engine(engine: str) -> None:
+    """Refuse an engine that is not installed, before anything is begun.
+
+    Raises:
+        UserError: naming what is missing.
+    """
+    if engine != LOCAL:
+        _executor(engine)
+
+
+def _executor(engine: str) -> Any:
+    """datatrove's executor for an engine."""
+    try:
+        if engine == SLURM:
+            from datatrove.executor.slurm import SlurmPipelineExecutor
+
+            return SlurmPipelineExecutor
+        import ray  # noqa: F401 - its absence is noticed here
+        from datatrove.executor.ray import RayPipelineExecutor
+
+        return RayPipelineExecutor
+    except ModuleNotFoundError as error:
+        raise UserError(f"engine {engine} needs {error.name}: pip install 'vaswani_transformer[cluster]'") from error
+
+
 def run_on_cluster(
     engine: str, stages: Sequence[tuple[str, Task, int]], folder: Path, options: Mapping[str, Any]
 ) -> None:
@@ -134,25 +159,18 @@ def run_on_cluster(
     Raises:
         UserError: where datatrove or the engine is not installed, and for options that its executor does not take.
     """
-    try:
-        if engine == SLURM:
-            from datatrove.executor.slurm import SlurmPipelineExecutor as Executor
-        else:
-            import ray  # noqa: F401 - its absence is noticed here
-            from datatrove.executor.ray import RayPipelineExecutor as Executor
-    except ModuleNotFoundError as error:
-        raise UserError(f"engine {engine} needs {error.name}: pip install 'vaswani_transformer[cluster]'") from error
+    executor = _executor(engine)
     last = None
     for name, task, number in stages:
         named = {"job_name": f"vaswani-{name}"} if engine == SLURM else {}
         try:
-            last = Executor(
+            last = executor(
                 [functools.partial(_step, task, __version__)], number, depends=last, logging_dir=str(folder / name),
                 **{**named, **options},
             )  # fmt: skip
         except TypeError as error:
             reason = one_line(error).partition("() ")[2] or one_line(error)
-            raise UserError(f"engine {engine}: {reason}; see {Executor.__name__} of datatrove") from error
+            raise UserError(f"engine {engine}: {reason}; see {executor.__name__} of datatrove") from error
     try:
         last.run()
     except FileNotFoundError as error:

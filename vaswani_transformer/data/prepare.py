@@ -23,7 +23,7 @@ from ..files import check_path, is_local, is_there, to_path, together, written_w
 from ..hardware import check_workers
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
-from .engines import LOCAL, SLURM, run_on_cluster, run_tasks
+from .engines import LOCAL, check_engine
 from .filtering import check_limits
 from .parallel_text import PairSource, held_out_rows
 from .preparation_folder import (
@@ -51,7 +51,6 @@ from .tasks import (
     COUNT,
     FINISH,
     LEARN,
-    LOGS,
     PARTS,
     PLAN,
     SAMPLE,
@@ -60,7 +59,6 @@ from .tasks import (
     WRITE,
     Tasks,
     as_json,
-    useful_workers,
     write_json,
 )
 from .text_files import file_stamp, store_errors
@@ -71,7 +69,6 @@ CHUNK = 50_000  # pairs of a shard, before the filter
 # tokenises them within minutes, and no second copy is left in the run's folder.
 LARGE = 2_000_000
 HELD_OUT, INDEX = "held_out", "index"  # what else is noted
-_SHOWN = {COUNT: "counting pairs", SAMPLE: "drawing a sample", WRITE: "tokenising"}
 logger = logging.getLogger(__name__)
 
 
@@ -109,6 +106,7 @@ def prepare(
         UserError: for mistakes in the recipe or its data, and a folder that holds something else. Of splits that cannot
             be read the first is named, when all others are done.
     """
+    check_engine(engine)
     if workers is not None:
         check_workers("workers", workers)
     check_limits(recipe.max_length, recipe.max_length_ratio)
@@ -125,15 +123,8 @@ def prepare(
             return finished_manifest(folder, settings)
         start_or_resume(folder, settings)
         preparation = Preparation.of(recipe, folder.absolute(), train, validation, settings)
-        stages = [
-            (name, functools.partial(preparation.run, name), preparation.tasks(name)) for name in preparation.stages
-        ]
-        if engine != LOCAL:
-            run_on_cluster(engine, stages, folder.absolute() / TASKS / LOGS, engine_options or {})
-            if engine == SLURM:
-                return None
-        for name, task, number in stages:
-            run_tasks(task, number, workers or useful_workers(settings["files"]), _SHOWN.get(name), progress)
+        if not preparation.run_stages(workers, progress, engine, engine_options or {}):
+            return None
         remove_intermediate(folder)
         return read_manifest(folder)
 

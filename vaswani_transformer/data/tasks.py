@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from ..files import file_sha256, is_local, together, write_text
 from ..hardware import MOST_WORKERS
 from ..json_and_yaml import read_json
 from ..recipes.recipe import Recipe
+from .engines import LOCAL, SLURM, run_on_cluster, run_tasks
 from .prepared import TRAIN, VALIDATION
 from .splits import SPLIT_BYTES, Place, Split
 from .text_files import file_errors, file_stamp, store_errors
@@ -27,11 +29,12 @@ TASKS = ".tasks"  # the folder of what tasks have returned
 COUNT, PLAN, SAMPLE, LEARN, WRITE, FINISH = "count", "plan", "sample", "learn", "write", "finish"
 SPLIT, LOGS = "split", "logs"  # what else is noted
 PARTS = (TRAIN, VALIDATION)
+_SHOWN = {COUNT: "counting pairs", SAMPLE: "drawing a sample", "judge": "judging", WRITE: "writing"}
 OTHER = "give another --output, or --overwrite to start anew"
 
 
 @dataclass(frozen=True)
-class Tasks:
+class Tasks(ABC):
     """The tasks of a work on a text; it can be pickled, and they can be done anywhere.
 
     A stage NAME is a method `_NAME`, which is given a task's number and what to tell of pairs that are done.
@@ -42,6 +45,30 @@ class Tasks:
     splits: tuple[Split, ...]  # of the training text, then of the validation text
     train_splits: int
     settings: dict  # what decides the content; `files` has size and time of each file that is read
+
+    @property
+    @abstractmethod
+    def stages(self) -> list[str]:
+        """The stages, in their order."""
+
+    @abstractmethod
+    def tasks(self, stage: str) -> int:
+        """The number of a stage's tasks."""
+
+    def run_stages(self, workers: int | None, progress: bool, engine: str, options: Mapping[str, Any]) -> bool:
+        """Do all tasks; False where Slurm has got the jobs that will.
+
+        Raises:
+            UserError: as `run_tasks` and `run_on_cluster`.
+        """
+        stages = [(name, functools.partial(self.run, name), self.tasks(name)) for name in self.stages]
+        if engine != LOCAL:
+            run_on_cluster(engine, stages, self.folder / TASKS / LOGS, options)
+        if engine == SLURM:
+            return False
+        for name, task, number in stages:  # after Ray too: what has failed there is named, or done
+            run_tasks(task, number, workers or useful_workers(self.settings["files"]), _SHOWN.get(name), progress)
+        return True
 
     def files_of(self, stage: str, number: int) -> Sequence[Path]:
         """The files of the text that a task reads."""

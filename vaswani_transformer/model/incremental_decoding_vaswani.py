@@ -195,9 +195,11 @@ class DecodingCache(EncoderDecoderCache):
     def __init__(self, decoder: IncrementalDecoder, beams: int = 1, copies: int = 1):
         super().__init__(DynamicCache(), DynamicCache())
         self.decoder, self.beams, self.copies = decoder, beams, copies
-        # Of each layer keys and values, (sentences or groups of beams, num_heads, slots or source_length, d_k or d_v).
+        # Of each layer keys and values, (sentences or groups of beams, num_heads, slots or source_length, d_k or d_v),
+        # as steps see them, and the buffers that these are parts of.
         self.target: list[list[torch.Tensor]] = [[] for _ in decoder.layers]
         self.source: list[list[torch.Tensor]] = []
+        self._target, self._source = self.target, self.source
         self.source_mask: torch.Tensor | None = None  # (sentences, 1, 1, source_length), added to scores
         self.source_lengths: list[int] = []  # of each sentence, with padding
         self.starts: list[int] = []  # `length` when each sentence joined
@@ -231,7 +233,7 @@ class DecodingCache(EncoderDecoderCache):
 
     def begin(self, source: list[list[torch.Tensor]], mask: torch.Tensor | None) -> None:
         """Start with these sentences: of each layer keys and values, and the mask that is added to their scores."""
-        self.source, self.source_mask = source, mask
+        self.source, self._source, self.source_mask = source, source, mask
         sentences, _, length, _ = source[0][0].shape
         self.source_lengths, self.starts = [length] * sentences, [0] * sentences
 
@@ -249,19 +251,24 @@ class DecodingCache(EncoderDecoderCache):
             self.source_mask = _resized(masks[0], 3, longest, -torch.inf)
             self.source_mask = _resized(self.source_mask, 0, len(self.starts), -torch.inf)
             self.source_mask[index] = _resized(masks[1], 3, longest, -torch.inf)
-        for layer, added in zip(self.source, source, strict=True):
-            for part, states in enumerate(added):
-                layer[part] = _resized(_resized(layer[part], 2, longest), 0, len(self.starts))
-                layer[part][index, :, :length] = states
+        self._source = [[_with_room(states, len(self.starts), longest) for states in layer] for layer in self._source]
+        for layer, added in zip(self._source, source, strict=True):
+            for states, new in zip(layer, added, strict=True):
+                states[index, :, :length] = new
+        if self.filled and self.past is None:
+            self._see_by_mask(len(self.target[0][0]), self.target[0][0])
+        self._target = [[_with_room(states, len(self.starts), self.room) for states in layer] for layer in self._target]
+        self._see(len(self.starts), longest)
         if not self.filled:
             return
-        like = self.target[0][0]
-        if self.past is None:
-            self._see_by_mask(len(like), like)
-        self.target = [[_resized(states, 0, len(self.starts)) for states in layer] for layer in self.target]
         self.past = _resized(self.past, 0, len(self.starts), -torch.inf)
         self.positions = _resized(self.positions, 0, len(self.starts))
         self.past[index] = -torch.inf
+
+    def _see(self, rows: int, longest: int) -> None:
+        """Let steps see so many rows of the buffers, and so many places of sources."""
+        self.source = [[states[:rows, :, :longest] for states in layer] for layer in self._source]
+        self.target = [[states[:rows] for states in layer] for layer in self._target]
 
     def retire(self, places: Sequence[int]) -> None:
         """Let the rows of sentences that are done be of no consequence, until others take their places."""
@@ -279,8 +286,12 @@ class DecodingCache(EncoderDecoderCache):
             states[new, ..., :end, :] = states[old, ..., :end, :]
             return states[:kept]
 
-        self.source = [[moved(states) for states in layer] for layer in self.source]
-        self.target = [[moved(states, self.filled) for states in layer] for layer in self.target]
+        for layer, source in zip(self.target, self.source, strict=True):
+            for states in source:
+                moved(states)
+            for states in layer:
+                moved(states, self.filled)
+        self._see(kept, self.source[0][0].shape[2])
         self.source_mask, self.past = moved(self.source_mask), moved(self.past)
         if self.positions is not None:
             self.positions = moved(self.positions[:, None])[:, 0]
@@ -331,10 +342,11 @@ class DecodingCache(EncoderDecoderCache):
             return
         room = max(_ROOM * beams, 2 * self.room, self.filled + more)
         for layer, source in enumerate(self.source):
-            larger = [like.new_empty(groups, states.shape[1], room, states.shape[3]) for states in source]
+            larger = [like.new_zeros(groups, states.shape[1], room, states.shape[3]) for states in source]
             for new, old in zip(larger, self.target[layer], strict=False):  # at first there are none
                 new[:, :, : self.room] = old
-            self.target[layer] = larger
+            self._target[layer] = larger
+        self.target = [list(layer) for layer in self._target]
         if beams > 1 and self.past is None:
             self._see_by_mask(groups, like)
         if self.past is not None:
@@ -362,6 +374,21 @@ class DecodingCache(EncoderDecoderCache):
                 index = kept[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
                 states[:, :, :filled] = states.gather(2, index)
         self.filled = filled
+
+
+def _with_room(states: torch.Tensor, rows: int, length: int) -> torch.Tensor:
+    """Keys or values with at least so many rows and places; where they have to be copied a quarter more, for others.
+
+    What is new is 0: queries give it no weight, but 0 times NaN would be NaN.
+    """
+    has_rows, heads, has_length, width = states.shape
+    if rows <= has_rows and length <= has_length:
+        return states
+    kept = states[:rows, :, :length]
+    length += length // 4 if length > has_length else 0
+    larger = states.new_zeros(rows + rows // 4, heads, length, width)
+    larger[: kept.shape[0], :, : kept.shape[2]] = kept
+    return larger
 
 
 def _resized(states: torch.Tensor, axis: int, size: int, value: float = 0.0) -> torch.Tensor:

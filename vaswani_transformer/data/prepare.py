@@ -110,6 +110,11 @@ def prepare(
     if workers is not None:
         check_workers("workers", workers)
     check_limits(recipe.max_length, recipe.max_length_ratio)
+    if recipe.bpe_dropout:
+        raise UserError(
+            f"bpe_dropout is {recipe.bpe_dropout}, which prepared data and text of {LARGE:,} pairs or more do not have:"
+            " leave it out (--bpe-dropout 0)"
+        )
     check_paths(recipe)
     check_path(folder, "output")
     folder = to_path(folder)

@@ -61,6 +61,9 @@ class Recipe:
     target_column: str = _option("target", "column of the targets, or its key or language (TMX): de", DATA)
     max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
     max_length_ratio: float = _option(3.0, "pairs with a side over so many times longer are dropped; 0: no limit", DATA)
+    bpe_dropout: float = _option(
+        0.0, "share of merges left out (BPE-dropout), for little text: an epoch has 32 segmentations of each pair", DATA
+    )
     expected_pairs: int | None = _option(None, "pairs of an epoch, for --dry-run where the data is not here", DATA)
     expected_source_length: float | None = _option(None, "the same: mean tokens of a source, </s> included", DATA)
     expected_target_length: float | None = _option(None, "the same: mean tokens of a target, </s> included", DATA)
@@ -321,7 +324,7 @@ _RANGES = (
     ("max_length_ratio", lambda ratio: ratio == 0 or ratio >= 1, "1 or more, or 0 for no limit"),
     ("seed", lambda seed: seed < 2**32, "below 2**32"),
     ("learning_rate_scale adam_epsilon", lambda value: value > 0, "above 0"),
-    ("label_smoothing adam_beta1 adam_beta2", lambda share: 0 <= share < 1, "at least 0 and below 1"),
+    ("label_smoothing adam_beta1 adam_beta2 bpe_dropout", lambda share: 0 <= share < 1, "at least 0 and below 1"),
 )  # fmt: skip
 _CHOICES = {
     "tokenizer_kind": ("bpe", "wordpiece"),
@@ -369,6 +372,9 @@ def check_recipe(recipe: Recipe) -> None:
             f"max_length {recipe.max_length} is above tokens_per_batch {recipe.tokens_per_batch} or tokens_per_device"
             f" {recipe.known_tokens_per_device}: a sentence has to fit in a batch"
         )
+    if recipe.bpe_dropout and (recipe.prepared is not None or recipe.tokenizer_kind != "bpe"):
+        reason = "text that is not prepared" if recipe.prepared is not None else "tokenizer_kind bpe"
+        raise UserError(f"bpe_dropout is {recipe.bpe_dropout}, which needs {reason}: leave one of them out")
     _check_start(recipe)
     config = model_config(recipe, recipe.vocab_size)
     if config.position_encoding == "learned" and recipe.max_length > config.max_position_embeddings:

@@ -263,7 +263,8 @@ def _epoch_of_text(recipe: Recipe, config: VaswaniConfig, micro_batches: int) ->
             train, _ = load_training_pairs(recipe)
             tokenizer = make_tokenizer(recipe, train)
             limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
-            pairs, counts = tokenize_pairs(train, tokenizer, **limits)
+            dropout = {"bpe_dropout": recipe.bpe_dropout, "seed": recipe.seed}
+            pairs, counts = tokenize_pairs(train, tokenizer, **limits, **dropout)
             columns = pairs.with_format("numpy")
             lengths = columns["source_length"][:], columns["target_length"][:]
             return _counted_epoch(recipe, config, *lengths, micro_batches, str(counts))

@@ -1,8 +1,11 @@
 """What a choice inside the model does to learning: curves of trainings that differ in it alone, side by side.
 
     python scripts/benchmarks/loss_curves.py multi30k-en-de --data-dir FOLDER_OF_MULTI30K --steps 600 --seeds 3
+    python scripts/benchmarks/loss_curves.py multi30k-en-de --data-dir FOLDER_OF_MULTI30K --study order --seeds 3
 
-The variants compute the same up to rounding, so that their curves may differ as those of two seeds do and no more.
+The variants of the first study compute the same up to rounding, so that their curves may differ as those of two seeds
+do and no more. Those of the second have the same pairs an epoch: batched by length among all of them, or one window
+after the other, as prepared text of more than three million pairs is, with windows of 1,450 pairs.
 """
 
 import argparse
@@ -13,10 +16,14 @@ from unittest import mock
 
 import torch
 
+from vaswani_transformer.data.batching import WindowedBatchSampler
 from vaswani_transformer.model import layers_vaswani, modeling_vaswani
 from vaswani_transformer.model.linear_vaswani import project
 from vaswani_transformer.recipes.recipe import load_recipe
+from vaswani_transformer.training import trainer
 from vaswani_transformer.training.run import train
+
+SHARD, WINDOW = 145, 1450  # pairs
 
 
 def in_dtype_of_embeddings(states, training):
@@ -29,12 +36,24 @@ def one_by_one(modules, states):
     return tuple(project(module, states) for module in modules)
 
 
+def in_windows(sources, targets, max_tokens, **options):
+    """The batches of prepared shards, of which a window has ten."""
+    starts = [*range(0, len(sources), SHARD), len(sources)]
+    return WindowedBatchSampler((sources, targets), max_tokens, starts, window=WINDOW, **options)
+
+
 SEPARATE = (layers_vaswani, "project_together", one_by_one)
 FLOAT32_STREAM = (modeling_vaswani, "stream_dtype", in_dtype_of_embeddings)
-VARIANTS = {
-    "as it is": [],
-    "float32 residual stream": [FLOAT32_STREAM],
-    "float32 residual stream, separate products": [FLOAT32_STREAM, SEPARATE],
+STUDIES = {
+    "rounding": {
+        "as it is": [],
+        "float32 residual stream": [FLOAT32_STREAM],
+        "float32 residual stream, separate products": [FLOAT32_STREAM, SEPARATE],
+    },
+    "order": {
+        "grouped by length among all pairs": [],
+        "one window after the other": [(trainer, "TokenBatchSampler", in_windows)],
+    },
 }
 
 
@@ -61,6 +80,7 @@ def main() -> None:
     """Train every variant with every seed and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe")
+    parser.add_argument("--study", choices=STUDIES, default="rounding")
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--warmup", type=int, default=800, help="steps over which the learning rate grows")
@@ -72,7 +92,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     print("| variant | seed | validation loss (nats a token) |\n|---|---|---|", flush=True)
     for seed in range(options.seeds):
-        for name, replaced in VARIANTS.items():
+        for name, replaced in STUDIES[options.study].items():
             losses = ", ".join(f"{loss:.4f}" for loss in curve(options, replaced, seed))
             print(f"| {name} | {seed} | {losses} |", flush=True)
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from sacrebleu.metrics import BLEU
 
+from .data.bpe_dropout import BpeDropout
 from .data.parallel_text import PairSource
 from .data.recipe_data import data_sources
 from .data.tokenization import load_tokenizer, tokenizer_sha256
@@ -192,6 +193,8 @@ class DistilledText:
             check_trainable(recipe, load_tokenizer(recipe.tokenizer))
         else:
             read_model_of(recipe.from_model)
+        if recipe.bpe_dropout:
+            BpeDropout(load_tokenizer(recipe.tokenizer_folder), recipe.bpe_dropout)
         lines, digest = self._scan()
         settings = {"teachers": [model_sha256(teacher) for teacher in self.teachers], "text": digest}
         settings |= asdict(self.teaching) | {"max_length": recipe.max_length}

@@ -196,6 +196,8 @@ def test_options_and_programs_that_are_missing(recipe, tmp_path, slurm, monkeypa
     assert "no command sbatch" in error_of(make, recipe, tmp_path / "p", engine="slurm", engine_options=OPTIONS)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert "engine ray needs ray" in error_of(make, recipe, tmp_path / "q", engine="ray")
+    assert "engine ray needs ray" in error_of(clean, with_validation(recipe), tmp_path / "q", engine="ray")
+    assert "give one of local, slurm, ray" in error_of(make, recipe, tmp_path / "q", engine="Ray")
     assert not (tmp_path / "q").exists()
 
 

@@ -13,7 +13,8 @@ from transformers.generation import GenerationMixin
 
 from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer.model import generation_vaswani, search_vaswani
-from vaswani_transformer.model.search_vaswani import Search
+from vaswani_transformer.model.incremental_decoding_vaswani import IncrementalDecoder
+from vaswani_transformer.model.search_vaswani import Search, SearchSettings
 
 VOCAB = 9
 KINDS = {
@@ -328,6 +329,34 @@ def test_sentences_that_are_given_up_do_not_change_the_others(num_beams, given_u
         length = int(attention_mask[place].sum())
         expected = ours(model, input_ids[place : place + 1, :length], **options)
         assert [START, *sentence.outputs()[0].tokens] == expected.sequences[0].tolist()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_sentence_whose_numbers_overflow_spoils_none_that_takes_its_place(num_beams, leaves):
+    model = tiny_model(dtype=torch.float64, scale=2.0)
+    settings = SearchSettings(num_beams=num_beams, num_return_sequences=1, end_ids=frozenset({2}), length_penalty=0.6)
+    states, starts = torch.randn(4, 5, model.config.d_model, dtype=torch.float64), torch.full((1, 1), 3)
+
+    def added(search, number, value=1.0):
+        return search.add(value * states[number : number + 1], None, [6], starts)
+
+    alone = Search(IncrementalDecoder(model), settings)
+    expected = added(alone, 3)[0]
+    while alone.is_open:
+        alone.step()
+    search = Search(IncrementalDecoder(model), settings)
+    added(search, 0)
+    search.step()
+    broken = added(search, 1, torch.inf)
+    search.step()
+    search.give_up(broken)
+    if leaves:
+        search._leave(1)
+    sentence = added(search, 3)[0]
+    while search.is_open:
+        search.step()
+    assert [one.tokens for one in sentence.outputs()] == [one.tokens for one in expected.outputs()]
 
 
 def test_an_open_search_checks_settings_as_generate_does():

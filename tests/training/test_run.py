@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import pytest
 import torch
 from conftest import tiny_recipe
@@ -191,6 +192,14 @@ def test_a_signal_stops_with_a_checkpoint_and_the_run_ends_as_if_uninterrupted(r
     result = train(recipe, progress=False)
     assert result.steps == STEPS and result.averaged == straight.averaged
     assert equal(weights_of(result.folder), weights_of(straight.folder))
+
+
+def test_segmentations_that_are_drawn_again_are_the_same(recipe, tmp_path, monkeypatch):
+    recipe = dataclasses.replace(recipe, bpe_dropout=0.3)
+    once = train(dataclasses.replace(recipe, output=str(tmp_path / "once")), progress=False)
+    stop_after(4, recipe)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "another")
+    assert equal(weights_of(train(recipe, progress=False).folder), weights_of(once.folder))
 
 
 def test_a_torn_checkpoint_is_never_used(recipe, trained):

@@ -49,6 +49,7 @@ from .splits import in_pieces, places, text_splits, undecoded
 from .tasks import (
     COUNT,
     FINISH,
+    JUDGE,
     LEARN,
     OTHER,
     PARTS,
@@ -65,7 +66,7 @@ from .text_files import check_on_disk, file_stamp, home_path, read_lines
 
 FORMAT, VERSION = "vaswani cleaned text", 1
 MANIFEST, REPORT, PICTURE = "cleaning.json", "report.md", "report.png"
-JUDGE, MATCH, SETTINGS = "judge", "match", "settings"
+MATCH, SETTINGS = "match", "settings"
 FILES = "files"  # the folder of what is written, until all is
 PART = re.compile(f"({TRAIN}|{VALIDATION})-[0-9]{{5,}}[.]parquet")
 KINDS = {"duplicate": DUPLICATE, "near": NEAR_DUPLICATE}  # the keys that are compared, and what they find

@@ -124,11 +124,13 @@ def _advance(pairs: int) -> None:
 
 
 def check_engine(engine: str) -> None:
-    """Refuse an engine that is not installed, before anything is begun.
+    """Refuse an engine that is unknown or not installed, before anything is begun.
 
     Raises:
         UserError: naming what is missing.
     """
+    if engine not in ENGINES:
+        raise UserError(f"engine {engine!r} is unknown: give one of {', '.join(ENGINES)}")
     if engine != LOCAL:
         _executor(engine)
 

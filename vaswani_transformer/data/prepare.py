@@ -110,11 +110,7 @@ def prepare(
     if workers is not None:
         check_workers("workers", workers)
     check_limits(recipe.max_length, recipe.max_length_ratio)
-    if recipe.bpe_dropout:
-        raise UserError(
-            f"bpe_dropout is {recipe.bpe_dropout}, which prepared data and text of {LARGE:,} pairs or more do not have:"
-            " leave it out (--bpe-dropout 0)"
-        )
+    _check_dropout(recipe)
     check_paths(recipe)
     check_path(folder, "output")
     folder = to_path(folder)
@@ -132,6 +128,14 @@ def prepare(
             return None
         remove_intermediate(folder)
         return read_manifest(folder)
+
+
+def _check_dropout(recipe: Recipe) -> None:
+    if recipe.bpe_dropout:
+        raise UserError(
+            f"bpe_dropout is {recipe.bpe_dropout}, which prepared data has not, and so text of {LARGE:,} pairs or more:"
+            " leave it out (--bpe-dropout 0)"
+        )
 
 
 @dataclass(frozen=True)
@@ -299,6 +303,7 @@ def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Pat
     train = train.downloaded()
     if (pairs := train.estimate()) < LARGE:
         return None
+    _check_dropout(recipe)
     what = f"about {pairs:,} training pairs are prepared in {folder}, once"
     logger.info("%s; other runs may share them: --prepared %s", what, folder)
     sources = train, validation and validation.downloaded()

@@ -27,9 +27,10 @@ from .text_files import file_errors, file_stamp, store_errors
 
 TASKS = ".tasks"  # the folder of what tasks have returned
 COUNT, PLAN, SAMPLE, LEARN, WRITE, FINISH = "count", "plan", "sample", "learn", "write", "finish"
+JUDGE = "judge"  # of a cleaning
 SPLIT, LOGS = "split", "logs"  # what else is noted
 PARTS = (TRAIN, VALIDATION)
-_SHOWN = {COUNT: "counting pairs", SAMPLE: "drawing a sample", "judge": "judging", WRITE: "writing"}
+_SHOWN = {COUNT: "counting pairs", SAMPLE: "drawing a sample", JUDGE: "judging", WRITE: "writing"}
 OTHER = "give another --output, or --overwrite to start anew"
 
 

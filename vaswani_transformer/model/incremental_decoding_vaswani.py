@@ -199,7 +199,8 @@ class DecodingCache(EncoderDecoderCache):
         # as steps see them, and the buffers that these are parts of.
         self.target: list[list[torch.Tensor]] = [[] for _ in decoder.layers]
         self.source: list[list[torch.Tensor]] = []
-        self._target, self._source = self.target, self.source
+        self._target: list[list[torch.Tensor]] = [[] for _ in decoder.layers]
+        self._source: list[list[torch.Tensor]] = []
         self.source_mask: torch.Tensor | None = None  # (sentences, 1, 1, source_length), added to scores
         self.source_lengths: list[int] = []  # of each sentence, with padding
         self.starts: list[int] = []  # `length` when each sentence joined
@@ -233,7 +234,7 @@ class DecodingCache(EncoderDecoderCache):
 
     def begin(self, source: list[list[torch.Tensor]], mask: torch.Tensor | None) -> None:
         """Start with these sentences: of each layer keys and values, and the mask that is added to their scores."""
-        self.source, self._source, self.source_mask = source, source, mask
+        self.source, self._source, self.source_mask = source, list(source), mask
         sentences, _, length, _ = source[0][0].shape
         self.source_lengths, self.starts = [length] * sentences, [0] * sentences
 
@@ -251,24 +252,27 @@ class DecodingCache(EncoderDecoderCache):
             self.source_mask = _resized(masks[0], 3, longest, -torch.inf)
             self.source_mask = _resized(self.source_mask, 0, len(self.starts), -torch.inf)
             self.source_mask[index] = _resized(masks[1], 3, longest, -torch.inf)
-        self._source = [[_with_room(states, len(self.starts), longest) for states in layer] for layer in self._source]
-        for layer, added in zip(self._source, source, strict=True):
-            for states, new in zip(layer, added, strict=True):
-                states[index, :, :length] = new
         if self.filled and self.past is None:
             self._see_by_mask(len(self.target[0][0]), self.target[0][0])
-        self._target = [[_with_room(states, len(self.starts), self.room) for states in layer] for layer in self._target]
-        self._see(len(self.starts), longest)
+        for layer, added in enumerate(source):  # one after the other, so that few are in memory twice
+            self._source[layer] = [_with_room(states, len(self.starts), longest) for states in self._source[layer]]
+            self._target[layer] = [_with_room(states, len(self.starts), self.room) for states in self._target[layer]]
+            for states, new in zip(self._source[layer], added, strict=True):
+                states[index] = 0  # of a sentence that was here nothing is left, should it be NaN
+                states[index, :, :length] = new
+            for states in self._target[layer]:
+                states[index, :, : self.filled] = 0
+            self._see(layer, len(self.starts), longest)
         if not self.filled:
             return
         self.past = _resized(self.past, 0, len(self.starts), -torch.inf)
         self.positions = _resized(self.positions, 0, len(self.starts))
         self.past[index] = -torch.inf
 
-    def _see(self, rows: int, longest: int) -> None:
-        """Let steps see so many rows of the buffers, and so many places of sources."""
-        self.source = [[states[:rows, :, :longest] for states in layer] for layer in self._source]
-        self.target = [[states[:rows] for states in layer] for layer in self._target]
+    def _see(self, layer: int, rows: int, longest: int) -> None:
+        """Let steps see so many rows of a layer's buffers, and so many places of sources."""
+        self.source[layer] = [states[:rows, :, :longest] for states in self._source[layer]]
+        self.target[layer] = [states[:rows] for states in self._target[layer]]
 
     def retire(self, places: Sequence[int]) -> None:
         """Let the rows of sentences that are done be of no consequence, until others take their places."""
@@ -286,12 +290,12 @@ class DecodingCache(EncoderDecoderCache):
             states[new, ..., :end, :] = states[old, ..., :end, :]
             return states[:kept]
 
-        for layer, source in zip(self.target, self.source, strict=True):
+        for layer, source in enumerate(self.source):
             for states in source:
                 moved(states)
-            for states in layer:
+            for states in self.target[layer]:
                 moved(states, self.filled)
-        self._see(kept, self.source[0][0].shape[2])
+            self._see(layer, kept, source[0].shape[2])
         self.source_mask, self.past = moved(self.source_mask), moved(self.past)
         if self.positions is not None:
             self.positions = moved(self.positions[:, None])[:, 0]
@@ -345,8 +349,7 @@ class DecodingCache(EncoderDecoderCache):
             larger = [like.new_zeros(groups, states.shape[1], room, states.shape[3]) for states in source]
             for new, old in zip(larger, self.target[layer], strict=False):  # at first there are none
                 new[:, :, : self.room] = old
-            self._target[layer] = larger
-        self.target = [list(layer) for layer in self._target]
+            self._target[layer] = self.target[layer] = larger
         if beams > 1 and self.past is None:
             self._see_by_mask(groups, like)
         if self.past is not None:
@@ -379,7 +382,7 @@ class DecodingCache(EncoderDecoderCache):
 def _with_room(states: torch.Tensor, rows: int, length: int) -> torch.Tensor:
     """Keys or values with at least so many rows and places; where they have to be copied a quarter more, for others.
 
-    What is new is 0: queries give it no weight, but 0 times NaN would be NaN.
+    What is new is 0: queries give it no weight, but no weight of NaN would be NaN.
     """
     has_rows, heads, has_length, width = states.shape
     if rows <= has_rows and length <= has_length:

@@ -372,9 +372,10 @@ def check_recipe(recipe: Recipe) -> None:
             f"max_length {recipe.max_length} is above tokens_per_batch {recipe.tokens_per_batch} or tokens_per_device"
             f" {recipe.known_tokens_per_device}: a sentence has to fit in a batch"
         )
-    if recipe.bpe_dropout and (recipe.prepared is not None or recipe.tokenizer_kind != "bpe"):
-        reason = "text that is not prepared" if recipe.prepared is not None else "tokenizer_kind bpe"
-        raise UserError(f"bpe_dropout is {recipe.bpe_dropout}, which needs {reason}: leave one of them out")
+    if recipe.bpe_dropout and recipe.prepared is not None:
+        raise UserError(f"bpe_dropout is {recipe.bpe_dropout} and prepared data has none: leave one of the two out")
+    if recipe.bpe_dropout and recipe.tokenizer_folder is None and recipe.tokenizer_kind != "bpe":
+        raise UserError(f"bpe_dropout is {recipe.bpe_dropout}: set tokenizer_kind to bpe, or leave bpe_dropout out")
     _check_start(recipe)
     config = model_config(recipe, recipe.vocab_size)
     if config.position_encoding == "learned" and recipe.max_length > config.max_position_embeddings:

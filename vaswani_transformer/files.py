@@ -32,13 +32,18 @@ def check_path(path: str | Path | None, name: str) -> None:
         raise UserError(f"{name} is empty (an unset variable?): give a path, . for the current folder")
 
 
+def is_url(name: str | Path) -> bool:
+    """Whether a name is a URL, such as `s3://bucket/file`."""
+    return isinstance(name, str) and re.match(r"[a-z][a-z0-9+.-]*://", name) is not None
+
+
 def to_path(name: str | Path) -> Path:
     """A path on this machine, or, of a URL, a path in what fsspec reaches; one that is a path already stays.
 
     Raises:
         UserError: for a URL of a kind that is not known, or whose package is not installed.
     """
-    if not isinstance(name, str) or not re.match(r"[a-z][a-z0-9+.-]*://", name):
+    if not is_url(name):
         return Path(name) if isinstance(name, str) else name
     try:
         from fsspec import get_filesystem_class

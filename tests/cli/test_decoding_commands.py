@@ -51,10 +51,11 @@ WRITTEN += [("evaluate", "--json")]
 
 
 @pytest.mark.parametrize(("command", "option"), READ + WRITTEN)
-def test_a_folder_is_no_file(tmp_path, fails, command, option):
+def test_a_folder_is_no_file_and_a_url_neither(tmp_path, fails, command, option):
     words = [command, "MODEL", *COMMANDS[command](*files_of(tmp_path))]
     line = fails(*words, option, tmp_path / "folder")
     assert line == f"error: {option} is {tmp_path}/folder, a folder: give a file"
+    assert f"{option} is s3://bucket/file: give a file on the disk" in fails(*words, option, "s3://bucket/file")
     assert f"error: {option} is empty" in fails(*words, option, "")
 
 

@@ -16,7 +16,7 @@ from ..decoding.ensemble import COMBINATIONS
 from ..decoding.output import ResumableOutput, StreamOutput
 from ..errors import UserError
 from ..evaluation.records import model_sha256
-from ..files import file_sha256, written_whole
+from ..files import file_sha256, is_url, written_whole
 
 # Arguments that change no line of the output, and those whose content counts and not their name.
 _FREE = {"model", "ensemble", "sentences", "input", "output", "prefix", "glossary", "resume", "device", "long_lines"}
@@ -44,8 +44,8 @@ def check_files(arguments: argparse.Namespace, read: Sequence[str], written: Seq
     """Check the files of these options before a model is loaded for them.
 
     Raises:
-        UserError: naming the option: for a folder in a file's place, a file to write whose folder is missing, or a file
-            that would be written twice, or both read and written (devices and pipes may be).
+        UserError: naming the option: for a URL, a folder in a file's place, a file to write whose folder is missing, or
+            a file that would be written twice, or both read and written (devices and pipes may be).
         PermissionError: for a file that may not be written.
     """
     paths: dict[str, Path] = {}
@@ -53,6 +53,8 @@ def check_files(arguments: argparse.Namespace, read: Sequence[str], written: Seq
         value = getattr(arguments, name)
         if value is None:
             continue
+        if is_url(value):
+            raise UserError(f"{option_flag(name)} is {value}: give a file on the disk, and copy it from or to there")
         path = paths[name] = Path(value)
         if path.is_dir():
             raise UserError(f"{option_flag(name)} is {value}, a folder: give a file")

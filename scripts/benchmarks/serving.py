@@ -83,19 +83,21 @@ async def post(reader, writer, text: str) -> str:
     return json.loads(answer)["translatedText"]
 
 
-async def load(port: int, sentences: Iterator[str], clients: int, seconds: float) -> list[float]:
-    """The seconds that each request of so many clients took."""
-    times, end = [], perf_counter() + seconds
+async def load(port: int, sentences: Iterator[str], clients: int, seconds: float) -> tuple[list[float], int]:
+    """The seconds that each request of so many clients took, and how many were answered within these seconds."""
+    times, answered, end = [], 0, perf_counter() + seconds
 
     async def ask() -> None:
+        nonlocal answered
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         while (start := perf_counter()) < end:
             await post(reader, writer, next(sentences))
             times.append(perf_counter() - start)
+            answered += perf_counter() < end  # the last request of each client goes beyond it
         writer.close()
 
     await asyncio.gather(*(ask() for _ in range(clients)))
-    return times
+    return times, answered
 
 
 def lone(translator: Translator, sentences: Iterator[str], seconds: float) -> list[float]:
@@ -107,16 +109,17 @@ def lone(translator: Translator, sentences: Iterator[str], seconds: float) -> li
     return times
 
 
-def row(name: str, precision: str, clients: int, times: list[float], seconds: float) -> list[str]:
+def row(name: str, precision: str, clients: int, times: list[float], rate: float) -> list[str]:
     """A row of the table."""
     ordered = sorted(times)
     shares = [1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.95, 0.99)]
-    return [name, precision, str(clients), f"{len(times) / seconds:.1f}", *(f"{share:.1f}" for share in shares)]
+    return [name, precision, str(clients), f"{rate:.1f}", *(f"{share:.1f}" for share in shares)]
 
 
 def compare(arguments: argparse.Namespace, sentences: list[str]) -> None:
     """Print the table."""
     times: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    answered: dict[tuple[str, str, int], int] = defaultdict(int)
     with contextlib.ExitStack() as stack:
         folder, ports, alone = stack.enter_context(tempfile.TemporaryDirectory()), {}, {}
         for precision in arguments.precision:
@@ -137,11 +140,17 @@ def compare(arguments: argparse.Namespace, sentences: list[str]) -> None:
         part = arguments.seconds / arguments.rounds
         for _ in range(arguments.rounds):
             for precision, translator in alone.items():
-                times["no server", precision, 1] += lone(translator, itertools.cycle(sentences), part)
+                found = lone(translator, itertools.cycle(sentences), part)
+                times["no server", precision, 1] += found
+                answered["no server", precision, 1] += len(found)
             for (name, precision), clients in itertools.product(ports, arguments.clients):
-                found = asyncio.run(load(ports[name, precision], itertools.cycle(sentences), clients, part))
+                found, number = asyncio.run(load(ports[name, precision], itertools.cycle(sentences), clients, part))
                 times[name, precision, clients] += found
-    rows = [row(*key, found, arguments.seconds) for key, found in sorted(times.items(), key=lambda item: item[0][1:])]
+                answered[name, precision, clients] += number
+    rows = [
+        row(*key, found, answered[key] / arguments.seconds)
+        for key, found in sorted(times.items(), key=lambda item: item[0][1:])
+    ]
     print(markdown_table(["server", "precision", "clients", "requests/s", "p50 ms", "p95 ms", "p99 ms"], rows))
 
 
@@ -154,17 +163,18 @@ def prepared(folder: str, precision: str):
 
 
 def soak(arguments: argparse.Namespace, sentences: list[str]) -> None:
-    """Print the memory of a server under load, ten times."""
+    """Print the memory of a server under load, ten times, as it is measured."""
     command = ["-m", "vaswani_transformer", "serve", f"en-xx={arguments.model}", "--port", 0, "--device", "cpu"]
-    rows, answered = [], 0
+    command += ["--timeout", 600]  # another program may keep the processor for a while
+    answered = 0
+    print("| seconds | requests | memory, MiB |\n| --- | --- | --- |", flush=True)
     with started(command, arguments.threads) as (process, port):
         texts = itertools.cycle([*sentences, " ".join(sentences[:50])])
         asyncio.run(load(port, texts, 8, 1.0))
         for number in range(1, 11):
-            answered += len(asyncio.run(load(port, texts, 8, arguments.soak / 10)))
+            answered += len(asyncio.run(load(port, texts, 8, arguments.soak / 10))[0])
             memory = psutil.Process(process.pid).memory_info().rss / 2**20
-            rows.append([f"{number * arguments.soak / 10:.0f}", str(answered), f"{memory:.0f}"])
-    print(markdown_table(["seconds", "requests", "memory, MiB"], rows))
+            print(f"| {number * arguments.soak / 10:.0f} | {answered} | {memory:.0f} |", flush=True)
 
 
 def main() -> None:

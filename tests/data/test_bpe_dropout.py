@@ -43,9 +43,8 @@ def test_every_segmentation_is_of_the_same_text(tokenizer, text, dropout):
 
 def test_without_dropout_it_is_the_tokenizers_own_and_with_nearly_all_it_is_bytes(tokenizer):
     assert drawn(tokenizer, 0.0) == tokenizer(TEXTS)["input_ids"] * SEGMENTATIONS
-    assert {len(ids) for ids in drawn(tokenizer, 1 - 1e-12, TEXTS[:1])} == {
-        len(TEXTS[0]) + 2
-    }  # a space before it, </s> behind
+    length = 1 + len(TEXTS[0]) + 1  # a space before it, </s> behind
+    assert {len(ids) for ids in drawn(tokenizer, 1 - 1e-12, TEXTS[:1])} == {length}
 
 
 def test_the_library_draws_with_the_same_probabilities(tokenizer):

@@ -133,7 +133,7 @@ def prepare(
 def _check_dropout(recipe: Recipe) -> None:
     if recipe.bpe_dropout:
         raise UserError(
-            f"bpe_dropout is {recipe.bpe_dropout}, which prepared data has not, and so text of {LARGE:,} pairs or more:"
+            f"bpe_dropout is {recipe.bpe_dropout} and the text is prepared, as all text of {LARGE:,} pairs or more is:"
             " leave it out (--bpe-dropout 0)"
         )
 

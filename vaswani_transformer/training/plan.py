@@ -261,14 +261,15 @@ def _epoch_of_text(recipe: Recipe, config: VaswaniConfig, micro_batches: int) ->
     if files and not missing:
         data_sources(recipe)  # raises for bad ones, however large they are
         size = sum(file.stat().st_size for file in files)
-        if size <= LARGEST_READ / copies:
+        if size <= LARGEST_READ / (4 if recipe.bpe_dropout else 1):  # which takes ten times as long
             train, _ = load_training_pairs(recipe)
             tokenizer = make_tokenizer(recipe, train)
             limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
             dropout = {"bpe_dropout": recipe.bpe_dropout, "seed": recipe.seed}
             pairs, counts = tokenize_pairs(train, tokenizer, **limits, **dropout)
             return _counted_epoch(recipe, config, *pair_lengths(pairs), micro_batches, str(counts))
-        reason = f"{size / 1e6:,.0f} MB are too much to read for a plan: `vaswani prepare` counts them"
+        reason = f"{size / 1e6:,.0f} MB are too much to read for a plan"
+        reason += "" if recipe.bpe_dropout else ": `vaswani prepare` counts them"
     elif missing and (recipe.train_data is None or Path(recipe.train_data).suffix):
         reason = f"{' and '.join(missing)} not found: training would stop at that"
     else:

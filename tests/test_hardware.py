@@ -117,7 +117,7 @@ def test_free_is_what_idles_and_what_we_use():
     clock, own = [10.0], SimpleNamespace(user=3.0, system=1.0)
     processors = [SimpleNamespace(idle=5.0, iowait=1.0) for _ in range(3)]
     with (
-        mock.patch.object(hardware, "_own_processors", lambda: [0, 2]),
+        mock.patch.object(hardware, "own_processors", lambda: [0, 2]),
         mock.patch.object(hardware.time, "monotonic", lambda: clock[0]),
         mock.patch.object(psutil.Process, "cpu_times", lambda self: own),
         mock.patch.object(psutil, "cpu_times", lambda percpu: processors),

@@ -169,7 +169,7 @@ def making_batches() -> int:
     """How many processes should make batches ahead of this one: none for a CPU, which would have to share itself."""
     if on_cpu():
         return 0
-    return min(4, max(1, len(_own_processors()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1))
+    return min(4, max(1, len(own_processors()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1))
 
 
 def choose_precision(precision: str) -> dict[str, bool]:
@@ -204,7 +204,7 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
 
 
-def _own_processors() -> list[int]:
+def own_processors() -> list[int]:
     """Numbers of the processors that this process may run on."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
@@ -256,7 +256,7 @@ class FreeProcessors:
     SECONDS = 1.0  # from one look to the next, at least
 
     def __init__(self):
-        self._process, self._numbers = psutil.Process(), _own_processors()
+        self._process, self._numbers = psutil.Process(), own_processors()
         self._before = self._times()
 
     def _times(self) -> tuple[float, float]:

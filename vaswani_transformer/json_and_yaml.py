@@ -9,8 +9,7 @@ import math
 import re
 import stat
 from collections.abc import Iterable
-from json.decoder import JSONDecodeError, JSONDecoder
-from json.scanner import py_make_scanner
+from json.decoder import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +89,6 @@ def parse_json(text: str, finite: bool = True) -> Any:
     hooks = {"parse_constant": _no_constant, "parse_float": _finite_float} if finite else {}
     try:
         value = json.loads(text, object_pairs_hook=unique_keys, **hooks)
-    except DuplicateKeyError as error:
-        line = 1 + text.count("\n", 0, _start_of_object_with_duplicates(text))
-        raise ValueError(f"line {line}: in the object that begins here {error}") from None
     except JSONDecodeError as error:
         raise ValueError(f"line {error.lineno}: {error.msg}") from None
     except RecursionError:
@@ -117,38 +113,14 @@ def _check_surrogates(value: Any) -> None:
         raise ValueError("it holds half of a surrogate pair") from None
 
 
-class DuplicateKeyError(ValueError):
-    """An object in JSON has a key more than once; the message names the key."""
-
-
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object in JSON as a dictionary, for `object_pairs_hook` of `json`; raises `DuplicateKeyError`."""
+    """An object in JSON as a dictionary, for `object_pairs_hook` of `json`; `ValueError` for a key twice."""
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
         key = next(name for name in names if names.count(name) > 1)
-        raise DuplicateKeyError(f"the key {key!r} is there twice")
+        raise ValueError(f"the key {key!r} is there twice")
     return values
-
-
-def _start_of_object_with_duplicates(text: str) -> int:
-    """Where, in characters, the first object begins that has a key twice; the parser in C does not say."""
-    decoder = JSONDecoder(object_pairs_hook=unique_keys)
-    parse_object, starts = decoder.parse_object, []
-
-    def note_start(text_and_end, *arguments):
-        starts.append(text_and_end[1] - 1)
-        result = parse_object(text_and_end, *arguments)
-        starts.pop()
-        return result
-
-    decoder.parse_object = note_start
-    decoder.scan_once = py_make_scanner(decoder)
-    try:
-        decoder.decode(text)
-    except DuplicateKeyError:
-        return starts[-1]
-    return 0
 
 
 def _no_constant(name: str) -> float:

@@ -97,7 +97,7 @@ def clean_text(recipe: Recipe, folder: Path, rules: CleaningRules) -> np.ndarray
     cleaning = Cleaning.of(recipe, folder, rules, *data_sources(recipe))
     cleaning.start_or_resume(False)
     for stage in cleaning.stages[:-1]:
-        run_tasks(functools.partial(cleaning.run, stage), cleaning.tasks(stage), progress=False)
+        run_tasks(functools.partial(cleaning.run, stage), cleaning.tasks(stage))
     status = []
     for number in range(cleaning.train_splits):
         own = np.array(cleaning._read(cleaning._array(JUDGE, number), np.uint8))

@@ -71,7 +71,7 @@ def prepare_by(engine: str, recipe: Recipe, folder: Path, workers: int) -> None:
     stages = [(name, functools.partial(tasks.run, name), tasks.tasks(name)) for name in tasks.stages]
     if engine == "local":
         for _, task, number in stages:
-            run_tasks(task, number, workers, None, False)
+            run_tasks(task, number, workers)
     elif engine == "datatrove":
         by_datatrove(stages, folder / ".tasks" / "logs", workers)
     elif engine == "Ray Data":

@@ -31,21 +31,21 @@ from vaswani_transformer.errors import UserError
 
 @st.composite
 def problems(draw, micro_batches):
-    """Arguments of a sampler: one to 60 pairs, often tied or extreme, and limits from the least allowed upwards."""
+    """Arguments of a sampler: one to 60 pairs, often tied or extreme, and a limit from the least allowed upwards."""
     number = draw(st.one_of(st.integers(1, 5), st.integers(1, 60)))
     longest = draw(st.sampled_from([1, 2, 3, 8, 40]))
     lengths = st.lists(st.integers(1, longest), min_size=number, max_size=number)
     sides = [draw(st.one_of(lengths, st.just([longest] * number))) for _ in range(2)]
-    limits = [max(side) * draw(st.sampled_from([1, 1, 2, 3, 7, 30])) + draw(st.integers(0, 5)) for side in sides]
+    longest = max(map(max, sides))
+    limit = longest * draw(st.sampled_from([1, 1, 2, 3, 7, 30])) + draw(st.integers(0, 5))
     parts = draw(micro_batches)
     if parts > 1:  # as many pairs in any batch as dealing out takes
-        limits = [max(limit, 4 * parts * max(side)) for limit, side in zip(limits, sides, strict=True)]
+        limit = max(limit, 4 * parts * longest)
         assume(number >= 4 * parts)
     return {
         "source_lengths": sides[0],
         "target_lengths": sides[1],
-        "max_source_tokens": limits[0],
-        "max_target_tokens": limits[1],
+        "max_tokens": limit,
         "micro_batches": parts,
         "seed": draw(st.integers(0, 2**31)),
     }
@@ -65,7 +65,7 @@ def check_epoch(sampler, problem):
     assert all(parts)
     assert sorted(pair for part in parts for pair in part) == list(range(len(problem["source_lengths"])))
     for side in ("source", "target"):
-        lengths, limit = problem[f"{side}_lengths"], problem[f"max_{side}_tokens"]
+        lengths, limit = problem[f"{side}_lengths"], problem["max_tokens"]
         for batch in joined(sampler):
             assert sum(lengths[pair] for pair in batch) <= limit
             assert max(lengths[pair] for pair in batch) * len(batch) <= 1.5 * limit
@@ -76,14 +76,7 @@ def check_epoch(sampler, problem):
 def lines(number, length, limit):
     """`number` pairs of one length."""
     lengths = [length] * number
-    return {
-        "source_lengths": lengths,
-        "target_lengths": lengths,
-        "max_source_tokens": limit,
-        "max_target_tokens": limit,
-        "micro_batches": 1,
-        "seed": 0,
-    }
+    return {"source_lengths": lengths, "target_lengths": lengths, "max_tokens": limit, "micro_batches": 1, "seed": 0}
 
 
 @settings(max_examples=250)
@@ -121,17 +114,12 @@ def test_few_pairs_in_many_epochs(number, length, room):
 
 
 def test_number_of_batches_over_a_hundred_epochs_of_skewed_lengths():
-    """A few giants among many short pairs, with unlike limits for source and target."""
+    """A few giants among many short pairs."""
     generator = np.random.default_rng(5)
     source = np.concatenate([generator.integers(1, 6, 700), generator.integers(150, 200, 7)])
     target = np.concatenate([generator.integers(1, 20, 700), generator.integers(1, 200, 7)])
-    for limits in ((200, 1000), (1000, 200), (397, 401), (5000, 200)):
-        problem = {
-            "source_lengths": source.tolist(),
-            "target_lengths": target.tolist(),
-            "max_source_tokens": limits[0],
-            "max_target_tokens": limits[1],
-        }
+    for limit in (200, 397, 401, 1000, 5000):
+        problem = {"source_lengths": source.tolist(), "target_lengths": target.tolist(), "max_tokens": limit}
         sampler = TokenBatchSampler(**problem)
         for epoch in range(100):
             sampler.set_epoch(epoch)
@@ -289,7 +277,7 @@ def test_parts_are_about_a_share_of_the_limit():
         assert 8000 / parts < sampler.part_tokens < 8000 / parts + 100
         for lengths in (source, target):
             assert max(sum(lengths[pair] for pair in part) for part in sampler) <= 1.05 * 8000 / parts
-    assert TokenBatchSampler(source, target, 8000, 5000).part_tokens == 8000
+    assert TokenBatchSampler(source, target, 8000).part_tokens == 8000
 
 
 @given(st.lists(st.integers(1, 30), max_size=30), st.integers(1, 60))
@@ -300,11 +288,6 @@ def test_batches_by_length_count_padding(lengths, tokens):
     for batch, following in itertools.pairwise([*batches, []]):
         assert lengths[batch[0]] * len(batch) <= tokens or len(batch) == 1
         assert not following or lengths[batch[0]] * (len(batch) + 1) > tokens
-
-
-def test_target_limit_is_the_source_limit_when_not_given():
-    source, target = some_lengths()
-    assert list(TokenBatchSampler(source, target, 500)) == list(TokenBatchSampler(source, target, 500, 500))
 
 
 def test_lengths_may_be_arrays():
@@ -373,15 +356,13 @@ def test_sampled_statistics_are_near_those_of_all_batches(monkeypatch):
         (([1, 2], [1], 10), "2 source lengths for 1 target lengths"),
         (([1], [1], 0), "a batch of 0 tokens holds nothing"),
         (([1], [1], -5), "a batch of -5 tokens holds nothing"),
-        (([1], [1], 10, 0), "a batch of 0 tokens holds nothing"),
-        (([1], [1], 10, -1), "a batch of -1 tokens holds nothing"),
         (([3, 0], [3, 3], 10), "sentence pair 1 has an empty side"),
         (([3, 3], [-1, 3], 10), "sentence pair 0 has an empty side"),
         (([3, 11], [3, 3], 10), "the source of sentence pair 1 has 11 tokens, more than the 10"),
-        (([3, 3], [9, 3], 10, 8), "the target of sentence pair 0 has 9 tokens, more than the 8"),
-        (([1] * 9, [1] * 9, 10, 10, 0), "micro_batches is 0"),
-        (([1] * 9, [1] * 9, 10, 10, 5), "raise tokens_per_batch"),
-        (([1, 1], [1, 1], 10, 10, 2), "fewer processes"),
+        (([3, 3], [9, 3], 8), "the target of sentence pair 0 has 9 tokens, more than the 8"),
+        (([1] * 9, [1] * 9, 10, 0), "micro_batches is 0"),
+        (([1] * 9, [1] * 9, 10, 5), "raise tokens_per_batch"),
+        (([1, 1], [1, 1], 10, 2), "fewer processes"),
     ],
 )
 def test_errors(arguments, message):
@@ -521,11 +502,10 @@ def test_windows_keep_every_promise_one_after_the_other(problem, data):
     lengths, limit, starts, options = problem
     sampler = WindowedBatchSampler(lengths, limit, starts, **options)
     sides = {f"{side}_lengths": own.tolist() for side, own in zip(("source", "target"), lengths, strict=True)}
-    limits = {"max_source_tokens": limit, "max_target_tokens": limit}
     length, orders = len(sampler), []
     for epoch in (0, 1, 7):
         sampler.set_epoch(epoch)
-        check_epoch(sampler, sides | limits)
+        check_epoch(sampler, sides | {"max_tokens": limit})
         assert len(sampler) == length
         shards = [frozenset(np.searchsorted(starts, part, "right") - 1) for part in sampler]
         windows = [frozenset(window.tolist()) for window in sampler._windows]

@@ -59,21 +59,21 @@ def wait(folder, number, advance):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_tasks_that_fail_do_not_stop_the_others(tmp_path, workers):
     task = functools.partial(touch, tmp_path, 10)
-    message = error_of(run_tasks, task, 12, workers, None, False)
+    message = error_of(run_tasks, task, 12, workers)
     assert message == "piece 3 is damaged (1 more of 12 pieces of the text failed)"
     assert sorted(int(path.name) for path in tmp_path.iterdir()) == [0, 1, 2, 4, 5, 6, 7, 9, 10, 11]
 
 
 @pytest.mark.slow
 def test_a_killed_process_ends_in_one_line():
-    assert "a worker process was killed" in error_of(run_tasks, die, 4, 2, None, False)
+    assert "a worker process was killed" in error_of(run_tasks, die, 4, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 def test_no_process_outlives_its_parent(tmp_path, number):
     task = functools.partial(wait, tmp_path)
-    parent = multiprocessing.get_context("fork").Process(target=run_tasks, args=(task, 2, 2, None, False))
+    parent = multiprocessing.get_context("fork").Process(target=run_tasks, args=(task, 2, 2))
     parent.start()
     while len(started := list(tmp_path.glob("*.started"))) < 2:
         assert parent.is_alive()

@@ -172,7 +172,7 @@ def test_files_of_pairs_in_a_store_are_read_as_here(store, tmp_path, suffix):
     columns = {"source_column": "en", "target_column": "de"} if suffix == "tmx" else {}
     source = pair_source(data=f"{store}/pairs/?.{suffix}", **columns)
     assert list(source.stream()) == list(pair_source(data=path, **columns).stream()) == pairs
-    assert source.count() == 30 and source.load()[:]["target"] == [target for _, target in pairs]
+    assert source.load()[:]["target"] == [target for _, target in pairs]
 
 
 # Training

@@ -43,16 +43,9 @@ def test_any_other_text_is_a_value_error(text):
         assert value == expected or value != value
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ('{"a": 1, "a": 2}', 1),
-        ('{"a": {"b": 1},\n "b": {\n"b": 1,\n"b": 1}}', 2),
-        ('[{"a": 1},\n {"a": 1, "b": [{}], "a": 2}]', 2),
-    ],
-)
-def test_a_repeated_json_key_is_named_with_its_line(text, line):
-    with pytest.raises(ValueError, match=f"^line {line}: .*the key '[ab]' is there twice$"):
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"a": {"b": 1}, "b": {"a": 1, "a": 1}}', '[{"a": 1, "a": 2}]'])
+def test_a_repeated_json_key_is_named(text):
+    with pytest.raises(ValueError, match=r"^the key 'a' is there twice$"):
         parse_json(text)
 
 

@@ -22,17 +22,17 @@ def _blocks(number: int) -> Iterator[slice]:
         yield slice(start, min(start + _BLOCK, number))
 
 
-def _check_lengths(sides: Sequence[np.ndarray], limits: np.ndarray) -> np.ndarray:
+def _check_lengths(sides: Sequence[np.ndarray], limit: int) -> np.ndarray:
     """Sums of source and of target tokens, `(2,)`."""
     if len(sides[0]) != len(sides[1]):
         raise UserError(f"{len(sides[0])} source lengths for {len(sides[1])} target lengths")
     if len(sides[0]) == 0:
         raise UserError("no sentence pairs to make batches of: the data is empty, or every pair was filtered out")
-    if limits.min() < 1:
-        raise UserError(f"a batch of {limits.min()} tokens holds nothing: give 1 or more")
+    if limit < 1:
+        raise UserError(f"a batch of {limit} tokens holds nothing: give 1 or more")
     if min(side.min() for side in sides) < 1:
         raise UserError(f"sentence pair {np.minimum(*sides).argmin()} has an empty side: filter such pairs out")
-    for name, side, limit in zip(("source", "target"), sides, limits, strict=True):
+    for name, side in zip(("source", "target"), sides, strict=True):
         if side.max() > limit:
             raise UserError(
                 f"the {name} of sentence pair {side.argmax()} has {side.max()} tokens, more than the"
@@ -74,8 +74,8 @@ class TokenBatchSampler:
     Args:
         source_lengths: tokens of each source, `</s>` included.
         target_lengths: tokens of each target, `</s>` included.
-        max_source_tokens: at most so many source tokens in a batch, padding not counted (the paper: about 25,000).
-        max_target_tokens: at most so many target tokens in a batch; the same as for sources when not given.
+        max_tokens: at most so many source tokens in a batch, and as many target tokens, padding not counted (the
+            paper: about 25,000).
         micro_batches: parts that each batch is dealt out in.
         shuffle: `False` gives the same batches in every epoch, longest first.
         seed: with the epoch, determines the shuffle.
@@ -94,30 +94,27 @@ class TokenBatchSampler:
         self,
         source_lengths: Sequence[int],
         target_lengths: Sequence[int],
-        max_source_tokens: int,
-        max_target_tokens: int | None = None,
+        max_tokens: int,
         micro_batches: int = 1,
         shuffle: bool = True,
         seed: int = 0,
     ):
-        max_target_tokens = max_source_tokens if max_target_tokens is None else max_target_tokens
-        limits = np.array([max_source_tokens, max_target_tokens], np.int64)
         sides = [np.asarray(side) for side in (source_lengths, target_lengths)]
         self._lengths = [side if side.dtype.kind in "iu" else side.astype(np.int64) for side in sides]
-        self._tokens = _check_lengths(self._lengths, limits)
+        self._tokens = _check_lengths(self._lengths, max_tokens)
         if micro_batches < 1:
             raise UserError(f"micro_batches is {micro_batches}: it must be 1 or more")
         self.micro_batches, self.shuffle, self.seed, self.epoch = micro_batches, shuffle, seed, 0
-        self._limits, self._pairs = limits, len(self._lengths[0])
+        self._limit, self._pairs = max_tokens, len(self._lengths[0])
         self._longest = [int(side.max()) for side in self._lengths]
         # A batch can be halved twice: cut short as the first or shared with the last, and where one batch is missing.
         needed = 4 * micro_batches if micro_batches > 1 else 1
-        smallest = min(int((limits // self._longest).min()), self._pairs)
+        smallest = min(max_tokens // max(self._longest), self._pairs)
         if smallest < needed:
             raise UserError(
-                f"a batch of {limits[0]} source and {limits[1]} target tokens may hold as few as {smallest} pairs, and"
-                f" {needed} are needed to deal it out in {micro_batches} parts: raise tokens_per_batch, or raise"
-                " tokens_per_device, or use fewer processes"
+                f"a batch of {max_tokens} tokens a side may hold as few as {smallest} pairs, and {needed} are"
+                f" needed to deal it out in {micro_batches} parts: raise tokens_per_batch, or raise tokens_per_device,"
+                " or use fewer processes"
             )
         self._count_kinds()
         order = self._order(self._random())
@@ -140,15 +137,15 @@ class TokenBatchSampler:
             codes, places = np.unique(np.concatenate([codes, here]), return_inverse=True)
             counts = np.bincount(places, np.concatenate([counts, number])).astype(np.int64)
         target_bits = self._longest[1].bit_length()
-        lengths = np.stack([codes >> np.uint64(target_bits), codes & np.uint64(2**target_bits - 1)], axis=1)
-        _, ranks = np.unique(-(lengths / self._limits).max(axis=1), return_inverse=True)
+        longer = np.maximum(codes >> np.uint64(target_bits), codes & np.uint64(2**target_bits - 1)).astype(np.int64)
+        _, ranks = np.unique(-longer, return_inverse=True)
         order = np.argsort(ranks, kind="stable")
         ordinals = np.empty(len(ranks), np.int64)  # within the rank
         ordinals[order] = np.arange(len(ranks)) - np.searchsorted(ranks[order], ranks[order])
         self._codes_of, self._counts, self._ranks, self._ordinals = codes, counts, ranks, ordinals
         # How many pairs a batch may hold, padded, whose longest pair comes at a place of the order before this end.
         capacity = np.zeros(ranks.max() + 1, np.int64)
-        capacity[ranks] = (MOST_PADDED * self._limits / lengths).astype(np.int64).min(axis=1)
+        capacity[ranks] = (MOST_PADDED * self._limit / longer).astype(np.int64)
         self._capacity = capacity
         self._capacity_ends = np.cumsum(np.bincount(ranks, counts)).astype(np.int64)
 
@@ -209,7 +206,7 @@ class TokenBatchSampler:
             sums = self._sums(order[start : start + window])
             size, before = sums.shape[1], np.zeros(2, np.int64)
             while begin < size:
-                source, target = before + self._limits
+                source, target = before + self._limit
                 end = min(sums[0].searchsorted(source, "right"), sums[1].searchsorted(target, "right"))
                 end = min(int(end), begin + int(self._capacity_at(start + begin)))
                 if end >= size and start + size < self._pairs:  # it may end behind the window
@@ -226,7 +223,7 @@ class TokenBatchSampler:
             start, edge, end = edges[-3:]
             sums = self._sums(order[start:end])
             places = np.arange(start + 1, end)
-            fits = (sums[:, -1:] - sums[:, :-1] <= self._limits[:, None]).all(axis=0)
+            fits = (sums[:, -1:] - sums[:, :-1] <= self._limit).all(axis=0)
             fits &= end - places <= self._capacity_at(places)
             edges[-2] = min(edge, max((start + end + 1) // 2, int(places[fits.argmax()])))
 
@@ -266,7 +263,7 @@ class TokenBatchSampler:
         """Most tokens of a side that a micro-batch can have in any epoch."""
         # Parts hold the limit at most, and none has more than the longest sentence above another.
         parts = self.micro_batches
-        return int(((self._limits + (parts - 1) * np.array(self._longest)) // parts).max())
+        return (self._limit + (parts - 1) * max(self._longest)) // parts
 
     def _parts(self, batch: np.ndarray) -> list[np.ndarray]:
         """A batch dealt out in parts of about as many tokens on either side.

@@ -31,7 +31,6 @@ def run_tasks(
     number: int,
     workers: int = 1,
     shown: str | None = None,
-    progress: bool = True,
     unit: str = "pairs",
     total: int | None = None,
 ) -> None:
@@ -44,7 +43,6 @@ def run_tasks(
         number: of tasks.
         workers: processes.
         shown: what a bar on standard error says, on a terminal; None: no bar.
-        progress: whether there is a bar.
         unit: of what tasks say that is done.
         total: how many there are, if it is known.
 
@@ -52,7 +50,7 @@ def run_tasks(
         UserError: that of the first task that failed, with the number of the others; and if a process was killed.
     """
     errors: list[UserError] = []
-    disable = None if progress and shown else True  # None: shown on a terminal only
+    disable = None if shown else True  # None: shown on a terminal only
     with tqdm(total=total, desc=shown, unit=f" {unit}", unit_scale=True, disable=disable, delay=1) as bar:
         results = _one_by_one(task, number, bar) if min(workers, number) == 1 else _pooled(task, number, workers, bar)
         errors = [error for error in results if error is not None]

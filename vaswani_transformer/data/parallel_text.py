@@ -71,16 +71,10 @@ class PairFiles:
             return read_pairs(self.kind, self.splits[self.split], self.columns)
         return pairs_of(self.load())
 
-    def count(self) -> int:
-        """Number of pairs: Parquet states it, of other files all pairs are read."""
-        if self.kind == ".parquet" and self.split in self.splits:
-            return sum(parquet_file(file).metadata.num_rows for (file,) in self.splits[self.split])
-        return sum(1 for _ in self.stream())
-
     def estimate(self) -> int:
-        """About how many pairs there are, by the size of the files, which are not read; compressed ones hold more."""
+        """About how many pairs there are in all splits: Parquet states it, others have it by their size in bytes."""
         if self.kind == ".parquet":
-            return self.count()
+            return sum(parquet_file(file).metadata.num_rows for files in self.splits.values() for (file,) in files)
         return sum(path.stat().st_size * (3 if path.suffix == ".gz" else 1) for path in self.files) // BYTES_OF_A_PAIR
 
     def downloaded(self) -> "PairFiles":
@@ -142,15 +136,13 @@ class DatasetPairs:
         if pair is None:
             raise _no_rows(self.where)
 
-    def count(self) -> int:
+    def estimate(self) -> int:
         """Number of pairs; reads all of them where the dataset does not state it."""
         dataset = self.open_dataset(True)
         if isinstance(dataset, datasets.Dataset):
             return len(dataset)
         stated = (dataset.info.splits or {}).get(self.split)
         return stated.num_examples if stated and stated.num_examples else sum(1 for _ in self.stream())
-
-    estimate = count
 
     def downloaded(self) -> "DatasetPairs":
         """The same, streamed from what `load` reads: data on the Hub is fetched once, and then needs no network."""

@@ -77,7 +77,7 @@ def prepare(
     folder: str | Path,
     workers: int | None = None,
     progress: bool = True,
-    overwrite: bool | None = False,
+    overwrite: bool = False,
     sources: tuple[PairSource, PairSource | None] | None = None,
     engine: str = LOCAL,
     engine_options: Mapping[str, Any] | None = None,
@@ -93,7 +93,7 @@ def prepare(
         workers: processes, each of which does a task at a time; None: one for each processor, fewer for a short text.
             Where there are several, a script needs `if __name__ == "__main__":`, since they import it.
         progress: show a bar on standard error, on a terminal.
-        overwrite: remove an earlier preparation first; None: only one that cannot be resumed or used with this recipe.
+        overwrite: remove an earlier preparation first.
         sources: training and validation text, if they are not to be found by the recipe; see `data_sources`.
         engine: who does it: `local`, or `slurm` or `ray` through datatrove; text and folder are then on a shared disk
             or in a store.
@@ -118,7 +118,7 @@ def prepare(
         output = check_ours(folder)
         train, validation = sources or data_sources(recipe)
         settings = settings_of(recipe, train, validation)
-        if overwrite or (overwrite is None and not is_usable(folder, settings)):
+        if overwrite:
             remove_prepared(folder, output)
         if (folder / MANIFEST).exists():
             return finished_manifest(folder, settings)
@@ -307,5 +307,7 @@ def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Pat
     what = f"about {pairs:,} training pairs are prepared in {folder}, once"
     logger.info("%s; other runs may share them: --prepared %s", what, folder)
     sources = train, validation and validation.downloaded()
-    prepare(recipe, folder, progress=progress, overwrite=None if recipe.overwrite else False, sources=sources)
+    with locked(folder):
+        outdated = recipe.overwrite and not is_usable(folder, settings_of(recipe, *sources))
+        prepare(recipe, folder, progress=progress, overwrite=outdated, sources=sources)
     return folder

@@ -12,6 +12,7 @@ from typing import Any
 from transformers.models.fsmt import tokenization_fsmt as fsmt
 
 from ..errors import UserError
+from ..model.tokenization_vaswani import TwoSidedCall
 
 try:
     from transformers.models.marian.tokenization_marian import MarianTokenizer as _StockMarianTokenizer
@@ -19,7 +20,7 @@ except ImportError:  # without sentencepiece
     _StockMarianTokenizer = None
 
 
-class _TwoSides:
+class _TwoSides(TwoSidedCall):
     """`side`, and targets encoded by it."""
 
     def side(self, name: str):
@@ -32,19 +33,6 @@ class _TwoSides:
             view._become_target()
             view._update_total_vocab_size()  # else its length is the source's
         return view
-
-    def __call__(self, text=None, text_pair=None, text_target=None, text_pair_target=None, *args, **kwargs):
-        """As of every tokenizer."""
-        limit = kwargs.pop("max_target_length", None)
-        if text_target is None:
-            return super().__call__(text, text_pair, None, None, *args, **kwargs)
-        limited = kwargs if limit is None else {**kwargs, "max_length": limit}
-        labels = self.side("target")(text_target, text_pair_target, None, None, *args, **limited)
-        if text is None:
-            return labels
-        encoded = super().__call__(text, text_pair, None, None, *args, **kwargs)
-        encoded["labels"] = labels["input_ids"]
-        return encoded
 
 
 class FSMTTokenizer(_TwoSides, fsmt.FSMTTokenizer):
@@ -92,7 +80,6 @@ FILES = {
     "MarianTokenizer": ("source.spm", "target.spm", "vocab.json"),
     "FSMTTokenizer": ("vocab-src.json", "vocab-tgt.json", "merges.txt"),
 }
-OPTIONAL_FILES = ("target_vocab.json",)
 _PACKAGES = {"MarianTokenizer": ("sentencepiece", "sentencepiece"), "FSMTTokenizer": ("sacremoses", "moses")}
 
 

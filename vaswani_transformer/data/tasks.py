@@ -8,7 +8,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import file_sha256, is_local, together, write_text
-from ..hardware import MOST_WORKERS
+from ..hardware import MOST_WORKERS, own_processors
 from ..json_and_yaml import read_json
 from ..recipes.recipe import Recipe
 from .engines import LOCAL, SLURM, run_on_cluster, run_tasks
@@ -68,7 +67,8 @@ class Tasks(ABC):
         if engine == SLURM:
             return False
         for name, task, number in stages:  # after Ray too: what has failed there is named, or done
-            run_tasks(task, number, workers or useful_workers(self.settings["files"]), _SHOWN.get(name), progress)
+            shown = _SHOWN.get(name) if progress else None
+            run_tasks(task, number, workers or useful_workers(self.settings["files"]), shown)
         return True
 
     def files_of(self, stage: str, number: int) -> Sequence[Path]:
@@ -82,16 +82,13 @@ class Tasks(ABC):
             UserError: for text that cannot be read, or has changed since the work began.
         """
         with store_errors(self.folder):
-            self._run(stage, number, advance)
-
-    def _run(self, stage: str, number: int, advance: Callable[[int], Any]) -> None:
-        done = self._done(stage, number)
-        if done is None:
-            self._check_unchanged(stage, number)
-            getattr(self, f"_{stage}")(number, advance)
-            self._check_unchanged(stage, number)
-        elif "counts" in done:
-            advance(sum(done["counts"]))
+            done = self._done(stage, number)
+            if done is None:
+                self._check_unchanged(stage, number)
+                getattr(self, f"_{stage}")(number, advance)
+                self._check_unchanged(stage, number)
+            elif "counts" in done:
+                advance(sum(done["counts"]))
 
     def _check_unchanged(self, stage: str, number: int) -> None:
         """Refuse text that has changed since the work began: what is known of it would be of another text."""
@@ -158,9 +155,8 @@ class Tasks(ABC):
 
 def useful_workers(files: Mapping[str, Sequence[int]]) -> int:
     """A process for each processor, as far as there is text for each in the files: one takes seconds to start."""
-    number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = sum(size or 0 for size, _ in files.values())
-    return max(1, min(number, MOST_WORKERS, size // SPLIT_BYTES))
+    return max(1, min(len(own_processors()), MOST_WORKERS, size // SPLIT_BYTES))
 
 
 def as_json(value: dict) -> str:

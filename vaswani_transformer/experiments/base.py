@@ -21,6 +21,7 @@ from ..durations import duration
 from ..errors import UserError, one_line
 from ..evaluation.records import versions
 from ..files import unfinished
+from ..hardware import own_processors
 from ..json_and_yaml import read_json, read_yaml
 from ..output_folder import OutputFolder, locked
 from ..plots import new_figure
@@ -187,15 +188,10 @@ def machine() -> dict[str, Any]:
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), processor)
-    facts = {"processor": processor, "cores": number_of_cores(), "threads": torch.get_num_threads()}
+    facts = {"processor": processor, "cores": len(own_processors()), "threads": torch.get_num_threads()}
     if torch.cuda.is_available():
         facts["accelerator"] = torch.cuda.get_device_name()
     return facts
-
-
-def number_of_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor_seconds() -> float:

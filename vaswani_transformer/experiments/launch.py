@@ -17,6 +17,7 @@ import torch
 import yaml
 
 from ..errors import UserError
+from ..hardware import own_processors
 from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder
 from ..recipes.recipe import Recipe
@@ -24,7 +25,7 @@ from ..training.callbacks import read_training_log
 from ..training.checkpoints import last_complete_checkpoint, step_of
 from ..training.run_folder import CHECKPOINTS
 from ..training.run_folder import LOG as TRAINING_LOG
-from .base import LOG, number_of_cores
+from .base import LOG
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def device_environments(devices: Sequence[str], jobs: int, processes: int = 1) -
             raise UserError(f"{rule}, give a multiple of {processes} in --devices and not {len(devices)}")
         groups = [",".join(groups[place : place + processes]) for place in range(0, len(groups), processes)]
     dealt = [{"CUDA_VISIBLE_DEVICES": group} for group in groups] or [{}]
-    cores = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, number_of_cores() // jobs))}
+    cores = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, len(own_processors()) // jobs))}
     return [dealt[place % len(dealt)] | cores for place in range(jobs)]
 
 

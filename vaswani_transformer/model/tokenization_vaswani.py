@@ -19,7 +19,25 @@ def _check_known_tokens(known) -> None:
         raise ValueError(f"known_tokens is {known!r:.100}: it must be two numbers, of source and target")
 
 
-class VaswaniTokenizer(PreTrainedTokenizerFast):
+class TwoSidedCall:
+    """A tokenizer with `side` encodes targets by it."""
+
+    def __call__(self, text=None, text_pair=None, text_target=None, text_pair_target=None, *args, **kwargs):
+        """As of every tokenizer: sources as `text`, targets as `text_target`, both together with ``labels``."""
+        limit = kwargs.pop("max_target_length", None)
+        if text_target is None:
+            return super().__call__(text, text_pair, None, None, *args, **kwargs)
+        # Not by switching this object to its other side: pipelines share one tokenizer between threads.
+        limited = kwargs if limit is None else {**kwargs, "max_length": limit}
+        labels = self.side("target")(text_target, text_pair_target, None, None, *args, **limited)
+        if text is None:
+            return labels
+        encoded = super().__call__(text, text_pair, None, None, *args, **kwargs)
+        encoded["labels"] = labels["input_ids"]
+        return encoded
+
+
+class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
     """A fast tokenizer that encodes sources by one backend and targets by another.
 
     ``tokenizer(texts)`` encodes sources and ``tokenizer(text_target=texts)`` targets; `decode`, `batch_decode` and
@@ -124,20 +142,6 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         if target.known_tokens is None:
             return vocabulary
         return {token: number for token, number in vocabulary.items() if number < target.known_tokens[0]}
-
-    def __call__(self, text=None, text_pair=None, text_target=None, text_pair_target=None, *args, **kwargs):
-        """As of every tokenizer: sources as `text`, targets as `text_target`, both together with ``labels``."""
-        limit = kwargs.pop("max_target_length", None)
-        if text_target is None:
-            return super().__call__(text, text_pair, None, None, *args, **kwargs)
-        # Not by switching this object to its other side: pipelines share one tokenizer between threads.
-        limited = kwargs if limit is None else {**kwargs, "max_length": limit}
-        labels = self.side("target")(text_target, text_pair_target, None, None, *args, **limited)
-        if text is None:
-            return labels
-        encoded = super().__call__(text, text_pair, None, None, *args, **kwargs)
-        encoded["labels"] = labels["input_ids"]
-        return encoded
 
     def rewritten(self, text):
         """A text, or texts in lists, as the backend of this side must get them: see the modules of the rewriters."""

@@ -3,7 +3,6 @@
 import logging
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -239,8 +238,8 @@ def _end_workers(trainer: VaswaniTrainer) -> None:
 class TrainingRun:
     """A recipe on its way: data, tokenizer, model, trainer; `run()` does it all. The arguments are those of `train`."""
 
-    def __init__(self, recipe: Recipe, progress: bool = True, build_model: Callable | None = None):
-        self.recipe, self.progress, self.build_model = recipe, progress, build_model or new_model
+    def __init__(self, recipe: Recipe, progress: bool = True):
+        self.recipe, self.progress = recipe, progress
         check_paths(recipe)
         self.folder = Path(recipe.output)
 
@@ -292,7 +291,7 @@ class TrainingRun:
     def _initial_model(self, checkpoint: Path | None) -> VaswaniForConditionalGeneration:
         recipe = self.recipe
         if recipe.from_model is None:
-            return self.build_model(recipe, self.tokenizer)
+            return new_model(recipe, self.tokenizer)
         if checkpoint is not None:  # which has all of it: the model that was started from is not read again
             return model_of_folder(recipe, checkpoint, weights=False)
         return model_of_folder(recipe, recipe.from_model)
@@ -430,17 +429,12 @@ class TrainingRun:
         trainer.accelerator.wait_for_everyone()
 
 
-def train(
-    recipe: Recipe,
-    progress: bool = True,
-    build_model: Callable[[Recipe, PreTrainedTokenizerBase], VaswaniForConditionalGeneration] | None = None,
-) -> TrainingResult:
+def train(recipe: Recipe, progress: bool = True) -> TrainingResult:
     """Train a model by a recipe, resuming an interrupted run of it; see [`TrainingRun`].
 
     Args:
         recipe: all settings; `load_recipe` makes one.
         progress: show a bar on standard error.
-        build_model: makes the model from recipe and tokenizer, with its initial weights; [`new_model`] if none.
 
     Raises:
         UserError: for mistakes in the recipe or its data.
@@ -448,4 +442,4 @@ def train(
     """
     if not progress or (sys.stderr is not None and not sys.stderr.isatty()):
         datasets.disable_progress_bars()
-    return TrainingRun(recipe, progress, build_model).run()
+    return TrainingRun(recipe, progress).run()

@@ -33,7 +33,7 @@ from vaswani_transformer.data.tokenization import tokenizer_sha256
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.export.exporting import load_exported
 from vaswani_transformer.export.folder import QUANTIZATIONS, check_expressible
-from vaswani_transformer.model.configuration_vaswani import _PRESETS
+from vaswani_transformer.model.configuration_vaswani import PRESETS
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 GREEDY = {"num_beams": 1}
@@ -74,7 +74,7 @@ def small_preset(name: str) -> dict:
     return {**sizes, **layers, "num_heads": config.num_heads, "position_encoding": config.position_encoding}
 
 
-SHAPES = {json.dumps(small_preset(name)): name for name in reversed(_PRESETS)}  # some differ in training alone
+SHAPES = {json.dumps(small_preset(name)): name for name in reversed(PRESETS)}  # some differ in training alone
 
 
 @pytest.mark.usefixtures("whole_outputs")

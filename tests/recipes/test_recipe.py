@@ -185,6 +185,15 @@ def test_an_empty_recipe_is_all_defaults(write, text):
     assert load_recipe(write(text)) == dataclasses.replace(Recipe(), output="runs/mine")
 
 
+def test_a_preset_on_the_command_line_replaces_its_fields_of_the_file():
+    recipe = load_recipe("small", {"preset": "student-6-2"})
+    assert (recipe.encoder_layers, recipe.decoder_layers, recipe.d_model) == (None, None, 256)
+    config = model_config(recipe, 100)
+    assert (config.encoder_layers, config.decoder_layers, config.d_model) == (6, 2, 256)
+    recipe = load_recipe("small", {"preset": "student-6-2", "decoder_layers": "1"})
+    assert (recipe.encoder_layers, recipe.decoder_layers) == (None, 1)
+
+
 def test_byte_order_mark_and_windows_line_ends(write):
     assert load_recipe(write(b"\xef\xbb\xbfmax_steps: 7\r\nseed: 2\r\n")).max_steps == 7
 

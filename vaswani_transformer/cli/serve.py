@@ -28,7 +28,7 @@ def add_serve(commands) -> None:
     limits.add_argument("--max-models", metavar="N", type=int, help=how)
     how = "characters of a request (default: 50,000)"
     limits.add_argument("--max-characters", metavar="N", type=int, default=50_000, help=how)
-    how = "sentences that may wait; beyond it requests are refused with status 503 (default: 10,000)"
+    how = "sentences under way at once; beyond it requests are refused with status 503 (default: 10,000)"
     limits.add_argument("--queue", metavar="N", type=int, default=10_000, help=how)
     how = "seconds that a request may take (default: 60)"
     limits.add_argument("--timeout", metavar="X", type=float, default=60.0, help=how)

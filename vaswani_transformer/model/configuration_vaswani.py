@@ -8,7 +8,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 # Changes to the base model, row by row of Table 3, in the table's own order. Label smoothing, which two rows of group
 # (D) change, is left to the recipe or the trainer: no preset sets it.
-_PRESETS: dict[str, dict] = {
+PRESETS: dict[str, dict] = {
     "base": {},
     "table3-a-heads-1": {"num_heads": 1, "d_k": 512, "d_v": 512},
     "table3-a-heads-4": {"num_heads": 4, "d_k": 128, "d_v": 128},
@@ -316,7 +316,7 @@ class VaswaniConfig(PreTrainedConfig):
     @classmethod
     def preset_names(cls) -> list[str]:
         """Names that `from_preset` knows: those of the paper in its order, then students."""
-        return list(_PRESETS)
+        return list(PRESETS)
 
     @classmethod
     def from_preset(cls, name: str, **overrides) -> "VaswaniConfig":
@@ -335,8 +335,8 @@ class VaswaniConfig(PreTrainedConfig):
         Raises:
             ValueError: for an unknown name, with the nearest ones.
         """
-        if name not in _PRESETS:
-            near = difflib.get_close_matches(name, _PRESETS, n=3, cutoff=0.4)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(_PRESETS)}"
+        if name not in PRESETS:
+            near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.4)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(PRESETS)}"
             raise ValueError(f"no preset named {name!r}: {hint}")
-        return cls(**{**_PRESETS[name], **overrides})
+        return cls(**{**PRESETS[name], **overrides})

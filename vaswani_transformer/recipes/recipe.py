@@ -19,7 +19,7 @@ from ..errors import UserError, one_line
 from ..files import check_path
 from ..hardware import CPU_TOKENS, MOST_WORKERS
 from ..json_and_yaml import MOST_YAML, parse_yaml, read_text
-from ..model.configuration_vaswani import VaswaniConfig
+from ..model.configuration_vaswani import PRESETS, VaswaniConfig
 from ..model.generation_vaswani import MAX_EXTRA_TOKENS, broken_range
 
 
@@ -289,7 +289,7 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
 
     Args:
         name_or_path: one of `recipe_names()`, or a YAML file.
-        overrides: field names to values, as on the command line.
+        overrides: field names to values, as on the command line; a preset replaces what the file says of its fields.
 
     Raises:
         UserError: for a missing or malformed file, unknown or repeated fields, wrong types and values out of range.
@@ -301,7 +301,9 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
         raise UserError(f"{name_or_path} is not valid YAML: {one_line(error)}") from error
     if not isinstance(values, dict | None):
         raise UserError(f"{name_or_path} must hold lines of the form `field: value`")
-    values = {**(values or {}), **(overrides or {})}
+    values, overrides = values or {}, overrides or {}
+    preset = PRESETS.get(str(overrides.get("preset")), {})
+    values = {name: value for name, value in values.items() if name not in preset} | overrides
     for field in values:
         if field not in _FIELDS:
             nearest = _nearest(f"{field!s:.100}".replace("-", "_"), _FIELDS, "vaswani train --help")

@@ -5,7 +5,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from conftest import padded_batch, random_ids, tiny_model
-from every_output import END, EVERY_PREFIX, START, VOCABULARY, every_output, peaked_model, without_padding
+from every_output import END, EVERY_PREFIX, PAD, START, VOCABULARY, every_output, peaked_model, without_padding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessor, MaxTimeCriteria, MinNewTokensLengthLogitsProcessor, TextStreamer
@@ -123,7 +123,9 @@ def test_unpruned_equals_exhaustive_search_within_each_sentences_limit(rule, alp
     outputs = ours(model, input_ids, **options)
     for row, length in enumerate(lengths):
         best = every_output(model, input_ids[row, :length], alpha, limit=length + 1, rule=rule)[:4]
-        found = outputs.sequences[4 * row : 4 * row + 4, : length + 2]
+        found = outputs.sequences[4 * row : 4 * row + 4]
+        assert (found[:, length + 2 :] == PAD).all()
+        found = found[:, : length + 2]
         assert [tuple(without_padding(output)[1:]) for output in found] == [output for _, output in best]
         scores = outputs.sequences_scores[4 * row : 4 * row + 4].tolist()
         assert scores == pytest.approx([score for score, _ in best], rel=1e-4)

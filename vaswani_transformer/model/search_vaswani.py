@@ -25,14 +25,14 @@ _BLOCK = 64  # neighbouring tokens of which only the best is looked at first
 _LEAVING = 4  # sentences that are done leave when they are one in so many; moving the others costs some time
 
 
-def length_normalization(length: int | torch.Tensor, length_penalty: float) -> float | torch.Tensor:
+def length_normalization(length: int, length_penalty: float) -> float:
     r"""Section 6.1, the length penalty: a hypothesis' log-probability is divided by \(((5 + |Y|) / 6)^\alpha\).
 
     The paper takes the rule and alpha = 0.6 from Wu et al. (2016), "Google's Neural Machine Translation System",
     Equation 14. transformers' own rule is \(|Y|^\alpha\), which treats short outputs very differently.
 
     Args:
-        length: generated tokens |Y|, including the end token; a number, or a tensor of any shape.
+        length: generated tokens |Y|, including the end token.
         length_penalty: alpha; 0 compares plain log-probabilities.
     """
     return ((5 + length) / 6) ** length_penalty

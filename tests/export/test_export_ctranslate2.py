@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+import translating
 from exporting_models import (
     PAIRS,
     SOURCES,
@@ -37,6 +38,7 @@ from vaswani_transformer.model.configuration_vaswani import _PRESETS
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 GREEDY = {"num_beams": 1}
+fails = translating.fails
 
 
 @pytest.fixture(scope="module")
@@ -291,23 +293,6 @@ def test_ctranslate2s_own_converter_knows_our_models(tmp_path, folder):
 
 def test_the_tokenizer_is_the_same(folder, exported):
     assert tokenizer_sha256(load_tokenizer(exported)) == tokenizer_sha256(load_tokenizer(folder))
-
-
-@pytest.fixture
-def fails(capsys):
-    """Runs a command that must fail, and returns the one line it prints to standard error."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as end:
-            code = end.code
-        lines = capsys.readouterr().err.strip().splitlines()
-        assert code == 2 and lines[-1].startswith("error: "), lines
-        return lines[-1]
-
-    return run
 
 
 def test_the_command_and_what_it_leaves_alone(tmp_path, folder, fails, capsys):

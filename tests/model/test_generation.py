@@ -48,6 +48,10 @@ class TestLengthNormalization:
     def test_table(self, length, alpha, expected):
         assert length_normalization(length, alpha) == pytest.approx(expected, rel=1e-12)
 
+    @pytest.mark.parametrize(("length", "expected"), [(0, 1.0), (1, 1.0), (9, 3.0)])
+    def test_of_transformers(self, length, expected):
+        assert length_normalization(length, 0.5, "power") == expected
+
 
 class TestGreedy:
     @pytest.mark.parametrize("seed", range(6))

@@ -123,7 +123,6 @@ def check_ctranslate2(arguments, reference, tokenizer, ours, references, folder:
             ("greedy", 1, {}),
             ("beam 4, patience 1", 4, {"patience": 1}),
             ("beam 4", 4, {}),
-            ("beam 4, exact", 4, {"exact": True}),
         ):
             model = CTranslate2Model(folder / quantization, threads=arguments.threads, **options)
             found, seconds = timed(model.search, reference.sources, wanted, num_beams=wanted)

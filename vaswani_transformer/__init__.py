@@ -39,7 +39,7 @@ _MODULES = {
     "attention.heads": "name_heads",
     "attention.page": "write_attention_page",
     "attention.pictures": "draw_attention",
-    "attention.weights": "AttentionWeights attend encoder_decoder_attention",
+    "attention.weights": "AttentionWeights attend",
     "data.batching": "PackedCollator PairCollator TokenBatchSampler",
     "data.parallel_text": "load_pairs",
     "data.prepare": "prepare",

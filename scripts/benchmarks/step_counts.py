@@ -266,7 +266,7 @@ def as_on_a_gpu(backend):
     with (
         mock.patch.object(packed_sentences_vaswani, "_has_kernel", lambda _: True),
         mock.patch.object(loss_kernel_vaswani, "is_usable", lambda: True),
-        mock.patch.object(modeling_vaswani, "can_be_fused", lambda *_: True),  # it takes plain tensors only
+        mock.patch.object(modeling_vaswani, "can_be_fused", lambda *_: True),  # of fake tensors, too
         mock.patch.object(torch._dynamo, "mark_dynamic", lambda *_: None),
         mock.patch.object(
             layers_vaswani,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import tiny_model
 
-from vaswani_transformer import Ensemble, UserError, align, encoder_decoder_attention, pharaoh, train_tokenizer
+from vaswani_transformer import Ensemble, UserError, align, attend, pharaoh, train_tokenizer
 from vaswani_transformer.data.words import words_of
 
 TEXT = ["the old black dog sees an apple", "der alte schwarze Hund sieht einen Apfel", "naïve 中文 words"]
@@ -34,8 +34,7 @@ def words_of_tokens(tokenizer, text: str) -> list[int]:
 @pytest.mark.parametrize("layer", [-1, 0, 1])
 def test_links_are_the_largest_sums_of_attention(model, tokenizer, layer):
     source, target = TEXT[0], TEXT[1]
-    weights, _, _ = encoder_decoder_attention(model, tokenizer, source, target, layer=layer)
-    weights = weights.mean(axis=0)  # (target_length, source_length)
+    weights = attend(model, tokenizer, source, target).encoder_decoder[layer].mean(axis=0)  # (target, source) lengths
     source_words, target_words = words_of_tokens(tokenizer, source), words_of_tokens(tokenizer, target)
     assert len(source_words) == weights.shape[1] > len(source.split()) + 1
     expected = []
@@ -63,7 +62,7 @@ def test_without_spaces_letters_are_linked():
     source, target = "老黑狗看见一个苹果", "老狗看见黑苹果"
     tokenizer = train_tokenizer([source, target] * 3, vocab_size=280)
     model = tiny_model(seed=1, scale=2.0, vocab_size=len(tokenizer))
-    weights = encoder_decoder_attention(model, tokenizer, source, target)[0].mean(axis=0)
+    weights = attend(model, tokenizer, source, target).encoder_decoder[-1].mean(axis=0)
     of_source, of_target = (letters_of_tokens(tokenizer, text) for text in (source, target))
     assert any(len(one) > 1 for one in of_source) and any(len(one) > 1 for one in of_target)
     links = []
@@ -107,7 +106,7 @@ def test_of_an_ensemble_is_from_the_mean_of_its_members(model, tokenizer):
     pair = TEXT[0], TEXT[1]
     twice = align(Ensemble([model, model]), tokenizer, [pair[0]], [pair[1]])
     assert twice == align(model, tokenizer, [pair[0]], [pair[1]])
-    means = [encoder_decoder_attention(one, tokenizer, *pair)[0].mean(axis=0) for one in (model, other)]
+    means = [attend(one, tokenizer, *pair).encoder_decoder[-1].mean(axis=0) for one in (model, other)]
     words = [torch.tensor(words_of_tokens(tokenizer, text)) for text in pair]
     together = torch.tensor(sum(means) / 2)
     sums = [[together[words[1] == row][:, words[0] == column].sum() for column in range(7)] for row in range(7)]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_folders import write_model
 
-from vaswani_transformer import Ensemble, attend, encoder_decoder_attention, load_model, train_tokenizer
+from vaswani_transformer import Ensemble, attend, load_model, train_tokenizer
 from vaswani_transformer.attention.weights import KINDS, readable_tokens
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.model.layers_vaswani import sinusoidal_positions
@@ -102,15 +102,6 @@ def test_all_layers_are_those_of_the_pass_that_the_model_runs(tokenizer, changes
         assert (found.of(kind)[0][:, :, ~found.visible(kind)] == 0).all()
     assert found.visible("decoder").sum() == (found.decoder[0, 0] > 0).sum()
     assert found.visible("encoder-decoder").all() and found.window == model.config.attention_window
-
-
-def test_one_layer_of_encoder_decoder_attention_alone(model, tokenizer, weights):
-    for layer in (-1, 0, 1):
-        array, source, target = encoder_decoder_attention(model, tokenizer, SOURCE, TARGET, layer=layer)
-        assert (array == weights.encoder_decoder[layer]).all()
-        assert (source, target) == (weights.source_tokens, weights.target_tokens)
-    with pytest.raises(IndexError):
-        encoder_decoder_attention(model, tokenizer, SOURCE, TARGET, layer=3)
 
 
 def test_every_kind_has_its_shape_its_tokens_and_rows_that_sum_to_1(model, tokenizer, weights):

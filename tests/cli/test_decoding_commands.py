@@ -119,12 +119,6 @@ def test_defaults_stand_in_the_help():
         assert "(default: as the model was saved)" in of_option(command, "--precision")
 
 
-def test_exact_is_for_exported_models(model, capsys):
-    assert run("translate", model, "A dog.", "--exact", "--device", "cpu") == 2
-    line = capsys.readouterr().err.strip()
-    assert line.startswith("error: --exact is for exported models: leave it out")
-
-
 def test_a_bar_leaves_the_lines_of_the_output_whole(model, source, tmp_path, monkeypatch):
     """As on a terminal, where both come to the same place: only what follows the last return to the margin is seen."""
     command = ["translate", model, "--input", source, *OPTIONS, "--device", "cpu"]

@@ -26,8 +26,8 @@ needs_onednn = pytest.mark.skipif(not has_onednn(torch.float32), reason="this to
 
 def search(model, **options):
     ids, mask = padded_batch((7, 3, 9, 1))
-    options = {"input_ids": ids, "attention_mask": mask, "return_dict_in_generate": True, **options}
-    return model.generate(**options, output_scores=True)
+    options = {"input_ids": ids, "attention_mask": mask, "max_extra_tokens": 12, **options}
+    return model.generate(**options, return_dict_in_generate=True, output_scores=True)
 
 
 @needs_onednn

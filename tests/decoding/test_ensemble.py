@@ -48,7 +48,7 @@ class TestOneMember:
     def test_is_the_model(self, options, combine):
         model = tiny_model(scale=1.5, dtype=torch.float64)
         input_ids, attention_mask = padded_batch((7, 4, 2))
-        results = []
+        options, results = {"max_extra_tokens": 8, **options}, []
         for one in (model, Ensemble([model], combine)):
             torch.manual_seed(0)
             results.append(one.generate(input_ids, attention_mask=attention_mask, **options, **WITH_SCORES))

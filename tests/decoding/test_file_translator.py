@@ -193,7 +193,7 @@ def test_resuming_wants_the_same_input_model_and_options(model, source, tmp_path
 
 
 def test_an_output_that_an_earlier_version_started_can_be_resumed(model, expected, source, tmp_path, monkeypatch):
-    """It knew no --exact, and noted how an ensemble would be combined without one."""
+    """It knew --exact and no --shortlist, and noted how an ensemble would be combined without one."""
     command = ["translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS]
     translate = Translator.translate_prepared
 
@@ -206,7 +206,7 @@ def test_an_output_that_an_earlier_version_started_can_be_resumed(model, expecte
         patch.setattr(Translator, "translate_prepared", fail)
         assert run(*command) == 130
     notes = json.loads(notes_path(tmp_path / "out").read_text())
-    assert notes.pop("--exact") is None and notes["--combine"] == "probabilities"
-    notes_path(tmp_path / "out").write_text(json.dumps(notes))
+    assert notes.pop("--shortlist") is None and notes["--combine"] == "probabilities"
+    notes_path(tmp_path / "out").write_text(json.dumps(notes | {"--exact": None}))
     assert run(*command, "--resume") == 0
     assert (tmp_path / "out").read_bytes() == expected

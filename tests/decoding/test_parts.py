@@ -352,7 +352,6 @@ def test_what_does_not_combine_is_one_line(model, source, tmp_path, fails, monke
         ),
         ("--engine-option is of a cluster's engine", ["--input", source, *out, "--engine-option", "partition=cpu"]),
         ("there is no model folder", ["--input", source, *out, "--workers", "2", "--ensemble", tmp_path / "none"]),
-        ("--exact is for exported models", ["--input", source, *out, "--workers", "2", "--exact"]),
     ):
         assert message in fails("translate", model, *words)
     assert not any(tmp_path.iterdir())

@@ -131,8 +131,9 @@ class TestFactory:
     def test_damaged_settings_of_tasks(self, vaswani_folder, settings):
         path = vaswani_folder / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "task_specific_params": settings}))
-        with pytest.raises(UserError, match="task_specific_params"):
+        with pytest.raises(UserError, match=r"^cannot build the pipeline for translation: ") as error:
             pipeline("translation", model=vaswani_folder)
+        assert "\n" not in str(error.value)
 
     @pytest.mark.parametrize(
         ("file", "content"),

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+import translating
 from exporting_models import (
     PAIRS,
     SOURCES,
@@ -37,6 +38,9 @@ from vaswani_transformer.model.configuration_vaswani import PRESETS
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 GREEDY = {"num_beams": 1}
+# Waits for every hypothesis that ends within the limit, of a source that is searched alone or with others of its limit.
+WAITING = {"threads": 1, "patience": 200.0}
+fails = translating.fails
 
 
 @pytest.fixture(scope="module")
@@ -156,14 +160,14 @@ def trained(tmp_path_factory, tokenizer):
     ],
     ids=str,
 )
-def test_the_exact_search_is_the_papers(trained, tokenizer, options):
+def test_a_search_that_waits_is_the_papers(trained, tokenizer, options):
     """n-best lists of sentences that end by themselves, and of others that are cut at their own limit."""
     folder, exported = trained
     model, _ = load_model(folder, "cpu")
-    translator = CTranslate2Translator(exported, threads=1, exact=True)
+    translator = CTranslate2Translator(exported, **WAITING)
     expected = all_hypotheses(model, tokenizer, SOURCES, **options)
     for number in (1, 4):
-        found = translator.model.search(tokenizer(SOURCES)["input_ids"], number, **options)
+        found = translator.model.search(tokenizer(SOURCES)["input_ids"], number, tokens_per_batch=1, **options)
         for outputs, (rows, scores) in zip(found, expected, strict=True):
             assert [output.ids for output in outputs] == rows[:number]
             assert [output.score for output in outputs] == pytest.approx(scores[:number], abs=1e-4)
@@ -186,7 +190,7 @@ def test_the_search_settings_of_imported_models_are_followed(tmp_path, trained, 
     # CTranslate2 gives the probability of these tokens to the others; transformers does so if it is asked.
     expected = all_hypotheses(model, tokenizer, SOURCES, renormalize_logits=True)
     assert [rows[0] for rows, _ in expected] != plain
-    found = CTranslate2Translator(changed, threads=1, exact=True).model.search(tokenizer(SOURCES)["input_ids"], 4)
+    found = CTranslate2Translator(changed, **WAITING).model.search(tokenizer(SOURCES)["input_ids"], 4)
     for outputs, (rows, scores) in zip(found, expected, strict=True):
         assert [output.ids for output in outputs] == rows
         assert [output.score for output in outputs] == pytest.approx(scores, abs=1e-4)
@@ -195,19 +199,17 @@ def test_the_search_settings_of_imported_models_are_followed(tmp_path, trained, 
 def test_the_quick_search_is_at_most_worse(trained, tokenizer):
     exported = trained[1]
     sources = tokenizer(SOURCES)["input_ids"]
-    quick, proven = (
-        CTranslate2Translator(exported, threads=1, exact=exact).model.search(sources, 1) for exact in (False, True)
-    )
+    quick = CTranslate2Translator(exported, threads=1).model.search(sources)
+    proven = CTranslate2Translator(exported, **WAITING).model.search(sources, tokens_per_batch=1)
     assert all(one[0].score <= other[0].score + 1e-5 for one, other in zip(quick, proven, strict=True))
     assert sum(one[0].ids == other[0].ids for one, other in zip(quick, proven, strict=True)) >= len(sources) - 1
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_neither_batch_nor_order_matters(trained, exact):
+def test_neither_batch_nor_order_matters(trained):
     exported = trained[1]
-    alone = [next(CTranslate2Translator(exported, threads=1, exact=exact).translate([one])) for one in SOURCES]
+    alone = [next(CTranslate2Translator(exported, threads=1).translate([one])) for one in SOURCES]
     for tokens in (20, 5000):
-        translator = CTranslate2Translator(exported, threads=1, exact=exact, tokens_per_batch=tokens)
+        translator = CTranslate2Translator(exported, threads=1, tokens_per_batch=tokens)
         assert list(translator.translate(SOURCES)) == alone
         assert list(translator.translate(SOURCES[::-1])) == alone[::-1]
 
@@ -217,7 +219,7 @@ def test_n_best_lists_with_scores(trained, tokenizer):
     model, _ = load_model(folder, "cpu")
     options = {"scores": True, "num_return_sequences": 3, "num_beams": 4}
     ours = list(Translator(model, tokenizer, **options).hypotheses(SOURCES))
-    theirs = list(CTranslate2Translator(exported, threads=1, exact=True, **options).hypotheses(SOURCES))
+    theirs = list(CTranslate2Translator(exported, tokens_per_batch=1, **WAITING, **options).hypotheses(SOURCES))
     for one, other in zip(ours, theirs, strict=True):
         assert [item.text for item in other] == [item.text for item in one]
         assert [item.score for item in other] == pytest.approx([item.score for item in one], abs=1e-4)
@@ -291,23 +293,6 @@ def test_ctranslate2s_own_converter_knows_our_models(tmp_path, folder):
 
 def test_the_tokenizer_is_the_same(folder, exported):
     assert tokenizer_sha256(load_tokenizer(exported)) == tokenizer_sha256(load_tokenizer(folder))
-
-
-@pytest.fixture
-def fails(capsys):
-    """Runs a command that must fail, and returns the one line it prints to standard error."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as end:
-            code = end.code
-        lines = capsys.readouterr().err.strip().splitlines()
-        assert code == 2 and lines[-1].startswith("error: "), lines
-        return lines[-1]
-
-    return run
 
 
 def test_the_command_and_what_it_leaves_alone(tmp_path, folder, fails, capsys):
@@ -415,24 +400,7 @@ def test_what_the_commands_cannot_do_with_an_exported_model(folder, exported, op
     assert line == f"error: {option} is not possible with an exported model: give the model itself"
 
 
-def test_exact_reaches_the_search_of_an_exported_model(tmp_path, trained, capsys, monkeypatch):
-    """With a search that stops at once and alpha 1.5 most lists are wrong, unless the search is exact."""
-    monkeypatch.setattr("vaswani_transformer.export.ctranslate2_model._PATIENCE", 1.0)
-    (tmp_path / "source.en").write_text("\n".join(SOURCES[:5]) + "\n", encoding="utf-8")
-    options = ["--input", tmp_path / "source.en", "--length-penalty", "1.5", "--nbest", "2", "--device", "cpu"]
-    printed = []
-    for model, flags in ((trained[0], []), (trained[1], ["--exact"]), (trained[1], [])):
-        capsys.readouterr()
-        assert main([str(word) for word in ("translate", model, *options, *flags)]) == 0
-        rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-        printed.append(([(row[0], row[2]) for row in rows], [float(row[1]) for row in rows]))
-    assert printed[1][0] == printed[0][0] and printed[1][1] == pytest.approx(printed[0][1], abs=1e-4)
-    assert printed[2][0] != printed[0][0]
-
-
-def test_exact_and_precisions_that_are_refused(exported, fails):
-    line = fails("translate", exported, "A dog.", "--exact", "--beams", "1")
-    assert line == "error: --exact is for beam search and the beam size is 1: give more --beams, or leave it out"
+def test_a_precision_that_is_not_there_is_refused(exported, fails):
     line = fails("translate", exported, "A dog.", "--precision", "foo", "--device", "cpu")
     assert line.startswith(
         "error: compute_type (--precision) is 'foo': an exported model computes on cpu in one of default,"
@@ -444,13 +412,13 @@ def test_the_record_of_an_exported_models_scores(tmp_path, exported, capsys):
     for name, side in (("a.en", 0), ("a.de", 1)):
         (tmp_path / name).write_text("\n".join(pair[side] for pair in PAIRS[:3]) + "\n", encoding="utf-8")
     files = ["--source", str(tmp_path / "a.en"), "--reference", str(tmp_path / "a.de"), "--json", str(tmp_path / "x")]
-    assert main(["evaluate", str(exported), *files, "--exact", "--device", "cpu"]) == 0
+    assert main(["evaluate", str(exported), *files, "--beams", "3", "--device", "cpu"]) == 0
     record = json.loads((tmp_path / "x").read_text())
     assert record["weights_sha256"] == hashlib.sha256((exported / "model.bin").read_bytes()).hexdigest()
     assert record["exported"] == {"format": "ctranslate2", "quantization": "float32"}
-    expected = {"num_beams": 4, "length_penalty": 0.6, "max_extra_tokens": 5, "exact": True}
+    expected = {"num_beams": 3, "length_penalty": 0.6, "max_extra_tokens": 5}
     assert record["generation"].items() >= expected.items()
-    assert record["command"] == "vaswani evaluate float32 --source a.en --reference a.de --exact"
+    assert record["command"] == "vaswani evaluate float32 --source a.en --reference a.de --beams 3"
 
 
 def test_weights_that_the_device_has_no_arithmetic_for_are_logged_in_one_line(tmp_path, folder, caplog, capfd):

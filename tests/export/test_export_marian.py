@@ -156,21 +156,28 @@ def test_names_of_tokens_are_what_yaml_makes_of_them(exported):
     assert words == tokenizer.get_vocab() and words["</s>"] == 2 and words["<unk>"] == 3
 
 
-class SlowTokenizer:
-    """As FSMTTokenizer keeps two vocabularies."""
+class TwoVocabularies:
+    """As FSMTTokenizer has them."""
 
-    decoder = {0: "<eos>", 1: "b", 2: "<unk>", 3: "U\u2028\x85 €"}  # noqa: RUF012
     unk_token_id = 2
 
+    def __init__(self, name: str = "source"):
+        self.name = name
+
+    def side(self, name: str) -> "TwoVocabularies":
+        return TwoVocabularies(name)
+
     def get_vocab(self) -> dict[str, int]:
-        return {"<eos>": 0, "a": 1, "<unk>": 2, "beyond": 99}
+        if self.name == "source":
+            return {"<eos>": 0, "a": 1, "<unk>": 2, "beyond": 99}
+        return {"<eos>": 0, "b": 1, "<unk>": 2, "U\u2028\x85 €": 3}
 
 
 def test_two_vocabularies_of_a_tokenizer_of_transformers(tmp_path):
     sizes = {"share_encoder_decoder_embeddings": False, "max_position_embeddings": 9}
     ids = {"eos_token_id": 0, "decoder_start_token_id": 0, "bos_token_id": 0, "pad_token_id": 2}
     model = tiny_model(vocab_size=3, decoder_vocab_size=4, **sizes, **ids)
-    write_marian(model, SlowTokenizer(), tmp_path / "out", 9)
+    write_marian(model, TwoVocabularies(), tmp_path / "out", 9)
     words = [yaml.safe_load((tmp_path / "out" / f"{side}.yml").read_text()) for side in ("source", "target")]
     assert words == [{"</s>": 0, "a": 1, "<unk>": 2}, {"</s>": 0, "b": 1, "<unk>": 2, "U\u2028\x85 €": 3}]
     theirs, _ = model_of(tmp_path / "out" / "model.npz")

@@ -48,8 +48,9 @@ class TestLengthNormalization:
     def test_table(self, length, alpha, expected):
         assert length_normalization(length, alpha) == pytest.approx(expected, rel=1e-12)
 
-    def test_takes_a_tensor_of_lengths(self):
-        torch.testing.assert_close(length_normalization(torch.tensor([1, 7, 13]), 1.0), torch.tensor([1.0, 2.0, 3.0]))
+    @pytest.mark.parametrize(("length", "expected"), [(0, 1.0), (1, 1.0), (9, 3.0)])
+    def test_of_transformers(self, length, expected):
+        assert length_normalization(length, 0.5, "power") == expected
 
 
 class TestGreedy:

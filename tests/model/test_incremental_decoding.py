@@ -44,10 +44,10 @@ def search(model, steps=True, **options):
     """A search with all its scores, by steps or by the layers' own forward."""
     ids, mask = padded_batch(SOURCES)
     torch.manual_seed(0)
-    options = {"input_ids": ids, "attention_mask": mask, "return_dict_in_generate": True, **options}
+    options = {"input_ids": ids, "attention_mask": mask, "max_extra_tokens": 12, **options}
     is_allowed = modeling_vaswani.can_decode_incrementally if steps else lambda *_: False
     with patch.object(modeling_vaswani, "can_decode_incrementally", is_allowed):
-        return model.generate(**options, output_scores=True)
+        return model.generate(**options, return_dict_in_generate=True, output_scores=True)
 
 
 @pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
@@ -66,6 +66,7 @@ def test_the_search_is_the_one_without_steps(sizes, options):
 @pytest.mark.parametrize("name", ["beams", "n-best", "sampled beams", "more room than at first", "prefix"])
 def test_dropping_what_no_beam_looks_at_changes_nothing(name):
     model, dropped = tiny_model(dtype=torch.float64, scale=2.0), []
+    options = {"max_extra_tokens": 50, **SEARCHES[name]}
     drop = DecodingCache._drop_unseen
 
     def counted(cache):
@@ -74,8 +75,8 @@ def test_dropping_what_no_beam_looks_at_changes_nothing(name):
         dropped.append(before - cache.filled)
 
     with patch.object(decoding_vaswani, "_ROOM", 2), patch.object(DecodingCache, "_drop_unseen", counted):
-        one = search(model, **SEARCHES[name])
-    other = search(model, steps=False, **SEARCHES[name])
+        one = search(model, **options)
+    other = search(model, steps=False, **options)
     assert sum(dropped) > 0
     assert torch.equal(one.sequences, other.sequences)
     torch.testing.assert_close(one.sequences_scores, other.sequences_scores, rtol=1e-6, atol=1e-6)

@@ -1,6 +1,5 @@
 """Restricted self-attention (Section 4) against full attention under a mask that is written down by hand."""
 
-import json
 from unittest.mock import patch
 
 import pytest
@@ -241,13 +240,11 @@ def test_assisted_decoding():
 
 def test_a_run_with_a_window(cache, text, tmp_path):
     """From a recipe to translations: what is trained, kept, loaded and searched with has the window."""
-    losses = {}
-    for window in (None, 3):
-        recipe = tiny_recipe(text, tmp_path / str(window), attention_window=window, max_steps=4, evaluate_every=4)
+    recipe = tiny_recipe(text, tmp_path / "run", attention_window=3, max_steps=4, evaluate_every=4)
+    with patch.object(restricted_vaswani, "window_mask", side_effect=restricted_vaswani.window_mask) as masks:
         folder = train(recipe, progress=False).folder
-        log = [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
-        losses[window] = [entry["loss"] for entry in log if "loss" in entry]
-    assert len(losses[3]) == len(losses[None]) and losses[3] != losses[None]
+    windows = [call.args[2] for call in masks.call_args_list]
+    assert len(windows) > 2 * 4 and set(windows) == {3}  # two stacks in each step, and the evaluation
     model, tokenizer = load_model(folder)
     assert model.config.attention_window == 3
     inputs = tokenizer(["Today my father sees three small birds in the garden."], return_tensors="pt")

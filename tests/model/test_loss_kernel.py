@@ -110,11 +110,10 @@ def check_everything_with_the_kernel():
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["fallback", "kernel"])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_no_value_is_read(monkeypatch, on_gpu, with_bias):
-    """On the meta device there are none; autograd works there without a GPU, autocast's questions do not."""
+    """On the meta device there are none; autograd works there without a GPU, `torch.autocast` does not."""
     kernel = mock.Mock(side_effect=kernel_module.differentiate_in_place)
     monkeypatch.setattr(loss_module, "_kernel", lambda logits: kernel if on_gpu else None)
     monkeypatch.setattr(loss_module, "_has_tensor_cores", lambda *_: on_gpu)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
     monkeypatch.setattr(torch, "autocast", lambda device, enabled: nullcontext())
     with torch.device("meta"), small_blocks(100):
         hidden = torch.empty(3, 9, 8, dtype=torch.bfloat16, requires_grad=True)

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from vaswani_transformer import VaswaniForConditionalGeneration
-from vaswani_transformer.model import loss_vaswani, modeling_vaswani
+from vaswani_transformer.model import modeling_vaswani
 from vaswani_transformer.model import packed_sentences_vaswani as packing
 
 SOURCES, TARGETS = (7, 4, 1, 9), (5, 6, 3, 1)  # lengths of sentences
@@ -152,7 +152,6 @@ def on_meta(batch: dict) -> dict:
 def test_no_step_waits_for_a_device(with_kernel, monkeypatch, fused):
     """Tensors of the meta device have no values: whatever asked for one would raise."""
     monkeypatch.setattr(modeling_vaswani, "can_be_fused", lambda *arguments: fused)
-    monkeypatch.setattr(loss_vaswani, "_product_dtype", lambda hidden: hidden.dtype)
     monkeypatch.setattr(torch, "autocast", lambda *arguments, **options: contextlib.nullcontext())  # knows no meta
     with torch.device("meta"):
         model = VaswaniForConditionalGeneration(tiny_config(dropout=0.1)).bfloat16().train()

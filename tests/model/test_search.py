@@ -1,11 +1,11 @@
-"""Our own search against transformers' loops, and sentences that join and leave it against each of them alone."""
+"""Our own search against transformers' loops, and sentences that join and leave it against `generate()`."""
 
 from unittest.mock import patch
 
 import pytest
 import torch
 from conftest import padded_batch, random_ids, tiny_model
-from every_output import END, EVERY_PREFIX, START, VOCABULARY, every_output, peaked_model, without_padding
+from every_output import END, EVERY_PREFIX, PAD, START, VOCABULARY, every_output, peaked_model, without_padding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessor, MaxTimeCriteria, MinNewTokensLengthLogitsProcessor, TextStreamer
@@ -123,7 +123,9 @@ def test_unpruned_equals_exhaustive_search_within_each_sentences_limit(rule, alp
     outputs = ours(model, input_ids, **options)
     for row, length in enumerate(lengths):
         best = every_output(model, input_ids[row, :length], alpha, limit=length + 1, rule=rule)[:4]
-        found = outputs.sequences[4 * row : 4 * row + 4, : length + 2]
+        found = outputs.sequences[4 * row : 4 * row + 4]
+        assert (found[:, length + 2 :] == PAD).all()
+        found = found[:, : length + 2]
         assert [tuple(without_padding(output)[1:]) for output in found] == [output for _, output in best]
         scores = outputs.sequences_scores[4 * row : 4 * row + 4].tolist()
         assert scores == pytest.approx([score for score, _ in best], rel=1e-4)
@@ -283,30 +285,27 @@ JOINING = {
         st.tuples(st.integers(0, 6), st.lists(st.integers(1, 6), min_size=1, max_size=4)), min_size=1, max_size=6
     ),
 )
-def test_sentences_that_join_at_any_step_get_what_they_get_alone(kind, seed, options, limit, room, cohorts):
+def test_sentences_that_join_at_any_step_get_what_generate_gives(kind, seed, options, limit, room, cohorts):
     model, options = model_of(kind, seed), {**options, **limit}
     search, joined, expected, finished = model.open_search(**options), [], [], []
     with patch("vaswani_transformer.model.incremental_decoding_vaswani._ROOM", room):
         for number, (steps, lengths) in enumerate(cohorts):
             input_ids, attention_mask = padded_batch(tuple(lengths), seed=seed + number, vocab_size=VOCAB)
             joined += search.join(input_ids, attention_mask)
-            for row, length in enumerate(lengths):
-                expected.append(ours(model, input_ids[row : row + 1, :length], **options))
+            expected.append(ours(model, input_ids, attention_mask=attention_mask, **options))
             for _ in range(steps if search.is_open else 0):
                 finished += search.step() if search.is_open else []
         while search.is_open:
             finished += search.step()
     assert {id(sentence) for sentence in finished} == {id(sentence) for sentence in joined}
     assert len(finished) == len(joined) and search.running == 0
-    for sentence, outputs in zip(joined, expected, strict=True):
-        found = sentence.outputs()
-        longest = max(len(output.tokens) for output in found)
-        rows = [
-            [START, *output.tokens, *[model.config.pad_token_id] * (longest - len(output.tokens))] for output in found
-        ]
-        assert rows == outputs.sequences.tolist()
-        if "sequences_scores" in outputs:
-            assert [output.score for output in found] == pytest.approx(outputs.sequences_scores.tolist(), abs=2e-6)
+    found = [output for sentence in joined for output in sentence.outputs()]
+    rows = [row for outputs in expected for row in outputs.sequences.tolist()]
+    for output, row in zip(found, rows, strict=True):
+        assert [START, *output.tokens, *[PAD] * (len(row) - 1 - len(output.tokens))] == row
+    if "num_beams" in options:
+        scores = torch.cat([outputs.sequences_scores for outputs in expected]).tolist()
+        assert [output.score for output in found] == pytest.approx(scores, abs=2e-6)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 from conftest import padded_batch, random_ids, tiny_model
-from every_output import END, PAD, START, VOCABULARY, every_output, peaked_model, without_padding
+from every_output import END, PAD, START
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessor
@@ -193,34 +193,6 @@ def test_a_source_without_a_mask_ends_where_its_padding_begins(num_beams):
     input_ids, attention_mask = padded_batch(LENGTHS, vocab_size=9)
     options = {"num_beams": num_beams}
     assert search(model, input_ids, None, options) == search(model, input_ids, attention_mask, options)
-
-
-@pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 2.0])
-@pytest.mark.parametrize("rule", ["gnmt", "power"])
-@pytest.mark.parametrize("seed", [0, 3])
-def test_unpruned_equals_exhaustive_search_within_each_sentences_limit(seed, rule, alpha):
-    model = peaked_model(seed)
-    lengths = (3, 1, 2)  # limits of 4, 2 and 3 tokens
-    input_ids, attention_mask = padded_batch(lengths, seed=seed, vocab_size=VOCABULARY)
-    outputs = model.generate(
-        input_ids,
-        attention_mask=attention_mask,
-        num_beams=150,
-        num_return_sequences=4,
-        length_penalty=alpha,
-        length_normalization=rule,
-        early_stopping="never",
-        max_extra_tokens=1,
-        return_dict_in_generate=True,
-    )
-    for row, length in enumerate(lengths):
-        best = every_output(model, input_ids[row, :length], alpha, limit=length + 1, rule=rule)[:4]
-        found = outputs.sequences[4 * row : 4 * row + 4]
-        assert (found[:, length + 2 :] == PAD).all()
-        found = [tuple(without_padding(output[: length + 2])[1:]) for output in found]
-        assert found == [output for _, output in best]
-        scores = outputs.sequences_scores[4 * row : 4 * row + 4].tolist()
-        assert scores == pytest.approx([score for score, _ in best], rel=1e-4)
 
 
 @pytest.mark.parametrize("returned", [1, 3])

@@ -217,15 +217,6 @@ def test_where_no_tree_is_possible(words, limit, message):
         BracketProcessor(grammar_of(SMALL)[0], unwritten(1, words), [9, limit])
 
 
-def test_a_decoder_may_be_started_with_several_tokens():
-    grammar, _ = grammar_of(SMALL)
-    row = ["(S", "NN"]
-    alone = BracketProcessor(grammar, unwritten(2), [8]).allowed(torch.tensor([[START, *map(SMALL.get, row)]]))
-    after = torch.tensor([[START, SMALL["NN"], SMALL[")S"], *map(SMALL.get, row)]])
-    several = BracketProcessor(grammar, unwritten(2), [8], begin=3).allowed(after)
-    assert all(map(torch.equal, alone, several))
-
-
 def test_a_word_is_written_whatever_the_scores_say():
     grammar, _ = grammar_of({"(S": 3, ")S": 4, "NN)": 5})
     processor = BracketProcessor(grammar, [[[6, 7], [8]], [[9]]], [9, 9])

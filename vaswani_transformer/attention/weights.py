@@ -151,26 +151,6 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
     )
 
 
-def encoder_decoder_attention(
-    model, tokenizer, source: str, target: str | None = None, layer: int = -1
-) -> tuple[np.ndarray, list[str], list[str]]:
-    """Encoder-decoder attention of one layer; [`attend`] gives that of all layers, and the other kinds.
-
-    Args:
-        model, tokenizer, source, target: as of `attend`.
-        layer: decoder layer, from 0, or from the end when negative.
-
-    Returns:
-        weights `(num_heads, target_length, source_length)`, and the tokens of source and target as text.
-
-    Raises:
-        UserError: as `attend`.
-        IndexError: for a layer that the decoder does not have.
-    """
-    weights = attend(model, tokenizer, source, target)
-    return weights.encoder_decoder[layer], weights.source_tokens, weights.target_tokens
-
-
 def require_one_model(model) -> None:
     """Refuse an ensemble and an exported model, which have no attention weights of their own."""
     if hasattr(model, "members"):
@@ -255,4 +235,4 @@ def token_ids(model, tokenizer, side: str, text: str) -> list[int]:
     return ids
 
 
-__all__ = ["AttentionWeights", "attend", "encoder_decoder_attention"]
+__all__ = ["AttentionWeights", "attend"]

@@ -63,7 +63,7 @@ def add_evaluate(commands) -> None:
     parser.add_argument("--test-set", metavar="NAME", help="its name in the --json file (default: from the file names)")
     how = "also BLEU as the paper computed it: Moses' tokens of this language (de, fr, ...), German compounds split"
     parser.add_argument("--paper-bleu", metavar="LANGUAGE", help=how)
-    add_search_options(parser, exact=True)
+    add_search_options(parser, shortlist=True)
     add_model_options(parser, ensemble=False)
 
 
@@ -114,8 +114,8 @@ def _how_obtained(arguments: argparse.Namespace, translator) -> dict:
     from ..loading import is_exported
 
     generation = search_settings(translator.model.generation_config) | translator.generate_options
-    generation |= {name: True for name in ("exact", "shortlist") if getattr(arguments, name)}
-    names = ("beams", "length_penalty", "max_new_tokens", "exact", "shortlist", "precision")
+    generation |= {"shortlist": True} if arguments.shortlist else {}
+    names = ("beams", "length_penalty", "max_new_tokens", "shortlist", "precision")
     options = {option_flag(name): getattr(arguments, name) for name in names}
     record = evaluation_record(
         arguments.model, arguments.source, arguments.reference, generation, options, arguments.test_set

@@ -44,16 +44,14 @@ def add_window(parser: Any, items: str) -> None:
     parser.add_argument("--window", metavar="N", type=int, help=how)
 
 
-def add_search_options(parser: argparse.ArgumentParser, exact: bool = False) -> None:
-    """Add the settings of the search; `exact`: whether exported models are taken, and so `--exact`."""
+def add_search_options(parser: argparse.ArgumentParser, shortlist: bool = False) -> None:
+    """Add the settings of the search; `shortlist`: also `--shortlist`."""
     group = parser.add_argument_group("search")
     group.add_argument("--beams", metavar="N", type=int, help="beam size (default: as the model was saved)")
     add_length_penalty(group)
     how = "longest output in tokens (default: as the model was saved, or 50 more than the source has)"
     group.add_argument("--max-new-tokens", metavar="N", type=int, help=how)
-    if exact:
-        how = "prove that the search of an exported model has missed no better translation; slower"
-        group.add_argument("--exact", action="store_true", default=None, help=how)
+    if shortlist:
         how = "look only at the words that the sources make likely, by `vaswani shortlist`; faster, on a CPU"
         group.add_argument("--shortlist", action="store_true", default=None, help=how)
 
@@ -118,10 +116,6 @@ def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
     folders = [arguments.model, *getattr(arguments, "ensemble", [])]
     if any(map(is_exported, folders)):
         return _load_exported(arguments)
-    if getattr(arguments, "exact", None):
-        raise UserError(
-            "--exact is for exported models: leave it out, the search of a model itself misses no better translation"
-        )
     in_int8 = arguments.precision == "int8"
     if arguments.precision not in (None, "int8", *PRECISIONS):
         known = ", ".join((*PRECISIONS, "int8"))
@@ -160,11 +154,7 @@ def _load_exported(arguments: argparse.Namespace) -> tuple[Any, Any]:
     for name in ("ensemble", "sample", "alignments", "confidence", "glossary", "prefix", "shortlist"):
         if getattr(arguments, name, None):
             raise UserError(f"{option_flag(name)} is not possible with an exported model: give the model itself")
-    exact = bool(getattr(arguments, "exact", None))
-    model, tokenizer = load_exported(arguments.model, arguments.device, arguments.precision, exact)
-    if exact and (arguments.beams or model.generation_config.num_beams or 1) == 1:
-        raise UserError("--exact is for beam search and the beam size is 1: give more --beams, or leave it out")
-    return model, tokenizer
+    return load_exported(arguments.model, arguments.device, arguments.precision)
 
 
 def generate_options(arguments: argparse.Namespace, model: Any) -> dict[str, Any]:

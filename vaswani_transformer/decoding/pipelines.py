@@ -104,7 +104,6 @@ def pipeline(
     if isinstance(model, str):
         loading = {"config": config, "dtype": dtype, "device_map": device_map, **hub, **(model_kwargs or {})}
         model = _load(AutoModelForSeq2SeqLM, "the model", model, loading)
-    _check_task_settings(model)
     try:
         return (pipeline_class or PIPELINES[kind])(
             model=model, tokenizer=tokenizer, task=task, device=device, **options
@@ -132,15 +131,6 @@ def _is_seq2seq(config: PreTrainedConfig) -> bool:
     remote = getattr(config, "auto_map", None)
     remote = isinstance(remote, dict) and "AutoModelForSeq2SeqLM" in remote
     return remote or type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
-
-
-def _check_task_settings(model: Any) -> None:
-    settings = getattr(getattr(model, "config", None), "task_specific_params", None) or {}
-    if not isinstance(settings, dict) or not all(isinstance(values, dict | None) for values in settings.values()):
-        raise UserError(
-            f"task_specific_params in the model's configuration is {settings!r:.200}: it must be a table of settings"
-            " by task"
-        )
 
 
 def _load(auto_class: type, what: str, name: str, options: dict[str, Any], fix: str = "") -> Any:

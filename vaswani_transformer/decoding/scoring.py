@@ -97,9 +97,7 @@ class LengthRule:
 
     def score(self, log_probability: float, tokens: int) -> float:
         """The score of a translation of `tokens` tokens, `</s>` included; `log_probability` in nats."""
-        if self.normalization == "power":
-            return log_probability / max(tokens, 1) ** self.length_penalty
-        return log_probability / length_normalization(tokens, self.length_penalty)
+        return log_probability / length_normalization(tokens, self.length_penalty, self.normalization)
 
 
 @dataclass(frozen=True)

@@ -101,12 +101,11 @@ class CTranslate2Model:
         compute_type: str = "default",
         threads: int = 0,
         patience: float | None = None,
-        exact: bool = False,
     ):
         if patience is not None and patience < 1:
             raise UserError(f"patience is {patience}: it must be 1 or more")
         check_workers("threads", threads, least=0)
-        self.patience, self.exact = patience, exact
+        self.patience = patience
         self.facts = ExportFacts.read(folder, "ctranslate2")
         self._source_vocabulary, self.vocabulary = read_vocabularies(folder)
         self._ids = {token: number for number, token in enumerate(self.vocabulary)}
@@ -207,33 +206,21 @@ class CTranslate2Model:
         """The best outputs of sources that are searched together.
 
         One call of CTranslate2 has one longest length for all. Sources that are not settled within it are asked again
-        with a longer one, up to the limit of each. With `exact`, a call returns every hypothesis that ends within its
-        length.
+        with a longer one, up to the limit of each.
         """
-        exact = self.exact and beams > 1
-        length = 5 * max(map(len, sources)) // 4 + 4 if exact else max(limits)
         results: list[list[Output]] = [[] for _ in sources]
         pending = list(range(len(sources)))
         while pending:
-            longest = min(length, *(limits[index] for index in pending))
+            longest = min(limits[index] for index in pending)
             found = self._ask([sources[index] for index in pending], longest, beams, rule)
             unsettled = []
             for index, outputs in zip(pending, found, strict=True):
                 ended = [output for output in outputs if output.ids[-1:] == [self.facts.eos_token_id]]
-                if longest == limits[index] or (not exact and len(ended) == len(outputs)):
+                if longest == limits[index] or len(ended) == len(outputs):
                     results[index] = self._with_forced_ends(outputs, rule)[:number]
-                elif (
-                    exact
-                    and len(ended) >= number
-                    and _best_to_come(outputs, longest, limits[index] + self._forced_end, rule)
-                    <= ended[number - 1].score
-                ):
-                    results[index] = ended[:number]
                 else:
                     unsettled.append(index)
             pending = unsettled
-            if longest == length:
-                length *= 2
         return results
 
     def _with_forced_ends(self, outputs: list[Output], rule: LengthRule) -> list[Output]:
@@ -256,9 +243,7 @@ class CTranslate2Model:
 
     def _ask(self, sources: list[Sequence[int]], longest: int, beams: int, rule: LengthRule) -> list[list[Output]]:
         """What one search of CTranslate2 finds for each source, ranked by the rule."""
-        patience = 1.0
-        if beams > 1:  # at most `beams` hypotheses end at each position, so a patience of the length waits for all
-            patience = float(longest) if self.exact else self.patience or _PATIENCE
+        patience = self.patience or _PATIENCE if beams > 1 else 1.0
         found = self.engine.translate_batch(
             self._source_tokens(sources),
             beam_size=beams,
@@ -318,16 +303,6 @@ class CTranslate2Model:
         raise UserError("a model exported to CTranslate2 gives no logits: use the model itself")
 
 
-def _best_to_come(outputs: list[Output], length: int, limit: int, rule: LengthRule) -> float:
-    """The best score that an output longer than `length` can have, when all that end within `length` are known.
-
-    Longer ones continue what was found at that length, or what was less probable there, and a log-probability can only
-    fall. A positive length penalty favours the longest of them, any other the shortest.
-    """
-    most_probable = max((output.log_probability for output in outputs if len(output.ids) == length), default=0.0)
-    return rule.score(most_probable, limit if rule.length_penalty > 0 else length + 1)
-
-
 class CTranslate2Translator(Translator):
     """Text in, text out, by a model that `vaswani export --format ctranslate2` wrote, with the paper's search.
 
@@ -339,8 +314,8 @@ class CTranslate2Translator(Translator):
         compute_type: what CTranslate2 computes in; `"default"` is what the weights are stored in, or the nearest that
             the device has.
         threads: for one batch; 0 leaves it to CTranslate2.
-        patience: a search ends when `patience * num_beams` hypotheses have ended; 2 if not given. No matter if `exact`.
-        exact: search until no running beam can win any more, as the model itself does; slower, rarely different.
+        patience: a search ends when `patience * num_beams` hypotheses have ended; 2 if not given. More is slower, and
+            rarely finds anything better.
         **options: as of `Translator`; of those of `generate()`, `num_beams`, `length_penalty`, `max_new_tokens`,
             `num_return_sequences` and `length_normalization`. What is not given is the exported model's own.
 
@@ -356,8 +331,7 @@ class CTranslate2Translator(Translator):
         compute_type: str = "default",
         threads: int = 0,
         patience: float | None = None,
-        exact: bool = False,
         **options,
     ):
-        model = CTranslate2Model(folder, device, compute_type, threads, patience, exact)
+        model = CTranslate2Model(folder, device, compute_type, threads, patience)
         super().__init__(model, load_tokenizer(folder), **options)

@@ -178,7 +178,7 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
 
 
 def load_exported(
-    folder: str | Path, device: str = "auto", precision: str | None = None, exact: bool = False
+    folder: str | Path, device: str = "auto", precision: str | None = None
 ) -> tuple[Any, PreTrainedTokenizerBase]:
     """An exported model and its tokenizer, as `load_model` gives a model.
 
@@ -199,4 +199,4 @@ def load_exported(
     if device == "auto":
         chosen = choose_device()  # each of several processes its own
         device = str(chosen) if chosen.type == "cuda" else "cpu"
-    return CTranslate2Model(folder, device, precision or "default", exact=exact), load_tokenizer(folder)
+    return CTranslate2Model(folder, device, precision or "default"), load_tokenizer(folder)

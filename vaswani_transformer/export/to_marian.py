@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..data.tokenization import side_of
 from ..errors import UserError
 from ..marian_format import ACTIVATIONS, CONFIG, EOS, LAYER_NORM_EPS, NEW, OLD, UNK, stack_parameters
 from ..model.configuration_vaswani import VaswaniConfig
@@ -211,22 +212,12 @@ def _settings(model, type: str, rows: int) -> dict[str, Any]:
 
 def _write_vocabularies(tokenizer, config: VaswaniConfig, sizes: list[int], output: Path) -> list[str]:
     """Write one vocabulary for both sides, or two; returns their names."""
-    sides = (_words(tokenizer, name) for name in ("source", "target"))
+    sides = (side_of(tokenizer, name).get_vocab() for name in ("source", "target"))
     texts = [_vocabulary(words, tokenizer, config, size) for words, size in zip(sides, sizes, strict=True)]
     names = [_JOINT] * 2 if texts[0] == texts[1] else _SIDES
     for name, text in zip(names, texts, strict=True):
         (output / name).write_text(text, encoding="utf-8")
     return names
-
-
-def _words(tokenizer, side: str) -> dict[str, int]:
-    """The ids of one side's tokens."""
-    if hasattr(tokenizer, "side"):
-        return tokenizer.side(side).get_vocab()
-    decoder = getattr(tokenizer, "decoder", None)
-    if side == "target" and isinstance(decoder, dict):  # of MarianTokenizer and FSMTTokenizer
-        return {token: index for index, token in decoder.items()}
-    return tokenizer.get_vocab()
 
 
 def _vocabulary(words: dict[str, int], tokenizer, config: VaswaniConfig, size: int) -> str:

@@ -35,7 +35,8 @@ METRICS = {
     "bracket_precision": ("precision", "labelled bracket precision", 2),
     "bracket_recall": ("recall", "labelled bracket recall", 2),
 }
-# Settings of a search: transformers', the model's own, and those of `vaswani evaluate` and `vaswani parse evaluate`.
+# Settings of a search: transformers', the model's own, and those of `vaswani evaluate` and `vaswani parse evaluate`,
+# with "exact", which older records have.
 _SETTINGS = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
 _SETTINGS |= {"length_normalization", "max_extra_tokens", "exact", "constrained"}
 _MOST_CHARACTERS = 5000  # of a text in a record; a path has 4,096 at most

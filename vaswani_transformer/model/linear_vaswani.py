@@ -182,7 +182,7 @@ def project_together(modules: list[nn.Module], states: torch.Tensor) -> tuple[to
     A GPU is better filled by one large product than by several, and `states` are cast for autocast once. Layers that
     have been replaced, quantized, divided among devices or given hooks are called one by one.
     """
-    if not all(map(_is_plain, modules)) or nn.modules.module._has_any_global_hook():
+    if not all(map(is_plain, modules)) or nn.modules.module._has_any_global_hook():
         return tuple(project(module, states) for module in modules)
     weights, biases = [module.weight for module in modules], [module.bias for module in modules]
     dtype = product_dtype(states)
@@ -193,7 +193,7 @@ def project_together(modules: list[nn.Module], states: torch.Tensor) -> tuple[to
     return linear(states, torch.cat(weights), bias).split(widths, dim=-1)
 
 
-def _is_plain(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
     """Whether a layer computes what its matrix says, and its matrix is here as a whole."""
     if type(module) is not nn.Linear or has_hooks(module):
         return False

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from .linear_vaswani import has_hooks, is_transformed
+from .linear_vaswani import is_plain, is_transformed, product_dtype
 
 IGNORE_INDEX = -100  # the label that torch, transformers and the Trainer leave out of a loss
 BLOCK_ELEMENTS = 2**19  # logits visited at a time on a CPU: 2 MiB in float32, which fit the cache
@@ -65,7 +65,7 @@ def projected_cross_entropy(
     Raises:
         ValueError: for float16, whose gradients must be scaled before they are computed.
     """
-    dtype = _product_dtype(hidden)
+    dtype = product_dtype(hidden)
     if dtype == torch.float16:
         raise ValueError("projected_cross_entropy does not compute in float16: use label_smoothed_cross_entropy")
     labels, items = _checked(labels.to(hidden.device), epsilon, num_items_in_batch, len(weight))
@@ -78,16 +78,9 @@ def can_be_fused(projection: nn.Module, hidden: torch.Tensor) -> bool:
 
     Not if the matrix is spread over devices, or the layer has been replaced or has hooks.
     """
-    if type(projection) is not nn.Linear or has_hooks(projection):
+    if not is_plain(projection) or projection.weight.device != hidden.device:
         return False
-    weight = projection.weight
-    is_whole = type(weight) is nn.Parameter and type(weight.data) is torch.Tensor and weight.device == hidden.device
-    return is_whole and _product_dtype(hidden) != torch.float16 and not is_transformed()
-
-
-def _product_dtype(hidden: torch.Tensor) -> torch.dtype:
-    device = hidden.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    return product_dtype(hidden) != torch.float16 and not is_transformed()
 
 
 def _checked(labels: torch.Tensor, epsilon: float, items: torch.Tensor | int | None, vocab_size: int) -> tuple:

@@ -25,17 +25,18 @@ _BLOCK = 64  # neighbouring tokens of which only the best is looked at first
 _LEAVING = 4  # sentences that are done leave when they are one in so many; moving the others costs some time
 
 
-def length_normalization(length: int | torch.Tensor, length_penalty: float) -> float | torch.Tensor:
+def length_normalization(length: int, length_penalty: float, rule: str = LENGTH_NORMALIZATIONS[0]) -> float:
     r"""Section 6.1, the length penalty: a hypothesis' log-probability is divided by \(((5 + |Y|) / 6)^\alpha\).
 
     The paper takes the rule and alpha = 0.6 from Wu et al. (2016), "Google's Neural Machine Translation System",
     Equation 14. transformers' own rule is \(|Y|^\alpha\), which treats short outputs very differently.
 
     Args:
-        length: generated tokens |Y|, including the end token; a number, or a tensor of any shape.
+        length: generated tokens |Y|, including the end token; no token at all counts as one by the rule `"power"`.
         length_penalty: alpha; 0 compares plain log-probabilities.
+        rule: one of `LENGTH_NORMALIZATIONS`.
     """
-    return ((5 + length) / 6) ** length_penalty
+    return (max(length, 1) if rule == "power" else (5 + length) / 6) ** length_penalty
 
 
 def candidates(scores: torch.Tensor, count: int) -> torch.LongTensor:
@@ -74,9 +75,7 @@ class SearchSettings:
 
     def divisor(self, length: int) -> float:
         """The divisor of the log-probability of a hypothesis of `length` generated tokens."""
-        if self.length_normalization == "gnmt":
-            return length_normalization(length, self.length_penalty)
-        return length**self.length_penalty
+        return length_normalization(length, self.length_penalty, self.length_normalization)
 
     def judges_by_limit(self) -> bool:
         """Whether running hypotheses are given up by the score that they would have at their limit.

@@ -99,13 +99,12 @@ def count_brackets(gold: Tree, predicted: Tree, where: str = "the tree") -> Coun
     )
 
 
-def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree], where: str = "sentence") -> dict[str, float]:
+def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree]) -> dict[str, float]:
     """Scores of predicted trees.
 
     Args:
         gold: cleaned trees.
         predicted: as many, over the same words.
-        where: name of a pair in error messages, before its number.
 
     Returns:
         percentages `bracket_precision`, `bracket_recall`, `bracket_f1`, `exact_match` and `pos_accuracy`, and the
@@ -121,7 +120,7 @@ def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree], where: str = "s
         )
     total, short = Counter(), Counter()
     for number, (gold_tree, tree) in enumerate(zip(gold, predicted, strict=True), 1):
-        counts = count_brackets(gold_tree, tree, f"{where} {number:,}")
+        counts = count_brackets(gold_tree, tree, f"sentence {number:,}")
         total += counts
         if sum(tag != TRACE for tag in gold_tree.tags()) <= SHORT:
             short += counts

@@ -68,7 +68,6 @@ class BracketProcessor(LogitsProcessor):
         limits: most tokens of each output, `</s>` included: at least `least_tokens` of its words, and no more than
             `generate()` itself allows, which would otherwise cut a tree off.
         max_open_run: see above.
-        begin: number of tokens that the decoder starts with.
 
     Raises:
         UserError: for a sentence without words, or a limit that is too low for any tree.
@@ -80,9 +79,8 @@ class BracketProcessor(LogitsProcessor):
         words: Sequence[Sequence[Sequence[int]]],
         limits: Sequence[int],
         max_open_run: int = MAX_OPEN_RUN,
-        begin: int = 1,
     ):
-        self.grammar, self.max_open_run, self.begin = grammar, max_open_run, begin
+        self.grammar, self.max_open_run = grammar, max_open_run
         for sentence, limit in zip(words, limits, strict=True):
             if not sentence:
                 raise UserError("a sentence without words has no tree: leave it out")
@@ -110,13 +108,13 @@ class BracketProcessor(LogitsProcessor):
             follow instead, or -1.
         """
         self._move_to(input_ids.device)
-        grammar, step = self.grammar, input_ids.shape[1] - self.begin
+        grammar, step = self.grammar, input_ids.shape[1] - 1  # without the start token
         copies = len(input_ids) // len(self.words)
         words, limits, pieces, ends = (
             tensor.repeat_interleave(copies, dim=0) for tensor in (self.words, self.limits, self.pieces, self.ends)
         )
         # Rows that the search has discarded may hold anything: what is allowed there does not matter.
-        ids = input_ids[:, self.begin :].clamp(max=len(grammar.label) - 1)
+        ids = input_ids[:, 1:].clamp(max=len(grammar.label) - 1)
         changes = grammar.depth_change[ids]
         depths = changes.cumsum(dim=1)
         depth = changes.sum(dim=1)  # constituents that are open

@@ -446,6 +446,10 @@ class TestOtherPaths:
         assert outputs.encoder_attentions is None
         assert outputs.decoder_hidden_states is None
 
+    def test_dummy_inputs_run(self):
+        model = tiny_model()
+        assert model(**model.dummy_inputs).logits.shape[-1] == 29
+
     def test_compiles_without_graph_breaks(self):
         model = tiny_model()
         inputs = batch_of_three()[:3]

@@ -154,8 +154,7 @@ def test_average_of_models(tmp_path, tied):
     model.save_pretrained(tmp_path / "average")
     loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path / "average").eval()
     assert is_tied(loaded) is tied
-    ids = torch.tensor([[4, 6, 5, 4, 2], [4, 7, 2, 1, 1]])
-    inputs = {"input_ids": ids, "attention_mask": ids.ne(1), "decoder_input_ids": ids}
+    inputs = model.dummy_inputs
     torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits, rtol=0, atol=0)
 
 

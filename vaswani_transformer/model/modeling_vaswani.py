@@ -126,6 +126,13 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
             return super().get_expanded_tied_weights_keys(all_submodels)
         return dict(self._tied_weights_keys or {})
 
+    @property
+    def dummy_inputs(self) -> dict[str, torch.Tensor]:
+        """Two short sentences, one padded, for tracing."""
+        pad, eos = self.config.pad_token_id, self.config.eos_token_id
+        input_ids = torch.tensor([[4, 6, 5, 4, eos], [4, 7, eos, pad, pad]], device=self.device)
+        return {"input_ids": input_ids, "attention_mask": input_ids.ne(pad), "decoder_input_ids": input_ids}
+
 
 class VaswaniStack(VaswaniPreTrainedModel):
     """What encoder and decoder share: embeddings times sqrt(d_model) plus positions, with dropout (3.4, 3.5, 5.4)."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from canaries import Canary
 from conftest import random_ids, tiny_config, tiny_model
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
@@ -19,16 +20,6 @@ from vaswani_transformer import UserError, VaswaniConfig, VaswaniForConditionalG
 from vaswani_transformer.cli.main import main
 
 TEXTS = ["a small sentence", "another small sentence of words", "words and more words"]
-
-
-class Canary:
-    """Unpickling it leaves a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (Path(self.path),)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from canaries import Runs
 from conftest import ROOT, error_of
 from transformers import FSMTConfig, FSMTForConditionalGeneration
 
@@ -323,11 +324,6 @@ def test_merges_that_are_missing(tmp_path):
     (tmp_path / "bpecodes").unlink()
     assert "--bpe-codes" in error_of(fairseq.read, path, ImportOptions())
     assert "there is no file" in error_of(fairseq.read, path, ImportOptions(bpe_codes=tmp_path / "none"))
-
-
-class Runs:
-    def __reduce__(self):
-        return print, ("code of a pickle ran",)
 
 
 @pytest.mark.parametrize("zipped", [True, False])

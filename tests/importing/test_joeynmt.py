@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from canaries import Runs
 from conftest import ROOT, TESTS, error_of
 
 from vaswani_transformer import VaswaniForConditionalGeneration
@@ -162,11 +163,6 @@ def test_vocabularies_and_checkpoints_that_do_not_fit(folder):
     for content in ({"model_state": {}}, {"model_state": {"a": torch.zeros(1)}}, [1]):
         torch.save(content, folder / "best.ckpt")
         assert "best.ckpt" in error_of(joeynmt.read, folder, ImportOptions())
-
-
-class Runs:
-    def __reduce__(self):
-        return print, ("code of a pickle ran",)
 
 
 def test_code_in_pickles_does_not_run(folder, capsys):

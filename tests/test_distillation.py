@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from functools import partial
@@ -17,7 +16,7 @@ import sacrebleu
 import torch
 import translating
 import yaml
-from conftest import ROOT, TINY_RECIPE, error_of
+from conftest import ROOT, TINY_RECIPE, error_of, free_port
 from finetuning import weights_of
 from model_folders import reconfigure, write_model
 
@@ -377,10 +376,7 @@ def test_nothing_that_can_be_learned(teachers, made, monkeypatch):
 def test_two_processes_distil_what_one_does(teachers, student, tmp_path):
     words = ["distill", teachers[0], "--student", student, "--quiet", "--dropout", "0", "--output"]
     assert main([*map(str, words), str(tmp_path / "one")]) == 0
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
     command = [*launch, "-m", "vaswani_transformer", *words, tmp_path / "two"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import finetuning
 import pytest
 import torch
 import yaml
-from conftest import ROOT, TINY_RECIPE, TINY_SIZES, error_of, random_ids, tiny_config, tiny_model
+from conftest import ROOT, TINY_RECIPE, TINY_SIZES, error_of, free_port, random_ids, tiny_config, tiny_model
 from finetuning import weights_of
 from transformers import AutoModelForSeq2SeqLM
 
@@ -394,10 +393,7 @@ def test_adapters_on_two_processes_are_those_of_one(source, recipe, tmp_path):
     one = train(recipe, progress=False).folder
     path, output = tmp_path / "two.yaml", tmp_path / "two"
     path.write_text(yaml.safe_dump(dataclasses.asdict(recipe) | {"output": str(output)}))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
     command = [*launch, "-m", "vaswani_transformer", "train", str(path), "--quiet"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=600)

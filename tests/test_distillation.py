@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import sacrebleu
 import torch
+import training_runs
 import translating
 import yaml
 from conftest import ROOT, TINY_RECIPE, error_of, free_port
-from finetuning import weights_of
 from model_folders import reconfigure, write_model
+from training_runs import equal, weights_of
 
 import vaswani_transformer as vt
 from vaswani_transformer import distillation
@@ -33,16 +34,10 @@ from vaswani_transformer.hub.model_card import render_card
 from vaswani_transformer.recipes.recipe import Recipe, load_recipe
 from vaswani_transformer.training import run as training
 
-pytestmark = pytest.mark.usefixtures("cache", "quick_trainings")
+pytestmark = pytest.mark.usefixtures("cache", "without_pictures")
 fails = translating.fails
+without_pictures = training_runs.without_pictures
 LINES, WINDOW = 18, 4  # of the training text, and those that are translated together where it is interrupted
-
-
-@pytest.fixture(scope="module")
-def quick_trainings():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "plot_learning_curve", lambda *_: False)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -225,10 +220,8 @@ def test_the_command_resumes_in_every_step(teachers, student, tmp_path, monkeypa
     assert {path.name for path in out.glob("[!.]*.json*")} == {"distillation.json", "training_log.jsonl"}
     monkeypatch.undo()
     nothing_is_translated(monkeypatch)
-    monkeypatch.setattr(training, "plot_learning_curve", lambda *_: False)
     assert main([*command, str(out)]) == 0
-    straight, resumed = weights_of(tmp_path / "straight"), weights_of(out)
-    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+    assert equal(weights_of(tmp_path / "straight"), weights_of(out))
 
 
 def nothing_is_translated(monkeypatch):

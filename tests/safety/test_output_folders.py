@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import training_runs
 import translating
 import yaml
 from children import fork, limit_files, run_in_child, wait, wait_for
@@ -36,15 +37,8 @@ from vaswani_transformer.training.checkpoints import complete_checkpoints, remov
 from vaswani_transformer.training.run_folder import CURVE, LOG, MODEL_FILES, RECIPE
 
 fails = translating.fails
+without_pictures = training_runs.without_pictures
 pytestmark = pytest.mark.usefixtures("cache", "without_pictures")
-
-
-@pytest.fixture(scope="module")
-def without_pictures():
-    """Drawing learning curves would take most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "plot_learning_curve", lambda *_: False)
-        yield
 
 
 @pytest.fixture(scope="module")

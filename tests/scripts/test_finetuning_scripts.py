@@ -13,8 +13,9 @@ import finetuning
 import pytest
 import torch
 from conftest import ROOT, free_port
-from finetuning import assert_same, weights_of
+from finetuning import assert_same
 from torch.nn.functional import cross_entropy
+from training_runs import weights_of
 from transformers import AutoModelForSeq2SeqLM
 
 import vaswani_transformer as vt

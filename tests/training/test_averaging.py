@@ -12,6 +12,7 @@ from conftest import error_of
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from training_runs import equal
 from transformers import AutoModelForSeq2SeqLM
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
@@ -171,14 +172,10 @@ def weights_of(folder):
     return VaswaniForConditionalGeneration.from_pretrained(folder).state_dict()
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 def test_a_model_folder_is_written(models, tmp_path):
     output = average_models(models, tmp_path / "new" / "average")
     loaded = AutoModelForSeq2SeqLM.from_pretrained(output)
-    assert is_tied(loaded) and same(load_file(output / "model.safetensors"), average_checkpoints(models))
+    assert is_tied(loaded) and equal(load_file(output / "model.safetensors"), average_checkpoints(models))
     assert loaded.generation_config.num_beams == make_model(0).generation_config.num_beams
     assert sorted(path.name for path in output.glob("[!.]*")) == sorted(path.name for path in models[0].iterdir())
     assert not list(output.parent.glob(".*"))
@@ -199,8 +196,8 @@ def test_sharded_checkpoints(models, tmp_path):
     ]
     assert (shards[0] / "model.safetensors.index.json").is_file() and not (shards[0] / "model.safetensors").exists()
     whole = average_models(models, tmp_path / "whole")
-    assert same(weights_of(average_models(shards, tmp_path / "out")), weights_of(whole))
-    assert same(weights_of(average_models([shards[0], models[1], shards[2]], tmp_path / "mixed")), weights_of(whole))
+    assert equal(weights_of(average_models(shards, tmp_path / "out")), weights_of(whole))
+    assert equal(weights_of(average_models([shards[0], models[1], shards[2]], tmp_path / "mixed")), weights_of(whole))
     next(iter(shards[0].glob("model-00002*"))).unlink()
     check_error(shards, str(shards[0]), "model-00002")
 
@@ -244,7 +241,7 @@ def test_nothing_is_overwritten_unasked(models, tmp_path):
     (output / "notes.txt").write_text("mine")
     refused(models, output, str(output), "--overwrite")
     average_models(models, output, overwrite=True)
-    assert same(weights_of(output), weights_of(average_models(models, tmp_path / "fresh")))
+    assert equal(weights_of(output), weights_of(average_models(models, tmp_path / "fresh")))
     assert (output / "notes.txt").read_text() == "mine"
     (tmp_path / "file").write_text("")
     refused(models, tmp_path / "file", "is a file")
@@ -319,7 +316,7 @@ def test_the_command(run, tmp_path, capsys):
     assert status == 0 and "averaged 2 checkpoints: steps 30, 40" in out and str(tmp_path / "last") in out
     folders = [run.folder / "checkpoints" / f"checkpoint-{step}" for step in (30, 40)]
     assert command(capsys, *folders, "--output", tmp_path / "named")[0] == 0
-    assert same(weights_of(tmp_path / "last"), weights_of(tmp_path / "named"))
+    assert equal(weights_of(tmp_path / "last"), weights_of(tmp_path / "named"))
     status, out, _ = command(capsys, run.folder, "--best", 2, "--by", "bleu", "--output", tmp_path / "best")
     assert status == 0 and "step 10 validated better (bleu -2.000), but its checkpoint is gone" in out
     assert "steps 20, 40" in out

@@ -60,7 +60,7 @@ class World:
         self.whole, self.case, self.temporary = (folder / name for name in ("world", "case", "temporary"))
         self.case.mkdir()  # made where it is used: prepared pairs name the files that they were made of
         (folder / "home").mkdir()
-        paths = os.pathsep.join(map(str, (TESTS.parent, TESTS, TESTS / "helpers")))
+        paths = os.pathsep.join(map(str, (TESTS.parent, TESTS.parent / "scripts", TESTS, TESTS / "helpers")))
         modules = [f"vaswani_transformer.{name}" for name in MODULES]
         self.client = ForkedCommands(folder / "home", modules, PYTHONPATH=paths, HF_HUB_OFFLINE="1")
         done = self.client.python(f"import hostile_world; hostile_world.build({str(self.case)!r}, {FORMATS})")

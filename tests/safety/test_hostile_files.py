@@ -144,7 +144,7 @@ def _may_be_meant(form: str, content: bytes, whole: bytes) -> bool:
 _HYPOTHESIS = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=30, derandomize=True, **_HYPOTHESIS)
+@settings(max_examples=15, derandomize=True, **_HYPOTHESIS)
 @given(data=st.data())
 def test_random_content(world, data):
     target = data.draw(st.sampled_from(TARGETS))
@@ -204,7 +204,7 @@ def _check_place(world: World, target: Target, place: str) -> None:
 
 @pytest.mark.parametrize(
     ("target", "place"),
-    [(each, list(PLACES)[number % len(PLACES)]) for number, each in enumerate(TARGETS[::3])],
+    [(each, list(PLACES)[number % len(PLACES)]) for number, each in enumerate(TARGETS[::5])],
     ids=str,
 )
 def test_something_else_in_the_place_of_a_file(world, target, place):
@@ -223,7 +223,7 @@ def test_everything_else_in_the_place_of_a_file(world, target, place):
 
 @pytest.mark.parametrize(
     ("target", "change", "at"),
-    [(each, list(CHANGES)[number % len(CHANGES)], 1 + number % 4) for number, each in enumerate(TARGETS[1::8])],
+    [(each, list(CHANGES)[number % len(CHANGES)], 1 + number % 4) for number, each in enumerate(TARGETS[1::12])],
     ids=str,
 )
 def test_a_file_that_changes_while_it_is_read(world, target, change, at):

@@ -68,7 +68,7 @@ def test_every_setting_works_or_is_refused_by_name(loaded, tmp_path, name):
         searched = copy.copy(model)
         searched.generation_config = GenerationConfig.from_pretrained(tmp_path)
         drawn = {"do_sample": True, "num_beams": 1, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
-        for search in ({"num_beams": 2}, drawn) if worked < 5 else ():
+        for search in ({"num_beams": 2}, drawn) if worked < 3 else ():
             translator = Translator(searched, tokenizer, num_return_sequences=1, **search)
             assert len(list(translator.translate(["words", "more"]))) == 2, (value, search)
     assert worked < len(VALUES) or name == "transformers_version"

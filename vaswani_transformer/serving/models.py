@@ -15,7 +15,7 @@ import psutil
 from ..decoding.confidence import CALIBRATION
 from ..errors import UserError, one_line
 from ..hardware import memory_limit
-from ..hub.card_facts import languages_of, read_import, read_run
+from ..hub.card_facts import known_languages
 from ..json_and_yaml import read_json
 from ..loading import is_exported
 from ..parsing.tokenizer import TREE_TOKENS
@@ -77,7 +77,7 @@ def find_models(names: Sequence[str]) -> list[ModelPlace]:
         if not folder.is_dir():
             logger.warning(f"there is no model folder {folder}: it is left out")
             continue
-        languages = match.group(1, 2) if match else ("", "") if _is_parser(folder) else _languages(folder)
+        languages = match.group(1, 2) if match else ("", "") if _is_parser(folder) else known_languages(folder)
         if len(languages) != 2:
             raise UserError(f"the languages of {folder} are not known: give them too, as in en-de={folder}")
         place = ModelPlace(*(code.replace("_", "-") for code in languages), folder)
@@ -94,11 +94,6 @@ def _is_parser(folder: Path) -> bool:
     with contextlib.suppress(OSError, UserError):
         return TREE_TOKENS in read_json(folder / "tokenizer_config.json", "copy it again")
     return False
-
-
-def _languages(folder: Path) -> Sequence[str]:
-    """Source and target language, as an import or a training noted them; empty if neither did."""
-    return read_import(folder).get("languages") or languages_of(read_run(folder)[0])
 
 
 class Models:

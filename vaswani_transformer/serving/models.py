@@ -30,8 +30,12 @@ logger = logging.getLogger(__name__)
 Pair = tuple[str, str]  # codes of source and target language
 
 
-class UnavailableError(Exception):
-    """A model cannot be loaded, which the server's log explains."""
+class RefusedError(Exception):
+    """A request that is not answered: the HTTP status, and a line for whoever sent it."""
+
+    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.headers = status, headers
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ class Models:
         """The engine of a model, which stays loaded in the body.
 
         Raises:
-            UnavailableError: it cannot be loaded.
+            RefusedError: it cannot be loaded, which the server's log explains.
         """
         while place not in self.loaded:
             if place not in self._loading:
@@ -162,7 +166,7 @@ class Models:
                 self.loaded[place] = Engine(model, tokenizer, self._tokens_per_batch, note)
         except Exception as error:
             logger.error(f"the model for {place.name} cannot be loaded: {one_line(error)}")
-            raise UnavailableError(f"the model for {place.name} is not available") from error
+            raise RefusedError(503, f"the model for {place.name} is not available") from error
         finally:
             del self._loading[place]
         logger.info(f"loaded {place.folder} for {place.name}")

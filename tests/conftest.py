@@ -2,6 +2,7 @@
 
 import gc
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -152,3 +153,10 @@ def error_of(function, *arguments, **options) -> str:
         function(*arguments, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

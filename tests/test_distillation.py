@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from functools import partial
@@ -15,11 +14,12 @@ import numpy as np
 import pytest
 import sacrebleu
 import torch
+import training_runs
 import translating
 import yaml
-from conftest import ROOT, TINY_RECIPE, error_of
-from finetuning import weights_of
+from conftest import ROOT, TINY_RECIPE, error_of, free_port
 from model_folders import reconfigure, write_model
+from training_runs import equal, weights_of
 
 import vaswani_transformer as vt
 from vaswani_transformer import distillation
@@ -34,16 +34,10 @@ from vaswani_transformer.hub.model_card import render_card
 from vaswani_transformer.recipes.recipe import Recipe, load_recipe
 from vaswani_transformer.training import run as training
 
-pytestmark = pytest.mark.usefixtures("cache", "quick_trainings")
+pytestmark = pytest.mark.usefixtures("cache", "without_pictures")
 fails = translating.fails
+without_pictures = training_runs.without_pictures
 LINES, WINDOW = 18, 4  # of the training text, and those that are translated together where it is interrupted
-
-
-@pytest.fixture(scope="module")
-def quick_trainings():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "plot_learning_curve", lambda *_: False)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -226,10 +220,8 @@ def test_the_command_resumes_in_every_step(teachers, student, tmp_path, monkeypa
     assert {path.name for path in out.glob("[!.]*.json*")} == {"distillation.json", "training_log.jsonl"}
     monkeypatch.undo()
     nothing_is_translated(monkeypatch)
-    monkeypatch.setattr(training, "plot_learning_curve", lambda *_: False)
     assert main([*command, str(out)]) == 0
-    straight, resumed = weights_of(tmp_path / "straight"), weights_of(out)
-    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+    assert equal(weights_of(tmp_path / "straight"), weights_of(out))
 
 
 def nothing_is_translated(monkeypatch):
@@ -377,10 +369,7 @@ def test_nothing_that_can_be_learned(teachers, made, monkeypatch):
 def test_two_processes_distil_what_one_does(teachers, student, tmp_path):
     words = ["distill", teachers[0], "--student", student, "--quiet", "--dropout", "0", "--output"]
     assert main([*map(str, words), str(tmp_path / "one")]) == 0
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
     command = [*launch, "-m", "vaswani_transformer", *words, tmp_path / "two"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr

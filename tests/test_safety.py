@@ -1,7 +1,6 @@
 """What must not happen on loading: code that runs, pickles that are read, memory that a damaged file asks for."""
 
 import io
-import json
 import pickle
 import shutil
 import subprocess
@@ -9,41 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
+import saved_models
 import torch
-from conftest import random_ids, tiny_config, tiny_model
+from canaries import Canary
+from conftest import random_ids, tiny_config
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
+from saved_models import change
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from vaswani_transformer import UserError, VaswaniConfig, VaswaniForConditionalGeneration, load_model, train_tokenizer
+from vaswani_transformer import UserError, VaswaniConfig, VaswaniForConditionalGeneration, load_model
 from vaswani_transformer.cli.main import main
 
-TEXTS = ["a small sentence", "another small sentence of words", "words and more words"]
-
-
-class Canary:
-    """Unpickling it leaves a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (Path(self.path),)
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """A complete model folder as `vaswani train` leaves it."""
-    tokenizer, folder = train_tokenizer(TEXTS, vocab_size=270), tmp_path_factory.mktemp("saved")
-    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def folder(saved, tmp_path):
-    """A copy of it, to damage."""
-    return shutil.copytree(saved, tmp_path / "model")
+saved = saved_models.saved
+folder = saved_models.folder
 
 
 def pickle_weights(folder: Path, change=lambda weights: weights) -> dict[str, torch.Tensor]:
@@ -52,11 +30,6 @@ def pickle_weights(folder: Path, change=lambda weights: weights) -> dict[str, to
     (folder / "model.safetensors").unlink()
     torch.save(change(dict(weights)), folder / "pytorch_model.bin")
     return weights
-
-
-def edit_config(folder: Path, **changes) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
 
 # Pickles ----------------------------------------------------------------------------------------------------------
@@ -111,9 +84,7 @@ def test_code_in_a_folder_does_not_run(folder, tmp_path):
     for name in [*(path.name for path in folder.glob("*.py")), "custom_generate/generate.py", "tokenization_x.py"]:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["auto_map"] = {"AutoTokenizer": [None, "tokenization_x.Tokenizer"]}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    change(folder, "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "tokenization_x.Tokenizer"]})
     AutoConfig.from_pretrained(folder)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     model.generate(random_ids(1, 4), max_new_tokens=2)
@@ -129,12 +100,10 @@ PLANTED = "from pathlib import Path\nPath({!r}).touch()\nfrom transformers impor
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
 def test_no_command_runs_code_or_asks_whether_to(folder, tmp_path, monkeypatch, capsys, command, file):
     (folder / "planted.py").write_text(PLANTED.format(str(tmp_path / "ran")))
-    settings = json.loads((folder / file).read_text())
     if file == "config.json":
-        settings |= {"model_type": "unheard_of", "auto_map": {"AutoConfig": "planted.Tok"}}
+        change(folder, file, model_type="unheard_of", auto_map={"AutoConfig": "planted.Tok"})
     else:
-        settings |= {"tokenizer_class": "Tok", "auto_map": {"AutoTokenizer": [None, "planted.Tok"]}}
-    (folder / file).write_text(json.dumps(settings))
+        change(folder, file, tokenizer_class="Tok", auto_map={"AutoTokenizer": [None, "planted.Tok"]})
     if command == "import":
         pickle_weights(folder)
     (tmp_path / "lines").write_text("words\n")
@@ -213,7 +182,7 @@ def test_a_damaged_shard_is_named(folder):
 def test_absurd_sizes_are_refused_before_anything_is_built(folder, changes, capsys):
     with pytest.raises((StrictDataclassError, ValueError)):
         tiny_config(**changes)
-    edit_config(folder, **changes)
+    change(folder, "config.json", **changes)
     with pytest.raises((StrictDataclassError, ValueError)):
         AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert main(["translate", str(folder), "words"]) == 2
@@ -222,7 +191,7 @@ def test_absurd_sizes_are_refused_before_anything_is_built(folder, changes, caps
 
 
 def test_the_sinusoid_table_does_not_grow_with_the_configuration(folder):
-    edit_config(folder, max_position_embeddings=10**15)
+    change(folder, "config.json", max_position_embeddings=10**15)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert model.model.encoder.embed_positions.table.numel() < 10**6
     model.generate(random_ids(1, 4), max_new_tokens=2)
@@ -235,7 +204,7 @@ def test_a_configuration_far_larger_than_its_weights_allocates_nothing(folder, t
     sizes = [{"vocab_size": 10**9}, {"d_ff": 10**8}, {"encoder_layers": 200, "d_ff": 2 * 10**6}]
     folders = [shutil.copytree(folder, tmp_path / str(number)) for number in range(len(sizes))]
     for copy, changes in zip(folders, sizes, strict=True):
-        edit_config(copy, **changes)
+        change(copy, "config.json", **changes)
     # A process of its own, whose memory the kernel bounds: building the model in it would fail.
     code = (
         "import resource, sys\n"
@@ -265,7 +234,7 @@ def test_a_configuration_far_larger_than_its_weights_allocates_nothing(folder, t
     ids=str,
 )
 def test_the_command_refuses_a_configuration_of_another_model(folder, changes, words, capsys):
-    edit_config(folder, **changes)
+    change(folder, "config.json", **changes)
     assert main(["translate", str(folder), "words"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "error: " in error and all(word in error for word in words)
@@ -325,8 +294,7 @@ def test_a_tied_model_is_untied_when_asked(folder):
     ids=str,
 )
 def test_a_bad_search_is_one_line(folder, settings, capsys):
-    path = folder / "generation_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    change(folder, "generation_config.json", **settings)
     assert main(["translate", str(folder), "words"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and next(iter(settings)) in error and "generation_config.json" in error
@@ -342,8 +310,6 @@ def test_a_damaged_search_is_not_ignored(folder, text, capsys):
 def test_a_search_that_returns_more_than_tokens_translates(folder, capsys):
     assert main(["translate", str(folder), "words"]) == 0
     plain = capsys.readouterr().out
-    path = folder / "generation_config.json"
-    more = {"return_dict_in_generate": True, "output_scores": True}
-    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    change(folder, "generation_config.json", return_dict_in_generate=True, output_scores=True)
     assert main(["translate", str(folder), "words"]) == 0
     assert capsys.readouterr().out == plain

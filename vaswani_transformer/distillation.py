@@ -30,7 +30,7 @@ from .decoding.translator import Translator
 from .distributed import joined_processes
 from .errors import UserError
 from .evaluation.records import model_sha256
-from .hub.card_facts import languages_of, read_import, read_run
+from .hub.card_facts import known_languages
 from .json_and_yaml import parse_json, read_json
 from .loading import check_folder
 from .model.generation_vaswani import broken_range
@@ -153,7 +153,7 @@ def student_recipe(teacher: str, recipe: Recipe) -> Recipe:
 
 def languages_of_model(folder: str) -> tuple[str, str]:
     """The codes of a model's languages, source first; `source` and `target` where they are not known."""
-    codes = read_import(folder).get("languages") or languages_of(read_run(folder)[0])
+    codes = known_languages(folder)
     return tuple(codes) if len(codes) == len(set(codes)) == 2 else ("source", "target")
 
 

@@ -314,7 +314,7 @@ def test_ordering_an_epoch_takes_eight_bytes_a_pair_and_its_order_four(tmp_path)
     tracemalloc.stop()
 
 
-def test_the_second_half_of_five_million_pairs_begins_at_once():
+def test_the_second_half_of_a_million_pairs_begins_at_once():
     """accelerate skips a resumed epoch's batches by walking over indices; no pair may be read."""
 
     class Unread:
@@ -325,12 +325,12 @@ def test_the_second_half_of_five_million_pairs_begins_at_once():
             read.extend(indices)
             return indices
 
-    number, read = 5_000_000, []
+    number, read = 1_000_000, []
     sampler = TokenBatchSampler(*(np.resize(side, number).astype(np.uint16) for side in some_lengths()), 25_000)
     loader = Accelerator(cpu=True).prepare(DataLoader(Unread(), batch_sampler=sampler, collate_fn=torch.tensor))
     begin = time.process_time()
     batch = next(iter(skip_first_batches(loader, len(sampler) // 2)))
-    assert time.process_time() - begin < 8, "0.2 s on a quiet machine"
+    assert time.process_time() - begin < 2
     batches = itertools.islice(iter(sampler), len(sampler) // 2, None)
     assert batch.tolist() == next(batches)
     assert len(read) <= 2 * max(map(len, batches)), "more than a batch and the one ahead of it"

@@ -15,6 +15,7 @@ from collections import Counter
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from children import fork, wait
 from conftest import error_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -371,20 +372,13 @@ def test_what_is_kept_and_shown_does_not_depend_on_the_splits(text, all_rules, t
 
 def clean_in_a_child(text, folder, options, seconds=None):
     """Clean in a forked process, killed after some time; whether it was."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            make(text, folder, **options)
-            status = 0
-        finally:
-            os._exit(status)
+    child = fork(lambda: make(text, folder, **options))
     if seconds is not None:
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or status == 0
-    return os.WIFSIGNALED(status)
+    status = wait(child)
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
 
 
 def test_a_cleaning_killed_at_random_moments_ends_with_the_same_files(text, all_rules, tmp_path, monkeypatch):

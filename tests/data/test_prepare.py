@@ -5,7 +5,6 @@ import gzip
 import json
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import numpy as np
 import preparing
 import pyarrow as pa
 import pytest
+from children import fork, limit_files, wait
 from conftest import TINY_SIZES, error_of
 from preparing import CHUNK, digests, make, with_validation
 
@@ -189,23 +189,15 @@ def test_memory_of_preparation_does_not_grow_with_the_text(recipe, tmp_path):
 def prepare_in_a_child(recipe, folder, shards=None, seconds=0.0):
     """Prepare in a forked process, killed some time after so many more shards are there; whether it was."""
     wanted = None if shards is None else len([*folder.glob("train-*.arrow")]) + shards
-    child = os.fork()
-    if child == 0:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads have stayed behind
-        status = 1
-        try:
-            make(recipe, folder)
-            status = 0
-        finally:
-            os._exit(status)
+    child = fork(lambda: make(recipe, folder))
     if wanted is not None:
         while len([*folder.glob("train-*.arrow")]) < wanted and not (folder / "manifest.json").exists():
             time.sleep(0.001)
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or status == 0
-    return os.WIFSIGNALED(status)
+    status = wait(child)
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
 
 
 def test_a_preparation_killed_at_random_moments_ends_with_the_same_files(recipe, tmp_path, monkeypatch):
@@ -252,21 +244,17 @@ def test_a_disk_that_fills_leaves_whole_shards_and_nothing_else(recipe, tmp_path
     limit = max(path.stat().st_size for path in (tmp_path / "whole").glob("train-*.arrow")) - 1
 
     def write_on_a_small_disk(*arguments):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        limit_files(limit)
         write(*arguments)
 
-    child = os.fork()
-    if child == 0:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        ShardWriter.write, status = write_on_a_small_disk, 1
+    def work():
+        ShardWriter.write = write_on_a_small_disk
         try:
             make(recipe, folder)
         except OSError:
-            status = 77
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 77
+            return 77
+
+    assert wait(fork(work)) == 77
     assert not list(folder.glob(".writing-*")) and not (folder / "manifest.json").exists()
     make(recipe, folder)
     assert digests(folder) == digests(tmp_path / "whole")

@@ -11,11 +11,12 @@ import numpy as np
 import preparing
 import pyarrow as pa
 import pytest
+import torch
 from conftest import error_of
 from preparing import make, new_recipe
-from safetensors.torch import load_file
 from torch import distributed
 from training_logs import log_of
+from training_runs import equal, kill_before_selection, weights_of
 
 from vaswani_transformer import train, train_tokenizer
 from vaswani_transformer.data import parallel_text
@@ -59,8 +60,7 @@ def test_training_on_prepared_pairs_and_on_text_gives_the_same_weights(recipe, t
     from_text = train(dataclasses.replace(recipe, output=str(tmp_path / "a")), progress=False)
     again = dataclasses.replace(recipe, output=str(tmp_path / "b"), prepared=str(tmp_path / "p"))
     mapped = train(dataclasses.replace(again, data_dir=None, train_source=None, train_target=None), progress=False)
-    one, other = (load_file(result.folder / "model.safetensors") for result in (from_text, mapped))
-    assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
+    assert equal(weights_of(from_text.folder), weights_of(mapped.folder))
 
 
 def test_a_run_is_resumed_with_the_same_prepared_pairs_elsewhere_and_with_no_others(recipe, tmp_path):
@@ -97,12 +97,9 @@ def large(recipe, tmp_path, monkeypatch):
     )  # fmt: skip
 
 
-def weights_of(recipe) -> dict[str, np.ndarray]:
-    return load_file(train(recipe, progress=False).folder / "model.safetensors")
-
-
-def same(one: dict, other: dict) -> bool:
-    return one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
+def trained(recipe) -> dict[str, torch.Tensor]:
+    """The weights that a training leaves."""
+    return weights_of(train(recipe, progress=False).folder)
 
 
 def shards_of(recipe) -> dict[str, int]:
@@ -120,13 +117,13 @@ def test_large_text_is_prepared_first_and_trained_on_alike(large, tmp_path, monk
             "a dataset", lambda streaming: opened.append(streaming) or pairs, "train", ("source", "target"), []
         ))  # fmt: skip
     with caplog.at_level(logging.INFO, logger="vaswani_transformer"):
-        prepared = weights_of(large)
+        prepared = trained(large)
     own = Path(large.output) / "prepared"
     assert f"training pairs are prepared in {own}, once; other runs may share them: --prepared {own}" in caplog.text
     assert not as_dataset or opened == [False]
     monkeypatch.setattr(preparation, "LARGE", 10**6)
     plain = dataclasses.replace(large, output=str(tmp_path / "plain"))
-    assert same(weights_of(plain), prepared)
+    assert equal(trained(plain), prepared)
     assert not (Path(plain.output) / "prepared").exists()
     logs = [
         [{key: entry.get(key) for key in ("loss", "eval_loss", "source_tokens", "target_tokens")} for entry in log]
@@ -136,7 +133,7 @@ def test_large_text_is_prepared_first_and_trained_on_alike(large, tmp_path, monk
 
 
 def test_a_training_stopped_while_it_prepares_or_trains_is_resumed(large, tmp_path, monkeypatch):
-    straight = weights_of(dataclasses.replace(large, output=str(tmp_path / "straight")))
+    straight = trained(dataclasses.replace(large, output=str(tmp_path / "straight")))
     write, written = ShardWriter.write, []
 
     def stop_at_the_second(self, part, first, *rest):
@@ -151,15 +148,12 @@ def test_a_training_stopped_while_it_prepares_or_trains_is_resumed(large, tmp_pa
     first = {name: shards_of(large)[name] for name in written}
     monkeypatch.setattr(ShardWriter, "write", write)
     large = dataclasses.replace(large, overwrite=True)  # resumes what is the same, as a run does
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "select_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            train(dataclasses.replace(large, max_steps=2), progress=False)
+    kill_before_selection(dataclasses.replace(large, max_steps=2))
     shards = shards_of(large)
     assert shards.items() > first.items()
     for forbidden in ("prepare", "data_sources"):
         monkeypatch.setattr(preparation, forbidden, lambda *_: pytest.fail("the text is read again"))
-    assert same(weights_of(large), straight) and shards_of(large) == shards
+    assert equal(trained(large), straight) and shards_of(large) == shards
 
 
 def test_many_pairs_are_batched_window_by_window_and_a_run_resumes_within_one(large, tmp_path, monkeypatch):
@@ -172,15 +166,12 @@ def test_many_pairs_are_batched_window_by_window_and_a_run_resumes_within_one(la
 
     monkeypatch.setattr(WindowedBatchSampler, "__iter__", noted)
     large = dataclasses.replace(large, overwrite=True, max_steps=20, evaluate_every=7)
-    straight = weights_of(dataclasses.replace(large, output=str(tmp_path / "straight")))
+    straight = trained(dataclasses.replace(large, output=str(tmp_path / "straight")))
     number = orders[0][2]
     assert orders == [(0, 0, number), (1, 0, number)] and 7 < number < 20 < 2 * number
     for step in (7, 14):
-        with monkeypatch.context() as patch:
-            patch.setattr(training, "select_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
-                train(dataclasses.replace(large, max_steps=step), progress=False)
-    assert same(weights_of(large), straight)
+        kill_before_selection(dataclasses.replace(large, max_steps=step))
+    assert equal(trained(large), straight)
     assert [order[:2] for order in orders[2:]] == [(0, 0), (0, 7), (1, 0), (1, 14 - number)]
 
 
@@ -189,9 +180,7 @@ def test_a_run_that_began_with_the_text_is_resumed_with_the_text(large, monkeypa
     make(dataclasses.replace(large, max_length=50), Path(large.output) / "prepared")
     with monkeypatch.context() as patch:
         patch.setattr(preparation, "LARGE", 10**6)
-        patch.setattr(training, "select_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            train(dataclasses.replace(large, max_steps=2), progress=False)
+        kill_before_selection(dataclasses.replace(large, max_steps=2))
     assert train(large, progress=False).steps == 4
 
 

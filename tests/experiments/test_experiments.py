@@ -2,7 +2,6 @@
 
 import json
 import logging
-import multiprocessing
 import os
 import re
 import signal
@@ -12,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from children import fork, wait, wait_for
 from conftest import error_of
 
 from vaswani_transformer import UserError
@@ -250,27 +250,13 @@ def test_ctrl_c_reaches_each_job_once_and_waits_for_it(tmp_path):
         except KeyboardInterrupt:
             (tmp_path / "stopped").write_text(str((tmp_path / "saved").exists()))
 
-    process = forked(run)
+    child = fork(run)
     wait_for((tmp_path / "ready").exists)
-    os.killpg(process.pid, signal.SIGINT)
-    process.join(60)
+    os.killpg(child, signal.SIGINT)
+    wait(child)
     assert (tmp_path / "stopped").read_text() == "True"
     assert (tmp_path / "saved").read_text() == "1"
     assert not (tmp_path / "ran").exists()
-
-
-def forked(function) -> multiprocessing.Process:
-    """A process that need not import everything anew."""
-    process = multiprocessing.get_context("fork").Process(target=function)
-    process.start()
-    return process
-
-
-def wait_for(is_done) -> None:
-    until = time.monotonic() + 60
-    while not is_done():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def test_a_job_is_no_member_of_the_terminals_group(tmp_path):

@@ -9,7 +9,6 @@ import datasets
 import pytest
 import torch
 from conftest import tiny_config
-from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
 
 import vaswani_transformer as vt
@@ -54,8 +53,3 @@ def assert_same(one: dict, other: dict, tolerance: float) -> None:
     for name in one:
         error = (one[name] - other[name]).abs().max() / one[name].abs().max()
         assert error <= tolerance, (name, float(error))
-
-
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a model folder."""
-    return load_file(folder / "model.safetensors")

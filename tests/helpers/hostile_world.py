@@ -143,12 +143,9 @@ def _use_the_model() -> None:
 def _bring_others() -> None:
     """Models of other toolkits, one of them imported, and a translation memory."""
     import shutil
-    import sys
 
-    import torch
-
-    sys.path.insert(0, str(TESTS.parent / "scripts"))
     import import_differences
+    import torch
 
     for make in (import_differences.marianmt, import_differences.fairseq, import_differences.torch_transformer):
         make(Path(make.__name__), torch.float32)

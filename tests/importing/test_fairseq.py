@@ -5,20 +5,19 @@ The mapping is that of `convert_fsmt_original_pytorch_checkpoint_to_pytorch.py`,
 
 import argparse
 import functools
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, error_of
+from canaries import Runs
+from conftest import error_of
+from import_differences import sentencepiece_model
+from imported_models import model_of
 from transformers import FSMTConfig, FSMTForConditionalGeneration
 
-from vaswani_transformer import VaswaniForConditionalGeneration, VaswaniTokenizer
+from vaswani_transformer import VaswaniTokenizer
 from vaswani_transformer.importing import fairseq
 from vaswani_transformer.importing.source import ImportOptions
-
-sys.path.insert(0, str(ROOT / "scripts"))
-from import_differences import sentencepiece_model
 
 WORDS = ["the", "dog", "un@@", "like@@", "ly", "a@@", "b", "c@@", "é"]
 SIZES = len(WORDS) + 4, len(WORDS) + 7
@@ -115,15 +114,6 @@ def write(folder: Path, state, options=OPTIONS, words=(WORDS, [*WORDS, "x", "y",
     return path
 
 
-def ours(imported) -> VaswaniForConditionalGeneration:
-    model = VaswaniForConditionalGeneration(imported.config).eval()
-    missing = model.load_state_dict(imported.weights, strict=False)
-    assert not missing.unexpected_keys
-    assert set(missing.missing_keys) <= {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}
-    model.tie_weights()
-    return model
-
-
 def batch(sizes=SIZES) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Sources of several lengths with their mask, and targets from the end token on."""
     generator = torch.Generator().manual_seed(3)
@@ -147,7 +137,7 @@ def assert_same(model, reference, sizes=SIZES) -> None:
 def test_logits_are_those_of_fsmt(tmp_path, form):
     reference = fsmt()
     imported = fairseq.read(write(tmp_path, form(fairseq_state(reference))).parent, ImportOptions())
-    assert_same(ours(imported), reference)
+    assert_same(model_of(imported), reference)
     assert imported.config.dropout == 0.3 and imported.facts.languages == ("de", "en")
 
 
@@ -180,7 +170,7 @@ def test_options_of_fairseq(tmp_path, changes, options):
     words = ([*WORDS, "x", "y", "z"],) * 2 if shares else (WORDS, [*WORDS, "x", "y", "z"])
     path = write(tmp_path, state, OPTIONS | options, words)
     imported = fairseq.read(path, ImportOptions())
-    assert_same(ours(imported), reference, (reference.config.src_vocab_size, SIZES[1]))
+    assert_same(model_of(imported), reference, (reference.config.src_vocab_size, SIZES[1]))
     assert imported.config.shares_embeddings == shares
     assert not learns or imported.config.max_position_embeddings == 38  # rows 0 and 1 have no position
 
@@ -196,14 +186,14 @@ def test_options_of_newer_checkpoints(tmp_path):
     for model in ({"_name": "transformer", **flat, **groups}, argparse.Namespace(**OPTIONS)):
         path = write(tmp_path, fairseq_state(reference), args=None, cfg={"model": model, "task": task, "bpe": None})
         imported = fairseq.read(path, ImportOptions())
-        assert_same(ours(imported), reference)
+        assert_same(model_of(imported), reference)
         assert imported.facts.languages == ("de", "en")
 
 
 def test_beams_are_those_of_fsmt(tmp_path):
     reference = fsmt(init_std=0.4)
     imported = fairseq.read(write(tmp_path, fairseq_state(reference)), ImportOptions())
-    model = ours(imported)
+    model = model_of(imported)
     source, mask, _ = batch()
     # Both by transformers' own search; the score of a hypothesis is divided by its length.
     search = {"max_new_tokens": 12, "num_beams": 4, "length_penalty": 1.0, "early_stopping": False, "do_sample": False}
@@ -323,11 +313,6 @@ def test_merges_that_are_missing(tmp_path):
     (tmp_path / "bpecodes").unlink()
     assert "--bpe-codes" in error_of(fairseq.read, path, ImportOptions())
     assert "there is no file" in error_of(fairseq.read, path, ImportOptions(bpe_codes=tmp_path / "none"))
-
-
-class Runs:
-    def __reduce__(self):
-        return print, ("code of a pickle ran",)
 
 
 @pytest.mark.parametrize("zipped", [True, False])

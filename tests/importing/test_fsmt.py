@@ -6,14 +6,12 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT, error_of
+from conftest import error_of
+from import_differences import SEARCHES, compare, fsmt, main
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
 from vaswani_transformer import import_model
-
-sys.path.insert(0, str(ROOT / "scripts"))
-from import_differences import SEARCHES, compare, fsmt, main
 
 pytest.importorskip("sacremoses", reason="FSMTTokenizer needs it")
 

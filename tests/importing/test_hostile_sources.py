@@ -4,15 +4,15 @@ import argparse
 import json
 import shutil
 import struct
-import sys
 import zipfile
 from pathlib import Path
 
+import import_differences
 import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import ROOT, TESTS, error_of
+from conftest import TESTS, error_of
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
@@ -23,9 +23,6 @@ from vaswani_transformer.importing.source import ImportOptions
 from vaswani_transformer.importing.torch_mapping import nearest
 from vaswani_transformer.model.sentencepiece_vaswani import CharacterMap
 from vaswani_transformer.model.words_vaswani import SubwordText
-
-sys.path.insert(0, str(ROOT / "scripts"))
-import import_differences
 
 MARIAN = TESTS / "fixtures" / "marian" / "relu-two"
 

@@ -3,19 +3,18 @@
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, TESTS, error_of
+from canaries import Runs
+from conftest import TESTS, error_of
+from import_differences import sentencepiece_model
+from imported_models import model_of
 
 from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer.importing import joeynmt
 from vaswani_transformer.importing.source import ImportOptions
-
-sys.path.insert(0, str(ROOT / "scripts"))
-from import_differences import sentencepiece_model
 
 FIXTURE = TESTS / "fixtures" / "joeynmt"
 EXPECTED = json.loads((FIXTURE / "expected.json").read_text(encoding="utf-8"))
@@ -28,16 +27,7 @@ def imported():
 
 @pytest.fixture(scope="module")
 def model(imported) -> VaswaniForConditionalGeneration:
-    return loaded(imported)
-
-
-def loaded(imported) -> VaswaniForConditionalGeneration:
-    model = VaswaniForConditionalGeneration(imported.config).eval()
-    keys = model.load_state_dict(imported.weights, strict=False)
-    assert not keys.unexpected_keys
-    assert set(keys.missing_keys) <= {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}
-    model.tie_weights()
-    return model
+    return model_of(imported)
 
 
 @pytest.fixture
@@ -164,11 +154,6 @@ def test_vocabularies_and_checkpoints_that_do_not_fit(folder):
         assert "best.ckpt" in error_of(joeynmt.read, folder, ImportOptions())
 
 
-class Runs:
-    def __reduce__(self):
-        return print, ("code of a pickle ran",)
-
-
 def test_code_in_pickles_does_not_run(folder, capsys):
     content = torch.load(folder / "best.ckpt", weights_only=True)
     torch.save(content | {"stats_state": Runs()}, folder / "best.ckpt")
@@ -194,7 +179,7 @@ def test_ties(folder, tied_embeddings, tied_softmax, matrices):
     )
     torch.save(content, folder / "best.ckpt")
     imported = joeynmt.read(folder, ImportOptions())
-    model = loaded(imported)
+    model = model_of(imported)
     names = ("src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight")
     ours = (model.model.encoder.embed_tokens, model.model.decoder.embed_tokens, model.lm_head)
     assert all(torch.equal(state[name], module.weight) for name, module in zip(names, ours, strict=True))

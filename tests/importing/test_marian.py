@@ -10,8 +10,9 @@ import pytest
 import torch
 import yaml
 from conftest import TESTS, error_of
+from imported_models import model_of
 
-from vaswani_transformer import VaswaniForConditionalGeneration, import_model, load_model
+from vaswani_transformer import import_model, load_model
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.importing import marian, marian_vocabularies
 from vaswani_transformer.importing.sentencepiece import SentencePieceModel, Unsupported
@@ -25,15 +26,6 @@ NAMES = ["relu-two", "swish-all", "gelu-tied", "src-spm", "new-learned"]
 
 def read(source: Path, *vocabularies: Path) -> Imported:
     return marian.read(source, ImportOptions(vocabularies=vocabularies))
-
-
-def model_of(imported: Imported, dtype: torch.dtype = torch.float32) -> VaswaniForConditionalGeneration:
-    model = VaswaniForConditionalGeneration(imported.config)
-    result = model.load_state_dict(imported.weights, strict=False)
-    assert not result.unexpected_keys and set(result.missing_keys) <= model.all_tied_weights_keys.keys()
-    model.tie_weights()
-    model.generation_config.update(**imported.generation)
-    return model.eval().to(dtype)
 
 
 def target_ids(tokenizer, pair: dict) -> list[int]:
@@ -79,6 +71,7 @@ def test_the_search_finds_what_marian_finds(name):
         "length_penalty": pytest.approx(0.6),
     }  # fmt: skip
     model = model_of(imported)
+    model.generation_config.update(**imported.generation)
     best = json.loads((FIXTURES / name / "scores.json").read_text(encoding="utf-8"))["n_best"][::2]
     equal = 0
     for pair in best:

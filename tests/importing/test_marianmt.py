@@ -2,11 +2,11 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 import torch
-from conftest import ROOT, error_of
+from conftest import error_of
+from import_differences import compare, marian_positions, marianmt, separate_marianmt
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -14,9 +14,6 @@ from vaswani_transformer import import_model, pipeline
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.importing.marianmt import read
 from vaswani_transformer.importing.source import ImportOptions
-
-sys.path.insert(0, str(ROOT / "scripts"))
-from import_differences import compare, marian_positions, marianmt, separate_marianmt
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from canaries import Canary
 from conftest import tiny_model
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -17,16 +18,6 @@ from vaswani_transformer.importing.importing import import_model
 
 FC1 = "model.encoder.layers.0.fc1.weight"
 INDEX = "pytorch_model.bin.index.json"
-
-
-class Canary:
-    """Unpickling it leaves a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (Path(self.path),)
 
 
 @pytest.fixture(scope="module")

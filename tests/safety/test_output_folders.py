@@ -4,20 +4,19 @@ import argparse
 import dataclasses
 import errno
 import os
-import resource
 import shutil
 import signal
 import stat
 import subprocess
-import sys
 import time
-import traceback
 from pathlib import Path
 
 import pytest
 import torch
+import training_runs
 import translating
 import yaml
+from children import fork, limit_files, run_in_child, wait, wait_for
 from conftest import TINY_RECIPE, error_of, tiny_recipe
 from model_folders import write_model
 from safetensors.torch import load_file
@@ -38,15 +37,8 @@ from vaswani_transformer.training.checkpoints import complete_checkpoints, remov
 from vaswani_transformer.training.run_folder import CURVE, LOG, MODEL_FILES, RECIPE
 
 fails = translating.fails
+without_pictures = training_runs.without_pictures
 pytestmark = pytest.mark.usefixtures("cache", "without_pictures")
-
-
-@pytest.fixture(scope="module")
-def without_pictures():
-    """Drawing learning curves would take most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "plot_learning_curve", lambda *_: False)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -466,30 +458,6 @@ def test_functions_refuse_empty_paths(text, models, tmp_path, monkeypatch):
 # One process at a time
 
 
-def fork(work) -> int:
-    """Start `work` in a copy of this process; returns its id."""
-    child = os.fork()
-    if child:
-        return child
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads have stayed behind
-    torch.set_num_threads(1)
-    status = 70
-    try:
-        status = work()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(status or 0)
-
-
-def wait_for(is_done) -> None:
-    until = time.monotonic() + 60
-    while not is_done():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def held(tmp_path):
     """A folder that another process writes, and the id of that process."""
@@ -504,7 +472,7 @@ def held(tmp_path):
     wait_for((tmp_path / "ready").exists)
     yield folder, child
     os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    wait(child)
 
 
 def test_every_command_leaves_a_folder_alone_that_another_writes(held, recipe, models, text, tmp_path, fails):
@@ -534,11 +502,8 @@ def test_a_second_training_does_not_disturb_the_first(recipe, tmp_path, fails):
     folder, go = tmp_path / "run", tmp_path / "go"
 
     def run():
-        def wait(*_):
-            wait_for(go.exists)
-
         finish = training.TrainingRun._finish
-        training.TrainingRun._finish = lambda *arguments: (wait(), finish(*arguments))
+        training.TrainingRun._finish = lambda *arguments: (wait_for(go.exists), finish(*arguments))
         os.dup2(os.open(tmp_path / "out", os.O_CREAT | os.O_WRONLY), 1)
         os.dup2(1, 2)
         return main(["train", str(recipe), "--output", str(folder), "--quiet"])
@@ -549,7 +514,7 @@ def test_a_second_training_does_not_disturb_the_first(recipe, tmp_path, fails):
         assert "another process is writing" in fails("train", recipe, "--output", folder, *words)
     assert "another process is writing" in fails("train", recipe, "--output", f"{tmp_path}/./run/../run")
     go.touch()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, (tmp_path / "out").read_text()
+    assert wait(child) == 0, (tmp_path / "out").read_text()
     assert load_file(folder / "model.safetensors")
     assert not (folder / LOCK).exists()
 
@@ -567,7 +532,7 @@ def test_only_the_first_of_several_processes_locks(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="another process"), locked_together(tmp_path / "run"):
         pass
     (tmp_path / "end").touch()
-    assert os.waitpid(child, 0)[1] == 0
+    assert wait(child) == 0
 
 
 def _hold_until(end: Path, folder: Path, ready: Path) -> None:
@@ -631,28 +596,6 @@ def test_two_processes_do_not_write_one_file_of_translations(models, tmp_path, f
 # A full disk, and permissions
 
 
-def in_a_child(words, tmp_path, before) -> tuple[int, str]:
-    """Exit status of a command in a forked process, and what it has written to standard error."""
-
-    def work():
-        for number in (1, 2):
-            os.dup2(os.open(tmp_path / f"std{number}", os.O_CREAT | os.O_TRUNC | os.O_WRONLY), number)
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
-        before()
-        status = main([str(word) for word in words])
-        sys.stderr.flush()
-        return status
-
-    status = os.waitstatus_to_exitcode(os.waitpid(fork(work), 0)[1])
-    return status, (tmp_path / "std2").read_text()
-
-
-def limit_files(size: int):
-    """As on a full disk: files cannot grow beyond so many bytes."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-
 def commands_that_write(recipe, models, text, tmp_path):
     """Commands, and a number of bytes that none of their large files stays below."""
     trees = treebank(tmp_path)
@@ -672,13 +615,13 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_torn(recipe, models, text, t
         pytest.importorskip("ctranslate2")
     words, size = commands_that_write(recipe, models, text, tmp_path)[name]
     output = tmp_path / "out"
-    status, error = in_a_child([*words, "--output", output], tmp_path, lambda: limit_files(size))
+    status, error = run_in_child([*words, "--output", output], tmp_path, lambda: limit_files(size))
     lines = [line for line in error.splitlines() if line.startswith("error: ")]
     assert status == 1 and len(lines) == 1 and "Traceback" not in error, error
     assert str(output) in lines[0] and "free some space" in lines[0].lower()
     assert not list(output.glob("**/.writing*")) and not (output / "tokenizer.json").exists()
     if name in ("tokenizer", "prepare", "average"):
-        assert in_a_child([*words, "--output", output], tmp_path, lambda: None)[0] == 0  # with the same words
+        assert run_in_child([*words, "--output", output], tmp_path)[0] == 0  # with the same words
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to mount a file system")
@@ -701,7 +644,7 @@ def test_a_file_system_that_is_full_does_not_kill_a_preparation(recipe, tmp_path
         ShardWriter.write_index = fill_first
 
     try:
-        status, error = in_a_child(["prepare", recipe, "--output", disk / "p", "--quiet"], tmp_path, before)
+        status, error = run_in_child(["prepare", recipe, "--output", disk / "p", "--quiet"], tmp_path, before)
         assert status == 1 and "No space left on device" in error and str(disk) in error, (status, error)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -712,7 +655,7 @@ def test_all_files_follow_the_umask(recipe, models, text, tmp_path):
     output = {name: tmp_path / name for name in ("train", "average", "tokenizer", "prepare")}
     commands = commands_that_write(recipe, models, text, tmp_path)
     for name, folder in output.items():
-        status, error = in_a_child([*commands[name][0], "--output", folder], tmp_path, lambda: os.umask(0o027))
+        status, error = run_in_child([*commands[name][0], "--output", folder], tmp_path, lambda: os.umask(0o027))
         assert status == 0, error
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()}
         assert modes and set(modes.values()) == {0o640}, modes
@@ -720,7 +663,7 @@ def test_all_files_follow_the_umask(recipe, models, text, tmp_path):
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     command = ["import", folder, "--output", tmp_path / "imported"]
-    assert in_a_child(command, tmp_path, lambda: os.umask(0o027))[0] == 0
+    assert run_in_child(command, tmp_path, lambda: os.umask(0o027))[0] == 0
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "imported").iterdir()}
     assert modes == {0o640}
 

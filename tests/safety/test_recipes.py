@@ -5,6 +5,7 @@ import re
 import sys
 
 import pytest
+from children import fork, wait
 
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.errors import UserError
@@ -90,16 +91,13 @@ def test_a_recipe_that_may_not_be_read(tmp_path):
         folder.chmod(0o755)
     if os.geteuid() != 0:
         refused(path, "check its permissions")
-    elif child := os.fork():
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    else:
-        status = 1
-        try:
-            os.setuid(65534)
-            refused(path, "cannot be read", "check its permissions")
-            status = 0
-        finally:
-            os._exit(status)
+        return
+
+    def as_nobody():
+        os.setuid(65534)
+        refused(path, "cannot be read", "check its permissions")
+
+    assert wait(fork(as_nobody)) == 0
 
 
 @pytest.mark.parametrize("name", ["seed", "max_steps", "dropout"])

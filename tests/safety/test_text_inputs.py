@@ -53,11 +53,11 @@ def refusal(done) -> str:
 
 
 def long_line(folder, name, before=b""):
-    """A file of a line of 64 MB, where `name` says so in little space."""
+    """A file of a line of 8 MB, where `name` says so in little space."""
     path = folder / name
     with gzip.open(path, "wb", 1) if path.suffix == ".gz" else path.open("wb") as file:
         file.write(before)
-        for _ in range(64):
+        for _ in range(8):
             file.write(b"hello 00" * (1 << 17))
     return path
 

@@ -2,36 +2,20 @@
 
 import copy
 import json
-import shutil
 import time
 
 import pytest
-from conftest import error_of, tiny_model
+import saved_models
+from conftest import error_of
+from saved_models import TEXTS, change
 from tokenizers import Regex, pre_tokenizers
 
 from vaswani_transformer import Translator, UserError, load_model, load_tokenizer, train_tokenizer
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.parsing.tokenizer import train_parser_tokenizer
 
-TEXTS = ["a small sentence", "another small sentence of words", "words and more words"]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    tokenizer, folder = train_tokenizer(TEXTS, vocab_size=270), tmp_path_factory.mktemp("saved")
-    tiny_model(vocab_size=len(tokenizer), encoder_layers=1, decoder_layers=1).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def folder(saved, tmp_path):
-    return shutil.copytree(saved, tmp_path / "model")
-
-
-def change(folder, file="tokenizer.json", **entries):
-    path = folder / file
-    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | entries))
+saved = saved_models.saved
+folder = saved_models.folder
 
 
 # Time and memory --------------------------------------------------------------------------------------------------

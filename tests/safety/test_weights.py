@@ -8,32 +8,21 @@ import struct
 import time
 
 import pytest
+import saved_models
 import torch
 from conftest import error_of, tiny_model, tiny_recipe
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
-from vaswani_transformer import Ensemble, UserError, load_ensemble, load_model, score_pairs, train_tokenizer
+from vaswani_transformer import Ensemble, UserError, load_ensemble, load_model, score_pairs
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.model.checkpoint_vaswani import is_finite
 from vaswani_transformer.training.averaging import average_models
 
-TEXTS = ["a small sentence", "another small sentence of words", "words and more words"]
+saved = saved_models.saved
+folder = saved_models.folder
 WEIGHT = "model.decoder.layers.1.fc1.weight"
 BAD = [float("nan"), float("inf"), -float("inf")]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    tokenizer, folder = train_tokenizer(TEXTS, vocab_size=270), tmp_path_factory.mktemp("saved")
-    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def folder(saved, tmp_path):
-    return shutil.copytree(saved, tmp_path / "model")
 
 
 def change_weights(folder, change, name=WEIGHT):

@@ -5,11 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
-from sacrebleu import corpus_bleu
-
-sys.path.insert(0, str(ROOT / "scripts"))
 from bleu_flavours import flavours, split_compounds
+from sacrebleu import corpus_bleu
 
 REFERENCES = [
     "Der 16-jährige Hans sagte: „Das ist ein Science-Fiction-Film.“",

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import runpy
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,10 @@ from pathlib import Path
 import finetuning
 import pytest
 import torch
-from conftest import ROOT
-from finetuning import assert_same, weights_of
+from conftest import ROOT, free_port
+from finetuning import assert_same
 from torch.nn.functional import cross_entropy
+from training_runs import weights_of
 from transformers import AutoModelForSeq2SeqLM
 
 import vaswani_transformer as vt
@@ -190,9 +190,7 @@ for number in {numbers}:
 @pytest.mark.parametrize("number", [2, 3])
 def test_processes_that_share_the_validation_find_what_one_finds(folder, tmp_path, monkeypatch, number):
     """Uneven shares, and fewer pairs than processes; in a process of its own, whose copies are forked."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MASTER_PORT", str(probe.getsockname()[1]))
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     places = {"tests": str(Path(__file__).parent), "helpers": str(ROOT / "tests" / "helpers")}
     code = VALIDATE.format(**places, folder=str(folder), out=tmp_path, numbers=(1, number))
@@ -309,13 +307,10 @@ def test_trainer_script_compiled_and_in_bf16(trained, style, tmp_path):
 
 @pytest.mark.slow
 def test_accelerate_script_on_two_processes_takes_the_steps_of_one(trained, style, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     options = [SCRIPTS / "finetune_accelerate.py", trained, *files(style), "--steps", 70, "--warmup-steps", 10]
     options += ["--learning-rate", 2e-3, "--batch-size", 20]  # 2000 pairs: the second epoch begins with step 51
     one = run([*options, "--output", tmp_path / "one", "--gradient-accumulation", 2], tmp_path)
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node", 2, "--master_port", port]
+    launch = ["-m", "torch.distributed.run", "--nproc_per_node", 2, "--master_port", free_port()]
     two = run([*launch, *options, "--output", tmp_path / "two"], tmp_path)
     logs = [
         [json.loads(line) for line in (tmp_path / name / "training_log.jsonl").read_text().splitlines()]

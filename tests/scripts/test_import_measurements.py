@@ -11,7 +11,6 @@ from sacrebleu import corpus_bleu
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
-sys.path.insert(0, str(ROOT / "scripts"))
 import import_engines
 import import_measurements
 import import_speed

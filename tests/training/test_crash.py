@@ -9,25 +9,23 @@ import json
 import math
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from children import fork, limit_files, run_in_child, wait, wait_for
 from conftest import tiny_recipe
 from safetensors.torch import load_file
 from training_logs import log_of
 from training_logs import without_clocks as entries
 
 from vaswani_transformer import UserError, train
-from vaswani_transformer.cli.main import main
 from vaswani_transformer.training.checkpoints import read_checkpoint, read_checkpoints
 
 STEPS, EVERY = 12, 2
@@ -62,45 +60,6 @@ def options(recipe, output) -> list[str]:
     path = Path(recipe.data_dir) / f"recipe-{abs(hash(str(recipe)))}.yaml"
     path.write_text(yaml.safe_dump(dataclasses.asdict(recipe)))
     return ["train", str(path), "--output", str(output), "--quiet"]
-
-
-def fork(work) -> int:
-    """Start `work` in a copy of this process; returns its id."""
-    child = os.fork()
-    if child:
-        return child
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads have stayed behind
-    torch.set_num_threads(1)  # as have these
-    status = 70
-    try:
-        status = work()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(status or 0)
-
-
-def wait(child: int) -> int:
-    """The exit status of a child, as a negative signal if one ended it."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def run_command(words, error_file, before=None) -> int:
-    """`vaswani` with these words in a forked process, standard error in a file; returns its exit status."""
-
-    def work():
-        file = os.open(error_file, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        sys.stderr = sys.stdout = os.fdopen(2, "w", closefd=False)
-        if before is not None:
-            before()
-        status = main(words)
-        sys.stderr.flush()
-        return status
-
-    return wait(fork(work))
 
 
 def check_same_end(folder, undisturbed):
@@ -234,23 +193,18 @@ def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_later(recipe, undistur
     sizes = [(checkpoint / name).stat().st_size for name in ("model.safetensors", "optimizer.pt")]
     assert sizes[0] < sizes[1]
     stop = [*words, "--max-steps", "4"]
-    half = dataclasses.replace(recipe, max_steps=4)
-    assert run_command(stop, tmp_path / "err", lambda: _leave_before_the_end()) == 130, half
+    assert run_in_child(stop, tmp_path, _leave_before_the_end)[0] == 130
     for limit, name in ((sizes[0] - 1000, "model"), (sizes[1] - 1000, "optimizer")):
-        status = run_command(words, tmp_path / "err", lambda limit=limit: _limit_files(limit))
-        said = [line for line in (tmp_path / "err").read_text().splitlines() if line.startswith("error: ")]
-        assert status == 1 and len(said) == 1, (name, (tmp_path / "err").read_text())
+        status, shown = run_in_child(words, tmp_path, lambda limit=limit: limit_files(limit))
+        said = [line for line in shown.splitlines() if line.startswith("error: ")]
+        assert status == 1 and len(said) == 1, (name, shown)
         assert "checkpoint of step 6 could not be written" in said[0] and "free some space" in said[0]
         assert said[0].endswith("then the same command continues from step 4")
-        assert "Traceback" not in (tmp_path / "err").read_text()
+        assert "Traceback" not in shown
         assert [one.step for one in read_checkpoints(tmp_path / "run" / "checkpoints")] == [2, 4]
         assert not list((tmp_path / "run").rglob(".writing*"))
-    assert run_command(words, tmp_path / "err") == 0
+    assert run_in_child(words, tmp_path)[0] == 0
     check_same_end(tmp_path / "run", undisturbed)
-
-
-def _limit_files(size: int) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 def _leave_before_the_end() -> None:
@@ -283,15 +237,15 @@ def test_a_file_system_that_is_full(recipe, undisturbed, tmp_path):
     try:
         words = options(recipe, mounted / "run")
         (mounted / "ballast").write_bytes(b"x" * (5 * one + one // 2))
-        status = run_command(words, tmp_path / "err", _find_space_at_the_start)
-        shown = (tmp_path / "err").read_text()
+        status, shown = run_in_child(words, tmp_path, _find_space_at_the_start)
         assert status == 1 and shown.startswith("error: ") and shown.count("\n") == 1 and "Traceback" not in shown, (
             shown
         )
         assert "then the same command continues from step" in shown
         assert not list(mounted.rglob(".writing*")) and read_checkpoints(mounted / "run" / "checkpoints")
         (mounted / "ballast").unlink()
-        assert run_command(words, tmp_path / "err") == 0, (tmp_path / "err").read_text()
+        status, shown = run_in_child(words, tmp_path)
+        assert status == 0, shown
         check_same_end(mounted / "run", undisturbed)
     finally:
         subprocess.run(["umount", str(mounted)], check=True)
@@ -381,14 +335,6 @@ def start(recipe, folder, *more) -> subprocess.Popen:
 def steps_in(folder) -> set[int]:
     """Steps of the whole checkpoints of a run."""
     return {checkpoint.step for checkpoint in read_checkpoints(folder / "checkpoints")}
-
-
-def wait_for(condition, process, seconds=60.0):
-    """Poll until a condition holds or the process has ended."""
-    until = time.monotonic() + seconds
-    while not condition() and process.poll() is None:
-        assert time.monotonic() < until, "waited too long"
-        time.sleep(0.0005)
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_model
-from finetuning import assert_same, tokenized, weights_of
+from finetuning import assert_same, tokenized
 from torch.nn.functional import cross_entropy
+from training_runs import weights_of
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +12,10 @@ from pathlib import Path
 import finetuning
 import pytest
 import torch
+import training_runs
 import yaml
-from conftest import ROOT, TINY_RECIPE, TINY_SIZES, error_of, random_ids, tiny_config, tiny_model
-from finetuning import weights_of
+from conftest import ROOT, TINY_RECIPE, TINY_SIZES, error_of, free_port, random_ids, tiny_config, tiny_model
+from training_runs import equal, stop_after, weights_of
 from transformers import AutoModelForSeq2SeqLM
 
 import vaswani_transformer as vt
@@ -28,20 +27,13 @@ from vaswani_transformer.hub.model_card import render_card
 from vaswani_transformer.recipes.recipe import Recipe, check_recipe, load_recipe
 from vaswani_transformer.training import run as training
 from vaswani_transformer.training.initial_model import ADAPTED
-from vaswani_transformer.training.run import TrainingStopped
 
 pytestmark = pytest.mark.usefixtures("cache", "without_pictures")
+without_pictures = training_runs.without_pictures
 source = finetuning.folder  # a random model and its tokenizer
 EITHER = pytest.mark.parametrize("rank", [None, 2], ids=["weights", "adapters"])
 TINY_OF_NEW = {name: value for name, value in TINY_SIZES.items() if name != "vocab_size"}
 NO_STEP = 1e-12  # a rate at which nothing changes
-
-
-@pytest.fixture(scope="module")
-def without_pictures():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "plot_learning_curve", lambda *_: False)
-        yield
 
 
 @pytest.fixture
@@ -166,28 +158,6 @@ def test_weights_in_half_precision_are_trained_in_float32(source, recipe, tmp_pa
 # Resuming
 
 
-def stop_after(step: int, recipe) -> None:
-    """Train until a signal, as of a cluster, ends it with a checkpoint."""
-    make = training.TrainingRun._make_trainer
-
-    def make_and_stop(self, *arguments):
-        trainer = make(self, *arguments)
-        self.stopper.on_step_end = lambda args, state, control, **_: _stop(self.stopper, state, control, step)
-        return trainer
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.TrainingRun, "_make_trainer", make_and_stop)
-        with pytest.raises(TrainingStopped):
-            train(recipe, progress=False)
-
-
-def _stop(stopper, state, control, step):
-    if state.global_step == step:
-        stopper.received = signal.SIGTERM
-        control.should_save = control.should_training_stop = True
-    return control
-
-
 @pytest.mark.parametrize(("rank", "prepared"), [(None, False), (2, True)], ids=["weights", "prepared-adapters"])
 def test_a_run_resumes_without_the_model_that_it_started_from(source, recipe, tmp_path, rank, prepared):
     shutil.copytree(source, tmp_path / "base")
@@ -199,8 +169,7 @@ def test_a_run_resumes_without_the_model_that_it_started_from(source, recipe, tm
     stop_after(3, recipe)
     shutil.rmtree(tmp_path / "base")
     result = train(recipe, progress=False)
-    one, other = weights_of(straight.folder), weights_of(result.folder)
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert equal(weights_of(straight.folder), weights_of(result.folder))
     notes = [json.loads((folder / "started_from.json").read_text()) for folder in (straight.folder, result.folder)]
     assert notes[0] == notes[1] and notes[0]["model"] == "base" and len(notes[0]["weights_sha256"]) == 64
     assert (result.folder / "adapter").is_dir() == (rank is not None)
@@ -394,10 +363,7 @@ def test_adapters_on_two_processes_are_those_of_one(source, recipe, tmp_path):
     one = train(recipe, progress=False).folder
     path, output = tmp_path / "two.yaml", tmp_path / "two"
     path.write_text(yaml.safe_dump(dataclasses.asdict(recipe) | {"output": str(output)}))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
     command = [*launch, "-m", "vaswani_transformer", "train", str(path), "--quiet"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=600)

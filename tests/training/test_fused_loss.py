@@ -70,10 +70,6 @@ def test_evaluation_and_return_outputs_have_logits(tmp_path):
         assert outputs["logits"].shape == (2, 7, 30)
 
 
-def test_workers_make_the_same_batches(tmp_path, unfused):
-    assert_same(train(tmp_path, fused_loss=False, dataloader_num_workers=1), unfused)
-
-
 def test_options_of_the_recipe_reach_the_training(tmp_path):
     """Compilation itself happens at the first step and takes a minute, so here only that every layer asks for it."""
     tokenizer = train_tokenizer(["a few words to learn from"], vocab_size=300, show_progress=False)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
-from conftest import ROOT
+from conftest import ROOT, free_port
 from safetensors.torch import load_file
 from torch import distributed
 from training_logs import log_of
@@ -29,12 +29,6 @@ from vaswani_transformer.output_folder import check_shared
 from vaswani_transformer.training.checkpoints import complete_checkpoints
 
 CONFIGS = ROOT / "scripts" / "accelerate"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 # What processes do together, here in threads.

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from conftest import free_port
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_device_memory import FREE, FakeMeter, fits
@@ -254,10 +254,7 @@ def forked(rank, world_size, port, work, arguments):
 
 
 def fork(work, folder, name, world_size, parts, more):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = (world_size, port, work, (folder, name, world_size, parts, more))
+    arguments = (world_size, free_port(), work, (folder, name, world_size, parts, more))
     torch.multiprocessing.start_processes(forked, arguments, world_size, start_method="fork")
 
 

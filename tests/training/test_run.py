@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import datasets
 import pytest
 import torch
+import training_runs
 from conftest import tiny_recipe
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from training_logs import log_of, without_clocks
+from training_runs import equal, kill_before_selection, stop_after, weights_of
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
 from vaswani_transformer import UserError, VaswaniConfig, average_checkpoints, train
@@ -33,7 +34,6 @@ from vaswani_transformer.training.checkpoints import (
     step_of,
     surplus,
 )
-from vaswani_transformer.training.run import TrainingStopped
 from vaswani_transformer.training.run_folder import checkpoints_at_most
 from vaswani_transformer.training.selection import select_weights
 
@@ -41,14 +41,7 @@ STEPS = 8
 
 
 pytestmark = pytest.mark.usefixtures("cache", "without_pictures")
-
-
-@pytest.fixture(scope="module")
-def without_pictures():
-    """Drawing the learning curve would take a third of the time; `test_monitoring` looks at it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "plot_learning_curve", lambda *_: False)
-        yield
+without_pictures = training_runs.without_pictures
 
 
 @pytest.fixture
@@ -58,14 +51,6 @@ def recipe(tmp_path, text):
 
 def make_recipe(text, output):
     return tiny_recipe(text, output, max_steps=STEPS, evaluate_every=2, average_checkpoints=3)
-
-
-def kill_before_selection(recipe):
-    """Train to the end, as if killed between the last checkpoint and model selection."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "select_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            train(recipe, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +65,6 @@ def trained(without_pictures, tmp_path_factory, text):
 def straight(without_pictures, tmp_path_factory, text):
     """An uninterrupted run of `recipe`."""
     return train(make_recipe(text, tmp_path_factory.mktemp("straight") / "run"), progress=False)
-
-
-def weights_of(folder) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def equal(one, other) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("best_by", ["loss", "bleu"])
@@ -154,33 +131,6 @@ def test_an_interruption_after_the_last_step_resumes_without_another_step(recipe
     result = train(recipe, progress=False)
     assert result.steps == STEPS
     assert equal(weights_of(result.folder), weights_of(straight.folder))
-
-
-class _Signal(TrainerCallback):
-    """Sends this process a signal after a step, as a cluster or a user would."""
-
-    def __init__(self, step, number):
-        self.step, self.number = step, number
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            os.kill(os.getpid(), self.number)
-
-
-def stop_after(step, recipe, number=signal.SIGTERM):
-    """Train until a signal that comes so that this is the last step."""
-    make = training.TrainingRun._make_trainer
-
-    def make_with_signal(self, *arguments):
-        trainer = make(self, *arguments)
-        trainer.add_callback(_Signal(step - 1, number))  # seen one step later
-        return trainer
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.TrainingRun, "_make_trainer", make_with_signal)
-        with pytest.raises(TrainingStopped) as stopped:
-            train(recipe, progress=False)
-    assert (stopped.value.step, stopped.value.signal_number) == (step, number)
 
 
 @pytest.mark.parametrize(("number", "overwrite"), [(signal.SIGTERM, False), (signal.SIGINT, True)])

@@ -3,10 +3,9 @@
 import argparse
 import dataclasses
 import shlex
-import signal
 from pathlib import Path
 
-from .command import add_command, add_engine_options, add_recipe_options, engine_options, report_stop
+from .command import add_command, add_engine_options, add_recipe_options, engine_options, resumable
 
 _FIELDS = (
     "train_source", "train_target", "train_data", "validation_source", "validation_target", "validation_data",
@@ -64,6 +63,7 @@ def add_clean(commands) -> None:
     add_recipe_options(parser, [field for field in dataclasses.fields(Recipe) if field.name in _FIELDS])
 
 
+@resumable
 def _clean(arguments: argparse.Namespace) -> int:
     from ..data.cleaning import REPORT, clean
     from ..data.cleaning_rules import KEPT, NAMES, CleaningRules
@@ -76,13 +76,10 @@ def _clean(arguments: argparse.Namespace) -> int:
     rules["languages"] = arguments.languages and tuple(arguments.languages)
     recipe = load_recipe(arguments.recipe, {name: given[name] for name in _FIELDS if name in given})
     expand_home(recipe)
-    try:
-        manifest = clean(
-            recipe, arguments.output, CleaningRules(**rules), arguments.workers, progress=not arguments.quiet,
-            overwrite=arguments.overwrite, engine=arguments.engine, engine_options=engine_options(arguments),
-        )  # fmt: skip
-    except KeyboardInterrupt:
-        return report_stop(signal.SIGINT, None)
+    manifest = clean(
+        recipe, arguments.output, CleaningRules(**rules), arguments.workers, progress=not arguments.quiet,
+        overwrite=arguments.overwrite, engine=arguments.engine, engine_options=engine_options(arguments),
+    )  # fmt: skip
     if manifest is None:
         print(f"submitted; {arguments.output} is there when the job vaswani-finish has ended; the same command goes on")
         return 0

@@ -2,14 +2,17 @@
 
 import argparse
 import difflib
+import functools
 import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -141,7 +144,25 @@ def leave_failed(error: Exception, message: str | None, status: int) -> NoReturn
     os._exit(status)
 
 
-def report_stop(signal_number: int, step: int | None) -> int:
+def resumable(run: Callable[..., int]) -> Callable[..., int]:
+    """A function that runs a command; where that is stopped, how to resume it is printed, and the status returned."""
+
+    @functools.wraps(run)
+    def run_or_report(*arguments: Any) -> int:
+        try:
+            return run(*arguments)
+        except KeyboardInterrupt:
+            return _report_stop(signal.SIGINT, None)
+        except Exception as error:
+            if type(error).__name__ != "TrainingStopped":  # whose module takes seconds to import
+                raise
+            leave_process_group()
+            return _report_stop(error.signal_number, error.step)
+
+    return run_or_report
+
+
+def _report_stop(signal_number: int, step: int | None) -> int:
     """Print how to resume a training stopped by a signal, with the step of its checkpoint; returns the exit status."""
     if is_first_process():
         where = "" if step is None else f" at step {step:,}; checkpoint written"

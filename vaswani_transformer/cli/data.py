@@ -3,13 +3,12 @@
 import argparse
 import contextlib
 import dataclasses
-import signal
 import sys
 from itertools import chain
 from pathlib import Path
 
 from ..errors import UserError
-from .command import add_command, add_engine_options, add_recipe_options, engine_options, report_stop
+from .command import add_command, add_engine_options, add_recipe_options, engine_options, resumable
 
 
 def add_tokenizer(commands) -> None:
@@ -76,11 +75,7 @@ def add_prepare(commands) -> None:
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
-    from ..data.filtering import FilterCounts
-    from ..data.prepare import prepare
     from ..data.prepared import verify_prepared
-    from ..data.recipe_data import expand_home
-    from ..recipes.recipe import Recipe, load_recipe
 
     if arguments.check:
         prepared = verify_prepared(arguments.recipe)
@@ -90,18 +85,25 @@ def _prepare(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.output is None:
         raise UserError("no folder to prepare the data in: give --output FOLDER")
+    return _prepare_pairs(arguments)
+
+
+@resumable
+def _prepare_pairs(arguments: argparse.Namespace) -> int:
+    from ..data.filtering import FilterCounts
+    from ..data.prepare import prepare
+    from ..data.recipe_data import expand_home
+    from ..recipes.recipe import Recipe, load_recipe
+
     names = {field.name for field in dataclasses.fields(Recipe)} - {"output", "overwrite"}
     overrides = {name: value for name, value in vars(arguments).items() if name in names}
     no_limit = dict.fromkeys(("tokens_per_batch", "tokens_per_device"), 10**9)  # batches are made in training
     recipe = load_recipe(arguments.recipe, overrides | no_limit)
     expand_home(recipe)
-    try:
-        manifest = prepare(
-            recipe, arguments.output, arguments.workers, progress=not arguments.quiet, overwrite=arguments.overwrite,
-            engine=arguments.engine, engine_options=engine_options(arguments),
-        )  # fmt: skip
-    except KeyboardInterrupt:
-        return report_stop(signal.SIGINT, None)
+    manifest = prepare(
+        recipe, arguments.output, arguments.workers, progress=not arguments.quiet, overwrite=arguments.overwrite,
+        engine=arguments.engine, engine_options=engine_options(arguments),
+    )  # fmt: skip
     if manifest is None:
         print(
             f"submitted; {arguments.output} is prepared when the job vaswani-finish has ended; the same command goes on"

@@ -4,12 +4,11 @@ import argparse
 import difflib
 import importlib
 import re
-import signal
 import sys
 from pathlib import Path
 
 from ..errors import UserError
-from .command import add_command, check_output_place, report_stop
+from .command import add_command, check_output_place, resumable
 
 # Module and class in `experiments`, which are imported once they are needed.
 EXPERIMENTS = {
@@ -81,8 +80,7 @@ def _changes(words: list[str]) -> dict[str, str]:
 
 
 def _experiment(arguments: argparse.Namespace) -> int:
-    from ..experiments.base import Setup, chosen_cells, read_results, run_cell, write_report
-    from ..training.run import TrainingStopped
+    from ..experiments.base import Setup, chosen_cells, read_results, write_report
 
     experiment = load_experiment(arguments.name)
     _check_options(experiment, arguments)
@@ -99,16 +97,9 @@ def _experiment(arguments: argparse.Namespace) -> int:
         return _print_plan(experiment, setup, cells, finished, arguments)
     if not arguments.report:
         experiment.check(setup, missing)
-        try:
-            if arguments.one:
-                for cell in missing:
-                    run_cell(experiment, setup, cell, logged=False)
-                return 0
-            _run_missing(experiment, setup, missing, arguments)
-        except TrainingStopped as stopped:
-            return report_stop(stopped.signal_number, stopped.step)
-        except KeyboardInterrupt:
-            return report_stop(signal.SIGINT, None)
+        status = _run_missing(experiment, setup, missing, arguments)
+        if status or arguments.one:
+            return status
     print(write_report(experiment, setup))
     return 0
 
@@ -146,11 +137,16 @@ def _jobs(arguments: argparse.Namespace) -> int:
     return max(1, len(arguments.devices) // arguments.processes)
 
 
-def _run_missing(experiment, setup, missing: list, arguments: argparse.Namespace) -> None:
+@resumable
+def _run_missing(experiment, setup, missing: list, arguments: argparse.Namespace) -> int:
     """Run cells, in this process where they need no other environment; the error names those that failed."""
-    from ..experiments.base import LOG, experiment_folder
+    from ..experiments.base import LOG, experiment_folder, run_cell
     from ..experiments.launch import Job, device_environments, run_side_by_side
 
+    if arguments.one:
+        for cell in missing:
+            run_cell(experiment, setup, cell, logged=False)
+        return 0
     jobs = _jobs(arguments)
     environments = device_environments(arguments.devices, jobs, setup.processes)
     if jobs == 1 and not arguments.devices and setup.processes == 1:
@@ -172,6 +168,7 @@ def _run_missing(experiment, setup, missing: list, arguments: argparse.Namespace
             f"{len(failed)} of {len(missing)} cells failed ({', '.join(failed)}), see {where}; the others are kept, the"
             " same command tries these again"
         )
+    return 0
 
 
 def _run_in_turn(experiment, setup, missing: list) -> list[str]:

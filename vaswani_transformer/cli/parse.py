@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import json
 import shlex
-import signal
 import sys
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ from .command import (
     command_name,
     is_first_process,
     leave_process_group,
-    report_stop,
+    resumable,
 )
 from .files import (
     check_files,
@@ -86,11 +85,12 @@ def _add_skip_bad(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip-bad", action="store_true", help=how)
 
 
+@resumable
 def _train(arguments: argparse.Namespace) -> int:
     from ..data.recipe_data import expand_home
     from ..parsing.parser import TextForm, load_trees, parsing_recipe
     from ..recipes.recipe import Recipe, load_recipe
-    from ..training.run import TrainingStopped, train
+    from ..training.run import train
 
     names = {field.name for field in dataclasses.fields(Recipe)}
     recipe = load_recipe(arguments.recipe, {name: value for name, value in vars(arguments).items() if name in names})
@@ -98,14 +98,8 @@ def _train(arguments: argparse.Namespace) -> int:
     train_trees, dev_trees = (load_trees(path, arguments.skip_bad) for path in (arguments.trees, arguments.dev))
     words = arguments.recipe != _PAPER if arguments.words is None else arguments.words
     form = TextForm(arguments.tags, words, arguments.augment)
-    try:
-        with locked_together(recipe.output):
-            result = train(parsing_recipe(recipe, train_trees, dev_trees, form), progress=not arguments.quiet)
-    except TrainingStopped as stopped:
-        leave_process_group()
-        return report_stop(stopped.signal_number, stopped.step)
-    except KeyboardInterrupt:
-        return report_stop(signal.SIGINT, None)
+    with locked_together(recipe.output):
+        result = train(parsing_recipe(recipe, train_trees, dev_trees, form), progress=not arguments.quiet)
     leave_process_group()
     if is_first_process():
         print(f"trained {result.steps:,} steps in {duration(result.seconds)}; kept the {result.kept}")

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import os
-import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from ..durations import duration
 from ..errors import UserError
-from .command import add_command, add_recipe_options, command_name, is_first_process, leave_process_group, report_stop
+from .command import add_command, add_recipe_options, command_name, is_first_process, leave_process_group, resumable
 from .options import load_for_decoding
 
 
@@ -70,17 +69,10 @@ def _train(arguments: argparse.Namespace) -> int:
     return _run(partial(train, recipe, progress=not arguments.quiet))
 
 
+@resumable
 def _run(run: Callable[[], Any]) -> int:
-    """Run a training; print what came of it, or how to resume it."""
-    from ..training.run import TrainingStopped
-
-    try:
-        result = run()
-    except TrainingStopped as stopped:
-        leave_process_group()
-        return report_stop(stopped.signal_number, stopped.step)
-    except KeyboardInterrupt:
-        return report_stop(signal.SIGINT, None)
+    """Run a training; print what came of it."""
+    result = run()
     leave_process_group()
     if not is_first_process():
         return 0
@@ -148,17 +140,12 @@ def add_demo(commands) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of corpus and training")
 
 
+@resumable
 def _demo(arguments: argparse.Namespace) -> int:
     from ..experiments.demo import run_demo
-    from ..training.run import TrainingStopped
 
-    try:
-        run_demo(Path(arguments.output), arguments.seed, _say, command_name())
-        return 0
-    except TrainingStopped as stopped:
-        return report_stop(stopped.signal_number, stopped.step)
-    except KeyboardInterrupt:
-        return report_stop(signal.SIGINT, None)
+    run_demo(Path(arguments.output), arguments.seed, _say, command_name())
+    return 0
 
 
 def _say(line: str) -> None:

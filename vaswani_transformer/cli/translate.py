@@ -234,9 +234,9 @@ def _translate_document(arguments: argparse.Namespace) -> None:
 
 def _source_language(folder: str) -> str:
     """The language of a model's sources, as its recipe or the model that was imported names it; else English."""
-    from ..hub.card_facts import languages_of, read_import, read_run
+    from ..hub.card_facts import known_languages
 
-    return [*read_import(folder).get("languages", []), *languages_of(read_run(folder)[0]), "en"][0]
+    return [*known_languages(folder), "en"][0]
 
 
 def _scan_files(arguments: argparse.Namespace) -> dict[str, TextScan]:

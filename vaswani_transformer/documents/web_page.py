@@ -66,8 +66,7 @@ class _Events(HTMLParser):
     def handle_entityref(self, name):
         self._add("text")
 
-    def handle_charref(self, name):
-        self._add("text")
+    handle_charref = handle_entityref
 
     def handle_comment(self, data):
         self._add("comment")
@@ -75,11 +74,7 @@ class _Events(HTMLParser):
     def handle_decl(self, decl):
         self._add("other")
 
-    def unknown_decl(self, data):
-        self._add("other")
-
-    def handle_pi(self, data):
-        self._add("other")
+    unknown_decl = handle_pi = handle_decl
 
 
 def read_web_page(source: str) -> Document:

@@ -28,7 +28,6 @@ from ..plots import new_figure
 
 logger = logging.getLogger(__name__)
 
-SCALES = ("laptop", "paper")
 RECIPE, LOG, RESULT = "recipe.yaml", "log.txt", "result.json"
 LOCK = ".cell.lock"  # beside that of a training in the same folder, which other processes may take for the cell
 
@@ -40,7 +39,7 @@ _RESULT_ENTRIES = {"figures": dict, "settings": dict, "machine": dict, "seconds"
 class Setup:
     """The options of a call."""
 
-    scale: str = "laptop"  # one of `SCALES`
+    scale: str = "laptop"  # or "paper"
     output: Path = Path("runs")  # folder of all experiments
     data_dir: Path | None = None  # None where the experiment needs none, or for data of the Hub
     changes: dict[str, str] = field(default_factory=dict)  # settings that replace those of all cells

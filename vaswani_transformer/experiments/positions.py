@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 Pair = tuple[list[int], list[int]]  # token ids of source and target, the end token included
 ENCODINGS = ("sinusoidal", "learned")
+_FOLDS = 5  # of a cross-validation
 _END, _FIRST = 2, 3  # ids of the end token and of the first token that is none of the special ones
 
 
@@ -52,7 +53,7 @@ def offset_error(d_model: int, positions: int, offsets: Sequence[int]) -> float:
     return max(float(np.abs(error).max()) for error in errors)
 
 
-def unpredicted(table: np.ndarray, offset: int, folds: int = 5) -> float:
+def unpredicted(table: np.ndarray, offset: int) -> float:
     """The share of the variance of a table's rows that no linear map of the rows `offset` before them predicts.
 
     By cross-validation: the map is fitted by least squares (of the least norm where several fit) to four fifths of the
@@ -62,8 +63,8 @@ def unpredicted(table: np.ndarray, offset: int, folds: int = 5) -> float:
     """
     before, after = table[:-offset].astype(np.float64), table[offset:].astype(np.float64)
     error = np.zeros_like(after)
-    for fold in range(folds):
-        held_out = np.arange(len(before)) % folds == fold
+    for fold in range(_FOLDS):
+        held_out = np.arange(len(before)) % _FOLDS == fold
         matrix = np.linalg.lstsq(before[~held_out], after[~held_out], rcond=1e-9)[0]
         error[held_out] = after[held_out] - before[held_out] @ matrix
     return float((error**2).sum() / ((after - after.mean(axis=0)) ** 2).sum())

@@ -242,6 +242,11 @@ def languages_of(recipe: Mapping) -> list[str]:
     return []
 
 
+def known_languages(folder: str | Path) -> list[str]:
+    """Source and target language of a model's folder, as an import or a training noted them; empty if neither did."""
+    return read_import(folder).get("languages") or languages_of(read_run(folder)[0])
+
+
 def datasets_of(recipe: Mapping) -> list[str]:
     """The Hub dataset that the recipe trained on; empty for files, and where it is not certain."""
     data = recipe.get("train_data")

@@ -6,10 +6,12 @@ import hashlib
 import json
 import logging
 import re
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import HfApi, ModelCard, ModelCardData, ModelInfo, SpaceInfo
 
 from ..errors import UserError
 from ..json_and_yaml import parse_json, parse_yaml
@@ -17,12 +19,24 @@ from .card_facts import METRICS, CardFacts, is_dataset, is_language, is_license,
 
 logger = logging.getLogger(__name__)
 
-MOST_BYTES = 4 << 20  # of a card that is read; ours are far smaller, evaluations of many test sets included
+MOST_BYTES = 4 << 20  # of a file that is read; ours are far smaller, cards with evaluations of many test sets too
 _MOST_METADATA = 100_000  # characters
 _SEAL = re.compile(r"<!-- Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64}) -->\s*\Z")
 _STATE = re.compile(r"^<!-- For the next push: (\{.*\}) -->$", re.MULTILINE)
 # The one sentence of transformers' default card that is not from huggingface_hub's template.
 _DESCRIPTION = re.compile(r"^.*This model card has been automatically generated\.$", re.MULTILINE)
+
+
+def read_file(api: HfApi, head: ModelInfo | SpaceInfo, name: str, repo_type: str = "model") -> str | None:
+    """Text of a file of a commit, or None if there is none; one too large to be ours is not fetched."""
+    sizes = {sibling.rfilename: sibling.size for sibling in head.siblings or []}
+    if name not in sizes:
+        return None
+    if (sizes[name] or 0) > MOST_BYTES:
+        return "(someone else's: ours are never so large)"
+    with tempfile.TemporaryDirectory() as folder:
+        path = api.hf_hub_download(head.id, name, repo_type=repo_type, revision=head.sha, local_dir=folder)
+        return Path(path).read_text(encoding="utf-8", errors="replace")
 
 
 def _digest(text: str) -> str:

@@ -27,7 +27,7 @@ from ..evaluation.records import is_weights_file, read_evaluation, tensors_sha25
 from ..loading import load_model
 from ..model.configuration_vaswani import VaswaniConfig
 from .card_facts import facts_of, is_search_setting, published_record
-from .existing_card import MOST_BYTES, carry_over, may_be_replaced
+from .existing_card import carry_over, may_be_replaced, read_file
 from .model_card import check_metadata, render_card
 from .space import Space, push_space, space_files
 
@@ -60,6 +60,7 @@ _TOKENS |= {"additional_special_tokens", "extra_special_tokens"}
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 _NO_NEWS = {"is_local", "local_files_only", "name_or_path", "_name_or_path"}  # transformers' notes about this machine
 _SIZE = re.compile(r"\s*(\d*\.?\d+) ?[KMGT]B\s*", re.IGNORECASE)
+_MOST_SHOWN = 10  # entries of a file that a warning names
 # What git refuses as a branch name (see `git check-ref-format`).
 _NO_BRANCH = re.compile(r"\A(?:-|@?\Z)|(?:\A|/)(?:\.|/|\Z)|[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|\.lock(?:/|\Z)|\.\Z")
 _staging: set[str] = set()  # folders that pushes of this process have written their files to
@@ -166,7 +167,7 @@ def publish(
                 api = HfApi(token=token)
                 api.whoami()  # raises for a token that is refused
                 head = _find_head(api, repo_id, revision)
-                existing = _read_card(api, head)
+                existing = (read_file(api, head, CARD) or "") if head is not None else ""
                 facts = carry_over(facts, existing, given)
                 text = render_card(facts, card)
                 _validate_card(text)
@@ -312,12 +313,12 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> d
     return left_out
 
 
-def _in_words(names: Mapping[str, Sequence[str]], most: int = 10) -> str:
+def _in_words(names: Mapping[str, Sequence[str]]) -> str:
     """Names of files, and of entries in them, on one line; of many entries the first."""
     words = []
     for file, entries in names.items():
-        shown = ", ".join(ascii(name)[1:-1][:50] for name in entries[:most])
-        more = f" and {len(entries) - most:,} more" if len(entries) > most else ""
+        shown = ", ".join(ascii(name)[1:-1][:50] for name in entries[:_MOST_SHOWN])
+        more = f" and {len(entries) - _MOST_SHOWN:,} more" if len(entries) > _MOST_SHOWN else ""
         words.append(f"{shown}{more} of {file}" if entries else file)
     return "; ".join(words)
 
@@ -360,18 +361,6 @@ def _find_head(api: HfApi, repo_id: str, revision: str) -> ModelInfo | None:
             return api.model_info(repo_id, revision=revision, files_metadata=True)
         return api.model_info(repo_id, files_metadata=True)
     return None
-
-
-def _read_card(api: HfApi, head: ModelInfo | None) -> str:
-    """Text of the card of a commit, empty if there is none."""
-    sizes = {sibling.rfilename: sibling.size for sibling in head.siblings or []} if head is not None else {}
-    if CARD not in sizes:
-        return ""
-    if (sizes[CARD] or 0) > MOST_BYTES:
-        return "(someone else's: ours are never so large)"
-    with tempfile.TemporaryDirectory() as folder:
-        path = api.hf_hub_download(head.id, CARD, revision=head.sha, local_dir=folder)
-        return Path(path).read_text(encoding="utf-8", errors="replace")
 
 
 def _validate_card(text: str, repo_type: str = "model") -> None:

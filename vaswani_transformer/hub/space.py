@@ -7,23 +7,20 @@ Dockerfile, run it as user 1000, and show what listens on `app_port`.
 import hashlib
 import logging
 import re
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, HfApi, SpaceCardData, SpaceInfo
+from huggingface_hub import CommitOperationAdd, HfApi, SpaceCardData
 from huggingface_hub.errors import RepositoryNotFoundError
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from .. import __version__
 from ..errors import UserError
 from .card_facts import CardFacts
-from .existing_card import is_sealed, seal
+from .existing_card import is_sealed, read_file, seal
 
 logger = logging.getLogger(__name__)
 
 CARD, PORT = "README.md", 7860  # Spaces' default
-_MOST_BYTES = 1 << 20  # of a file that is read; ours are far smaller
 _LONGEST_DESCRIPTION = 60  # characters, by the Hub's rule
 _SEAL = "# Written by `vaswani push`; SHA-256 of what is below: "
 _DEFAULT = "Check out the configuration reference at https://huggingface.co/docs/hub/spaces-config-reference"
@@ -127,7 +124,8 @@ def push_space(api: HfApi, repo_id: str, files: dict[str, str], overwrite: bool,
         private = api.model_info(repo_id).private or None
         api.create_repo(repo_id, repo_type="space", space_sdk="docker", private=private, exist_ok=True)
         head = api.space_info(repo_id, files_metadata=True)
-    kept = () if overwrite else tuple(name for name in files if not _may_be_written(api, head, name))
+    existing = {} if overwrite else {name: read_file(api, head, name, "space") for name in files}
+    kept = tuple(name for name, text in existing.items() if text is not None and not _is_ours(name, text))
     operations = [
         CommitOperationAdd(path_in_repo=name, path_or_fileobj=text.encode())
         for name, text in files.items()
@@ -138,15 +136,3 @@ def push_space(api: HfApi, repo_id: str, files: dict[str, str], overwrite: bool,
         names = ", ".join(kept)
         logger.warning("in the Space someone else wrote or edited %s, so they stay: --overwrite-card", names)
     return Space(files, f"{api.endpoint}/spaces/{repo_id}", commit.oid != head.sha, kept)
-
-
-def _may_be_written(api: HfApi, head: SpaceInfo, name: str) -> bool:
-    """Whether a commit of a Space has no file of this name, or one of ours."""
-    sizes = {sibling.rfilename: sibling.size for sibling in head.siblings or []}
-    if name not in sizes:
-        return True
-    if (sizes[name] or 0) > _MOST_BYTES:
-        return False
-    with tempfile.TemporaryDirectory() as folder:
-        path = api.hf_hub_download(head.id, name, repo_type="space", revision=head.sha, local_dir=folder)
-        return _is_ours(name, Path(path).read_text(encoding="utf-8", errors="replace"))

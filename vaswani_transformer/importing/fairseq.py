@@ -14,7 +14,7 @@ from ..errors import UserError, one_line, shortened
 from ..model.configuration_vaswani import VaswaniConfig
 from .checkpoints import holds_entries, read_checkpoint, tensors_of
 from .fairseq_vocabulary import read_dictionaries, read_tokenizer
-from .source import Facts, Imported, ImportOptions
+from .source import ACTIVATIONS, Facts, Imported, ImportOptions, sizes_of
 
 NAME = "a checkpoint of fairseq (.pt)"
 
@@ -50,7 +50,6 @@ _EQUAL = {
     "decoder_output_dim": "decoder_embed_dim",
 }
 _PLAIN = (str, int, float, type(None))
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
 #: Entries without a meaning for the model: counters of versions, and tables that are computed.
 _WITHOUT_MEANING = re.compile(r"(en|de)coder\.(version|embed_positions\.(weights|_float_tensor))")
 # Names that fairseq itself renames when it loads an old checkpoint.
@@ -161,10 +160,10 @@ def _check(settings: dict[str, Any], path: Path) -> None:
                 f"{shortened(str(settings[other]), 60)}: only models in which both are the same can be imported"
             )
     activation = settings.get("activation_fn") or "relu"
-    if activation not in _ACTIVATIONS:
+    if activation not in ACTIVATIONS:
         raise UserError(
             f"{path} was trained with activation_fn={shortened(str(activation), 60)}:"
-            f" only {', '.join(_ACTIVATIONS)} can be imported"
+            f" only {', '.join(ACTIVATIONS)} can be imported"
         )
 
 
@@ -192,22 +191,16 @@ def _renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _config(settings: dict[str, Any], weights: dict[str, torch.Tensor]) -> VaswaniConfig:
     """The configuration that a model's options and the shapes of its parameters describe."""
-    source, target = (weights[f"model.{stack}.embed_tokens.weight"] for stack in ("encoder", "decoder"))
     positions = weights.get("model.encoder.embed_positions.weight")
     limits = [settings.get(f"max_{side}_positions") or 1024 for side in ("source", "target")]
     shares_all = bool(settings.get("share_all_embeddings"))
     return VaswaniConfig(
-        vocab_size=len(source),
-        decoder_vocab_size=None if len(target) == len(source) else len(target),
-        d_model=source.shape[1],
-        d_ff=len(weights["model.encoder.layers.0.fc1.weight"]),
+        **sizes_of(weights),
         num_heads=settings["encoder_attention_heads"],  # which no weight shows
-        encoder_layers=_layers(weights, "encoder"),
-        decoder_layers=_layers(weights, "decoder"),
         dropout=settings.get("dropout", 0.1),
         attention_dropout=settings.get("attention_dropout") or 0.0,
         activation_dropout=settings.get("activation_dropout") or settings.get("relu_dropout") or 0.0,
-        activation_function=_ACTIVATIONS[settings.get("activation_fn") or "relu"],
+        activation_function=ACTIVATIONS[settings.get("activation_fn") or "relu"],
         attention_bias=True,
         scale_embedding=not settings.get("no_scale_embedding"),
         # SinusoidalPositionalEmbedding numbers positions from the padding's id on.
@@ -221,11 +214,6 @@ def _config(settings: dict[str, Any], weights: dict[str, torch.Tensor]) -> Vaswa
         eos_token_id=END,
         decoder_start_token_id=END,
     )
-
-
-def _layers(weights: dict[str, torch.Tensor], stack: str) -> int:
-    numbers = {match[1] for name in weights if (match := re.match(rf"model\.{stack}\.layers\.(\d+)\.", name))}
-    return len(numbers)
 
 
 def _languages(settings: dict[str, Any]) -> tuple[str, ...]:

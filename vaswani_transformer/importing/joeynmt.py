@@ -15,13 +15,12 @@ from ..json_and_yaml import read_yaml
 from ..model.configuration_vaswani import VaswaniConfig
 from .checkpoints import read_checkpoint, tensors_of
 from .joeynmt_vocabulary import SpecialSymbols, read_tokenizer, read_vocabularies
-from .source import Facts, Imported, ImportOptions
+from .source import ACTIVATIONS, Facts, Imported, ImportOptions, sizes_of
 
 NAME = "a model of JoeyNMT (.ckpt and config.yaml)"
 
 _CONFIG = "config.yaml"
 _ADVICE = "copy it again from the folder that JoeyNMT wrote"
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
 _SAME = ("hidden_size", "ff_size", "num_heads", "activation")  # settings that both stacks must have alike
 _POSITIONS = 5000  # rows of JoeyNMT's table of sinusoids
 #: Parts of JoeyNMT's names and ours.
@@ -108,8 +107,8 @@ def _check(model: _Section, encoder: _Section, decoder: _Section) -> None:
             raise stack.refuse("layer_norm", norm, "only post-norm models can be, whose layers normalise their output")
         if (alpha := stack.get("alpha", 1.0)) != 1:
             raise stack.refuse("alpha", alpha, "only residual connections of weight 1 can be")
-        if (activation := stack.get("activation", "relu")) not in _ACTIVATIONS:
-            raise stack.refuse("activation", activation, f"only {', '.join(_ACTIVATIONS)} can be")
+        if (activation := stack.get("activation", "relu")) not in ACTIVATIONS:
+            raise stack.refuse("activation", activation, f"only {', '.join(ACTIVATIONS)} can be")
     defaults = {"hidden_size": 512, "ff_size": 2048, "activation": "relu"}
     for name in _SAME:
         # By default JoeyNMT's stacks have other numbers of heads.
@@ -150,25 +149,15 @@ def _renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _config(
     model: _Section, encoder: _Section, weights: dict[str, torch.Tensor], symbols: SpecialSymbols
 ) -> VaswaniConfig:
-    source, target = (weights[f"model.{stack}.embed_tokens.weight"] for stack in ("encoder", "decoder"))
-    numbers = {
-        stack: {match[1] for name in weights if (match := re.match(rf"model\.{stack}\.layers\.(\d+)\.", name))}
-        for stack in ("encoder", "decoder")
-    }
     dropout = encoder.get("dropout", 0.1)  # of sublayers, and of attention and feed-forward layers within
     ties = bool(model.get("tied_softmax"))
     return VaswaniConfig(
-        vocab_size=len(source),
-        decoder_vocab_size=None if len(target) == len(source) else len(target),
-        d_model=source.shape[1],
-        d_ff=len(weights["model.encoder.layers.0.fc1.weight"]),
+        **sizes_of(weights),
         num_heads=encoder.get("num_heads", 4),
-        encoder_layers=len(numbers["encoder"]),
-        decoder_layers=len(numbers["decoder"]),
         dropout=dropout,
         attention_dropout=dropout,
         activation_dropout=dropout,
-        activation_function=_ACTIVATIONS[encoder.get("activation", "relu")],
+        activation_function=ACTIVATIONS[encoder.get("activation", "relu")],
         attention_bias=True,
         scale_embedding=bool(encoder.section("embeddings").get("scale", False)),
         position_encoding="sinusoidal",

@@ -1,5 +1,6 @@
 """What every format gives the frame of `importing.py`: a model of another toolkit in our terms."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ..json_and_yaml import read_json
 from ..model.configuration_vaswani import VaswaniConfig
+
+#: Activation functions by the names that fairseq, JoeyNMT and transformers have for them, and by ours.
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
 
 
 @dataclass
@@ -54,6 +58,25 @@ def model_type(source: Path) -> str | None:
         return None
     kind = read_json(source / "config.json", "copy it again").get("model_type")
     return kind if isinstance(kind, str) else None
+
+
+def sizes_of(weights: dict[str, torch.Tensor]) -> dict[str, int | None]:
+    """The entries of a configuration that the shapes of weights show, which have our names.
+
+    Raises:
+        KeyError: with the name of a weight that is missing.
+    """
+    source, target = (weights[f"model.{stack}.embed_tokens.weight"] for stack in ("encoder", "decoder"))
+    sizes = {
+        "vocab_size": len(source),
+        "decoder_vocab_size": None if len(target) == len(source) else len(target),
+        "d_model": source.shape[1],
+        "d_ff": len(weights["model.encoder.layers.0.fc1.weight"]),
+    }
+    for stack in ("encoder", "decoder"):
+        numbers = {match[1] for name in weights if (match := re.match(rf"model\.{stack}\.layers\.(\d+)\.", name))}
+        sizes[f"{stack}_layers"] = len(numbers)
+    return sizes
 
 
 def embeddings(

@@ -15,7 +15,7 @@ from ..errors import UserError, one_line
 from ..model.configuration_vaswani import POSITION_ENCODINGS, VaswaniConfig
 from ..model.layers_vaswani import sinusoidal_positions
 from .checkpoints import read_pickle
-from .source import Facts, Imported, ImportOptions
+from .source import Facts, Imported, ImportOptions, sizes_of
 from .torch_mapping import IN_PROJ, Mapping, nearest, read_mapping
 from .word_tokenizer import read_tokenizer
 
@@ -252,21 +252,14 @@ def _found_fields(weights: Weights, num_heads: int) -> dict:
     for tensor in widths.values():
         if len(tensor) % num_heads:
             raise UserError(f"num_heads is {num_heads}: it must divide the {len(tensor)} rows of the projections")
-    fields = {
-        "vocab_size": len(source),
-        "decoder_vocab_size": None if len(source) == len(target) else len(target),
-        "d_model": source.shape[1],
-        "d_ff": len(weights[f"{layer}.fc1.weight"]),
+    fields = sizes_of(weights) | {
         "output_bias": "lm_head.bias" in weights,
         "attention_bias": any("_attn." in name and name.endswith(".bias") for name in weights),
         "add_final_layer_norm": "model.encoder.layer_norm.weight" in weights,
         "tie_word_embeddings": _are_same(output, target),
         "share_encoder_decoder_embeddings": _are_same(source, target),
-    } | {name: len(tensor) // num_heads for name, tensor in widths.items()}
-    for stack in _STACKS:
-        fields[f"{stack}_layers"] = sum(
-            name.startswith(f"model.{stack}.layers.") and name.endswith("fc1.weight") for name in weights
-        )
+        **{name: len(tensor) // num_heads for name, tensor in widths.items()},
+    }
     if "model.encoder.embed_positions.weight" in weights:
         fields["max_position_embeddings"] = len(weights["model.encoder.embed_positions.weight"])
     return fields

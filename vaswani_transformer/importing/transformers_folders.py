@@ -12,11 +12,11 @@ from ..errors import UserError, one_line
 from ..hub.card_facts import is_language
 from ..hub.existing_card import MOST_BYTES, metadata
 from ..json_and_yaml import read_json
-from .source import Facts
+from .source import ACTIVATIONS, Facts
 
 _AGAIN = "copy the files of the model again"
 _IDS = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")  # our configuration has them
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
+_ACTIVATIONS = ACTIVATIONS | {"silu": "silu"}
 # Entries of older folders that transformers ignores today, and the value at which the architecture is the paper's.
 _PAPERS = {
     "normalize_before": False,

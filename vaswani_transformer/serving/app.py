@@ -16,8 +16,8 @@ from .. import __version__
 from ..errors import UserError
 from . import libretranslate, page, parses, translations
 from .guard import Guard, Metrics, error_response
-from .models import ModelPlace, Models, UnavailableError
-from .service import Limits, RefusedError, Service
+from .models import ModelPlace, Models
+from .service import Limits, Service
 
 _DESCRIPTION = """\
 `/v1/translations` gives n-best lists, scores, word alignments and streams, `/v1/parses` trees, `/v1/attention` a page;
@@ -80,16 +80,8 @@ def _explain(error: RequestValidationError) -> str:
     return f"Invalid request: {place + ': ' if place else ''}{first['msg']}"
 
 
-async def _on_refused(request: Request, error: RefusedError) -> Response:
-    return error_response(error.status, str(error), error.headers)
-
-
 async def _on_user_error(request: Request, error: UserError) -> Response:
     return error_response(400, f"Invalid request: {error}")
-
-
-async def _on_unavailable(request: Request, error: UnavailableError) -> Response:
-    return error_response(503, str(error))
 
 
 async def _on_invalid(request: Request, error: RequestValidationError) -> Response:
@@ -100,10 +92,9 @@ async def _on_http_error(request: Request, error: HTTPException) -> Response:
     return error_response(error.status_code, error.detail, error.headers)
 
 
+# The guard answers a `RefusedError`, which it may raise too.
 _HANDLERS = {
-    RefusedError: _on_refused,
     UserError: _on_user_error,
-    UnavailableError: _on_unavailable,
     RequestValidationError: _on_invalid,
     HTTPException: _on_http_error,
 }

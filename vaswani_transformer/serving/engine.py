@@ -13,6 +13,7 @@ import copy
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -282,25 +283,18 @@ class Engine:
 
     async def call(self, function: Callable, *arguments) -> Any:
         """What a function that uses the model returns; it runs between two steps."""
-        loop = asyncio.get_running_loop()
-        result = loop.create_future()
-
-        def finish(value: Any, error: Exception | None) -> None:
-            if result.cancelled():
-                return
-            result.set_result(value) if error is None else result.set_exception(error)
+        result = Future()
 
         def run() -> None:
-            if result.cancelled():
+            if not result.set_running_or_notify_cancel():
                 return
             try:
-                outcome = function(*arguments), None
+                result.set_result(function(*arguments))
             except BaseException as error:
-                outcome = None, _as_exception(error)
-            _call_soon(loop, finish, *outcome)
+                result.set_exception(_as_exception(error))
 
         self._submit(run)
-        return await result
+        return await asyncio.wrap_future(result)
 
     def close(self) -> None:
         """Finish what has come, and end the thread."""

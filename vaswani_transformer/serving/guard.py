@@ -10,7 +10,8 @@ import anyio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.responses import Response
 
-from .service import Limits, RefusedError, full
+from .models import RefusedError
+from .service import Limits, full
 
 logger = logging.getLogger(__name__)
 

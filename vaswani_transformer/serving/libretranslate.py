@@ -11,8 +11,8 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES
 from ..documents.document import Translation
 from ..documents.formats import aligner
 from ..documents.web_page import read_web_page
-from .models import ModelPlace
-from .service import RefusedError, Service, Wish, texts_of
+from .models import ModelPlace, RefusedError
+from .service import Service, Wish, texts_of
 
 _ALTERNATIVES = 10  # at most
 _ALIGNED = 16  # sentences at once, between which others have their turn; more take as long each on a CPU

@@ -15,7 +15,7 @@ import psutil
 from ..decoding.confidence import CALIBRATION
 from ..errors import UserError, one_line
 from ..hardware import memory_limit
-from ..hub.card_facts import languages_of, read_import, read_run
+from ..hub.card_facts import known_languages
 from ..json_and_yaml import read_json
 from ..loading import is_exported
 from ..parsing.tokenizer import TREE_TOKENS
@@ -30,8 +30,12 @@ logger = logging.getLogger(__name__)
 Pair = tuple[str, str]  # codes of source and target language
 
 
-class UnavailableError(Exception):
-    """A model cannot be loaded, which the server's log explains."""
+class RefusedError(Exception):
+    """A request that is not answered: the HTTP status, and a line for whoever sent it."""
+
+    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.headers = status, headers
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ def find_models(names: Sequence[str]) -> list[ModelPlace]:
         if not folder.is_dir():
             logger.warning(f"there is no model folder {folder}: it is left out")
             continue
-        languages = match.group(1, 2) if match else ("", "") if _is_parser(folder) else _languages(folder)
+        languages = match.group(1, 2) if match else ("", "") if _is_parser(folder) else known_languages(folder)
         if len(languages) != 2:
             raise UserError(f"the languages of {folder} are not known: give them too, as in en-de={folder}")
         place = ModelPlace(*(code.replace("_", "-") for code in languages), folder)
@@ -94,11 +98,6 @@ def _is_parser(folder: Path) -> bool:
     with contextlib.suppress(OSError, UserError):
         return TREE_TOKENS in read_json(folder / "tokenizer_config.json", "copy it again")
     return False
-
-
-def _languages(folder: Path) -> Sequence[str]:
-    """Source and target language, as an import or a training noted them; empty if neither did."""
-    return read_import(folder).get("languages") or languages_of(read_run(folder)[0])
 
 
 class Models:
@@ -144,7 +143,7 @@ class Models:
         """The engine of a model, which stays loaded in the body.
 
         Raises:
-            UnavailableError: it cannot be loaded.
+            RefusedError: it cannot be loaded, which the server's log explains.
         """
         while place not in self.loaded:
             if place not in self._loading:
@@ -167,7 +166,7 @@ class Models:
                 self.loaded[place] = Engine(model, tokenizer, self._tokens_per_batch, note)
         except Exception as error:
             logger.error(f"the model for {place.name} cannot be loaded: {one_line(error)}")
-            raise UnavailableError(f"the model for {place.name} is not available") from error
+            raise RefusedError(503, f"the model for {place.name} is not available") from error
         finally:
             del self._loading[place]
         logger.info(f"loaded {place.folder} for {place.name}")

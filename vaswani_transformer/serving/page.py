@@ -11,7 +11,8 @@ from ..attention.page import attention_page
 from ..attention.weights import attend, token_ids
 from ..errors import UserError
 from .engine import Engine
-from .service import RefusedError, Service
+from .models import RefusedError
+from .service import Service
 
 _FILES = {
     "/": ("page.html", "text/html"),

@@ -6,7 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..errors import UserError
 from ..parsing.trees import words_of
 from .engine import Engine
-from .service import RefusedError, Service, texts_of
+from .models import RefusedError
+from .service import Service, texts_of
 
 _MOST_WORDS = 100  # of a sentence: trees of longer ones do not fit into an output
 

@@ -14,21 +14,13 @@ from ..decoding.glossary import Glossary
 from ..decoding.translator import Hypothesis, Piece
 from ..errors import UserError
 from .engine import Engine, Options
-from .models import ModelPlace, Models
+from .models import ModelPlace, Models, RefusedError
 from .text import SplitText
 
 logger = logging.getLogger(__name__)
 
 _PAGES = 2  # of attention that are made at once, since each takes much memory
 _TERMS = 128  # tokens of a sentence's terms in a glossary: each makes every step of its search longer
-
-
-class RefusedError(Exception):
-    """A request that is not answered: the HTTP status, and a line for whoever sent it."""
-
-    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None):
-        super().__init__(message)
-        self.status, self.headers = status, headers
 
 
 @dataclass(frozen=True)
@@ -168,8 +160,7 @@ class Service:
         """Tokenise what is to be translated, with the model loaded.
 
         Raises:
-            RefusedError: texts that are too long, or a queue that is full.
-            UnavailableError: the model cannot be loaded.
+            RefusedError: texts that are too long, a queue that is full, or a model that cannot be loaded.
             UserError: for a beginning that is too long, or a glossary that the model cannot follow.
         """
         terms = wish.glossary.terms.values() if wish.glossary else ()

@@ -19,8 +19,8 @@ from ..decoding.translator import Hypothesis
 from ..errors import UserError
 from ..model.generation_vaswani import SETTING_RANGES
 from .engine import Engine
-from .models import ModelPlace
-from .service import RefusedError, Service, Translating, Wish, texts_of
+from .models import ModelPlace, RefusedError
+from .service import Service, Translating, Wish, texts_of
 from .text import SplitText
 
 _BEAMS = 32  # at most

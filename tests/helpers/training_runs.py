@@ -1,0 +1,71 @@
+"""Trainings that are stopped or killed, without pictures, and the weights that trainings leave.
+
+A test file takes the fixture by its name: `without_pictures = training_runs.without_pictures`.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers.trainer_callback import TrainerCallback
+
+from vaswani_transformer import train
+from vaswani_transformer.recipes.recipe import Recipe
+from vaswani_transformer.training import run as training
+
+
+@pytest.fixture(scope="module")
+def without_pictures() -> Iterator[None]:
+    """Drawing the learning curve would take a third of the time; `test_monitoring` looks at it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "plot_learning_curve", lambda *_: False)
+        yield
+
+
+class _Signal(TrainerCallback):
+    """Sends this process a signal after a step, as a cluster or a user would."""
+
+    def __init__(self, step, number):
+        self.step, self.number = step, number
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+def stop_after(step: int, recipe: Recipe, number: int = signal.SIGTERM) -> None:
+    """Train until a signal that comes so that this is the last step."""
+    make = training.TrainingRun._make_trainer
+
+    def make_with_signal(self, *arguments):
+        trainer = make(self, *arguments)
+        trainer.add_callback(_Signal(step - 1, number))  # seen one step later
+        return trainer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training.TrainingRun, "_make_trainer", make_with_signal)
+        with pytest.raises(training.TrainingStopped) as stopped:
+            train(recipe, progress=False)
+    assert (stopped.value.step, stopped.value.signal_number) == (step, number)
+
+
+def kill_before_selection(recipe: Recipe) -> None:
+    """Train to the end, as if killed between the last checkpoint and model selection."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "select_weights", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, progress=False)
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a model folder."""
+    return load_file(folder / "model.safetensors")
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether weights are the same bit by bit, under the same names."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

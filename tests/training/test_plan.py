@@ -4,6 +4,7 @@ import logging
 import re
 import shutil
 import socket
+import statistics
 import time
 from pathlib import Path
 
@@ -436,7 +437,7 @@ def test_this_machine_is_measured():
         begin = time.perf_counter()
         left @ left
         rates.append(2 * 512**3 / (time.perf_counter() - begin))
-    assert 0.1 < measured / max(rates) < 10  # other programs may run beside
+    assert 0.1 < measured / statistics.median(rates) < 10  # other programs may run beside
     plan = make_plan(load_recipe("small"), "here")
     assert plan.seconds > 0
     assert "measured on this" in describe_plan(plan)

@@ -29,6 +29,7 @@ requires_shared_data = pytest.mark.skipif(
 
 
 torch.set_num_threads(1)
+os.fsync = lambda descriptor: None  # waiting for disks took a third of the time, and nobody cuts the power here
 # A machine that others use may take any time for one example.
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")

@@ -87,6 +87,7 @@ def test_no_process_outlives_its_parent(tmp_path, number):
         assert not Path(f"/proc/{path.stem}").exists()
 
 
+@pytest.mark.slow
 def test_an_interruption_while_processes_start_is_theirs_alone_who_wait(tmp_path):
     (tmp_path / "script.py").write_text(
         "import signal, time\n"

@@ -106,14 +106,14 @@ class FreeThreadsCallback(TrainerCallback):
 
 
 class LearningCurveCallback(TrainerCallback):
-    """Calls `draw` during training, after a validation and at most once in so many seconds."""
+    """Calls `draw` during training, after a validation and once in so many seconds at most."""
 
     def __init__(self, draw: Callable[[], object], seconds: float = 60.0):
         self.draw, self.seconds = draw, seconds
-        self._drawn = -float("inf")
+        self._drawn = time.monotonic()
 
     def on_evaluate(self, args, state, control, **kwargs):
-        """Draw, unless the last picture is recent."""
+        """Draw, unless the last picture, or the start, is recent."""
         if state.is_world_process_zero and time.monotonic() - self._drawn >= self.seconds:
             self.draw()
             self._drawn = time.monotonic()

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from pair_files import write
 from preparing import digests
 
-from vaswani_transformer import files
+from vaswani_transformer import files, output_folder
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data import cleaning, splits
 from vaswani_transformer.data.cleaning import Cleaning, clean
@@ -633,6 +633,13 @@ def test_other_settings_and_changed_text_are_refused(text, tmp_path, monkeypatch
     assert "other settings" in error_of(make, dataclasses.replace(recipe, seed=9), tmp_path / "out")
     next((tmp_path / "out").glob("train-*")).unlink()
     assert "is missing" in error_of(make, recipe, tmp_path / "out")
+    assert make(recipe, tmp_path / "out", overwrite=True)["counts"] == manifest["counts"]
+    # Cut off while the files of another cleaning get their names.
+    with monkeypatch.context() as patch:
+        patch.setattr(output_folder, "place_files", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            make(recipe, tmp_path / "out", overwrite=True, max_words=9)
+    assert "was begun" in error_of(make, recipe, tmp_path / "out")
     assert make(recipe, tmp_path / "out", overwrite=True)["counts"] == manifest["counts"]
     # Text that changes while it is cleaned.
     (tmp_path / "text").mkdir()

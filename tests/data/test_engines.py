@@ -173,13 +173,37 @@ def test_what_has_failed_is_submitted_again_alone(recipe, tmp_path, slurm):
     for task in (0, 2):
         do(executor, task)
     before = len(jobs_of(slurm))
+    next((tmp_path / "there").glob("train-*.arrow")).unlink()  # of a task that is marked as done
+    (living := tmp_path / "there" / ".writing-train-00003.arrow.7").touch()  # of a job that is still at work
     make(recipe, tmp_path / "there", engine="slurm", engine_options=OPTIONS)
-    assert [tasks for _, tasks in jobs_of(slurm)[before:]] == [1, 1]
-    for executor, _ in jobs_of(slurm)[before:]:
-        do(executor, 0)
+    assert [tasks for _, tasks in jobs_of(slurm)[before:]] == [2, 1]
+    assert living.exists()
+    for executor, tasks in jobs_of(slurm)[before:]:
+        for task in range(tasks):
+            do(executor, task)
     make(recipe, tmp_path / "here")
     there = {name: digest for name, digest in digests(tmp_path / "there").items() if not name.startswith((".", "prep"))}
     assert there == digests(tmp_path / "here")
+
+
+@pytest.mark.parametrize("what", [make, functools.partial(clean, workers=1, progress=False)], ids=["prepare", "clean"])
+def test_what_is_made_anew_is_submitted_anew(recipe, tmp_path, slurm, what):
+    """What datatrove has marked as done it would leave out, whether it is still there or not."""
+
+    def submitted(**options) -> list[int]:
+        before = len(jobs_of(slurm))
+        assert what(recipe, tmp_path / "there", engine="slurm", engine_options=OPTIONS, **options) is None
+        new = jobs_of(slurm)[before:]
+        for executor, tasks in new:
+            for task in range(tasks):
+                do(executor, task)
+        return [tasks for _, tasks in new]
+
+    recipe = with_validation(recipe)
+    first = submitted()
+    recipe = dataclasses.replace(recipe, seed=4, max_length=30)
+    assert submitted(overwrite=True) == first
+    assert what(recipe, tmp_path / "there") == what(recipe, tmp_path / "here")
 
 
 def test_a_machine_with_another_version_is_refused(recipe, tmp_path, slurm, monkeypatch):

@@ -99,6 +99,11 @@ def test_shards_without_a_partner_are_refused_and_others_paired_in_order(tmp_pat
     for name in ("a.en", "b.en", "x.de", "y.de"):
         write(tmp_path / name, f"{name}\n")
     assert read(source=tmp_path / "*.en", target=tmp_path / "*.de") == [("a.en", "x.de"), ("b.en", "y.de")]
+    for name in ("x/t.en", "z/t.en", "y/t.de", "z/t.de"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, f"{name}\n")
+    message = error_of(load_pairs, source=tmp_path / "*" / "t.en", target=tmp_path / "*" / "t.de")
+    assert message.startswith(f"{tmp_path / 'x' / 't.en'} has no partner among")
 
 
 def test_a_damaged_shard_is_named_with_its_line_or_row(tmp_path):
@@ -194,6 +199,8 @@ def test_a_folder_is_read_again_after_an_edit(tmp_path):
     for pairs in (PAIRS, SWAPPED):
         in_memory(pairs).to_parquet(tmp_path / "train.parquet")
         assert rows(load_pairs(data=tmp_path)) == pairs
+    write(tmp_path / "notes.txt", "Which files are read is what counts.")
+    assert pair_source(data=tmp_path).files == [tmp_path / "train.parquet"]
 
 
 def test_columns_that_are_not_asked_for_may_differ_between_the_files_of_a_folder(tmp_path):
@@ -231,6 +238,12 @@ def test_folders_saved_by_datasets_give_the_split(tmp_path):
     assert read(data=tmp_path / "many", split="valid", **GERMAN) == PAIRS[1:2]
     message = read(data=tmp_path / "many", split="test", **GERMAN)
     assert "no split 'test'" in message and "train, valid" in message
+
+
+def test_a_file_to_validate_on_needs_no_configuration(tmp_path):
+    write(tmp_path / "dev.tsv", "a\tb\n")
+    recipe = Recipe(train_data="wmt14", data_config="de-en", validation_data="dev.tsv", data_dir=str(tmp_path))
+    assert list(data_sources(recipe)[1].stream()) == [("a", "b")]
 
 
 def test_a_hub_name_reaches_load_dataset_with_config_and_split(tmp_path, monkeypatch):

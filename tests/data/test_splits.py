@@ -15,8 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vaswani_transformer.data import splits as splitting
+from vaswani_transformer.data import tasks
 from vaswani_transformer.data.parallel_text import pair_source
+from vaswani_transformer.data.prepare import Preparation
 from vaswani_transformer.data.splits import FileSplit, LineSplit, PieceSplit, RowSplit, in_pieces, places, text_splits
+from vaswani_transformer.recipes.recipe import Recipe
 
 texts = st.text(st.sampled_from("aб \t\r\u2028\x85"), max_size=9).map(lambda text: text.rstrip("\r"))
 
@@ -112,7 +115,7 @@ def test_row_groups_and_tables(tmp_path):
         assert joined(found) == rows and [len(own) for own in found] == sizes
 
 
-def test_rows_of_a_saved_dataset(tmp_path):
+def test_rows_of_a_saved_dataset(tmp_path, monkeypatch):
     rows = [(f"source {row}", f"target {row}") for row in range(12)]
     columns = {"source": [row[0] for row in rows], "target": [row[1] for row in rows]}
     datasets.Dataset.from_dict(columns).save_to_disk(str(tmp_path / "saved"))
@@ -120,6 +123,8 @@ def test_rows_of_a_saved_dataset(tmp_path):
     found = pairs_of_splits(source)
     assert joined(found) == rows and [len(own) for own in found] == [5, 5, 2]
     assert {type(split) for split in text_splits(source)} == {RowSplit}
+    monkeypatch.setattr(tasks, "own_processors", lambda: range(8))
+    assert Preparation.of(Recipe(), tmp_path, source, source, {"files": {}}).useful_workers() == 6
 
 
 def test_sides_of_different_lengths_and_empty_ones(tmp_path):

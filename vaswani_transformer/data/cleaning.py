@@ -196,8 +196,6 @@ class Cleaning(Tasks):
         output.check([MANIFEST, REPORT, PICTURE, *map(self._part, range(len(self.splits)))])
         self._note(SETTINGS, self.settings)
         (self.folder / TASKS / FILES).mkdir(exist_ok=True)
-        for path in (self.folder, self.folder / TASKS, self.folder / TASKS / FILES):
-            remove_leftovers(path)
         return None
 
     def _finished(self, manifest: dict) -> dict:
@@ -221,8 +219,15 @@ class Cleaning(Tasks):
         for path in (*task_notes(self.folder), *tasks.glob("[a-z]*-?????*.bin")):
             path.unlink()
         remove(tasks / FILES)
+        for path in self.written_folders:
+            remove_leftovers(path)
         with contextlib.suppress(OSError):  # something else is there, or nothing
             tasks.rmdir()
+
+    @property
+    def written_folders(self) -> tuple[Path, ...]:
+        """Where tasks write."""
+        return (*super().written_folders, self.folder / TASKS / FILES)
 
     def _part(self, number: int) -> str:
         """The name of the file of a split's pairs."""
@@ -457,7 +462,7 @@ class Cleaning(Tasks):
             },
         }
         (staging / MANIFEST).write_text(as_json(manifest), encoding="utf-8")
-        output.place(staging, MANIFEST, filter(PART.fullmatch, output.names()))
+        output.place(staging, MANIFEST, [MANIFEST, *filter(PART.fullmatch, output.names())])
 
 
 class Samples:

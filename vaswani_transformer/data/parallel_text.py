@@ -261,8 +261,7 @@ def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[
         return by_datasets  # a ".json" may hold one array, which `datasets` reads; so it does other compressions
     if other:
         raise UserError(f"{other} is neither {kind} nor {kind}.gz; unpack, rename or remove it")
-    source = _checked_files(str(folder), kind, wanted, split, columns)
-    return replace(source, files=by_datasets.files)
+    return _checked_files(str(folder), kind, wanted, split, columns)
 
 
 def _saved_dataset(folder: Path, split: str, columns: tuple[str, str]) -> DatasetPairs:
@@ -359,9 +358,9 @@ def _paired_shards(source: str | Path, target: str | Path) -> tuple[tuple[Path, 
 
 
 def _wildcard_text(pattern: str | Path, path: Path) -> tuple[str, ...] | None:
-    """What the ``*`` and ``?`` of a pattern stand for in a file's name; None for a pattern with other wildcards."""
-    rule = re.escape(Path(str(pattern)).name).replace(r"\*", "(.*)").replace(r"\?", "(.)")
-    match = re.fullmatch(rule, path.name)
+    """What the ``*`` and ``?`` of a pattern stand for in a file's path; None for a pattern with other wildcards."""
+    rule = re.escape(str(home_path(pattern).absolute())).replace(r"\*", "([^/]*)").replace(r"\?", "([^/])")
+    match = re.fullmatch(rule, str(path))
     return match.groups() if match else None
 
 

@@ -79,8 +79,6 @@ def start_or_resume(folder: Path, settings: dict) -> None:
     if settings != _check_unfinished(folder, settings):
         remove_intermediate(folder)  # nothing else is made yet, so that a wrong setting may be corrected
         write_json(folder / UNFINISHED, settings)
-    for path in (folder, folder / TASKS) if is_local(folder) else ():
-        remove_leftovers(path)
 
 
 def _check_unfinished(folder: Path, settings: dict) -> dict:
@@ -98,6 +96,8 @@ def remove_intermediate(folder: Path) -> None:
     if is_local(folder):
         for path in notes:
             path.unlink()
+        for path in (folder, folder / TASKS):
+            remove_leftovers(path)
         with contextlib.suppress(OSError):  # something else is there, or nothing
             (folder / TASKS).rmdir()
     elif notes:

@@ -44,8 +44,9 @@ def _source(recipe: Recipe, source: str | None, target: str | None, data: str | 
     path = None if data is None else data_path(recipe, data)
     is_here = path is not None and (not is_local(path) or path.exists() or glob.has_magic(data))
     source, target = (None if name is None else data_path(recipe, name) for name in (source, target))
+    is_other_file = is_here and data != recipe.train_data and not (is_local(path) and path.is_dir())
+    config = None if source is not None or is_other_file else recipe.data_config  # that of the other part of the data
     data = path if is_here else data
-    config = recipe.data_config if source is None else None  # that of the other part of the data
     return pair_source(source, target, data, config, split, recipe.source_column, recipe.target_column)
 
 

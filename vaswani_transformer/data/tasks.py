@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import file_sha256, is_local, together, write_text
+from ..files import file_sha256, is_local, remove_leftovers, together, write_text
 from ..hardware import MOST_WORKERS, own_processors
 from ..json_and_yaml import read_json
 from ..recipes.recipe import Recipe
 from .engines import LOCAL, SLURM, run_on_cluster, run_tasks
 from .prepared import TRAIN, VALIDATION
-from .splits import SPLIT_BYTES, Place, Split
+from .splits import SPLIT_BYTES, Place, RowSplit, Split
 from .text_files import file_errors, file_stamp, store_errors
 
 TASKS = ".tasks"  # the folder of what tasks have returned
@@ -62,14 +62,36 @@ class Tasks(ABC):
             UserError: as `run_tasks` and `run_on_cluster`.
         """
         stages = [(name, functools.partial(self.run, name), self.tasks(name)) for name in self.stages]
-        if engine != LOCAL:
+        if engine == LOCAL:
+            for path in self.written_folders if is_local(self.folder) else ():
+                remove_leftovers(path)
+        else:
+            self._unmark_what_is_lost()
             run_on_cluster(engine, stages, self.folder / TASKS / LOGS, options)
         if engine == SLURM:
             return False
         for name, task, number in stages:  # after Ray too: what has failed there is named, or done
             shown = _SHOWN.get(name) if progress else None
-            run_tasks(task, number, workers or useful_workers(self.settings["files"]), shown)
+            run_tasks(task, number, workers or self.useful_workers(), shown)
         return True
+
+    def _unmark_what_is_lost(self) -> None:
+        """Remove datatrove's marks of tasks that have to be done again: it would leave them out."""
+        for stage in self.stages:
+            for mark in (self.folder / TASKS / LOGS / stage / "completions").glob("*"):
+                if self._done(stage, int(mark.name)) is None:
+                    mark.unlink()
+
+    @property
+    def written_folders(self) -> tuple[Path, ...]:
+        """Where tasks write; what they leave when they are cut off is removed there."""
+        return self.folder, self.folder / TASKS
+
+    def useful_workers(self) -> int:
+        """A process for each processor, as far as there is text for each: one takes seconds to start."""
+        size = sum(size or 0 for size, _ in self.settings["files"].values())
+        pieces = size // SPLIT_BYTES + sum(isinstance(split, RowSplit) for split in self.splits)
+        return max(1, min(len(own_processors()), MOST_WORKERS, pieces))
 
     def files_of(self, stage: str, number: int) -> Sequence[Path]:
         """The files of the text that a task reads."""
@@ -151,12 +173,6 @@ class Tasks(ABC):
             yield row, pair
         if row + 1 != place.pairs:
             raise UserError(f"{row + 1:,} pairs were read, not the {place.pairs:,} counted before: {OTHER}")
-
-
-def useful_workers(files: Mapping[str, Sequence[int]]) -> int:
-    """A process for each processor, as far as there is text for each in the files: one takes seconds to start."""
-    size = sum(size or 0 for size, _ in files.values())
-    return max(1, min(len(own_processors()), MOST_WORKERS, size // SPLIT_BYTES))
 
 
 def as_json(value: dict) -> str:

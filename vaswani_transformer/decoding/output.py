@@ -192,9 +192,13 @@ class ResumableOutput:
                 self._file.truncate(start + data.rfind(b"\n", 0, written) + 1)
             raise
 
+    def sync(self) -> None:
+        """Wait until what was written is on the disk."""
+        os.fsync(self._file.fileno())
+
     def finish(self) -> None:
         """Make the file one as any other, once all is written."""
-        os.fsync(self._file.fileno())
+        self.sync()
         self._notes.unlink(missing_ok=True)
         sync(self.path.parent)
 

@@ -154,7 +154,8 @@ class FileInParts:
                     lines = islice(stream, max(0, done) * self.lines_per_record, None)
                     while text := "".join(islice(lines, _BLOCK * self.lines_per_record)):
                         output.write(text)
-        self._remove()  # first, since nobody would afterwards
+        output.sync()
+        self._remove()  # before the output is finished, since nobody would afterwards
         output.finish()
         remarks.report()
 

@@ -131,7 +131,10 @@ def finetune(options: argparse.Namespace) -> None:
         model, arguments, collator, train, validation, processing_class=tokenizer, compute_metrics=compute_metrics
     )
     before = trainer.evaluate()
-    trainer.train(resume_from_checkpoint=checkpoint)
+    if checkpoint is not None and int(checkpoint.rpartition("-")[2]) >= options.steps:
+        trainer._load_from_checkpoint(checkpoint)  # nothing is left to do, and train() would take a step more
+    else:
+        trainer.train(resume_from_checkpoint=checkpoint)
     after = trainer.evaluate()
     model.config.use_cache = True  # the Trainer turned it off
     trainer.save_model(options.output)

@@ -22,7 +22,7 @@ from sacrebleu.metrics import BLEU
 
 from .data.bpe_dropout import BpeDropout
 from .data.parallel_text import PairSource
-from .data.recipe_data import data_sources
+from .data.recipe_data import data_sources, split_to_validate_on
 from .data.tokenization import load_tokenizer, tokenizer_sha256
 from .decoding.file_translator import FileTranslator, Layout
 from .decoding.output import ResumableOutput, notes_path
@@ -145,7 +145,7 @@ def student_recipe(teacher: str, recipe: Recipe) -> Recipe:
     source, target = (str(folder / f"{DISTILLED}.{language}") for language in languages_of_model(teacher))
     changes = {"train_source": source, "train_target": target, "train_data": None, "train_split": "train"}
     if recipe.validation_split and not (recipe.validation_source or recipe.validation_target):
-        changes["validation_data"] = recipe.validation_data or recipe.train_data
+        changes["validation_data"] = recipe.validation_data or split_to_validate_on(recipe)
     if own is None:
         changes["tokenizer"] = str(teacher)
     return replace(recipe, prepared=None, **changes)

@@ -132,6 +132,10 @@ def test_other_tokenizers_prepared_data_and_wrong_shares_are_refused(tokenizer, 
     assert "byte-pair encoding" in error_of(BpeDropout, pieces, 0.1)
     two = VaswaniTokenizer(tokenizer_object=tokenizer.backend_tokenizer, known_tokens=(9, 9), unk_token="<unk>")
     assert "the same for source and target" in error_of(BpeDropout, two, 0.1)
+    marked = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE({"a</w>": 0}, [], end_of_word_suffix="</w>"))
+    )
+    assert "marks of their own" in error_of(BpeDropout, marked, 0.1)
     for share in (-0.1, 1.0, float("nan")):
         assert "below 1" in error_of(BpeDropout, tokenizer, share)
     assert "leave it out" in error_of(prepare, load_recipe("small", {"bpe_dropout": 0.1}), tmp_path / "prepared")

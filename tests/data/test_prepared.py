@@ -114,13 +114,13 @@ def test_large_text_is_prepared_first_and_trained_on_alike(large, tmp_path, monk
         large = dataclasses.replace(large, train_source=None, train_target=None, train_data=str(tmp_path / "saved"))
         opened = []
         monkeypatch.setattr(parallel_text, "_saved_dataset", lambda *arguments: parallel_text.DatasetPairs(
-            "a dataset", lambda streaming: opened.append(streaming) or pairs, "train", ("source", "target"), []
+            "a dataset", lambda: opened.append("opened") or pairs, "train", ("source", "target"), []
         ))  # fmt: skip
     with caplog.at_level(logging.INFO, logger="vaswani_transformer"):
         prepared = trained(large)
     own = Path(large.output) / "prepared"
     assert f"training pairs are prepared in {own}, once; other runs may share them: --prepared {own}" in caplog.text
-    assert not as_dataset or opened == [False]
+    assert not as_dataset or opened == ["opened"]
     monkeypatch.setattr(preparation, "LARGE", 10**6)
     plain = dataclasses.replace(large, output=str(tmp_path / "plain"))
     assert equal(trained(plain), prepared)

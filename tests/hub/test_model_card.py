@@ -9,8 +9,8 @@ import tarfile
 import zipfile
 
 import pytest
-from conftest import ROOT, TESTS, tiny_config
-from huggingface_hub import ModelCard
+from conftest import ROOT, TESTS, tiny_config, tiny_model
+from huggingface_hub import ModelCard, ModelCardData
 
 from vaswani_transformer import VaswaniConfig, load_model, load_recipe
 from vaswani_transformer.decoding.confidence import Calibration, Reliability
@@ -20,6 +20,7 @@ from vaswani_transformer.hub.card_facts import CardFacts, _calibration_of, datas
 from vaswani_transformer.hub.existing_card import carry_over, describes, is_sealed, may_be_replaced, read_card
 from vaswani_transformer.hub.model_card import (
     METRICS,
+    card_for_push,
     check_metadata,
     choose_kind,
     compare_with_paper,
@@ -337,6 +338,13 @@ def test_a_card_of_the_version_before_the_rooms_is_recognised(tmp_path):
     assert describes(card, now.weights) and kept.license == "mit" and kept.datasets == ["owner/texts"]
     assert kept.languages == ["en", "de"] and [record["test_set"] for record in kept.evaluations] == ["in"]
     assert read_card(render_card(kept)) == read_card(card)
+
+
+def test_a_new_model_brings_its_code_too():
+    """Which is known when it has been saved."""
+    sentence = "This model card has been automatically generated."  # transformers' own card, which ours replaces
+    card = ModelCard.from_template(ModelCardData(), model_description=sentence).text
+    assert "trust_remote_code=True" in card_for_push(tiny_model(), "owner/tiny", card)
 
 
 # Records and run folders

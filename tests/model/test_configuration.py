@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
 
@@ -265,6 +266,15 @@ class TestPresets:
         with pytest.raises(ValueError, match="no preset named 'xyzzy'") as caught:
             VaswaniConfig.from_preset("xyzzy")
         assert all(name in str(caught.value) for name in VaswaniConfig.preset_names())
+
+
+def test_head_widths_follow_sizes_that_are_given_for_a_file(tmp_path):
+    VaswaniConfig(vocab_size=9, d_model=32, num_heads=4).save_pretrained(tmp_path)
+    for given, width in (({"d_model": 64}, 16), ({"num_attention_heads": 2}, 16), ({"hidden_size": 64, "d_k": 5}, 5)):
+        config = AutoConfig.from_pretrained(tmp_path, **given)
+        assert (config.d_k, config.d_v) == (width, config.d_model // config.num_heads)
+    VaswaniConfig(vocab_size=9, d_model=32, num_heads=4, d_v=3).save_pretrained(tmp_path)
+    assert VaswaniConfig.from_pretrained(tmp_path, d_model=64).d_v == 3
 
 
 # The column "params x10^6" of Table 3, of the rows that print one and have the base model's embeddings.

@@ -95,6 +95,8 @@ def test_beams_that_go_on_from_one_share_its_past():
     assert cache.length == 300 and cache.filled <= 300 + 100 * beams and cache.room < 300 * beams
     cache._drop_unseen()
     assert cache.filled == 300
+    with pytest.raises(ValueError, match="no beams to reorder"):
+        DecodingCache(decoder, 1).reorder_cache(torch.tensor([1, 0]))
 
 
 @torch.no_grad()

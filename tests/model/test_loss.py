@@ -61,7 +61,7 @@ def check(logits, labels, epsilon=0.1, items=None):
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("items", [None, 17, torch.tensor(17), torch.tensor(17.0)])
+@pytest.mark.parametrize("items", [None, 17, torch.tensor(17), torch.tensor(17.0), torch.tensor([[17]])])
 @pytest.mark.parametrize("padded", [True, False])
 def test_value_and_gradient_equal_those_of_torch(epsilon, dtype, items, padded):
     loss = check(*example(dtype, padded=padded), epsilon, items)

@@ -12,6 +12,7 @@ import saved_models
 import torch
 from conftest import error_of, tiny_model, tiny_recipe
 from safetensors.torch import load_file, save_file
+from torch.testing._internal.two_tensor import TwoTensor
 from transformers import AutoModelForSeq2SeqLM
 
 from vaswani_transformer import Ensemble, UserError, load_ensemble, load_model, score_pairs
@@ -63,6 +64,7 @@ def test_what_is_finite(dtype):
     both = torch.zeros(100, dtype=dtype)
     both[3], both[50] = float("inf"), -float("inf")
     assert not is_finite(both)
+    assert is_finite(TwoTensor(both, both))  # as quantised weights, which may have no sum
 
 
 @pytest.mark.parametrize("bad", BAD, ids=str)

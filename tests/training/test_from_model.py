@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import finetuning
 import pytest
@@ -16,7 +17,7 @@ import training_runs
 import yaml
 from conftest import ROOT, TINY_RECIPE, TINY_SIZES, error_of, free_port, random_ids, tiny_config, tiny_model
 from training_runs import equal, stop_after, weights_of
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 import vaswani_transformer as vt
 from vaswani_transformer import UserError, train
@@ -74,9 +75,22 @@ def test_a_training_starts_from_the_given_weights_tokenizer_and_search(source, r
     loaded, same = vt.load_model(result.folder, device="cpu")
     assert same.get_vocab() == tokenizer.get_vocab()
     own, now = model.generation_config, loaded.generation_config
-    assert now.num_beams == 3 and own.num_beams != 3  # the one setting in which the recipe differs from the paper
+    assert now.num_beams == 3 and own.num_beams != 3  # the one setting that the recipe has
     assert getattr(now, "max_extra_tokens", None) == getattr(own, "max_extra_tokens", None)
     assert (now.decoder_start_token_id, now.pad_token_id) == (own.decoder_start_token_id, own.pad_token_id)
+
+
+def test_a_search_is_set_to_the_papers_too_and_needs_no_length_penalty_without_beams(source, recipe, tmp_path):
+    greedy = tmp_path / "greedy"
+    shutil.copytree(source, greedy)
+    model, _ = vt.load_model(greedy, device="cpu")
+    model.generation_config.update(num_beams=1, length_penalty=None)
+    model.generation_config.save_pretrained(greedy)
+    fields = {"from_model": str(greedy), "max_steps": 1, "evaluate_every": 1, "validation_bleu": 4}
+    for number, (search, beams) in enumerate([({"length_penalty": "auto"}, 1), ({"num_beams": 4}, 4)]):
+        output = str(tmp_path / str(number))
+        result = train(changed(recipe, **fields, **search, output=output), progress=False)
+        assert GenerationConfig.from_pretrained(result.folder).num_beams == beams
 
 
 def test_all_weights_learn_with_the_recipes_dropout(source, recipe):
@@ -259,6 +273,15 @@ def test_learned_positions_limit_the_length(source, recipe, tmp_path):
     tokenizer.save_pretrained(tmp_path / "learned")
     message = error_of(train, changed(recipe, from_model=str(tmp_path / "learned")), progress=False)
     assert "max_length is 60" in message and message.endswith("give --max-length 40")
+
+
+def test_a_process_that_is_not_told_its_gpu_is_not_alone(monkeypatch):
+    """accelerate takes it for a run of its own, which would write into the folder of the others."""
+    monkeypatch.setattr(training, "PartialState", lambda **_: SimpleNamespace(num_processes=1))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "set LOCAL_RANK too" in error_of(training.join_process_group, Recipe())
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    training.join_process_group(Recipe())
 
 
 def test_adapters_without_peft_are_one_line(recipe, monkeypatch):

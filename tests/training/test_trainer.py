@@ -436,5 +436,6 @@ def test_the_length_penalty_is_the_one_with_most_bleu(tmp_path, expected):
 
     options = {"eval_dataset": pairs, "compute_metrics": compute_metrics}
     trainer = make_trainer(tmp_path, model=model, trainer_options=options, predict_with_generate=True)
-    choose_length_penalty(trainer, 3)
+    model.generation_config.num_beams = 3
+    choose_length_penalty(trainer)
     assert found[model.generation_config.length_penalty] == found[expected]

@@ -36,10 +36,11 @@ class BpeDropout:
             raise UserError(f"bpe_dropout is {dropout}: it must be at least 0 and below 1")
         backend = getattr(tokenizer, "backend_tokenizer", None)
         sides = has_two_sides(tokenizer) or getattr(tokenizer, "known_tokens", None)
-        if not isinstance(getattr(backend, "model", None), BPE) or sides:
+        model = getattr(backend, "model", None)
+        if not isinstance(model, BPE) or sides or model.end_of_word_suffix or model.continuing_subword_prefix:
             raise UserError(
-                "bpe_dropout needs a fast tokenizer of byte-pair encoding, the same for source and target, and this one"
-                " is of another kind: leave bpe_dropout out"
+                "bpe_dropout needs a fast tokenizer of byte-pair encoding, the same for source and target, whose pieces"
+                " have no marks of their own, and this one is of another kind: leave bpe_dropout out"
             )
         self.dropout, self.seed = dropout, seed
         self._vocabulary = backend.get_vocab(with_added_tokens=False)

@@ -100,14 +100,14 @@ class DatasetPairs:
     """Pairs that `datasets` reads: a folder from ``save_to_disk``, a dataset on the Hub, a folder with a card."""
 
     where: str  # the folder or the dataset, as messages name it
-    open_dataset: Callable[[bool], datasets.Dataset | datasets.IterableDataset]  # called with whether it is streamed
+    open_dataset: Callable[[], datasets.Dataset]  # what is on the Hub is fetched first
     split: str  # a split or a slice such as "train[:1000]"
     columns: tuple[str, str]
     files: list[Path]  # all of a folder; none of the Hub
 
     def load(self) -> datasets.Dataset:
         """The pairs as a memory-mapped dataset; nothing is copied unless the type of string differs."""
-        columns, dataset = self.columns, self.open_dataset(False)
+        columns, dataset = self.columns, self.open_dataset()
         check_schema(dataset.features.arrow_schema, columns, self.where)
         if not set(columns) <= set(dataset.column_names):
             dataset = dataset.select_columns(["translation"]).flatten()
@@ -128,7 +128,7 @@ class DatasetPairs:
 
     def stream(self) -> Iterator[tuple[str, str]]:
         """Pairs one after the other, in order; nothing is cached and little is in memory."""
-        tables = self.open_dataset(True).with_format("arrow").iter(TABLE_ROWS)
+        tables = self.open_dataset().with_format("arrow").iter(TABLE_ROWS)
         tables = (with_pairs_only(table, self.columns) for table in tables)  # pictures and such stay as they are
         pair = None
         for pair in pairs_of_rows(rows_of_tables(tables, self.where), self.columns):
@@ -137,17 +137,13 @@ class DatasetPairs:
             raise _no_rows(self.where)
 
     def estimate(self) -> int:
-        """Number of pairs; reads all of them where the dataset does not state it."""
-        dataset = self.open_dataset(True)
-        if isinstance(dataset, datasets.Dataset):
-            return len(dataset)
-        stated = (dataset.info.splits or {}).get(self.split)
-        return stated.num_examples if stated and stated.num_examples else sum(1 for _ in self.stream())
+        """Number of pairs."""
+        return len(self.open_dataset())
 
     def downloaded(self) -> "DatasetPairs":
-        """The same, streamed from what `load` reads: data on the Hub is fetched once, and then needs no network."""
-        dataset = self.open_dataset(False)
-        return replace(self, open_dataset=lambda _: dataset)
+        """The same, fetched: then it needs no network."""
+        dataset = self.open_dataset()
+        return replace(self, open_dataset=lambda: dataset)
 
 
 PairSource = PairFiles | DatasetPairs
@@ -273,7 +269,7 @@ def _saved_dataset(folder: Path, split: str, columns: tuple[str, str]) -> Datase
             raise _no_split(folder, split, dataset)
         dataset = dataset[split]
     check_schema(dataset.features.arrow_schema, columns, str(folder))
-    return DatasetPairs(str(folder), lambda _: dataset, split, columns, _files_below(folder))
+    return DatasetPairs(str(folder), lambda: dataset, split, columns, _files_below(folder))
 
 
 def _named_dataset(name: str, config: str | None, split: str, columns: tuple[str, str]) -> DatasetPairs:
@@ -281,18 +277,9 @@ def _named_dataset(name: str, config: str | None, split: str, columns: tuple[str
     is_here = Path(name).is_dir()
     where = name if is_here else f"Hub dataset {name!r} (there is no such file or folder here)"
 
-    def open_dataset(streaming: bool) -> datasets.Dataset | datasets.IterableDataset:
-        if not streaming:
-            with load_errors(where):
-                return datasets.load_dataset(name, config, split=split)
-        parts = re.fullmatch(r"([^\[+]*)(?:\[(\d*):(\d*)\])?", split)
-        if parts is None:
-            raise UserError(f"split {split!r} cannot be streamed: give a split, or rows of one as train[:1000]")
-        start, stop = int(parts[2] or 0), int(parts[3]) if parts[3] else None
+    def open_dataset() -> datasets.Dataset:
         with load_errors(where):
-            dataset = datasets.load_dataset(name, config, split=parts[1].strip(), streaming=True)
-        dataset = dataset.skip(start) if start else dataset
-        return dataset if stop is None else dataset.take(max(0, stop - start))
+            return datasets.load_dataset(name, config, split=split)
 
     return DatasetPairs(where, open_dataset, split, columns, _files_below(Path(name)) if is_here else [])
 

@@ -39,14 +39,41 @@ def has_data_dir(recipe: Recipe) -> bool:
     return not is_local(folder) or folder.is_dir()
 
 
+def _is_here(recipe: Recipe, data: str) -> bool:
+    """Whether a name of data is of something below `data_dir`, not of a dataset on the Hub."""
+    path = data_path(recipe, data)
+    return not is_local(path) or path.exists() or glob.has_magic(data)
+
+
+def _is_file(recipe: Recipe, data: str) -> bool:
+    path = data_path(recipe, data)
+    return _is_here(recipe, data) and not (is_local(path) and path.is_dir())
+
+
+def split_to_validate_on(recipe: Recipe) -> str | None:
+    """The training data where a split of it is to validate on, and no data of its own.
+
+    Raises:
+        UserError: for training data in files, which have no splits.
+    """
+    own = recipe.validation_source, recipe.validation_target, recipe.validation_data
+    if recipe.validation_split is None or any(own) or recipe.train_data is None:
+        return None
+    if _is_file(recipe, recipe.train_data):
+        raise UserError(
+            f"validation_split is {recipe.validation_split} and {recipe.train_data} is a file, which has no splits:"
+            " give --validation-data, or --validation-split none, and some training pairs are held out"
+        )
+    return recipe.train_data
+
+
 def _source(recipe: Recipe, source: str | None, target: str | None, data: str | None, split: str) -> PairSource:
     """One part of the recipe's data; `data` that is neither a file nor a pattern below `data_dir` is left as it is."""
-    path = None if data is None else data_path(recipe, data)
-    is_here = path is not None and (not is_local(path) or path.exists() or glob.has_magic(data))
+    # A configuration is that of the other part of the data, where this one has none.
+    has_none = source is not None or (data is not None and data != recipe.train_data and _is_file(recipe, data))
     source, target = (None if name is None else data_path(recipe, name) for name in (source, target))
-    is_other_file = is_here and data != recipe.train_data and not (is_local(path) and path.is_dir())
-    config = None if source is not None or is_other_file else recipe.data_config  # that of the other part of the data
-    data = path if is_here else data
+    data = data_path(recipe, data) if data is not None and _is_here(recipe, data) else data
+    config = None if has_none else recipe.data_config
     return pair_source(source, target, data, config, split, recipe.source_column, recipe.target_column)
 
 
@@ -62,8 +89,8 @@ def data_sources(recipe: Recipe) -> tuple[PairSource, PairSource | None]:
         raise UserError("no training data: give --train-source and --train-target, or --train-data")
     train = _source(recipe, recipe.train_source, recipe.train_target, recipe.train_data, recipe.train_split)
     validation = recipe.validation_source, recipe.validation_target, recipe.validation_data
-    if recipe.validation_split is not None and not any(validation):
-        validation = None, None, recipe.train_data
+    if split := split_to_validate_on(recipe):
+        validation = None, None, split
     if not any(validation):
         return train, None
     return train, _source(recipe, *validation, recipe.validation_split or "validation")

@@ -255,8 +255,16 @@ def datasets_of(recipe: Mapping) -> list[str]:
     return [data] if is_dataset(data) else []
 
 
+def code_facts(config: Mapping) -> dict[str, Any]:
+    """What the entries of a saved configuration say of the code that lies beside it."""
+    return {
+        "remote_code": "AutoModelForSeq2SeqLM" in (config.get("auto_map") or {}),
+        "pipeline": "translation" if "translation" in (config.get("custom_pipelines") or {}) else None,
+    }
+
+
 def facts_of(model, repo_id: str, folder: str | Path | None, weights: str | None = None) -> CardFacts:
-    """The facts in a model, after `save_pretrained`, which sets what is saved with it, and in the folder of its run."""
+    """The facts in a model that was loaded, and in the folder of its run."""
     recipe, log = read_run(folder) if folder is not None else ({}, [])
     imported = read_import(folder) if folder is not None else {}
     settings = search_settings(model.generation_config)
@@ -272,8 +280,7 @@ def facts_of(model, repo_id: str, folder: str | Path | None, weights: str | None
         languages=imported.get("languages") or languages_of(recipe),
         license=imported.get("license"),
         datasets=datasets_of(recipe),
-        remote_code="AutoModelForSeq2SeqLM" in (getattr(model.config, "auto_map", None) or {}),
-        pipeline="translation" if "translation" in (getattr(model.config, "custom_pipelines", None) or {}) else None,
+        **code_facts(vars(model.config)),
         weights=weights,
         calibration=_calibration_of(folder),
     )

@@ -21,11 +21,13 @@ from ..decoding.confidence import PICTURE, Calibration
 from ..durations import duration
 from ..errors import UserError, one_line
 from ..evaluation.records import tensors_sha256
+from ..json_and_yaml import read_json
 from ..model.configuration_vaswani import VaswaniConfig
 from ..plots import can_draw
 from .card_facts import (
     METRICS,
     CardFacts,
+    code_facts,
     datasets_of,
     facts_of,
     file_name,
@@ -439,10 +441,11 @@ def card_for_push(model, repo_id: str, card: str) -> str:
         return card
     with tempfile.TemporaryDirectory() as saved:
         model.save_pretrained(saved)
-        weights = tensors_sha256(saved)
+        weights, code = tensors_sha256(saved), code_facts(read_json(Path(saved) / "config.json", "save it again"))
     if describes(card, weights):
         return card
     unchanged = bool(model.name_or_path) and weights is not None and tensors_sha256(model.name_or_path) == weights
     folder = model.name_or_path if unchanged else None
-    facts = replace(facts_of(model, repo_id, folder, weights), calibration=None)  # no file of it goes up with the model
+    # No file of a calibration goes up with the model.
+    facts = replace(facts_of(model, repo_id, folder, weights), calibration=None, **code)
     return render_card(carry_over(facts, card))

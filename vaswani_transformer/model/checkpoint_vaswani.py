@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 #: File and class behind `AutoConfig`, `AutoModel` and `AutoModelForSeq2SeqLM` in a saved model.
 AUTO_MAP = {
@@ -88,7 +89,7 @@ class VaswaniCheckpointMixin:
         for module in self.modules():  # layers for inference alone raise here, before a file is written
             getattr(module, "refuse_saving", bool)()
         if getattr(self, "generation_config", None) is not None:
-            self._take_back_defaults()
+            getattr(self, "_take_back_defaults", bool)()  # a user's own class may generate in its own way
         if self._auto_class is not None and f"modeling_vaswani.{type(self).__name__}" in AUTO_MAP.values():
             # Imported here to save time; transformers copies the file because it finds this line.
             from .pipeline_vaswani import CUSTOM_PIPELINES
@@ -138,7 +139,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
     """
     here = tensor.detach()
     here = here.to_local() if hasattr(here, "to_local") else here
-    if here.is_meta or not here.is_floating_point():
+    if here.is_meta or not here.is_floating_point() or is_traceable_wrapper_subclass(here):  # the last: quantised
         return True
     # No sum with an infinite number or NaN in it is finite, and a sum is ten times as fast as a look at each number. It
     # may be too large itself, so that only then each is looked at. On a CPU one thread sums a part of this size:

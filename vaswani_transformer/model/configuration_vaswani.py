@@ -8,8 +8,10 @@ from transformers.configuration_utils import PreTrainedConfig
 
 # Changes to the base model, row by row of Table 3, in the table's own order. Label smoothing, which two rows of group
 # (D) change, is left to the recipe or the trainer: no preset sets it.
+_BASE = {"d_model": 512, "d_ff": 2048, "num_heads": 8, "encoder_layers": 6, "decoder_layers": 6, "dropout": 0.1}
+_BIG = {**_BASE, "d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3}
 PRESETS: dict[str, dict] = {
-    "base": {},
+    "base": _BASE,
     "table3-a-heads-1": {"num_heads": 1, "d_k": 512, "d_v": 512},
     "table3-a-heads-4": {"num_heads": 4, "d_k": 128, "d_v": 128},
     "table3-a-heads-16": {"num_heads": 16, "d_k": 32, "d_v": 32},
@@ -28,9 +30,9 @@ PRESETS: dict[str, dict] = {
     "table3-d-smoothing-0.0": {},
     "table3-d-smoothing-0.2": {},
     "table3-e-learned-positions": {"position_encoding": "learned"},
-    "big": {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3},
-    "base-en-fr": {"vocab_size": 32_000},
-    "big-en-fr": {"vocab_size": 32_000, "d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.1},
+    "big": _BIG,
+    "base-en-fr": {**_BASE, "vocab_size": 32_000},
+    "big-en-fr": {**_BIG, "vocab_size": 32_000, "dropout": 0.1},
     # Section 6.3 gives the layers, d_model and the vocabulary and leaves "all other parameters" as in the base model.
     # It does not print its dropout; 0.2 on residuals and attention is what the authors' released code set.
     "parsing": {
@@ -236,7 +238,13 @@ class VaswaniConfig(PreTrainedConfig):
             for name, value in config_dict.items()
             if not (name in _NOT_FROM_FILES or name.startswith("_") or _is_code(getattr(cls, name, None)))
         }
-        return super().from_dict(own, **kwargs)
+        sizes = {name: cls.attribute_map.get(name, name) for name in kwargs}
+        sizes = {field: kwargs.pop(name) for name, field in sizes.items() if field in ("d_model", "num_heads")}
+        d_model, heads = own.get("d_model", cls.d_model), own.get("num_heads", cls.num_heads)
+        for name in ("d_k", "d_v") if sizes else ():  # they follow, where the file's did
+            if own.get(name) is not None and own[name] * heads == d_model:
+                del own[name]
+        return super().from_dict(own | sizes, **kwargs)
 
     def validate_architecture(self):
         """Check the values of fields; `@strict` calls it on construction and on saving.

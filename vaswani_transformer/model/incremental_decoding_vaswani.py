@@ -227,7 +227,13 @@ class DecodingCache(EncoderDecoderCache):
         self.length = self.filled = max(0, self.length + tokens_to_remove)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Let each row continue from the row of its sentence whose number `beam_idx`, `(rows,)`, gives."""
+        """Let each row continue from the row of its sentence whose number `beam_idx`, `(rows,)`, gives.
+
+        Raises:
+            ValueError: where there are no beams, and so no rows to choose from.
+        """
+        if self.beams == 1 and not torch.equal(beam_idx.cpu(), torch.arange(len(beam_idx))):
+            raise ValueError("this cache has no beams to reorder: give past_key_values=EncoderDecoderCache(...)")
         if self.beams > 1:
             index = (beam_idx % self.beams).view(-1, self.beams, 1).expand(-1, -1, self.room)
             self.past = self.past.gather(1, index)

@@ -97,7 +97,7 @@ def _checked(labels: torch.Tensor, epsilon: float, items: torch.Tensor | int | N
     if items is None:
         items = (labels != IGNORE_INDEX).sum()
     elif torch.is_tensor(items):
-        items = items.to(labels.device)
+        items = items.to(labels.device).reshape(())  # DataParallel gives each of its devices a matrix of one number
     return labels.flatten(), items
 
 

@@ -153,11 +153,19 @@ class Recipe:
         "better", "what the model gets: average, best, last, or better (of best and average, by validation)", CHECKS
     )
 
-    num_beams: int = _option(4, "beam size the saved model decodes with", DECODING)
-    length_penalty: float | Literal["auto"] = _option(
-        0.6, "alpha of the paper's length normalisation; auto: what gives the most validation BLEU, if any", DECODING
+    num_beams: int | None = _option(
+        None, "beam size the saved model decodes with; if none 4, or that of from_model", DECODING
     )
-    max_extra_tokens: int = _option(MAX_EXTRA_TOKENS, "tokens an output may be longer than its source", DECODING)
+    length_penalty: float | Literal["auto"] | None = _option(
+        None,
+        "alpha of the paper's length normalisation; auto: what gives the most validation BLEU, if any; if none 0.6,"
+        " or that of from_model",
+        DECODING,
+    )
+    max_extra_tokens: int | None = _option(
+        None, f"tokens an output may be longer than its source; if none {MAX_EXTRA_TOKENS}, or that of from_model",
+        DECODING,
+    )  # fmt: skip
 
     output: str | None = _option(None, "folder for the model; runs/NAME-OF-THE-RECIPE if none", OUTPUT)
     overwrite: bool = _option(
@@ -357,7 +365,7 @@ def check_recipe(recipe: Recipe) -> None:
                 raise UserError(f"{name} is {value}: it must be {rule}{other}")
     for name in ("num_beams", "length_penalty", "max_extra_tokens"):
         value = getattr(recipe, name)
-        if not _is_automatic(name, value) and (rule := broken_range(name, value)):
+        if value is not None and not _is_automatic(name, value) and (rule := broken_range(name, value)):
             raise UserError(f"{name} is {value}: it must be {rule}")
     for name, choices in _CHOICES.items():
         if getattr(recipe, name) not in choices:

@@ -18,11 +18,12 @@ from ..hardware import on_cpu
 from ..json_and_yaml import read_json
 from ..loading import check_folder, check_generation_config, load_model, read_config
 from ..model.configuration_vaswani import VaswaniConfig
+from ..model.generation_vaswani import MAX_EXTRA_TOKENS
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import AUTO, DROPOUTS, Recipe, model_config
 from .run_folder import IMPORT, ORIGIN
 
-SEARCH = ("num_beams", "length_penalty", "max_extra_tokens")
+SEARCH = {"num_beams": 4, "length_penalty": 0.6, "max_extra_tokens": MAX_EXTRA_TOKENS}  # the paper's, Section 6.1
 # All linear layers of encoder and decoder. Embeddings and output projection may be one matrix and stay as they are.
 ADAPTED = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
 _TUNED = "They were then trained further, as stated below."
@@ -49,14 +50,14 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
     check_tokenizer_matches(tokenizer, config)
     set_seed(recipe.seed)
     model = VaswaniForConditionalGeneration(config)
-    _set_search(model, {"length_penalty": Recipe.length_penalty, **_search_of(recipe)})
+    _set_search(model, SEARCH | _search_of(recipe))
     return _prepared(model, recipe)
 
 
 def model_of_folder(recipe: Recipe, folder: str | Path, weights: bool = True) -> VaswaniForConditionalGeneration:
     """The model in a folder, in float32, with the recipe's dropout and adapters.
 
-    Its search stays as it is but for settings in which the recipe differs from the paper.
+    Its search stays as it is but for what the recipe sets.
 
     Args:
         recipe: the settings of the training.
@@ -82,8 +83,7 @@ def model_of_folder(recipe: Recipe, folder: str | Path, weights: bool = True) ->
     if weights:
         model.load_state_dict(source.state_dict())
     model.generation_config = source.generation_config
-    search = _search_of(recipe)
-    _set_search(model, {name: value for name, value in search.items() if value != getattr(Recipe, name)})
+    _set_search(model, _search_of(recipe))
     if recipe.lora_rank is not None:
         add_adapters(model, recipe)
     elif config.decoder_start_token_id == config.pad_token_id:
@@ -118,8 +118,8 @@ def read_model_of(folder: str | Path) -> VaswaniForConditionalGeneration:
 
 
 def _search_of(recipe: Recipe) -> dict[str, Any]:
-    """The recipe's settings of a search, without what is chosen after the training."""
-    return {name: value for name in SEARCH if (value := getattr(recipe, name)) != AUTO}
+    """What the recipe sets of a search, without what is chosen after the training."""
+    return {name: value for name in SEARCH if (value := getattr(recipe, name)) not in (None, AUTO)}
 
 
 def _set_search(model: VaswaniForConditionalGeneration, settings: dict[str, Any]) -> None:

@@ -117,7 +117,12 @@ def join_process_group(recipe: Recipe) -> None:
     if launched != "no":
         logger.info("the launcher's mixed_precision %s is not used: the recipe's precision decides", launched)
         os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
-    PartialState(cpu=on_cpu(), timeout=timedelta(seconds=recipe.ddp_timeout))  # the Trainer finds the group made
+    state = PartialState(cpu=on_cpu(), timeout=timedelta(seconds=recipe.ddp_timeout))  # the Trainer finds it made
+    if os.environ.get("WORLD_SIZE", str(state.num_processes)) != str(state.num_processes):
+        raise UserError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and this process is alone, since it is not told which GPU of the"
+            " machine is its own: set LOCAL_RANK too, or start with accelerate launch or torchrun"
+        )
 
 
 def reporters(names: str) -> list[str]:
@@ -281,8 +286,8 @@ class TrainingRun:
         try:
             self._train(trainer, checkpoint)
             kept, averaged, metrics = select_weights(trainer, recipe, self.folder / CHECKPOINTS, processes)
-            if recipe.length_penalty == AUTO and recipe.validation_bleu and recipe.num_beams > 1:
-                choose_length_penalty(trainer, recipe.num_beams)
+            if recipe.length_penalty == AUTO and recipe.validation_bleu:
+                choose_length_penalty(trainer)
             self._finish(trainer)
             return TrainingResult(self.folder, trainer.state.global_step, self.log.seconds(), metrics, averaged, kept)
         finally:

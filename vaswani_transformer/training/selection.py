@@ -13,6 +13,7 @@ from ..errors import UserError
 from ..recipes.recipe import Recipe
 from .averaging import average_checkpoints
 from .checkpoints import Checkpoint, check_contents, read_checkpoints, step_of, to_average
+from .initial_model import SEARCH
 from .trainer import VaswaniTrainer
 
 logger = logging.getLogger(__name__)
@@ -94,21 +95,24 @@ def select_weights(
     return _label(kept, candidates[kept]), averaged, metrics[kept]
 
 
-def choose_length_penalty(trainer: VaswaniTrainer, num_beams: int) -> None:
+def choose_length_penalty(trainer: VaswaniTrainer) -> None:
     """Translate the validation set with several `LENGTH_PENALTIES`, and give the model the one with most BLEU.
 
-    Section 6.1 chose its alpha on the development set, too. All processes call it.
+    Section 6.1 chose its alpha on the development set, too. A model that searches greedily needs none. All processes
+    call it.
     """
-    found = {}
-    for alpha in LENGTH_PENALTIES:
+    search = trainer.accelerator.unwrap_model(trainer.model).generation_config
+    num_beams, found = search.num_beams or 1, {}
+    for alpha in LENGTH_PENALTIES if num_beams > 1 else ():
         options = {"num_beams": num_beams, "length_penalty": alpha}
         scores = trainer.predict(trainer.eval_dataset, metric_key_prefix="search", **options).metrics
         found[alpha] = scores["search_bleu"]
-    # A tenth of a point is no reason to leave the paper's.
-    chosen = max(found, key=lambda alpha: (round(found[alpha], 1), -abs(alpha - Recipe.length_penalty)))
-    shown = ", ".join(f"{alpha:g}: {bleu:.2f}" for alpha, bleu in found.items())
-    logger.info("length penalty %g, by validation BLEU with beam %d (%s)", chosen, num_beams, shown)
-    trainer.accelerator.unwrap_model(trainer.model).generation_config.length_penalty = chosen
+    if found:
+        # A tenth of a point is no reason to leave the paper's.
+        chosen = max(found, key=lambda alpha: (round(found[alpha], 1), -abs(alpha - SEARCH["length_penalty"])))
+        shown = ", ".join(f"{alpha:g}: {bleu:.2f}" for alpha, bleu in found.items())
+        logger.info("length penalty %g, by validation BLEU with beam %d (%s)", chosen, num_beams, shown)
+        search.length_penalty = chosen
 
 
 def _label(name: str, paths: list[Path]) -> str:

@@ -6,8 +6,8 @@
     python scripts/benchmarks/ablations.py FOLDER_OF_MULTI30K --study little-text        # what helps 29,000 pairs
 
 Table 3 varies the model; this varies batches, warmup, checkpoints and search, in a study of its own the initial
-weights, and in another, with the recipe `multi30k-en-de` for 4,500 steps, what is known to help where there is little
-text. Experiments like those of `vaswani experiment`: finished cells are not repeated, an interrupted one is resumed.
+weights, and in another, with the recipe `multi30k-en-de`, what is known to help where there is little text.
+Experiments like those of `vaswani experiment`: finished cells are not repeated, an interrupted one is resumed.
 Models are scored on test_2016_flickr: the last checkpoint and the average of the last five, the baseline with several
 searches; those of the last study as the recipe leaves them. `docs/reproducing.md` holds the tables.
 """
@@ -41,6 +41,7 @@ from vaswani_transformer.experiments.translation import (
     train_cell,
     with_target,
 )
+from vaswani_transformer.recipes.recipe import load_recipe
 from vaswani_transformer.training.callbacks import read_training_log
 from vaswani_transformer.training.checkpoints import WEIGHTS, complete_checkpoints
 from vaswani_transformer.training.run_folder import CHECKPOINTS, LOG
@@ -71,7 +72,6 @@ INITIALIZATIONS = {
     "normal": "normal(0, 0.02)",
 }
 LAYERS, SEEDS = (3, 6), (0, 1, 2)
-LITTLE_TEXT = {"max_minutes": 0.0, "max_steps": 4500, "warmup_steps": 1500, "evaluate_every": 300}
 HELP = {"as-it-is": ("as it is", {}), "bpe-dropout": ("BPE-dropout 0.1", {"bpe_dropout": 0.1})}
 CHOSEN = "beam 4, alpha 0.6"
 SEARCHES = {
@@ -219,7 +219,7 @@ class LittleText(TranslationExperiment):
         return {
             f"{name}-seed-{seed}": (
                 f"{label}, seed {seed}", "",
-                Training("multi30k-en-de", LITTLE_TEXT | changes | {"seed": seed}, **tests), {},
+                Training("multi30k-en-de", changes | {"seed": seed}, **tests), {},
             )
             for seed, (name, (label, changes)) in itertools.product(SEEDS, HELP.items())
         }  # fmt: skip
@@ -254,12 +254,12 @@ class LittleText(TranslationExperiment):
 
     def draw(self, figure, cells, results) -> None:
         """Validation loss over the steps, a line for each seed."""
-        axes = figure.subplots()
+        axes, every = figure.subplots(), load_recipe("multi30k-en-de").evaluate_every
         for color, (name, (label, _)) in zip(("tab:blue", "tab:orange", "tab:green"), HELP.items(), strict=False):
             for seed in SEEDS:
                 if (cell := f"{name}-seed-{seed}") in results:
                     losses = results[cell]["figures"]["losses"]
-                    steps = [LITTLE_TEXT["evaluate_every"] * (number + 1) for number in range(len(losses))]
+                    steps = [every * (number + 1) for number in range(len(losses))]
                     axes.plot(steps, losses, color=color, label=label if seed == SEEDS[0] else None)
         axes.set_xlabel("optimizer step")
         axes.set_ylabel("validation loss (nats a token)")

@@ -33,6 +33,7 @@ def test_a_model_scores_as_then(old):
     assert scores == pytest.approx(expected["scores"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_brings_the_code_of_then(old):
     code = (
         "import sys; sys.modules['vaswani_transformer'] = None\n"

@@ -27,6 +27,7 @@ def test_an_unknown_name_is_an_attribute_error():
         vaswani_transformer.nothing  # noqa: B018
 
 
+@pytest.mark.slow
 def test_loading_a_model_does_not_wait_for_the_trainer():
     code = "import sys, vaswani_transformer; print('transformers.trainer' in sys.modules, 'sacrebleu' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

@@ -328,6 +328,7 @@ def test_overwriting_replaces_model_and_tokenizer(recipe, model, tmp_path, cache
     assert AutoModelForSeq2SeqLM.from_pretrained(folder).config.vocab_size == 350
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_the_run_that_is_in_the_folder(recipe, tmp_path, cache):
     """A resumed run keeps its events, one that replaces it shows its own alone, and other programs' events stay."""
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -350,6 +351,7 @@ def test_tensorboard_shows_the_run_that_is_in_the_folder(recipe, tmp_path, cache
     assert (folder / "notes.txt").is_file() and (folder / "other" / "events.out.tfevents.1.mine").is_file()
 
 
+@pytest.mark.slow
 def test_the_home_folder_in_a_recipe_file(text, tmp_path, monkeypatch, capsys, cache):
     """Training, its plan and preparing find the same files, and nothing is made in a folder called ~."""
     home, here = tmp_path / "home", tmp_path / "here"

@@ -44,6 +44,7 @@ sys.exit(main({command!r}))
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_interrupted_training_writes_a_checkpoint_and_resumes(processes, recipe, tmp_path):
     folder = tmp_path / "out"
     command = ["train", recipe, "--output", folder, "--quiet", "--evaluate-every", "100000", "--max-steps"]

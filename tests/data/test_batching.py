@@ -297,6 +297,7 @@ def test_lengths_may_be_arrays():
     assert all(type(pair) is int for batch in arrays for pair in batch)
 
 
+@pytest.mark.slow
 def test_ordering_an_epoch_takes_eight_bytes_a_pair_and_its_order_four(tmp_path):
     """Beyond blocks of constant size, and the lengths stay where they are."""
     number, constant = 3_000_000, 20_000_000

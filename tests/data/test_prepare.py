@@ -204,6 +204,7 @@ def prepare_in_a_child(recipe, folder, shards=None, seconds=0.0):
     return status != 0
 
 
+@pytest.mark.slow
 def test_a_preparation_killed_at_random_moments_ends_with_the_same_files(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(preparation, "CHUNK", 2)
     whole, folder, chance, amidst = tmp_path / "whole", tmp_path / "killed", random.Random(1), 0

@@ -284,6 +284,7 @@ def test_a_store_that_refuses_or_lacks_a_file_is_named_in_one_line(
         assert error.startswith("error: s3://secret/p") and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_ends_in_one_line(recipe, tmp_path, monkeypatch, hurried):
     pytest.importorskip("s3fs")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "us")

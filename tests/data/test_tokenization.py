@@ -211,6 +211,7 @@ def test_training_is_deterministic(folders, tmp_path, kind):
         assert (tmp_path / name).read_bytes() == (folders[kind] / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_loads_where_the_package_cannot_be_imported(folders, tmp_path):
     code = (
         "import json, sys\n"

@@ -197,6 +197,7 @@ for arguments in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_a_new_process_reuses_the_pairs_and_the_token_ids(tmp_path, tokenizer, cache):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     (tmp_path / "folder").mkdir()

@@ -40,7 +40,7 @@ def test_translations_come_in_order_whatever_the_batches(model, tokenizer):
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.6}], ids=str)
-@pytest.mark.parametrize("tokens", [1, 40, 4096])
+@pytest.mark.parametrize("tokens", [pytest.param(1, marks=pytest.mark.slow), 40, 4096])
 def test_sentences_that_join_others_are_translated_as_in_batches(model, tokenizer, tokens, options, monkeypatch):
     """As on a GPU, where it pays."""
     sources, joined = [source for source, _ in PAIRS[:40]], []

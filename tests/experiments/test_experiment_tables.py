@@ -58,6 +58,7 @@ def test_recipes_of_table_3_are_the_papers_rows(scale):
             assert recipes[row.preset.removeprefix("table3-")].preset == row.preset
 
 
+@pytest.mark.slow
 def test_table3_command_goes_on_where_it_was_cut_off(multi30k, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(table3, "SEEDS", 2)
     words = ["table3", "--data-dir", multi30k, "--output", tmp_path, "--only", "base", "--set", *TINY]

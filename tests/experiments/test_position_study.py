@@ -53,6 +53,7 @@ def test_only_a_table_with_a_map_is_explained():
     assert 0.2 < unpredicted(half, 1) < 2
 
 
+@pytest.mark.slow
 def test_exact_matches_are_what_greedy_search_writes():
     study = LengthStudy(trained=3, tested=(1, 2, 3, 4), symbols=2, steps=150, **SMALL | {"examples": 8})
     task = study.make_task()

@@ -14,6 +14,7 @@ from vaswani_transformer.experiments import layer_types as layer_costs
 from vaswani_transformer.experiments.layer_types import KINDS, Attention, fitted_exponent, measure_layer, path_length
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.sampled_from(list(KINDS)), st.integers(2, 24), st.sampled_from([3, 5]), st.sampled_from([2, 4, 6, 10]))
 def test_paths_found_by_gradients_are_those_of_the_formulas(name, length, kernel, neighbourhood):
@@ -113,6 +114,7 @@ def test_the_shortest_round_counts(few_rounds):
     assert layer.calls == 2 * (1 + 3) + 2 * (1 + 3)  # one before the rounds; four for memory
 
 
+@pytest.mark.slow
 def test_memory_grows_as_the_table_says(few_rounds):
     def costs(name, *lengths):
         return [measure_layer(KINDS[name].make(8, 3, 16), n, 8, torch.device("cpu"), rounds=1) for n in lengths]

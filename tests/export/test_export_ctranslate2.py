@@ -173,7 +173,7 @@ def test_a_search_that_waits_is_the_papers(trained, tokenizer, options):
             assert [output.score for output in outputs] == pytest.approx(scores[:number], abs=1e-4)
 
 
-@pytest.mark.parametrize("limit", [8, 60])
+@pytest.mark.parametrize("limit", [8, pytest.param(60, marks=pytest.mark.slow)])
 def test_the_search_settings_of_imported_models_are_followed(tmp_path, trained, tokenizer, limit):
     """OPUS-MT's and Marian's: tokens that never come, and an end token that comes at the limit."""
     folder, exported = trained

@@ -431,6 +431,7 @@ def test_what_cannot_be_fused_is_computed_from_logits_that_are_then_dropped(chan
     torch.testing.assert_close(outputs.loss, once)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_skips_its_logits_too():
     model, labels = tiny_model(label_smoothing=0.1).train(), some_labels()
     expected, gradients = losses_and_gradients(model, labels)

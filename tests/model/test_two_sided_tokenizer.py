@@ -113,6 +113,7 @@ def test_special_tokens_have_one_number():
         VaswaniTokenizer(tokenizer_object=words(SOURCE), target_tokenizer_object=target, **SPECIAL)
 
 
+@pytest.mark.slow
 def test_without_this_package(tokenizer, tmp_path):
     VaswaniForConditionalGeneration(
         VaswaniConfig(vocab_size=9, d_model=8, d_ff=8, num_heads=1, encoder_layers=1, decoder_layers=1)

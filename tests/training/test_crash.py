@@ -91,6 +91,7 @@ def check_same_end(folder, undisturbed):
     assert not [name for name in names[folder] if ".writing" in name or ".removing" in name]
 
 
+@pytest.mark.slow
 def test_deterministic_kernels_are_asked_for_before_a_gpu_starts(recipe, undisturbed, tmp_path):
     """On a CPU the weights are the same with and without."""
     one = dataclasses.replace(recipe, output=str(tmp_path / "run"), deterministic=True)

@@ -164,7 +164,7 @@ def test_figures_of_the_card_come_from_what_was_given():
         "batch": "4,096 source tokens, and as many target tokens, at most",
         "optimizer steps": "200, 3.0 epochs",
         "optimizer": "Adam, β₁ 0.9, β₂ 0.98, ε 1e-09",
-        "learning rate": "Equation 3 of the paper, 2,000 warmup steps",
+        "learning rate": "Equation 3 of the paper, 1,500 warmup steps",
         "dropout": "0.3",
         "label smoothing": "0.1",
         "weights kept": "average of the last checkpoints, 5 at most",

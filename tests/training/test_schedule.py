@@ -165,24 +165,6 @@ def test_logging_every_few_steps_reports_the_rate_used_last(tmp_path, tokenizer,
     assert logged_rates(trainer) == {step: pytest.approx(equation_3(step), rel=1e-12) for step in (4, 8, 12)}
 
 
-def test_the_last_steps_cool_down(tmp_path, tokenizer, pairs):
-    """Also where the end is another one after a resume."""
-    callback = NoamSchedulerCallback(warmup_steps=WARMUP, cooldown_steps=5)
-    first = stock_trainer(tmp_path, tokenizer, pairs, callback, max_steps=7, save_strategy="steps", save_steps=4)
-    first.train()
-    shares = [1, 1, 1, 4 / 5, 3 / 5, 2 / 5, 1 / 5]
-    assert [rates[0] for rates in first.used] == [
-        pytest.approx(share * equation_3(step), rel=1e-12) for step, share in enumerate(shares, 1)
-    ]
-    second = stock_trainer(tmp_path, tokenizer, pairs, callback, max_steps=9, save_strategy="no")
-    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    assert [rates[0] for rates in second.used] == [
-        pytest.approx(share / 5 * equation_3(step), rel=1e-12) for step, share in enumerate((5, 4, 3, 2, 1), 5)
-    ]
-    with pytest.raises(ValueError, match="0 or more"):
-        NoamSchedulerCallback(cooldown_steps=-1)
-
-
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_resuming_goes_on_with_the_next_rate(tmp_path, tokenizer, pairs, accumulation):
     def make(**settings):

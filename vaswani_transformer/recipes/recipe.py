@@ -116,7 +116,6 @@ class Recipe:
     max_steps: int = _option(100_000, "optimizer steps in all", OPTIMIZER)
     max_minutes: float = _option(0.0, "stop after this many minutes of training; 0 for no limit", OPTIMIZER)
     warmup_steps: int = _option(4000, "optimizer steps over which the learning rate grows", OPTIMIZER)
-    cooldown_steps: int = _option(0, "last optimizer steps, over which it falls to 0 in a straight line", OPTIMIZER)
     lora_rank: int | None = _option(
         None, "train low-rank adapters of this rank (LoRA) in place of the weights of from_model", OPTIMIZER
     )
@@ -328,7 +327,7 @@ _RANGES = (
     ("lora_rank tokens_per_batch tokens_per_device ddp_timeout max_steps warmup_steps evaluate_every"
      " log_every keep_checkpoints expected_pairs expected_source_length expected_target_length",
      lambda value: value >= 1, "1 or more"),
-    ("validation_size max_minutes cooldown_steps max_gradient_norm validation_bleu early_stopping average_checkpoints"
+    ("validation_size max_minutes max_gradient_norm validation_bleu early_stopping average_checkpoints"
      " average_every checkpoint_minutes seed", lambda value: value >= 0, "0 or more"),
     ("data_workers", lambda number: 0 <= number <= MOST_WORKERS, f"from 0 to {MOST_WORKERS}"),
     ("max_length", lambda length: length >= 2, "2 or more, since </s> counts"),

@@ -150,7 +150,6 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
         max_steps=recipe.max_steps,
         warmup_steps=recipe.warmup_steps,
         learning_rate_scale=recipe.learning_rate_scale,
-        cooldown_steps=recipe.cooldown_steps,
         label_smoothing_factor=recipe.label_smoothing,
         fused_loss=recipe.fused_loss,
         dataloader_num_workers=workers,

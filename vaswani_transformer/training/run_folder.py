@@ -43,10 +43,10 @@ SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are comp
 BYTES_OF_A_MODEL = 4  # for each parameter, in float32
 # Fields that a resumed run may change: what has been computed so far does not depend on them.
 FREE_ON_RESUME = {
-    "max_steps", "max_minutes", "cooldown_steps", "early_stopping", "keep_checkpoints", "average_checkpoints",
-    "average_every", "checkpoint_minutes", "keep_weights", "data_workers", "num_beams", "length_penalty",
-    "max_extra_tokens", "output", "overwrite", "tokens_per_device", "padding_free", "compress_gradients",
-    "ddp_timeout", "report_to", "log_every", "expected_pairs", "expected_source_length", "expected_target_length",
+    "max_steps", "max_minutes", "early_stopping", "keep_checkpoints", "average_checkpoints", "average_every",
+    "checkpoint_minutes", "keep_weights", "data_workers", "num_beams", "length_penalty", "max_extra_tokens", "output",
+    "overwrite", "tokens_per_device", "padding_free", "compress_gradients", "ddp_timeout", "report_to", "log_every",
+    "expected_pairs", "expected_source_length", "expected_target_length",
     "prepared",  # wherever the folder lies; what is in it is compared by content
 }  # fmt: skip
 

@@ -52,21 +52,11 @@ class NoamSchedulerCallback(TrainerCallback):
         d_model: width of the model; read from the model's configuration when not given.
         warmup_steps: optimizer steps of linear growth.
         scale: factor on the whole schedule.
-        cooldown_steps: last optimizer steps, over which the rate falls to 0 in a straight line as well (Hägele et al.,
-            2024, arXiv 2405.18392); none in the paper.
-
-    Raises:
-        ValueError: as `noam_learning_rate`, and for a negative `cooldown_steps`.
     """
 
-    def __init__(
-        self, d_model: int | None = None, warmup_steps: int = 4000, scale: float = 1.0, cooldown_steps: int = 0
-    ):
+    def __init__(self, d_model: int | None = None, warmup_steps: int = 4000, scale: float = 1.0):
         self.d_model, self.warmup_steps, self.scale = d_model, warmup_steps, scale
-        self.cooldown_steps = cooldown_steps
         noam_learning_rate(1, d_model or 1, warmup_steps)  # refuses bad values before any work is done
-        if cooldown_steps < 0:
-            raise ValueError(f"cooldown_steps is {cooldown_steps}: it must be 0 or more")
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         """Read `d_model` from the model where it was not given."""
@@ -76,8 +66,6 @@ class NoamSchedulerCallback(TrainerCallback):
     def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
         """Set the rate for the step that is about to be taken."""
         rate = noam_learning_rate(state.global_step + 1, self.d_model, self.warmup_steps, self.scale)
-        if (left := state.max_steps - state.global_step) < self.cooldown_steps:
-            rate *= left / self.cooldown_steps
         for group in optimizer.param_groups:
             group["lr"] = rate
 

@@ -79,7 +79,6 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         padding_free: train on batches without padding (`PackedCollator`); validation pads.
         compress_gradients: send gradients between processes in bf16.
         learning_rate_scale: factor on Equation 3; 1 in the paper.
-        cooldown_steps: last steps, over which the rate falls to 0; none in the paper.
         fused_loss: compute the projection to the vocabulary and the training loss together, in blocks of tokens (see
             `skip_logits` of the model's `forward`).
         timed_save_total_limit: how many checkpoints are kept that a [`StopAndSaveCallback`] asked for by the clock;
@@ -91,7 +90,6 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     padding_free: bool = HfArg(default=False, help="train on batches without padding")
     compress_gradients: bool = HfArg(default=False, help="send gradients between processes in bf16")
     learning_rate_scale: float = HfArg(default=Recipe.learning_rate_scale, help="factor on Equation 3")
-    cooldown_steps: int = HfArg(default=Recipe.cooldown_steps, help="last steps, over which the rate falls to 0")
     fused_loss: bool = HfArg(default=True, help="compute projection and loss together, in blocks")
     timed_save_total_limit: int | None = HfArg(default=None, help="as save_total_limit, of timed checkpoints")
     warmup_steps: float = HfArg(default=Recipe.warmup_steps, help="steps of linear growth of the learning rate")
@@ -151,8 +149,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         parts = max(1, math.ceil(args.tokens_per_batch / self.tokens_per_device))
         args.gradient_accumulation_steps = math.ceil(parts / args.world_size)
         self.micro_batches = args.gradient_accumulation_steps * args.world_size
-        schedule = int(args.warmup_steps), args.learning_rate_scale, args.cooldown_steps
-        self.add_callback(NoamSchedulerCallback(model.config.d_model, *schedule))
+        self.add_callback(NoamSchedulerCallback(model.config.d_model, int(args.warmup_steps), args.learning_rate_scale))
         self.add_callback(_StartCallback(self))
         self.step_tokens = (0, 0)  # source and target tokens of the latest optimizer step, over all processes
         self.tokens_seen = np.zeros(2, np.int64)  # the same, summed over the run

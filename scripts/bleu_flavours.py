@@ -116,7 +116,7 @@ def main() -> None:
         print(f"| {name} | {value:.2f} | {value - rows[0][1]:+.2f} |")
     metric = BLEU()
     result = metric.corpus_score(translations, [references], n_bootstrap=1000)
-    spread = json.loads(result.format(is_json=True))["confidence_var"]
+    spread = json.loads(result.format(signature=str(metric.get_signature()), is_json=True))["confidence_var"]
     print(f"\n{len(references):,} sentences, `{metric.get_signature()}`;", end=" ")
     print(f"the first row is good to {spread:.2f} either way (95% of 1,000 bootstrap samples)")
 

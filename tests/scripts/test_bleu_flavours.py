@@ -1,11 +1,12 @@
 """scripts/bleu_flavours.py: scores of flavours against sacreBLEU's command and against hand-made sentences."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
-from bleu_flavours import flavours, split_compounds
+from bleu_flavours import flavours, main, split_compounds
 from sacrebleu import corpus_bleu
 
 REFERENCES = [
@@ -70,3 +71,13 @@ def test_subwords_are_scored_where_there_is_a_model():
     expected = corpus_bleu([" ".join(x) for x in TRANSLATIONS], [[" ".join(x) for x in REFERENCES]], tokenize="none")
     assert rows[-1][1] == pytest.approx(expected.score)
     assert rows[-1][1] > rows[0][1]
+
+
+def test_it_says_how_good_the_figure_is(tmp_path, monkeypatch, capsys):
+    for name, lines in (("out", TRANSLATIONS), ("ref", REFERENCES)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    words = ["bleu_flavours.py", "--translations", str(tmp_path / "out"), "--reference", str(tmp_path / "ref")]
+    monkeypatch.setattr(sys, "argv", words)
+    main()
+    *rows, _, last = capsys.readouterr().out.splitlines()
+    assert len(rows) == 2 + 11 and re.search(r"good to \d+\.\d\d either way \(95% of 1,000 bootstrap samples\)$", last)

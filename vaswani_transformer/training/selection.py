@@ -102,17 +102,18 @@ def choose_length_penalty(trainer: VaswaniTrainer) -> None:
     call it.
     """
     search = trainer.accelerator.unwrap_model(trainer.model).generation_config
-    num_beams, found = search.num_beams or 1, {}
-    for alpha in LENGTH_PENALTIES if num_beams > 1 else ():
-        options = {"num_beams": num_beams, "length_penalty": alpha}
+    if search.num_beams in (None, 1):
+        return
+    found = {}
+    for alpha in LENGTH_PENALTIES:
+        options = {"num_beams": search.num_beams, "length_penalty": alpha}
         scores = trainer.predict(trainer.eval_dataset, metric_key_prefix="search", **options).metrics
         found[alpha] = scores["search_bleu"]
-    if found:
-        # A tenth of a point is no reason to leave the paper's.
-        chosen = max(found, key=lambda alpha: (round(found[alpha], 1), -abs(alpha - SEARCH["length_penalty"])))
-        shown = ", ".join(f"{alpha:g}: {bleu:.2f}" for alpha, bleu in found.items())
-        logger.info("length penalty %g, by validation BLEU with beam %d (%s)", chosen, num_beams, shown)
-        search.length_penalty = chosen
+    # A tenth of a point is no reason to leave the paper's.
+    chosen = max(found, key=lambda alpha: (round(found[alpha], 1), -abs(alpha - SEARCH["length_penalty"])))
+    shown = ", ".join(f"{alpha:g}: {bleu:.2f}" for alpha, bleu in found.items())
+    logger.info("length penalty %g, by validation BLEU with beam %d (%s)", chosen, search.num_beams, shown)
+    search.length_penalty = chosen
 
 
 def _label(name: str, paths: list[Path]) -> str:

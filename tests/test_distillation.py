@@ -36,6 +36,7 @@ from vaswani_transformer.training import run as training
 
 pytestmark = pytest.mark.usefixtures("cache", "without_pictures")
 fails = translating.fails
+here = translating.here
 without_pictures = training_runs.without_pictures
 LINES, WINDOW = 18, 4  # of the training text, and those that are translated together where it is interrupted
 
@@ -190,6 +191,26 @@ def test_validation_on_a_dataset_of_the_hub_with_a_configuration(teachers, monke
         (*files, None, None, "train", "source", "target"),
         (None, None, "wmt14", "de-en", "validation", "source", "target"),
     ]
+
+
+@pytest.mark.parametrize("way", [["--beams", "2"], ["--sample"]], ids=" ".join)
+def test_workers_write_what_one_process_writes(teachers, student, tmp_path, here, monkeypatch, fails, way):
+    monkeypatch.setattr(distillation, "train", lambda recipe, progress: None)
+    monkeypatch.setattr(distillation, "FileTranslator", partial(FileTranslator, window=WINDOW))
+    command = ["distill", teachers[0], "--student", student, "--quiet", *way, "--output"]
+    monkeypatch.setattr("vaswani_transformer.cli.train._run", lambda run: run() or 0)
+    assert translating.run(*command, tmp_path / "one") == 0
+    here.append(0)
+    for name, workers in (("workers", ["--workers", "3"]), ("finished by one", [])):
+        out = tmp_path / name
+        assert "was killed" in fails(*command, out, "--workers", "3")
+        assert len(list((out / "translations.jsonl.parts").glob("part-?????"))) == 3
+        here.clear()
+        assert translating.run(*command, out, *workers) == 0
+        here.append(0)
+        assert (out / "distilled.de").read_bytes() == (tmp_path / "one" / "distilled.de").read_bytes()
+        files = {path.name for path in out.iterdir() if path.name[0] != "."}
+        assert files == {"distilled.en", "distilled.de", "distillation.json"}
 
 
 # The command

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,16 @@ from sacrebleu.metrics import BLEU
 from .data.bpe_dropout import BpeDropout
 from .data.parallel_text import PairSource
 from .data.recipe_data import data_sources, split_to_validate_on
+from .data.text_files import file_stamp
 from .data.tokenization import load_tokenizer, tokenizer_sha256
 from .decoding.file_translator import FileTranslator, Layout
 from .decoding.output import ResumableOutput, notes_path
+from .decoding.parts import parts_folder, write_in_parts
 from .decoding.translator import Translator
 from .distributed import joined_processes
 from .errors import UserError
 from .evaluation.records import model_sha256
+from .hardware import check_workers
 from .hub.card_facts import known_languages
 from .json_and_yaml import parse_json, read_json
 from .loading import check_folder
@@ -44,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 DISTILLED = "distilled"  # files distilled.en and distilled.de, or whatever the languages are
 TRANSLATIONS = "translations.jsonl"  # until these are written: what the teachers found, a line of JSON for each source
+SOURCES = "sources.txt"  # and what several workers translate
 _BLEU = BLEU(effective_order=True)  # smoothed, as sacreBLEU advises for sentences
 
 
@@ -89,6 +93,7 @@ def distill(
     teaching: Teaching = Teaching(),
     text: str | None = None,
     progress: bool = True,
+    workers: int = 1,
 ) -> TrainingResult:
     """Have a text translated, unless it is in the output folder already, and train a student on the translations.
 
@@ -98,10 +103,13 @@ def distill(
     Args:
         teachers: a model folder, or several, which translate together.
         recipe: of the student. Its training sources are what is translated, its validation data stays as it is.
-        load_teachers: loads them as one model or ensemble, with its tokenizer, if something is left to translate.
+        load_teachers: loads them as one model or ensemble, with its tokenizer, if something is left to translate; for
+            several workers a function that can be pickled.
         teaching: how they translate, and what is kept of it.
         text: a file, or a pattern, whose lines are translated instead; relative to the recipe's `data_dir`.
         progress: whether to show progress bars on standard error.
+        workers: processes of this machine that translate, each with the teachers loaded, and on its own GPU if there
+            are any; what they write is what one writes.
 
     Raises:
         UserError: for teachers that are no models or of different tokenizers, a student with another tokenizer, a text
@@ -109,6 +117,7 @@ def distill(
         TrainingStopped: as `train`.
     """
     check_paths(recipe)
+    check_workers("--workers", workers)
     teaching.check(text)
     for teacher in teachers:
         check_folder(teacher)
@@ -118,7 +127,7 @@ def distill(
     join_process_group(student)
     with locked_together(student.output):
         with joined_processes() as processes:
-            processes.share("distilled text", lambda: made.make(load_teachers, progress))
+            processes.share("distilled text", lambda: made.make(load_teachers, progress, workers))
         return train(student, progress)
 
 
@@ -181,7 +190,7 @@ class DistilledText:
         """Where translations lie until all are there."""
         return self.output.path / TRANSLATIONS
 
-    def make(self, load_teachers: Callable[[], tuple[Any, Any]], progress: bool = True) -> None:
+    def make(self, load_teachers: Callable[[], tuple[Any, Any]], progress: bool = True, workers: int = 1) -> None:
         """Write the files, and `distillation.json` last, unless they are there.
 
         Raises:
@@ -200,10 +209,11 @@ class DistilledText:
         settings |= asdict(self.teaching) | {"max_length": recipe.max_length}
         settings["seed"] = recipe.seed if self.teaching.sample else None
         if not self._is_made(settings):
-            self.output.check([DISTILLATION, *self.names])
-            self._translate(load_teachers, settings, lines, progress)
+            self.output.check([DISTILLATION, SOURCES, *self.names])
+            self._translate(load_teachers, settings, lines, progress, workers)
             self._write(settings)
         if notes_path(self.translations).exists():  # removed last: a removal that is cut off is repeated
+            self.output.remove([SOURCES])
             self.translations.unlink(missing_ok=True)
             notes_path(self.translations).unlink()
 
@@ -231,9 +241,35 @@ class DistilledText:
         return True
 
     def _translate(
-        self, load_teachers: Callable[[], tuple[Any, Any]], settings: dict[str, Any], lines: int, progress: bool
+        self,
+        load_teachers: Callable[[], tuple[Any, Any]],
+        settings: dict[str, Any],
+        lines: int,
+        progress: bool,
+        workers: int,
     ) -> None:
         """Translate what is not translated yet."""
+        make = partial(self._file_translator, load_teachers, settings["seed"])
+        files = make()  # here too where workers translate: what is wrong with the teachers is known at once
+        with closing(ResumableOutput(self.translations, settings, resume=True)) as output:
+            if workers == 1 and not parts_folder(self.translations).is_dir():
+                files.run(self._sources(), output, output.done, lines, progress=progress)
+                return
+            kind, window, path = type(files), files.window, self.output.path / SOURCES
+            del files  # of which each worker loads its own
+            if not self.output.is_ours(SOURCES):
+                with self.output.staging() as staging:
+                    with (staging / SOURCES).open("w", encoding="utf-8") as file:
+                        file.writelines(f"{line}\n" for line in self._sources())
+                    self.output.place(staging, last=SOURCES)
+            sources = ((path, file_stamp(path)),)
+            write_in_parts(output, kind, make, sources, window, 1, workers, progress=progress)
+
+    def _sources(self) -> Iterator[str]:
+        """Each source as one line."""
+        return (" ".join(source.splitlines()) for source, _ in self.source.stream())
+
+    def _file_translator(self, load_teachers: Callable[[], tuple[Any, Any]], seed: int | None) -> FileTranslator:
         model, tokenizer = load_teachers()
         translator = Translator(
             model,
@@ -241,13 +277,11 @@ class DistilledText:
             max_source_tokens=self.recipe.max_length,  # longer ones, which no student of this recipe learns, in parts
             split_long=True,
             scores=True,
-            seed=settings["seed"],
+            seed=seed,
             source_language=languages_of_model(self.teachers[0])[0],
             **self.teaching.search(model.generation_config.num_beams or 1),
         )
-        with closing(ResumableOutput(self.translations, settings, resume=True)) as output:
-            sources = (source for source, _ in self.source.stream())
-            FileTranslator(translator, Layout(json=True)).run(sources, output, output.done, lines, progress=progress)
+        return FileTranslator(translator, Layout(json=True))
 
     def _found(self) -> Iterator[list[dict[str, Any]]]:
         """The translations of each line, best first."""
@@ -293,10 +327,10 @@ class DistilledText:
                 (staging / self.names[0]).open("w", encoding="utf-8") as sources,
                 (staging / self.names[1]).open("w", encoding="utf-8") as targets,
             ):
-                rows = zip(self.source.stream(), self._found(), places, are_kept, strict=True)
-                for (source, _), translations, place, is_kept in rows:
+                rows = zip(self._sources(), self._found(), places, are_kept, strict=True)
+                for source, translations, place, is_kept in rows:
                     if is_kept:
-                        sources.write(" ".join(source.splitlines()) + "\n")
+                        sources.write(source + "\n")
                         targets.write(translations[place]["text"] + "\n")
             (staging / DISTILLATION).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
             self.output.place(staging, last=DISTILLATION)

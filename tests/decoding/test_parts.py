@@ -40,6 +40,7 @@ expected = translating.expected
 repetition_free = translating.model
 papers_model = translating.papers_model
 fails = translating.fails
+here = translating.here
 slurm = slurm_jobs.slurm
 SLURM = [word for name, value in slurm_jobs.OPTIONS.items() for word in ("--engine-option", f"{name}={value}")]
 SLURM = ["--engine", "slurm", "--workers", "3", *SLURM]
@@ -54,23 +55,6 @@ def source(tmp_path_factory):
     path = tmp_path_factory.mktemp("source") / "in.txt"
     path.write_text("\n".join(TEXT) + "\n")
     return path
-
-
-@pytest.fixture
-def here(monkeypatch):
-    """Workers one after the other in this process, the last first; some do their parts twice, and `lost` ones none."""
-    lost = []
-
-    def run_tasks(task, number, workers, shown, unit, total):
-        assert number == workers
-        for worker in (*reversed(range(number)), 0):
-            if worker in lost:
-                raise UserError("a worker process was killed")
-            task(worker, lambda sentences: None)
-
-    monkeypatch.setattr(parts, "run_tasks", run_tasks)
-    monkeypatch.setenv("LOCAL_RANK", "0")  # what workers set is put back in the end
-    return lost
 
 
 def notes(output: Path) -> dict[str, dict]:
@@ -245,7 +229,7 @@ def test_a_mistake_in_a_line_leaves_the_others(model, tmp_path, fails, here, cap
     command = ["translate", model, "--input", bad, *OPTIONS, "--max-source-tokens", "50", "--output"]
     message = fails(*command, output, "--workers", "2", "--long-lines", "refuse")
     assert message.startswith("error: line 10 has") and message.endswith(
-        f"; 2 of 5 parts of {output} are missing: the same command translates them"
+        f"; 2 of 5 parts of {output} are missing: the same command does them"
     )
     assert sum("split" in note for note in notes(output).values()) == 3
     assert "translated in parts" not in caplog.text
@@ -312,13 +296,13 @@ def test_each_worker_has_its_own_gpu_and_its_share_of_the_processors(model, sour
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     monkeypatch.setattr(hardware, "_free_threads", None)
     seen = []
-    make = parts.FileInParts._translate
+    make = parts.FileInParts._write
 
     def look(self, number, files, advance):
         seen.append((str(hardware.choose_device("auto")), hardware._free_threads.most))
         return make(self, number, files, advance)
 
-    monkeypatch.setattr(parts.FileInParts, "_translate", look)
+    monkeypatch.setattr(parts.FileInParts, "_write", look)
     command = ["translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS, "--device", "cpu"]
     assert run(*command, "--workers", "3") == 0
     assert list(dict.fromkeys(seen)) == [("cuda:0", 2), ("cuda:1", 2)]
@@ -357,7 +341,7 @@ def test_what_does_not_combine_is_one_line(model, source, tmp_path, fails, monke
     assert not any(tmp_path.iterdir())
     monkeypatch.setitem(sys.modules, "ray", None)
     assert "engine ray needs ray" in fails("translate", model, "--input", source, *out, "--engine", "ray")
-    monkeypatch.setattr("vaswani_transformer.distributed.is_launched", lambda: True)
+    monkeypatch.setattr("vaswani_transformer.cli.files.is_launched", lambda: True)
     assert "translate starts its processes itself" in fails("translate", model, "A dog.")
 
 

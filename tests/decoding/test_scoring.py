@@ -4,19 +4,25 @@ import json
 import math
 
 import pytest
+import slurm_jobs
 import torch
 import translating
 from conftest import tiny_model
 from model_folders import PAIRS, write_model
+from slurm_jobs import do, jobs_of
+from translating import run
 
 from vaswani_transformer import PerplexityMetric, load_model, score_pairs, score_tokens
 from vaswani_transformer.cli.main import main
+from vaswani_transformer.decoding import scoring
 from vaswani_transformer.decoding.ensemble import Ensemble
 from vaswani_transformer.decoding.scoring import score_ids
 from vaswani_transformer.decoding.translator import Translator
 from vaswani_transformer.errors import UserError
 
 fails = translating.fails
+here = translating.here
+slurm = slurm_jobs.slurm
 SOURCES, TARGETS = map(list, zip(*PAIRS[:30], strict=True))
 
 
@@ -131,6 +137,61 @@ def test_the_command_writes_scores_and_sums(folder, loaded, files, tmp_path, cap
         logs = [log for _, log in record["token_log_probabilities"]]
         assert logs == pytest.approx(score.log_probabilities, rel=1e-4, abs=1e-4)
         assert record["score"] == pytest.approx(sum(logs))
+
+
+@pytest.mark.parametrize("way", [["--tokens"], ["--tokens", "--format", "json"]], ids=["text", "json"])
+def test_workers_and_resuming_write_what_one_process_writes(folder, files, tmp_path, fails, here, monkeypatch, way):
+    def command(name, *options) -> list:
+        written = ["--output", tmp_path / name, "--json", tmp_path / f"{name}.json"]
+        return ["score", folder, *files, "--window", "5", *way, *written, *options]
+
+    assert run(*command("one")) == 0
+    assert run(*command("workers", "--workers", "2")) == 0
+    here.append(0)
+    assert "was killed" in fails(*command("lost", "--workers", "3"))
+    assert "give --resume to continue it" in fails(*command("lost"))
+    assert "--window was 5 and is 6 now" in fails(*command("lost", "--resume", "--window", "6"))
+    here.clear()
+    assert run(*command("lost", "--resume")) == 0
+    score, windows = scoring._score, iter(range(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(scoring, "_score", lambda *given: score(*given) if next(windows) < 2 else interrupt())
+        assert run(*command("interrupted")) == 130
+    assert (tmp_path / "interrupted").read_text().count("\n") == 10
+    assert run(*command("interrupted", "--resume")) == 0
+    for name in ("workers", "lost", "interrupted"):
+        for suffix in ("", ".json"):
+            assert (tmp_path / f"{name}{suffix}").read_bytes() == (tmp_path / f"one{suffix}").read_bytes() != b""
+    assert not list(tmp_path.glob("*.parts")) + list(tmp_path.glob("*.unfinished.json"))
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_jobs_of_slurm(folder, files, tmp_path, slurm, fails):
+    slurms = [f"{name}={value}" for name, value in slurm_jobs.OPTIONS.items()]
+    command = [
+        "score",
+        folder,
+        *files,
+        "--window",
+        "5",
+        "--workers",
+        "2",
+        "--engine",
+        "slurm",
+        "--output",
+        tmp_path / "out",
+    ]
+    command += [word for one in slurms for word in ("--engine-option", one)]
+    assert "--json is written when all is scored" in fails(*command, "--json", tmp_path / "sums")
+    assert run(*command) == 0
+    for executor, number in jobs_of(slurm):
+        for task in reversed(range(number)):
+            do(executor, task)
+    assert run("score", folder, *files, "--window", "5", "--output", tmp_path / "one") == 0
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "one").read_bytes() != b""
 
 
 def test_mistakes(folder, files, tmp_path, fails):

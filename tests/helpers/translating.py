@@ -10,6 +10,8 @@ import pytest
 from model_folders import PAIRS, write_model
 
 from vaswani_transformer.cli.main import main
+from vaswani_transformer.decoding import parts
+from vaswani_transformer.errors import UserError
 
 LINES = [source for source, _ in PAIRS] + ["", "   ", "A dog.\tTwo.", "Ein Hund \u2028 bellt."]
 OPTIONS = ["--max-new-tokens", "8", "--beams", "2", "--window", "7"]
@@ -68,3 +70,20 @@ def fails(capsys):
         return lines[0]
 
     return call
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Workers one after the other in this process, the last first; some do their parts twice, and `lost` ones none."""
+    lost = []
+
+    def run_tasks(task, number, workers, shown, unit, total):
+        assert number == workers
+        for worker in (*reversed(range(number)), 0):
+            if worker in lost:
+                raise UserError("a worker process was killed")
+            task(worker, lambda sentences: None)
+
+    monkeypatch.setattr(parts, "run_tasks", run_tasks)
+    monkeypatch.setenv("LOCAL_RANK", "0")  # what workers set is put back in the end
+    return lost

@@ -6,11 +6,27 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from ..data.engines import SLURM
+from ..data.text_files import TextScan
 from ..errors import UserError
-from .command import add_command
-from .files import check_files, option_flag, write_result
+from .command import add_command, add_engine_options
+from .files import (
+    check_files,
+    check_model,
+    check_work,
+    found_anywhere,
+    is_file,
+    is_in_parts,
+    open_output,
+    option_flag,
+    report_unfinished,
+    write_parts,
+    write_result,
+)
 from .options import (
     add_length_penalty,
     add_model_argument,
@@ -131,6 +147,8 @@ def add_score(commands) -> None:
     parser = add_command(commands, "score", _score, "log-probabilities of given translations, and their perplexity")
     _add_pairs(parser, "target", "their translations")
     parser.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
+    parser.add_argument("--resume", action="store_true", help="continue an --output that was interrupted")
+    add_engine_options(parser, "processes that score parts of the files, each on its own GPU if any (default: 1)", 1)
     parser.add_argument("--tokens", action="store_true", help="also the log-probability of each token")
     how = "fields separated by tabs, or JSON lines"
     parser.add_argument("--format", choices=("text", "json"), default="text", help=how)
@@ -141,30 +159,16 @@ def add_score(commands) -> None:
 
 
 def _score(arguments: argparse.Namespace) -> int:
-    from tqdm.auto import tqdm
-
-    from ..decoding.output import StreamOutput
-    from ..decoding.scoring import LengthRule, score_windows
-    from ..decoding.streaming import WINDOW_LINES
     from ..evaluation.metrics import perplexity
 
     check_options(arguments)
+    check_work(arguments, "score", ("source", "target"))
+    if arguments.json and arguments.engine == SLURM:
+        raise UserError("--json is written when all is scored, and jobs of Slurm do that later: leave one of them out")
     check_files(arguments, read=("source", "target"), written=("output", "json"))
-    total = _count_pairs(arguments)
-    model, tokenizer = load_for_decoding(arguments)
-    rule = LengthRule.of(model.generation_config, {"length_penalty": arguments.length_penalty})
-    pairs, window = _pairs(arguments.source, arguments.target), arguments.window or WINDOW_LINES
-    sums, number = {"pairs": 0, "tokens": 0, "log_probability": 0.0}, 0
-    output = StreamOutput(sys.stdout if arguments.output is None else Path(arguments.output))
-    with contextlib.closing(output), tqdm(total=total, desc="scoring", unit=" pairs", smoothing=0) as bar:
-        for scores in score_windows(model, tokenizer, pairs, window, arguments.tokens_per_batch):
-            output.write("".join(_line(*pair, rule, arguments) for pair in enumerate(scores, number + 1)))
-            number += len(scores)
-            bar.update(len(scores))
-            for score in filter(None, scores):
-                sums["pairs"] += 1
-                sums["tokens"] += len(score.tokens)
-                sums["log_probability"] += score.log_probability
+    sums = _score_in_parts(arguments) if is_in_parts(arguments) else _score_files(arguments)
+    if sums is None:
+        return 0
     if not sums["pairs"]:
         raise UserError("all pairs have a blank side: there is nothing to score")
     sums = {"perplexity": perplexity([-sums["log_probability"]], [sums["tokens"]])} | sums
@@ -178,37 +182,78 @@ def _score(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _count_pairs(arguments: argparse.Namespace) -> int | None:
-    """Lines of both files, which must be as many; None where one of them is a pipe that can be read only once."""
+def _score_files(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Score in this process; returns the sums."""
+    from tqdm.auto import tqdm
+
+    from ..decoding.streaming import in_windows
+
+    scans = _scan_pairs(arguments)
+    files, total = _file_scorer(arguments), scans["--source"].lines if scans else None
+    output = open_output(arguments, scans, files.window)
+    with contextlib.closing(output), report_unfinished(output):
+        if output.done:
+            _add_written(arguments.output, files)
+        windows = in_windows(_pairs(arguments.source, arguments.target), files.window, output.done)
+        bar = tqdm(total=total, initial=output.done, desc=files.doing, unit=f" {files.unit}", smoothing=0)
+        with bar:
+            remarks = files.write(windows, output, bar, output.done)
+        remarks.report()
+        output.finish()
+    return files.sums
+
+
+def _score_in_parts(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """Have workers score; returns the sums, none if jobs of Slurm will do it."""
+    from ..decoding.scoring import FileScorer
+
+    scans, values = _scan_pairs(arguments), found_anywhere(arguments)
+    # Loaded here too, wherever the workers are: what is wrong with model or options is known at once.
+    files = _file_scorer(argparse.Namespace(**vars(values) | {"device": "cpu", "precision": None}))
+    files.model = None
+    arguments.resume = True  # nothing that is there is replaced
+    output = open_output(arguments, scans, files.window)
+    with contextlib.closing(output), report_unfinished(output):
+        make = partial(_file_scorer, values, output.settings["MODEL"])
+        if not write_parts(arguments, output, FileScorer, make, scans, files.window):
+            return None
+        _add_written(arguments.output, files)
+        output.finish()
+    return files.sums
+
+
+def _file_scorer(arguments: argparse.Namespace, sha256: str | None = None):
+    """The model of the arguments and how scores are written; `sha256` is what it must still have."""
+    from ..decoding.scoring import FileScorer, LengthRule, ScoreLayout
+    from ..decoding.streaming import WINDOW_LINES
+
+    check_model(arguments.model, sha256)
+    model, tokenizer = load_for_decoding(arguments)
+    rule = LengthRule.of(model.generation_config, {"length_penalty": arguments.length_penalty})
+    layout = ScoreLayout(rule, arguments.format == "json", arguments.tokens)
+    return FileScorer(model, tokenizer, layout, arguments.window or WINDOW_LINES, arguments.tokens_per_batch)
+
+
+def _add_written(name: str, files) -> None:
+    with Path(name).open(encoding="utf-8", newline="\n") as lines:
+        files.layout.add(lines, files.sums)
+
+
+def _scan_pairs(arguments: argparse.Namespace) -> dict[str, TextScan]:
+    """Both files read through, which must have as many lines; nothing where one is a pipe, which is read once."""
     from ..data.text_files import scan_text
 
-    paths = [Path(name) for name in (arguments.source, arguments.target)]
-    if not all(path.is_file() or not path.exists() for path in paths):
-        return None
-    counts = [scan_text(path).lines for path in paths]
-    if counts[0] != counts[1]:
+    names = {"--source": arguments.source, "--target": arguments.target}
+    if not all(map(is_file, names.values())):
+        return {}
+    scans = {option: scan_text(Path(name)) for option, name in names.items()}
+    source, target = (scan.lines for scan in scans.values())
+    if source != target:
         raise UserError(
-            f"{paths[0]} has {counts[0]:,} lines and {paths[1]} has {counts[1]:,}; line n of one must be the"
+            f"{arguments.source} has {source:,} lines and {arguments.target} has {target:,}; line n of one must be the"
             " translation of line n of the other"
         )
-    return counts[0]
-
-
-def _line(number: int, score, rule, arguments: argparse.Namespace) -> str:
-    if arguments.format == "json":
-        values = {"line": number}
-        if score is not None:
-            ranked = score.score(rule)
-            values |= {"score": ranked, "log_probability": score.log_probability, "tokens": len(score.tokens)}
-            if arguments.tokens:
-                values["token_log_probabilities"] = list(zip(score.tokens, score.log_probabilities, strict=True))
-        return json.dumps(values, ensure_ascii=False) + "\n"
-    if score is None:
-        return "\n"
-    fields = [f"{score.score(rule):.6f}", f"{score.log_probability:.6f}", str(len(score.tokens))]
-    if arguments.tokens:
-        fields.append(" ".join(f"{log:.6f}" for log in score.log_probabilities))
-    return "\t".join(fields) + "\n"
+    return scans
 
 
 def add_calibrate(commands) -> None:

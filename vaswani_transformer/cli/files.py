@@ -1,4 +1,4 @@
-"""The files of the commands that decode: checked before a model is loaded, read as lines, resumed after a kill."""
+"""The files of the commands that decode: checked before a model is loaded, read as lines, resumed, given to workers."""
 
 import argparse
 import contextlib
@@ -6,21 +6,25 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, combinations, islice
 from pathlib import Path
 from typing import Any
 
+from ..data.engines import LOCAL
 from ..data.text_files import TextScan, decode_lines, read_lines
 from ..decoding.ensemble import COMBINATIONS
 from ..decoding.output import ResumableOutput, StreamOutput
+from ..distributed import is_launched
 from ..errors import UserError
 from ..evaluation.records import model_sha256
 from ..files import file_sha256, is_url, written_whole
+from ..hardware import check_workers
+from .command import engine_options
 
 # Arguments that change no line of the output, and those whose content counts and not their name.
 _FREE = {"model", "ensemble", "sentences", "input", "output", "prefix", "glossary", "resume", "device", "long_lines"}
-_FREE |= {"workers", "engine", "engine_option"}
+_FREE |= {"source", "target", "json", "workers", "engine", "engine_option"}
 _FREE |= {"run", "parser"}  # of the parser itself
 RESUME = "the same command with --resume continues where this ended"
 
@@ -139,7 +143,7 @@ def open_output(
     if arguments.output is None:
         return StreamOutput(sys.stdout)
     path = Path(arguments.output)
-    if not (is_file(arguments.output) and "--input" in scans):
+    if not (is_file(arguments.output) and scans.keys() & {"--input", "--source"}):
         return StreamOutput(path)
     settings = {option: scan.sha256 for option, scan in scans.items()}
     settings["MODEL"] = model_sha256(arguments.model)
@@ -153,3 +157,78 @@ def open_output(
         values["pictures"] = str(Path(values["pictures"]).resolve())  # the same folder however it is spelled
     settings |= {option_flag(name): value for name, value in values.items()}
     return ResumableOutput(path, settings, lines_per_record, arguments.resume, drawn)
+
+
+def has_workers(arguments: argparse.Namespace) -> bool:
+    """Whether others than this process are to do the work."""
+    return arguments.workers > 1 or arguments.engine != LOCAL
+
+
+def check_work(arguments: argparse.Namespace, command: str, read: Sequence[str]) -> None:
+    """Refuse workers that cannot be, and anything but files where they work, or where an output is resumed.
+
+    Args:
+        arguments: those of the command.
+        command: its name.
+        read: the options of what is read; the first has to be given.
+    """
+    check_workers("--workers", arguments.workers)
+    engine_options(arguments)
+    if is_launched():
+        raise UserError(
+            f"{command} starts its processes itself: leave out accelerate launch or torchrun, and give --workers N"
+        )
+    names = [getattr(arguments, name) for name in read]
+    are_read = is_file(names[0]) and all(is_file(name) for name in names if name is not None)
+    files = " and ".join(f"{option_flag(name)} FILE" for name in read if name != "prefix")
+    if arguments.resume and not is_file(arguments.output):
+        raise UserError("--resume continues a file: give its --output, a file on the disk")
+    if arguments.resume and not are_read:
+        raise UserError(f"--resume reads the input more than once: give {files}, on the disk")
+    if has_workers(arguments) and not (are_read and is_file(arguments.output)):
+        raise UserError(f"--workers and --engine are for files on the disk: give {files} and --output FILE")
+
+
+def is_in_parts(arguments: argparse.Namespace) -> bool:
+    """Whether parts are to be written by workers, or were and are to be finished."""
+    from ..decoding.parts import parts_folder
+
+    return has_workers(arguments) or (arguments.resume and parts_folder(Path(arguments.output)).is_dir())
+
+
+def found_anywhere(arguments: argparse.Namespace) -> argparse.Namespace:
+    """The arguments as workers take them, on other machines too: without the parser, with the whole paths of models."""
+    values = {name: value for name, value in vars(arguments).items() if name not in ("run", "parser")}
+    for name in ("model", "glossary"):
+        if values.get(name):
+            values[name] = str(Path(values[name]).absolute())
+    return argparse.Namespace(**values | {"ensemble": [str(Path(name).absolute()) for name in arguments.ensemble]})
+
+
+def write_parts(
+    arguments: argparse.Namespace,
+    output: ResumableOutput,
+    kind: type,
+    make: Callable[[], Any],
+    scans: Mapping[str, TextScan],
+    window: int,
+    lines_per_record: int = 1,
+) -> bool:
+    """Have workers write an output, as `write_in_parts`; says so where jobs of Slurm have yet to do it."""
+    from ..decoding.parts import write_in_parts
+
+    files = tuple((Path(getattr(arguments, option[2:])).absolute(), scan.stamp) for option, scan in scans.items())
+    workers = arguments.workers, arguments.engine, engine_options(arguments)
+    is_written = write_in_parts(output, kind, make, files, window, lines_per_record, *workers)
+    if not is_written:
+        print(
+            f"submitted; {arguments.output} is finished when the job vaswani-finish has ended; the same command submits"
+            " what is missing"
+        )
+    return is_written
+
+
+def check_model(folder: str, sha256: str | None) -> None:
+    """Refuse a model that is not the one that an output was begun with, if that is given."""
+    if sha256 is not None and sha256 != model_sha256(folder):
+        raise UserError(f"{folder} has changed since this was begun: put back the model, or start anew")

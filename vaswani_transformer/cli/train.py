@@ -112,6 +112,8 @@ def add_distill(commands) -> None:
     parser.add_argument("--keep", metavar="X", type=float, default=1.0, help=how)
     how = "of the teacher: float32, bfloat16, float16, or int8 on a CPU (default: as it was saved)"
     parser.add_argument("--teacher-precision", metavar="TYPE", help=how)
+    how = "processes that translate, each on its own GPU if any (default: 1)"
+    parser.add_argument("--workers", metavar="N", type=int, default=1, help=how)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     fields = [field for field in dataclasses.fields(Recipe) if field.metadata["group"] != TOKENIZER]
     add_recipe_options(parser, [field for field in fields if field.name != "prepared"])
@@ -129,7 +131,8 @@ def _distill(arguments: argparse.Namespace) -> int:
         arguments.beams, arguments.sample, arguments.interpolate, arguments.keep, arguments.teacher_precision
     )
     load = partial(load_for_decoding, teachers)
-    return _run(partial(distill, arguments.teachers, recipe, load, teaching, arguments.text, not arguments.quiet))
+    rest = arguments.text, not arguments.quiet, arguments.workers
+    return _run(partial(distill, arguments.teachers, recipe, load, teaching, *rest))
 
 
 def add_demo(commands) -> None:

@@ -10,22 +10,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..data.engines import LOCAL
 from ..data.text_files import TextScan, has_undecoded
 from ..decoding.output import ResumableOutput
 from ..documents.formats import FORMATS
 from ..errors import UserError
-from ..hardware import check_workers
-from .command import add_command, add_engine_options, engine_options
+from .command import add_command, add_engine_options
 from .files import (
     check_files,
+    check_model,
+    check_work,
+    found_anywhere,
+    has_workers,
     input_lines,
     is_file,
+    is_in_parts,
     is_interactive,
     open_output,
     option_flag,
     read_first,
     report_unfinished,
+    write_parts,
     write_result,
 )
 from .options import (
@@ -77,33 +81,19 @@ def add_translate(commands) -> None:
 
 
 def _translate(arguments: argparse.Namespace) -> int:
-    from ..decoding.parts import parts_folder
-
     _check(arguments)
     if arguments.format in FORMATS:
         _translate_document(arguments)
-    elif _has_workers(arguments) or (arguments.resume and parts_folder(Path(arguments.output)).is_dir()):
+    elif is_in_parts(arguments):
         _translate_in_parts(arguments)
     else:
         _translate_lines(arguments)
     return 0
 
 
-def _has_workers(arguments: argparse.Namespace) -> bool:
-    return arguments.workers > 1 or arguments.engine != LOCAL
-
-
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse what is wrong whatever the model is."""
-    from ..distributed import is_launched
-
     check_options(arguments)
-    check_workers("--workers", arguments.workers)
-    engine_options(arguments)
-    if is_launched():
-        raise UserError(
-            "translate starts its processes itself: leave out accelerate launch or torchrun, and give --workers N"
-        )
     if arguments.sentences and arguments.input:
         raise UserError("give sentences or --input, not both")
     for number, sentence in enumerate(arguments.sentences, start=1):
@@ -114,26 +104,20 @@ def _check(arguments: argparse.Namespace) -> None:
             raise UserError(f"--glossary and {option_flag(name)} cannot be combined: leave one of them out")
     if arguments.confidence and arguments.ensemble:
         raise UserError("--confidence is of one model and --ensemble gives several: leave one of them out")
-    if arguments.resume and not is_file(arguments.output):
-        raise UserError("--resume continues a file: give its --output, a file on the disk")
-    if arguments.resume and not is_file(arguments.input):
-        raise UserError("--resume reads the input more than once: give --input FILE, a file on the disk")
     if arguments.prefix is not None and arguments.input is None:
         raise UserError("--prefix is for the lines of a file: give --input")
     if arguments.format in FORMATS:
         _check_document(arguments)
     elif arguments.source_language is not None:
         raise UserError(f"--source-language is for documents: give --format {'|'.join(FORMATS)}, or leave it out")
-    paths = arguments.input, arguments.output, arguments.prefix or arguments.input
-    if _has_workers(arguments) and not all(map(is_file, paths)):
-        raise UserError("--workers and --engine are for files on the disk: give --input FILE and --output FILE")
+    check_work(arguments, "translate", ("input", "prefix"))
     check_files(arguments, read=("input", "prefix", "glossary"), written=("output",))
 
 
 def _check_document(arguments: argparse.Namespace) -> None:
     """Refuse what is for lines alone."""
     document = f"--format {arguments.format} is for a whole document"
-    if arguments.sentences or _has_workers(arguments):
+    if arguments.sentences or has_workers(arguments):
         what = "sentences" if arguments.sentences else "several workers"
         raise UserError(f"{document}, not for {what}: give --input FILE or standard input, to one process")
     for name in ("resume", "prefix", "nbest", "scores", "confidence", "alignments", "long_lines"):
@@ -166,13 +150,9 @@ def _translate_lines(arguments: argparse.Namespace) -> None:
 
 def _translate_in_parts(arguments: argparse.Namespace) -> None:
     """Have a file translated by workers."""
-    from ..decoding.parts import translate_in_parts
+    from ..decoding.file_translator import FileTranslator
 
-    options, scans = engine_options(arguments), _scan_files(arguments)
-    values = {name: value for name, value in vars(arguments).items() if name not in ("run", "parser")}
-    for name in ("model", "glossary"):  # as other machines find them
-        values[name] = values[name] and str(Path(values[name]).absolute())
-    values["ensemble"] = [str(Path(name).absolute()) for name in arguments.ensemble]
+    scans, values = _scan_files(arguments), vars(found_anywhere(arguments))
     # Loaded here too, wherever the workers are: what is wrong with model or options is known at once.
     files = _file_translator(argparse.Namespace(**values | {"device": "cpu", "precision": None}))
     window, seed = files.window, files.translator.seed
@@ -180,14 +160,8 @@ def _translate_in_parts(arguments: argparse.Namespace) -> None:
     arguments.resume = True  # nothing that is there is replaced
     with _opened(arguments, scans, window, seed) as (output, seed):
         make = partial(_file_translator, argparse.Namespace(**values | {"seed": seed}), output.settings["MODEL"])
-        paths = tuple((Path(values[option[2:]]).absolute(), scan.stamp) for option, scan in scans.items())
-        workers = arguments.workers, arguments.engine, options
-        is_finished = translate_in_parts(output, make, paths, _lines_per_record(arguments), *workers)
-    if not is_finished:
-        print(
-            f"submitted; {arguments.output} is finished when the job vaswani-finish has ended; the same command submits"
-            " what is missing"
-        )
+        if write_parts(arguments, output, FileTranslator, make, scans, window, _lines_per_record(arguments)):
+            output.finish()
 
 
 def _lines_per_record(arguments: argparse.Namespace) -> int:
@@ -256,10 +230,8 @@ def _file_translator(arguments: argparse.Namespace, sha256: str | None = None):
     """The model of the arguments and all that is done with it; `sha256` is what it must still have."""
     from ..decoding.file_translator import FileTranslator, Layout
     from ..decoding.streaming import WINDOW_LINES
-    from ..evaluation.records import model_sha256
 
-    if sha256 is not None and sha256 != model_sha256(arguments.model):
-        raise UserError(f"{arguments.model} has changed since this was begun: put back the model, or start anew")
+    check_model(arguments.model, sha256)
     translator = _make_translator(arguments)
     layout = Layout(arguments.nbest is not None, arguments.scores, arguments.format == "json")
     plugins = {"align": _aligner(arguments, translator), "confide": _confider(arguments, translator)}

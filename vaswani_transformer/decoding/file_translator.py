@@ -2,10 +2,9 @@
 
 import contextlib
 import json
-import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,14 +15,11 @@ from ..data.text_files import Stamp, read_lines
 from ..errors import UserError
 from .confidence import mean_confidence
 from .output import ResumableOutput, StreamOutput
-from .streaming import WINDOW_LINES, Window, in_windows, read_ahead
+from .streaming import WINDOW_LINES, Remarks, Window, in_windows, read_ahead
 from .translator import Hypothesis, Translator
-
-logger = logging.getLogger(__name__)
 
 Aligner = Callable[[Sequence[str], Sequence[str]], list[str]]  # sources and targets to Pharaoh lines
 Words = list[tuple[str, float]]  # with how sure the model is of each
-_NAMED = 10  # lines of which something is reported that are named one by one
 
 
 @dataclass(frozen=True)
@@ -68,30 +64,6 @@ def _as_json(hypothesis: Hypothesis, alignment: str | None, words: Words | None)
     return values if alignment is None else values | {"alignment": alignment}
 
 
-@dataclass
-class Remarks:
-    """What is left to say when lines are written."""
-
-    split: list[int] = field(default_factory=list)  # numbers of the lines that were translated in parts
-    cut: list[int] = field(default_factory=list)  # and of those whose translation repeated itself to its limit
-    error: Exception | None = None  # what ended the work
-
-    def report(self) -> None:
-        """Name the lines, and raise the error."""
-        _name_lines(self.split, "longer than the model takes and translated in parts")
-        _name_lines(self.cut, "translated into something that repeats itself without end, which was cut")
-        if self.error is not None:
-            raise self.error
-
-
-def _name_lines(numbers: list[int], what: str) -> None:
-    if numbers:
-        named = ", ".join(f"{number:,}" for number in numbers[:_NAMED])
-        more = f" and {len(numbers) - _NAMED:,} more" if len(numbers) > _NAMED else ""
-        lines = "1 line was" if len(numbers) == 1 else f"{len(numbers):,} lines were"
-        logger.warning(f"{lines} {what}: {named}{more}")
-
-
 def with_prefixes(lines: Iterable[str], prefixes: Path, stamp: Stamp = None) -> Iterator[tuple[str, str]]:
     """Each line with the same line of the prefix file, which must still have the `stamp` of an earlier reading.
 
@@ -112,7 +84,7 @@ class FileTranslator:
     sources and their translations. `window` lines are sorted by length and written together.
     """
 
-    doing = "translating"  # label of the progress bar
+    doing, unit = "translating", "sentences"  # of the progress bar
 
     def __init__(
         self,
@@ -149,8 +121,8 @@ class FileTranslator:
         """
         # smoothing=0: lines of a window come longest first, so that the latest rate says little about the rest.
         with tqdm(
-            total=total, initial=done // self.window * self.window, desc=self.doing, unit=" sentences", file=sys.stderr,
-            disable=not progress, smoothing=0,
+            total=total, initial=done // self.window * self.window, desc=self.doing, unit=f" {self.unit}",
+            file=sys.stderr, disable=not progress, smoothing=0,
         ) as bar:  # fmt: skip
             remarks = self.write(in_windows(lines, self.window, done), output, bar, done, ahead)
         remarks.report()

@@ -1,4 +1,4 @@
-"""A file translated in parts by workers: processes of this machine or of a cluster, each with the model loaded once.
+"""A file translated or scored in parts by workers: processes of this machine or a cluster, each with the model loaded.
 
 A part is some windows of lines, written whole and then noted as done, so that the same command does what is missing.
 Windows, and with them batches and random numbers, are those of one process, and so is the output that parts are put
@@ -24,9 +24,12 @@ from ..files import free_name, remove_leftovers, write_text, written_whole
 from ..hardware import share_processors
 from ..json_and_yaml import read_json
 from ..output_folder import is_empty
-from .file_translator import FileTranslator, Remarks
+from .file_translator import FileTranslator
 from .output import ResumableOutput, notes_path
-from .streaming import in_windows
+from .scoring import FileScorer
+from .streaming import Remarks, in_windows
+
+Worker = FileTranslator | FileScorer  # with the model loaded
 
 MOST_PARTS = 1000  # of a long text they have several windows
 _MARK = ".vaswani_parts.json"  # its being there says that a folder is ours
@@ -82,7 +85,7 @@ def cut(files: Sequence[tuple[Path, Stamp]], size: int) -> tuple[Part, ...]:
 class FileInParts:
     """A file and its parts; it can be pickled, and they can be translated anywhere, in any order and more than once."""
 
-    make: Callable[[], FileTranslator]  # loads the model
+    make: Callable[[], Worker]
     files: tuple[tuple[Path, Stamp], ...]  # the input, and prefixes if there are any
     parts: tuple[Part, ...]
     output: Path
@@ -108,9 +111,9 @@ class FileInParts:
         for number in numbers[worker::workers]:
             if "error" in self._note(number) and notes_path(self.output).exists():  # else all is put together
                 files = files or self.make()
-                self._translate(number, files, advance)
+                self._write(number, files, advance)
 
-    def _translate(self, number: int, files: FileTranslator, advance: Callable[[int], Any]) -> None:
+    def _write(self, number: int, files: Worker, advance: Callable[[int], Any]) -> None:
         part, written = self.parts[number], self._path(number)
         sides = zip(self.files, part.starts, strict=True)
         lines = _lined_up([read_lines(path, None, stamp, start, part.first) for (path, stamp), start in sides])
@@ -133,9 +136,10 @@ class FileInParts:
             output = ResumableOutput(self.output, self.settings, self.lines_per_record, resume=True)
             with contextlib.closing(output):
                 self.put_together(output)
+                output.finish()
 
     def put_together(self, output: ResumableOutput) -> None:
-        """Write the parts to the output, and remove them.
+        """Write the parts to the output, which is not finished yet, and remove them.
 
         Raises:
             UserError: if parts are missing, with what was wrong in the first of them.
@@ -143,7 +147,7 @@ class FileInParts:
         if missing := self.missing(output.done):
             errors = [self._note(number)["error"] for number in missing]
             how = f"{len(missing):,} of {len(self.parts):,} parts of {self.output} are missing"
-            raise UserError(f"{max(errors, key=bool)}{'; ' * any(errors)}{how}: the same command translates them")
+            raise UserError(f"{max(errors, key=bool)}{'; ' * any(errors)}{how}: the same command does them")
         remarks = Remarks()
         for number, part in enumerate(self.parts):
             done = output.done - part.first + 1
@@ -156,7 +160,6 @@ class FileInParts:
                         output.write(text)
         output.sync()
         self._remove()  # before the output is finished, since nobody would afterwards
-        output.finish()
         remarks.report()
 
     def start(self) -> None:
@@ -200,33 +203,39 @@ class FileInParts:
         return {"error": ""}
 
 
-def translate_in_parts(
+def write_in_parts(
     output: ResumableOutput,
-    make: Callable[[], FileTranslator],
+    kind: type[Worker],
+    make: Callable[[], Worker],
     files: tuple[tuple[Path, Stamp], ...],
+    window: int,
     lines_per_record: int,
     workers: int,
     engine: str = LOCAL,
     engine_options: Mapping[str, Any] | None = None,
+    progress: bool = True,
 ) -> bool:
-    """Translate a file into its output by workers, from where it ended.
+    """Translate or score a file into its output by workers, from where it ended.
 
     Args:
-        output: where to write; its settings are all that the translations depend on.
+        output: where to write; its settings are all that is written depends on.
+        kind: which of both.
         make: loads the model; a function that can be pickled.
-        files: the input, and prefixes if there are any, as they have been read through.
+        files: the input, and prefixes or targets if there are any, as they have been read through.
+        window: lines that are sorted by length and written together.
         lines_per_record: lines of the output for each line of the input.
-        workers: processes that translate parts.
+        workers: processes that do parts.
         engine: who starts them, as of `prepare`.
         engine_options: as of `prepare`.
+        progress: whether to show a bar, on a terminal, for workers of this machine.
 
     Returns:
-        Whether the output is finished; with Slurm it will be when the jobs are done.
+        Whether all is written and the output can be finished; with Slurm the last job finishes it.
 
     Raises:
         UserError: for a mistake in a line or in the options; all parts without one are done then.
     """
-    parts = cut(files, output.settings["--window"])
+    parts = cut(files, window)
     job = FileInParts(make, files, parts, output.path.absolute(), output.settings, lines_per_record)
     job.start()
     if missing := job.missing(output.done):
@@ -234,9 +243,9 @@ def translate_in_parts(
         task = functools.partial(job.work, missing, workers, engine == LOCAL)
         if engine == LOCAL:
             total = sum(parts[number].lines for number in missing)
-            run_tasks(task, workers, workers, FileTranslator.doing, unit="sentences", total=total)
+            run_tasks(task, workers, workers, kind.doing if progress else None, unit=kind.unit, total=total)
         else:
-            stages = [("translate", task, workers), ("finish", job.finish, 1)]
+            stages = [(kind.doing, task, workers), ("finish", job.finish, 1)]
             logs = free_name(output.path.absolute().with_name(output.path.name + ".logs"))
             run_on_cluster(engine, stages if engine == SLURM else stages[:1], logs, engine_options or {})
             if engine == SLURM:

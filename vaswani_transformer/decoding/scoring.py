@@ -1,8 +1,10 @@
 """How likely a model finds given translations: the log-probability of each of their tokens."""
 
+import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -11,7 +13,7 @@ from ..errors import UserError
 from ..hardware import use_free_threads
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.search_vaswani import length_normalization
-from .streaming import in_windows
+from .streaming import Remarks, Window
 
 TOKENS_PER_BATCH = 4096
 
@@ -208,19 +210,71 @@ def score_pairs(
     return [-score.log_probability for score in scores], [len(score.tokens) for score in scores]
 
 
-def score_windows(
-    model, tokenizer, pairs: Iterable[tuple[str, str]], window: int, tokens_per_batch: int
-) -> Iterator[list[PairScore | None]]:
-    """As `score_tokens` for any number of pairs in constant memory; None for a pair with a blank side.
+@dataclass(frozen=True)
+class ScoreLayout:
+    """How scores of pairs are written."""
 
-    An error comes after the scores of the pairs before it.
-    """
-    for chunk in in_windows(pairs, window):
-        filled = [place for place, pair in enumerate(chunk.lines) if all(side.strip() for side in pair)]
-        numbers = [chunk.first + place for place in filled]
-        ids, error = _tokenize(model.config, tokenizer, [chunk.lines[place] for place in filled], numbers)
-        scores = dict(zip(filled, _score(model, tokenizer, ids, tokens_per_batch), strict=False))
-        end = len(chunk.lines) if error is None else filled[len(ids)]
-        yield [scores.get(place) for place in range(end)]
-        if error is not None or chunk.error is not None:
-            raise error or chunk.error
+    rule: LengthRule
+    json: bool = False  # one JSON object for each pair, in place of fields separated by tabs
+    tokens: bool = False  # also the log-probability of each token
+
+    def record(self, number: int, score: PairScore | None) -> str:
+        """What is written for line `number`, its end included; `score` is None for a pair with a blank side."""
+        if self.json:
+            values: dict[str, Any] = {"line": number}
+            if score is not None:
+                ranked = score.score(self.rule)
+                values |= {"score": ranked, "log_probability": score.log_probability, "tokens": len(score.tokens)}
+                if self.tokens:
+                    values["token_log_probabilities"] = list(zip(score.tokens, score.log_probabilities, strict=True))
+            return json.dumps(values, ensure_ascii=False) + "\n"
+        if score is None:
+            return "\n"
+        fields = [f"{score.score(self.rule):.6f}", f"{score.log_probability:.6f}", str(len(score.tokens))]
+        if self.tokens:
+            fields.append(" ".join(f"{log:.6f}" for log in score.log_probabilities))
+        return "\t".join(fields) + "\n"
+
+    def add(self, lines: Iterable[str], sums: dict[str, Any]) -> None:
+        """Add what is written in lines to the pairs that have a score, their tokens and log-probability."""
+        for line in lines:
+            if self.json:
+                values = json.loads(line)
+                found = (values["log_probability"], values["tokens"]) if "tokens" in values else None
+            else:
+                found = line.split("\t")[1:3] if line.strip() else None
+            if found is not None:
+                sums["pairs"] += 1
+                sums["tokens"] += int(found[1])
+                sums["log_probability"] += float(found[0])
+
+
+class FileScorer:
+    """Scores pairs of lines into an output, in constant memory; a pair with a blank side has no score."""
+
+    doing, unit = "scoring", "pairs"  # of the progress bar
+
+    def __init__(self, model, tokenizer, layout: ScoreLayout, window: int, tokens_per_batch: int):
+        self.model, self.tokenizer, self.layout = model, tokenizer, layout
+        self.window, self.tokens_per_batch = window, tokens_per_batch
+        self.sums: dict[str, Any] = {"pairs": 0, "tokens": 0, "log_probability": 0.0}  # of what was written
+
+    def write(self, windows: Iterable[Window], output: Any, bar: Any, done: int = 0) -> Remarks:
+        """Write the scores of windows, but for the first `done` lines, up to the first error; `bar` counts them."""
+        remarks = Remarks()
+        for chunk in windows:
+            filled = [place for place, pair in enumerate(chunk.lines) if all(side.strip() for side in pair)]
+            numbers = [chunk.first + place for place in filled]
+            pairs = [chunk.lines[place] for place in filled]
+            ids, remarks.error = _tokenize(self.model.config, self.tokenizer, pairs, numbers)
+            scores = dict(zip(filled, _score(self.model, self.tokenizer, ids, self.tokens_per_batch), strict=False))
+            end = len(chunk.lines) if remarks.error is None else filled[len(ids)]
+            records = [self.layout.record(chunk.first + place, scores.get(place)) for place in range(end)]
+            new = records[max(0, done - chunk.first + 1) :]
+            output.write("".join(new))
+            self.layout.add(new, self.sums)
+            bar.update(len(new))
+            remarks.error = remarks.error or chunk.error
+            if remarks.error is not None:
+                break
+        return remarks

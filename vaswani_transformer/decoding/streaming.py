@@ -3,16 +3,20 @@
 The lines of a window are sorted by length and translated together, and written in their own order when all are done.
 """
 
+import logging
 import queue
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
 
+logger = logging.getLogger(__name__)
+
 WINDOW_LINES = 2000  # more lines need less padding, fewer lines are written sooner
 WINDOW_CHARACTERS = 10_000_000  # a window of longer lines has fewer of them: its tokens need about 1 GB
+_NAMED = 10  # lines of which something is reported that are named one by one
 
 Item = TypeVar("Item")
 
@@ -25,6 +29,30 @@ class Window:
     first: int  # number of its first line, from 1
     lines: list[Any]
     error: Exception | None = None  # what ended the reading after these lines
+
+
+@dataclass
+class Remarks:
+    """What is left to say when lines are written."""
+
+    split: list[int] = field(default_factory=list)  # numbers of the lines that were translated in parts
+    cut: list[int] = field(default_factory=list)  # and of those whose translation repeated itself to its limit
+    error: Exception | None = None  # what ended the work
+
+    def report(self) -> None:
+        """Name the lines, and raise the error."""
+        _name_lines(self.split, "longer than the model takes and translated in parts")
+        _name_lines(self.cut, "translated into something that repeats itself without end, which was cut")
+        if self.error is not None:
+            raise self.error
+
+
+def _name_lines(numbers: list[int], what: str) -> None:
+    if numbers:
+        named = ", ".join(f"{number:,}" for number in numbers[:_NAMED])
+        more = f" and {len(numbers) - _NAMED:,} more" if len(numbers) > _NAMED else ""
+        lines = "1 line was" if len(numbers) == 1 else f"{len(numbers):,} lines were"
+        logger.warning(f"{lines} {what}: {named}{more}")
 
 
 def in_windows(lines: Iterable[Any], size: int, done: int = 0, index: int = 0, first: int = 1) -> Iterator[Window]:

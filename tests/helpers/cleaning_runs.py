@@ -1,0 +1,57 @@
+"""Cleaning in this process, for tests: recipes of pairs, and the rows that are left.
+
+A test file takes a fixture of these by its name: `small = cleaning_runs.small`.
+"""
+
+import dataclasses
+import unicodedata
+
+import pyarrow.parquet as pq
+import pytest
+
+from vaswani_transformer.data import cleaning, splits
+from vaswani_transformer.data.cleaning import clean
+from vaswani_transformer.data.cleaning_rules import CleaningRules
+from vaswani_transformer.recipes.recipe import Recipe
+
+
+@pytest.fixture(scope="module")
+def without_pictures(cache):
+    """No picture of a cleaning."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cleaning, "draw_report", lambda *_: False)
+        yield
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Splits of some lines, chunks of few, and keys in several buckets."""
+    monkeypatch.setattr(splits, "SPLIT_BYTES", 60)
+    monkeypatch.setattr(cleaning, "CHUNK", 3)
+    monkeypatch.setattr(cleaning, "BUCKET", 5)
+
+
+def recipe_of(folder, pairs, **changes):
+    """A recipe of these pairs, as text files."""
+    for side, name in enumerate(("a.en", "a.de")):
+        content = "".join(f"{pair[side]}\n" for pair in pairs).encode("utf-8", "surrogateescape")
+        (folder / name).write_bytes(content)
+    return Recipe(data_dir=str(folder), train_source="a.en", train_target="a.de", **{"seed": 3, **changes})
+
+
+def make(recipe, folder, **options):
+    """`clean` in this process, silently; fields of the rules are options too."""
+    names = {field.name for field in dataclasses.fields(CleaningRules)}
+    rules = CleaningRules(**{name: options.pop(name) for name in names & options.keys()})
+    return clean(recipe, folder, rules, **{"workers": 1, "progress": False, **options})
+
+
+def rows_of(folder, part="train"):
+    """The pairs of a cleaned folder."""
+    tables = [pq.read_table(path) for path in sorted(folder.glob(f"{part}-*.parquet"))]
+    return [tuple(row.values()) for table in tables for row in table.to_pylist()]
+
+
+def plainly(text):
+    """A text as the rules compare it."""
+    return " ".join(unicodedata.normalize("NFKC", text).split())

@@ -28,6 +28,9 @@ class OnnxTranslator:
         self.facts = json.loads((folder / "export.json").read_text(encoding="utf-8"))
         settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
         self.extra_tokens = settings.get("max_extra_tokens", 50)
+        kind = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        if "auto_map" in kind or not (folder / "tokenizer.json").is_file():  # two vocabularies, Moses' rules, ...
+            sys.exit(f"error: the tokenizer of {folder} needs more than tokenizers: take AutoTokenizer for the texts")
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.encode_special_tokens = True  # "</s>" in a text is text
         options = onnxruntime.SessionOptions()

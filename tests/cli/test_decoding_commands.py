@@ -64,6 +64,8 @@ def test_a_file_to_write_needs_a_folder(tmp_path, fails, command, option):
     words = [command, "MODEL", *COMMANDS[command](*files_of(tmp_path))]
     line = fails(*words, option, tmp_path / "none" / "x")
     assert line == f"error: {option} is {tmp_path}/none/x, and the folder {tmp_path}/none is not there: make it first"
+    line = fails(*words, option, tmp_path / "out.gz")
+    assert line == f"error: {option} is {tmp_path}/out.gz, and what is written is not packed: leave out .gz"
     line = fails(*words, option, tmp_path / "a.en" / "x")
     assert "a.en is a file, not a folder" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.de", "a.en", "folder"]
@@ -145,6 +147,12 @@ def test_evaluate_reads_its_files_itself(model, tmp_path, capsys, cache):
     assert "split" not in capsys.readouterr().err and not list(cache.iterdir())
     record = json.loads((tmp_path / "scores").read_text())
     assert record["command"].endswith("--source a.en --reference a.de --beams 2 --max-new-tokens 8")
+    (tmp_path / "a.tsv").write_text("en\tde\nA dog.\tEin Hund.\n")
+    words = ["evaluate", model, "--source", tmp_path / "a.tsv", "--reference", tmp_path / "a.tsv", "--device", "cpu"]
+    options = ["--source-column", "en", "--target-column", "de", "--tokens-per-batch", "99"]
+    assert run(*words, "--max-new-tokens", "8", *options, "--json", tmp_path / "scores") == 0
+    record = json.loads((tmp_path / "scores").read_text())
+    assert record["command"].endswith(f"--source a.tsv --reference a.tsv --max-new-tokens 8 {' '.join(options)}")
 
 
 def test_settings_that_training_once_left_limit_nothing(tmp_path):

@@ -1,5 +1,7 @@
 """Terms in translations: what occurs in a text, and searches against the list of every output that has the terms."""
 
+import os
+import threading
 from functools import partial
 from unittest import mock
 
@@ -299,5 +301,12 @@ def test_the_command(model, source, tmp_path, fails):
     lines = output.read_text().split("\n")
     assert all("Hund" in text.split() for line, text in zip(LINES, lines, strict=False) if "dog" in line.split())
     assert "--glossary and --sample" in fails("translate", model, "a", "--glossary", path, "--sample")
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("dog\tHund\n",))
+    writer.start()
+    command[5], command[-1] = tmp_path / "pipe", tmp_path / "other"
+    assert run(*command) == 0
+    writer.join()
+    assert command[-1].read_bytes() == output.read_bytes()
     path.write_text("dog\t\n")
     assert "line 1" in fails("translate", model, "a", "--glossary", path)

@@ -15,6 +15,7 @@ from translating import LINES, run
 
 from vaswani_transformer import load_model
 from vaswani_transformer.decoding.cpu_inference import prepare_for_inference
+from vaswani_transformer.decoding.output import ResumableOutput
 from vaswani_transformer.decoding.shortlist import (
     SHORTLIST,
     Shortlist,
@@ -152,6 +153,14 @@ def test_the_commands(model, source, tmp_path, fails, capsys):
     # All words of so small a vocabulary are in the shortlist.
     assert found["with"] == found["without"] and len(found["with"]) == len(LINES)
     assert "--ensemble" in fails("translate", folder, "--input", source, "--shortlist", "--ensemble", model)
+    command = ["translate", folder, "--input", source, "--output", tmp_path / "cut off", *options, "--shortlist"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ResumableOutput, "finish", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert run(*command) == 130
+    for path in sides.values():
+        path.write_text(path.read_text()[: path.read_text().index("\n") + 1])
+    assert run("shortlist", folder, *(part for pair in sides.items() for part in pair)) == 0
+    assert "--shortlist has changed" in fails(*command, "--resume")
 
 
 def test_a_lexicon_of_marian_is_read(model, tmp_path, fails):

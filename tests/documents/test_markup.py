@@ -257,6 +257,12 @@ def test_a_link_in_a_word_file_is_kept_too():
     assert body(result) == f"<w:p>{run('Jetzt ')}{link.replace('here', 'klicken.')}</w:p>"
 
 
+def test_references_beside_a_tab_in_a_word_file():
+    inner = "<w:tab/><w:t>Research &amp; more\nis big.</w:t><w:br/><w:t>&#66;oth.</w:t>"
+    result = translate_document(word_file(f"<w:p><w:r>{inner}</w:r></w:p>"), "docx", louder)
+    assert "".join(re.sub("<[^>]*>", " ", body(result)).split()) == "RESEARCH&amp;MOREISBIG.BOTH."
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(["a ", "dog", " runs. It", " is\xa0", "&<", "{x} "]), st.booleans()), max_size=8)
 )
@@ -270,6 +276,26 @@ def test_word_files_are_well_formed_and_all_text_is_in_runs(runs):
         "".join(text.upper().split()) for text in ("".join(paragraph.itertext()), "".join(t for t, _ in runs))
     )
     assert sorted(found) == sorted(given_)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<p TRANSLATE>keep<p>THIS</p><p>AND</p>",
+        "<div><p TRANSLATE>keep <b>this</div>THIS",
+        "<ul><li TRANSLATE>keep<ul><li>and this</ul><li>THIS</ul><p>AND</p>",
+        "<ul><li TRANSLATE>keep <p>this</ul>THIS",
+        "<dl><dt TRANSLATE>keep<dd>THIS</dl>",
+        "<table><tr><td TRANSLATE>keep<table><tr><td>this</table><td>THIS<tr><td>AND</table>",
+        "<table><tr TRANSLATE><td>keep<td>this<tr><td>THIS</table>",
+        "<p TRANSLATE>keep <i>this<br>and</b> that</p> THIS",
+        "<div TRANSLATE>keep<p>this<div>and</div>this</div>THIS",
+        "<b>A <p TRANSLATE>keep</b> this</p>THIS",
+    ],
+)
+def test_what_is_not_translated_ends_where_browsers_end_it(text):
+    page = text.replace("TRANSLATE", 'translate="no"')
+    assert translated(page.replace("THIS", "this").replace("AND", "and"), "html") == page
 
 
 @given(

@@ -1,5 +1,7 @@
 """Models exported to ONNX, run by onnxruntime, beside the models themselves: logits at all shapes, greedy search."""
 
+import json
+import shutil
 import subprocess
 import sys
 
@@ -84,6 +86,15 @@ def test_the_script_translates_greedily_without_torch(folder, exported):
     done = subprocess.run(command, input=text, capture_output=True, timeout=120, check=True)
     assert done.stdout.decode().split("\n")[:-1] == expected
     assert len(set(expected)) > 3
+
+
+def test_the_script_refuses_a_tokenizer_that_it_cannot_follow(exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "exported")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    auto_map = {"AutoTokenizer": [None, "tokenization_vaswani.VaswaniTokenizer"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"auto_map": auto_map}))
+    done = subprocess.run([sys.executable, SCRIPT, folder], input="", capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.startswith(f"error: the tokenizer of {folder} needs more than")
 
 
 def test_what_an_onnx_export_is_not_for(exported, tmp_path, capsys):

@@ -16,7 +16,15 @@ from vaswani_transformer import VaswaniConfig, load_model, load_recipe
 from vaswani_transformer.decoding.confidence import Calibration, Reliability
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.evaluation.records import tensors_sha256
-from vaswani_transformer.hub.card_facts import CardFacts, _calibration_of, datasets_of, facts_of, languages_of, read_run
+from vaswani_transformer.hub.card_facts import (
+    CardFacts,
+    _calibration_of,
+    datasets_of,
+    facts_of,
+    file_name,
+    languages_of,
+    read_run,
+)
 from vaswani_transformer.hub.existing_card import carry_over, describes, is_sealed, may_be_replaced, read_card
 from vaswani_transformer.hub.model_card import (
     METRICS,
@@ -229,6 +237,18 @@ def test_data_of_other_forms():
 )  # fmt: skip
 def test_languages_only_where_the_recipe_names_them(recipe, languages):
     assert languages_of(recipe) == languages
+
+
+def test_of_paths_and_urls_the_name_alone_is_shown():
+    for path, name in {
+        "/data/train.en": "train.en",
+        "C:\\Users\\me\\train.en": "train.en",
+        "data/": "data",
+        "https://bucket.example/private/train.en?Signature=a/b#c": "train.en",
+        "s3://bucket/train.en": "train.en",
+        "what?.en": "what?.en",
+    }.items():
+        assert file_name(path) == name
 
 
 def test_the_template_follows_the_model():

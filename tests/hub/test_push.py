@@ -127,6 +127,14 @@ model.save_pretrained({str(tmp_path / "back")!r})
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == hub.files(REPO)["model.safetensors"]
 
 
+def test_files_of_a_tokenizer_of_another_kind_go(push, hub):
+    push()
+    files = hub.repositories[REPO].find("main").files
+    files |= {"target_tokenizer.json": b"{}", "notes.json": b"{}"}
+    assert re.search(r"^ +removed  target_tokenizer.json$", push().out, re.MULTILINE)
+    assert "target_tokenizer.json" not in hub.files(REPO) and "notes.json" in hub.files(REPO)
+
+
 def test_the_methods_of_transformers_push_too(client, hub, model, tmp_path):
     code = f"""
 import vaswani_transformer

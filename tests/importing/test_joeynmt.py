@@ -79,6 +79,15 @@ def test_beam_scores_are_those_of_joeynmt(imported, model):
     torch.testing.assert_close(scores, torch.tensor(EXPECTED["beam_scores"]), rtol=0, atol=1e-5)
 
 
+def test_search_settings_are_kept(folder):
+    text = (folder / "config.yaml").read_text()
+    more = "testing:\n  repetition_penalty: 2.0\n  no_repeat_ngram_size: 3\n"
+    (folder / "config.yaml").write_text(text.replace("testing:\n", more))
+    change(folder, "max_output_length", "7")
+    kept = joeynmt.read(folder, ImportOptions()).generation
+    assert kept | {"repetition_penalty": 2.0, "no_repeat_ngram_size": 3, "max_new_tokens": 7} == kept
+
+
 def test_ids_are_those_of_joeynmt(imported):
     assert imported.tokenizer(EXPECTED["texts"])["input_ids"] == EXPECTED["source"]
     assert imported.tokenizer(text_target=EXPECTED["target_texts"])["input_ids"] == EXPECTED["target_ids"]

@@ -95,6 +95,14 @@ def test_imported_weights_are_the_same(tmp_path, tied, every_name):
     assert listed(folder) == before
 
 
+def test_what_is_known_of_a_model_is_kept(folder, converted, tmp_path):
+    pickle_weights(folder)
+    known = {"toolkit": "Marian", "source": "a/b", "license": "cc-by-4.0", "languages": ["fr", "de"], "notes": ["so"]}
+    (folder / "import.json").write_text(json.dumps(known))
+    converted()
+    assert json.loads((tmp_path / "output" / "import.json").read_text()) == known
+
+
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.decoder.embed_tokens.weight"])
 def test_the_tied_matrix_may_stand_under_any_of_its_names(folder, model, name, converted, tmp_path):
     pickle_weights(folder, lambda weights: {**weights, name: weights.pop("model.shared.weight")})

@@ -53,7 +53,7 @@ def marian_reference(folder: Path):
 def marian(request, pairs, tmp_path_factory):
     options = {
         "one dictionary": {},
-        "two dictionaries": {"separate": True},
+        "two dictionaries": {"separate": True, "codes": (">>fra<<", ">>deu<<")},
         "byte pairs": {"model_type": "bpe", "separate": True},
         "language codes": {"codes": (">>fra<<", ">>deu<<")},
     }[request.param]
@@ -91,6 +91,16 @@ def test_a_model_that_tokenizers_cannot_follow_keeps_its_class(pairs, tmp_path):
     assert type(tokenizer).__name__ == "MarianTokenizer"
     assert_slow_works(tokenizer, reference, *map(list, zip(*pairs[:20], strict=True)), tmp_path / "saved")
     assert tokenizer(text_target=["der Hund"])["input_ids"] == reference(text_target=["der Hund"])["input_ids"]
+
+
+def test_tokens_that_were_added_are_refused(pairs, tmp_path):
+    original = marian_reference(marian_folder(tmp_path / "folder", pairs))
+    original.save_pretrained(tmp_path / "as it is")
+    assert type(marian_tokenizer(tmp_path / "as it is")) is VaswaniTokenizer
+    original.add_tokens(["<2de>"])
+    original.save_pretrained(tmp_path / "added")
+    with pytest.raises(UserError, match=r"added to its tokenizer \(<2de>\), which are not kept"):
+        marian_tokenizer(tmp_path / "added")
 
 
 def assert_slow_works(tokenizer, reference, sources: list[str], targets: list[str], saved: Path) -> None:

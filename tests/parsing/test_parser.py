@@ -110,7 +110,9 @@ def test_evaluation_of_a_model_with_baselines(model, trees, run, tmp_path):
     rows = dict(re.findall(r"^([\w-]+)  +([\d.]+)", out, re.MULTILINE))
     assert rows["run"] == f"{record['bracket_f1']:.2f}" and set(record["baselines"]) < set(rows)
     # The predicted file scored by itself has the same scores.
-    run("evaluate", "--predicted", tmp_path / "out.trees", "--trees", trees / "dev.trees", "--json", tmp_path / "again")
+    (tmp_path / "link").symlink_to(tmp_path / "again")
+    run("evaluate", "--predicted", tmp_path / "out.trees", "--trees", trees / "dev.trees", "--json", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
     again = json.loads((tmp_path / "again").read_text())
     assert {name: record[name] for name in again if name != "test_set"} == {
         name: value for name, value in again.items() if name != "test_set"

@@ -127,6 +127,40 @@ def test_the_least_recently_used_is_unloaded(make, folder, loaded):
     assert len(loads) >= 5
 
 
+@pytest.mark.parametrize("busy", [False, True], ids=["at once", "while one is used all the time"])
+def test_two_that_share_one_place_are_both_answered(make, folder, busy):
+    loads = []
+
+    def load(path):
+        loads.append(path)
+        return load_in_double(path)
+
+    app = make(f"en-de={folder}", f"de-en={folder}", load=load, most_models=1)
+
+    async def run():
+        async with client_of(app) as client:
+
+            async def post(source, target):
+                body = {"q": SENTENCES[:2], "source": source, "target": target}
+                assert (await client.post("/translate", json=body)).status_code == 200
+
+            async def keep_on(done):
+                while not done.is_set():
+                    await asyncio.gather(*(post("en", "de") for _ in range(3)))
+
+            for _ in range(3):
+                await asyncio.wait_for(asyncio.gather(post("en", "de"), post("de", "en")), 60)
+            if busy:
+                done = asyncio.Event()
+                users = [asyncio.create_task(keep_on(done)) for _ in range(3)]
+                await asyncio.wait_for(post("de", "en"), 60)
+                done.set()
+                await asyncio.gather(*users)
+
+    asyncio.run(run())
+    assert len(loads) <= 6 + 5 * busy
+
+
 def test_by_default_they_are_unloaded_when_memory_is_short(make, folder, monkeypatch):
     class Memory:
         total = 1

@@ -81,6 +81,11 @@ def test_prefixes(post, loaded):
     assert (status, answer["error"]) == (400, "Invalid request: 2 texts and 1 prefixes")
     status, answer = post("/v1/translations", json={"text": "A dog.", "target": "de", "prefix": "Ein Hund " * 30})
     assert status == 400 and "leaves no room" in answer["error"]
+    # The limit is that of the request.
+    wanted = {"text": "A dog.", "target": "de", "prefix": "Ein Hund " * 3, "max_new_tokens": 4}
+    assert "leaves no room in an output of at most 4" in post("/v1/translations", json=wanted)[1]["error"]
+    wanted |= {"prefix": ("Ein Hund " * 30).strip(), "max_new_tokens": 400}
+    assert post("/v1/translations", json=wanted)[1]["translations"][0]["text"].startswith(wanted["prefix"])
 
 
 def calibrated(folder, tmp_path) -> Path:

@@ -181,6 +181,14 @@ def test_a_model_folder_is_written(models, tmp_path):
     assert not list(output.parent.glob(".*"))
 
 
+def test_where_a_model_is_from_is_kept(models, run, tmp_path):
+    (models[0] / "import.json").write_text("{}")
+    assert (average_models(models, tmp_path / "average") / "import.json").read_text() == "{}"
+    (run.folder / "import.json").write_text("[]")
+    average_models(last_checkpoints(run.folder, 2), tmp_path / "of a run")
+    assert (tmp_path / "of a run" / "import.json").read_text() == "[]"
+
+
 def test_smoothing_of_the_training_is_no_difference(models, tmp_path):
     config = json.loads((models[0] / "config.json").read_text())
     (models[0] / "config.json").write_text(json.dumps({**config, "label_smoothing": 0.1}))

@@ -275,6 +275,18 @@ def beams_of(model, batch) -> torch.Tensor:
     return model.eval().generate(**inputs, num_beams=4, length_penalty=0.6)
 
 
+def test_merged_adapters_of_a_model_with_two_matrices_are_saved_whole(tmp_path):
+    peft = pytest.importorskip("peft")
+    sizes = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": True}
+    base = tiny_model(**sizes)
+    model = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"], r=2)).merge_and_unload().eval()
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
+    inputs = {"input_ids": torch.tensor([[5, 6, 2]]), "decoder_input_ids": torch.tensor([[1, 7]])}
+    assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)
+    assert loaded.lm_head.weight is loaded.model.decoder.embed_tokens.weight
+
+
 def test_adapters_learn_and_leave_the_base_model_alone(adapted, folder, batch):
     model, _, losses = adapted
     assert losses[-1] < 0.9 * losses[0]

@@ -131,7 +131,9 @@ def _how_obtained(arguments: argparse.Namespace, translator) -> dict:
 
     generation = search_settings(translator.model.generation_config) | translator.generate_options
     generation |= {"shortlist": True} if arguments.shortlist else {}
-    names = ("beams", "length_penalty", "max_new_tokens", "shortlist", "precision")
+    names = ["beams", "length_penalty", "max_new_tokens", "shortlist", "precision", "paper_bleu"]
+    others = ("source_column", "target_column", "tokens_per_batch")
+    names += [name for name in others if getattr(arguments, name) != arguments.parser.get_default(name)]
     options = {option_flag(name): getattr(arguments, name) for name in names}
     record = evaluation_record(
         arguments.model, arguments.source, arguments.reference, generation, options, arguments.test_set

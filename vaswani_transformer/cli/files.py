@@ -13,8 +13,10 @@ from typing import Any
 
 from ..data.engines import LOCAL
 from ..data.text_files import TextScan, decode_lines, read_lines
+from ..decoding.confidence import CALIBRATION
 from ..decoding.ensemble import COMBINATIONS
 from ..decoding.output import ResumableOutput, StreamOutput
+from ..decoding.shortlist import SHORTLIST
 from ..distributed import is_launched
 from ..errors import UserError
 from ..evaluation.records import model_sha256
@@ -66,6 +68,8 @@ def check_files(arguments: argparse.Namespace, read: Sequence[str], written: Seq
         if name in written and not folder.is_dir():
             fix = "is a file, not a folder: give another file" if folder.exists() else "is not there: make it first"
             raise UserError(f"{option_flag(name)} is {value}, and the folder {path.parent} {fix}")
+        if name in written and path.suffix == ".gz":
+            raise UserError(f"{option_flag(name)} is {value}, and what is written is not packed: leave out .gz")
         if name in written and not os.access(path if path.exists() else folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), value)
     for other, name in combinations(paths, 2):
@@ -143,7 +147,9 @@ def open_output(
     if arguments.output is None:
         return StreamOutput(sys.stdout)
     path = Path(arguments.output)
-    if not (is_file(arguments.output) and scans.keys() & {"--input", "--source"}):
+    others = [getattr(arguments, name, None) for name in ("prefix", "glossary")]
+    are_files = all(is_file(name) for name in others if name is not None)
+    if not (is_file(arguments.output) and scans.keys() & {"--input", "--source"} and are_files):
         return StreamOutput(path)
     settings = {option: scan.sha256 for option, scan in scans.items()}
     settings["MODEL"] = model_sha256(arguments.model)
@@ -155,6 +161,9 @@ def open_output(
     values |= {"window": window, "combine": arguments.combine or COMBINATIONS[0]}
     if values.get("pictures") is not None:
         values["pictures"] = str(Path(values["pictures"]).resolve())  # the same folder however it is spelled
+    for name, file in (("shortlist", SHORTLIST), ("confidence", CALIBRATION)):
+        if values.get(name):
+            values[name] = file_sha256(Path(arguments.model) / file)
     settings |= {option_flag(name): value for name, value in values.items()}
     return ResumableOutput(path, settings, lines_per_record, arguments.resume, drawn)
 
@@ -180,7 +189,7 @@ def check_work(arguments: argparse.Namespace, command: str, read: Sequence[str])
         )
     names = [getattr(arguments, name) for name in read]
     are_read = is_file(names[0]) and all(is_file(name) for name in names if name is not None)
-    files = " and ".join(f"{option_flag(name)} FILE" for name in read if name != "prefix")
+    files = " and ".join(f"{option_flag(name)} FILE" for name in read if name in ("input", "source", "target"))
     if arguments.resume and not is_file(arguments.output):
         raise UserError("--resume continues a file: give its --output, a file on the disk")
     if arguments.resume and not are_read:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ..durations import duration
 from ..errors import UserError
-from ..files import write_text
 from ..output_folder import locked_together
 from .command import (
     Parser,
@@ -32,6 +31,7 @@ from .files import (
     option_flag,
     read_first,
     report_unfinished,
+    write_result,
 )
 from .options import (
     add_model_options,
@@ -241,10 +241,10 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         for kind, make in (BASELINES.items() if labels else ())
     }
     if arguments.output:
-        write_text(Path(arguments.output), "".join(f"{tree}\n" for tree in predicted))
+        write_result(Path(arguments.output), "".join(f"{tree}\n" for tree in predicted))
     if arguments.json:
         full = scores | ({"baselines": baselines} if baselines else {}) | record
-        write_text(Path(arguments.json), json.dumps(full, indent=2) + "\n")
+        write_result(Path(arguments.json), json.dumps(full, indent=2) + "\n")
     _print_table({name: scores} | baselines)
     if "seconds" in extra:
         print(f"{scores['sentences']:,} sentences parsed in {extra['seconds']:.1f} s")

@@ -110,7 +110,7 @@ def _check(arguments: argparse.Namespace) -> None:
         _check_document(arguments)
     elif arguments.source_language is not None:
         raise UserError(f"--source-language is for documents: give --format {'|'.join(FORMATS)}, or leave it out")
-    check_work(arguments, "translate", ("input", "prefix"))
+    check_work(arguments, "translate", ("input", "prefix", "glossary"))
     check_files(arguments, read=("input", "prefix", "glossary"), written=("output",))
 
 

@@ -2,6 +2,7 @@
 
 import html
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from itertools import accumulate
 
@@ -24,6 +25,19 @@ _OPAQUE = {
     "script", "style", "pre", "textarea", "iframe", "noembed", "noframes", "noscript", "xmp", "plaintext", "template",
     "object", "audio", "video", "canvas", "applet", "listing",
 }  # fmt: skip
+# Elements whose end tags may be left out: the tags that end them, and elements within which these do not. Besides them
+# the end of what they are in does.
+_TABLE = {"td", "th", "tr", "tbody", "tfoot", "thead"}
+_ENDED_BY = {
+    "p": {
+        "address", "article", "aside", "blockquote", "details", "dialog", "div", "dl", "fieldset", "figcaption",
+        "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hgroup", "hr", "main", "menu", "nav",
+        "ol", "p", "pre", "search", "section", "table", "ul",
+    },
+    "li": {"li"}, "dt": {"dt", "dd"}, "dd": {"dt", "dd"}, "option": {"option", "optgroup"}, "tr": _TABLE - {"td", "th"},
+    "td": _TABLE, "th": _TABLE,
+}  # fmt: skip
+_CONTAINERS = {"ul", "ol", "menu", "dl", "table", "select", "datalist", "button", "object"}
 _CHARACTERS = re.compile(r"&#?\w+;?|[^&]+|&")
 
 
@@ -107,13 +121,20 @@ def _is_opaque(name: str, attributes: dict) -> bool:
 
 
 def _end_of_opaque(events: list, number: int) -> int:
-    """The event that ends the element which this one starts; the last one of all if none does."""
-    depth, name = 0, events[number][2]
+    """The last event of the element which this one starts; the last one of all if nothing ends it."""
+    name, opened = events[number][2], Counter()
     for place in range(number, len(events)):
         _, kind, other, _ = events[place]
-        depth += (other == name) * ((kind == "start") - (kind == "end"))
-        if depth == 0:
-            return place
+        if kind == "start":
+            if opened and other in _ENDED_BY.get(name, ()) and not any(opened[one] for one in _CONTAINERS):
+                return place - 1
+            opened[other] += other not in _VOID
+        elif kind == "end" and opened[other]:
+            opened[other] -= 1
+            if not opened[name]:
+                return place
+        elif kind == "end" and name in _ENDED_BY and other not in SPANS | {"p", "br"}:
+            return place - 1
     return len(events) - 1
 
 

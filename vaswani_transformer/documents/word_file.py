@@ -67,10 +67,12 @@ def _read_part(data: bytes, name: str) -> Document:
         events = _events(data)
     except (expat.ExpatError, UnicodeDecodeError) as error:
         raise UserError(f"{name} of the Word file is damaged: {error}") from error
-    pieces, number = [], 0
+    pieces, number, in_text = [], 0, False
     while number < len(events):
         taken = _run(events, number)
-        pieces += taken or [_piece(events, number)]
+        # One text comes in several events, at references and line ends.
+        in_text = events[number][1:] == ("<", "t") or (in_text and events[number].kind == "text")
+        pieces += taken or [_piece(events[number], in_text)]
         number = _end(events, number) + 1 if taken else number + 1
     return Document(pieces, escape=lambda text: html.escape(text, quote=False), in_spans=True)
 
@@ -148,12 +150,11 @@ def _text(event: _Event) -> Piece:
     return text_piece(event.raw, event.name) if is_text else Piece(event.raw)
 
 
-def _piece(events: list[_Event], number: int) -> Piece:
-    """The piece of an event outside of such runs."""
-    raw, kind, name = events[number]
+def _piece(event: _Event, in_text: bool) -> Piece:
+    """The piece of an event outside of such runs; `in_text`: in an element of text."""
+    raw, kind, name = event
     if kind == "text":
-        inside = number and events[number - 1][1:] == ("<", "t")
-        return _text(events[number]) if inside else Piece(raw)
+        return _text(event) if in_text else Piece(raw)
     if name in _SPANS and kind:
         return Piece(raw, Kind.OPEN if kind == "<" else Kind.CLOSE, name=name)
     return point(raw) if name in _POINTS and kind else Piece(raw)

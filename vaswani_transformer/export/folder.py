@@ -26,7 +26,7 @@ MARIAN_FILES = ("model.npz", "decoder.yml", "vocab.yml", "source.yml", "target.y
 COPIED = (
     "tokenizer.json", "target_tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "target_vocab.json", "vocab-src.json", "vocab-tgt.json", "vocab.txt", "merges.txt", "source.spm",
-    "target.spm", "generation_config.json",
+    "target.spm", "generation_config.json", "tokenization_vaswani.py", "sentencepiece_vaswani.py", "words_vaswani.py",
 )  # fmt: skip
 # CTranslate2's names: one file if source and target have the same tokens.
 VOCABULARIES = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")

@@ -100,7 +100,7 @@ def write_marian(model, tokenizer, output: Path, rows: int) -> None:
     output.mkdir()
     _write_arrays(arrays, output / _MODEL)
     names = _write_vocabularies(tokenizer, model.config, sizes, output)
-    settings = _settings(model, type, rows)
+    settings = _settings(model, tokenizer, type, rows)
     text = _yaml({"relative-paths": True, "models": [_MODEL], "vocabs": names, **settings})
     (output / _SETTINGS).write_text(text, encoding="utf-8")
 
@@ -191,18 +191,19 @@ def _options(config: VaswaniConfig, type: str, sizes: list[int]) -> dict[str, An
     }
 
 
-def _settings(model, type: str, rows: int) -> dict[str, Any]:
+def _settings(model, tokenizer, type: str, rows: int) -> dict[str, Any]:
     """What marian-decoder searches with: as much of our search as it has."""
     generation = model.generation_config
     penalty = getattr(generation, "length_penalty", None)
-    suppressed = getattr(generation, "suppress_tokens", None)
+    suppressed = getattr(generation, "suppress_tokens", None) or ()
+    unknown = side_of(tokenizer, "target").unk_token_id
     # In Marian, a table of positions has `max-length` rows, and ends the program where a sentence is longer.
     limits = {"max-length": rows, "max-length-crop": True} if type == NEW else {}
     return {
         "beam-size": generation.num_beams or 1,
         "normalize": 0.0 if penalty is None else float(penalty),
         "word-penalty": 0,
-        "allow-unk": not suppressed,
+        "allow-unk": unknown not in suppressed,
         "mini-batch": 16,
         "maxi-batch": 100,
         "maxi-batch-sort": "src",

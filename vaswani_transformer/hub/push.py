@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ..data.tokenization import SIDES, side_of, tokenizer_files
+from ..data.tokenization import SIDES, TOKENIZER_FILES, side_of, tokenizer_files
 from ..errors import UserError, one_line
 from ..evaluation.records import is_weights_file, read_evaluation, tensors_sha256, weights_sha256
 from ..loading import load_model
@@ -389,9 +389,11 @@ def _push(
         )
     if planned.revision != MAIN:
         api.create_branch(repo_id, branch=planned.revision, revision=head.sha, exist_ok=True)
-    # `from_pretrained` prefers weights in one file to shards, so those of the other kind have to go.
+    # `from_pretrained` prefers weights in one file to shards, so those of the other kind have to go, and so have files
+    # of a tokenizer of another kind, which would be read with those of this one.
     on_hub = {sibling.rfilename for sibling in head.siblings or []}
-    removed = sorted(name for name in on_hub - planned.files.keys() if name == INDEX or is_weights_file(name))
+    others = (INDEX, *TOKENIZER_FILES)
+    removed = sorted(name for name in on_hub - planned.files.keys() if name in others or is_weights_file(name))
     operations = [CommitOperationDelete(path_in_repo=name) for name in removed]
     operations += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=staging / name) for name in planned.files]
     # `upload_folder` knows no exact names to delete and may split a large folder into several commits.

@@ -172,6 +172,12 @@ def _config(
     )
 
 
+_LIKE_OURS = (
+    ("max_output_length", "max_new_tokens"), ("repetition_penalty", "repetition_penalty"),
+    ("no_repeat_ngram_size", "no_repeat_ngram_size"),
+)  # fmt: skip
+
+
 def _search(config: _Section, symbols: SpecialSymbols) -> dict[str, Any]:
     """The settings of JoeyNMT's search, whose scores are divided by the paper's term ((5 + |Y|) / 6)^alpha."""
     testing = config.get("testing") if isinstance(config.get("testing"), dict) else {}
@@ -184,4 +190,5 @@ def _search(config: _Section, symbols: SpecialSymbols) -> dict[str, Any]:
         "length_penalty": max(0.0, float(alpha)),
         "suppress_tokens": sorted(never),
         "min_new_tokens": max(0, int(testing.get("min_output_length", 1))),
+        **{name: testing[theirs] for theirs, name in _LIKE_OURS if float(testing.get(theirs) or 0) > 0},
     }

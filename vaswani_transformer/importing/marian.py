@@ -87,6 +87,8 @@ def read(source: Path, options: ImportOptions) -> Imported:
             "length_normalization": "power",
             "length_penalty": float(decoder.get("normalize", 0)),
         }
+        if decoder.get("word-penalty"):
+            generation["word-penalty"] = decoder["word-penalty"]
         if decoder.get("allow-unk"):
             del generation["suppress_tokens"]
     return Imported(config, weights, read_tokenizer(vocabularies), _facts(path, settings), generation)

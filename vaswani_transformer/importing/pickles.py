@@ -8,12 +8,14 @@ from safetensors.torch import load_file
 
 from ..data.tokenization import load_tokenizer
 from ..errors import UserError, one_line
+from ..hub.card_facts import read_import
 from ..json_and_yaml import read_json
 from ..loading import check_generation_config, read_config
 from ..model.checkpoint_vaswani import PICKLED_WEIGHTS
 from ..model.configuration_vaswani import VaswaniConfig
 from .checkpoints import read_pickle
 from .source import Facts, Imported, ImportOptions, model_type
+from .transformers_folders import facts_of_folder
 
 NAME = "a folder of this package with pickled weights (pytorch_model.bin)"
 _ADVICE = "get the weights as safetensors"
@@ -92,11 +94,12 @@ def read(source: Path, _: ImportOptions) -> Imported:
     settings = source / "generation_config.json"
     check_generation_config(settings, config.target_vocab_size)
     generation = read_json(settings, "copy it again") if settings.is_file() else {}
+    known = read_import(source)  # a model that was imported and then saved by another program
     has_tokenizer = (source / "tokenizer_config.json").is_file()
     return Imported(
         config,
         read_weights(source),
         load_tokenizer(source) if has_tokenizer else None,
-        Facts("vaswani_transformer"),
+        Facts(**known) if known else facts_of_folder(source, "vaswani_transformer"),
         generation,
     )

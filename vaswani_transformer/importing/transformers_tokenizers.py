@@ -28,8 +28,8 @@ def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         A `VaswaniTokenizer`; `MarianTokenizer` for SentencePiece models that `tokenizers` cannot follow.
 
     Raises:
-        UserError: a file is missing or damaged, the special tokens have different ids in the two vocabularies, or
-            `MarianTokenizer` is needed and sentencepiece is not installed.
+        UserError: a file is missing or damaged, tokens were added to the vocabulary, the special tokens have different
+            ids in the two vocabularies, or `MarianTokenizer` is needed and sentencepiece is not installed.
     """
     settings = _settings(folder)
     separate = bool(settings.get("separate_vocabs", False))
@@ -39,7 +39,11 @@ def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     for name, vocabulary in zip(names, vocabularies, strict=True):
         if lacking := [token for token in tokens.values() if token not in vocabulary]:
             raise UserError(f"{folder / name} has no {' and no '.join(lacking)}: {_AGAIN}")
-    codes = [] if separate else [token for token in vocabularies[0] if token.startswith(">>") and token.endswith("<<")]
+    if added := sorted(_added_tokens(folder, settings) - vocabularies[0].keys()):
+        raise UserError(
+            f"{folder} has tokens that were added to its tokenizer ({', '.join(added)[:200]}), which are not kept: add"
+            " them to vocab.json and to the SentencePiece models, or import the model without them"
+        )
     try:
         if settings.get("sp_model_kwargs"):
             raise Unsupported("it draws pieces at random")
@@ -50,7 +54,7 @@ def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
                 eos_token=tokens["eos_token"],
                 unk_token=tokens["unk_token"],
                 special_tokens=[tokens["pad_token"]],
-                codes=codes,
+                codes=[token for token in vocabulary if token.startswith(">>") and token.endswith("<<")],
             )
             for file, vocabulary in zip(("source.spm", "target.spm"), vocabularies, strict=True)
         ]
@@ -92,6 +96,14 @@ def fsmt_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 def _settings(folder: Path) -> dict:
     path = folder / "tokenizer_config.json"
     return read_json(path, _AGAIN, most_bytes=_MOST_BYTES) if path.exists() else {}
+
+
+def _added_tokens(folder: Path, settings: dict) -> set[str]:
+    """The texts of tokens that were added to a tokenizer after its training."""
+    path = folder / "added_tokens.json"
+    added = read_json(path, _AGAIN, most_bytes=_MOST_BYTES) if path.exists() else {}
+    listed = settings.get("added_tokens_decoder")
+    return {str(token) for token in (*added, *map(_text, listed.values() if isinstance(listed, dict) else ()))}
 
 
 def _vocabulary(path: Path) -> dict[str, int]:

@@ -25,6 +25,7 @@ from ..decoding.glossary import Glossary, Terms, TermsSentence, beams_for
 from ..decoding.long_inputs import split_line
 from ..decoding.streaming import Window
 from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
+from ..errors import UserError
 from ..parsing.parser import Parser
 
 LONGEST = 500  # tokens of a sentence; a longer one is divided, or its attention might fill the memory
@@ -144,19 +145,14 @@ class _Group:
         """Send the outputs of sentences that are done, as `Translator` has them."""
         pieces = [share.ticket.pieces[number] for share, number, _ in done]
         outputs = [[output.tokens for output in outputs] for _, _, outputs in done]
-        found = self._translator(with_scores).as_hypotheses(pieces, outputs)
+        found = self.engine.with_options(self.key.options, with_scores).as_hypotheses(pieces, outputs)
         for (share, number, _), hypotheses in zip(done, found, strict=True):
             share.ticket.deliver((number, [replace(one, text=" ".join(one.text.splitlines())) for one in hypotheses]))
 
-    def _translator(self, with_scores: bool) -> Translator:
-        """One of these options."""
-        translator = copy.copy(self.engine.translator)
-        translator.generate_options, translator.scores = self.options, with_scores
-        return translator
-
     def _translate(self, admitted: list[tuple[_Share, int]]) -> None:
         """Translate a batch by `Translator`."""
-        translator = self._translator(any(share.ticket.scores for share, _ in admitted))
+        with_scores = any(share.ticket.scores for share, _ in admitted)
+        translator = self.engine.with_options(self.key.options, with_scores)
         pieces = [replace(share.ticket.pieces[number], place=place) for place, (share, number) in enumerate(admitted)]
         self.engine.note_batch(len(pieces))
         self._leave([share for share, _ in admitted])
@@ -230,6 +226,12 @@ class Engine:
         is_int8 = any(isinstance(module, Int8Linear) for module in self.model.modules())
         return "int8" if is_int8 else str(self.model.dtype).removeprefix("torch.")
 
+    def with_options(self, options: Options, scores: bool = False) -> Translator:
+        """The translator with options of a request."""
+        translator = copy.copy(self.translator)
+        translator.generate_options, translator.scores = dict(options), scores
+        return translator
+
     def divide(self, sentence: str, language: str) -> list[str]:
         """A sentence in as many parts as its length needs, nearly always one; for any thread."""
         if 4 * len(sentence) < self._longest:  # a letter has four bytes at most, and rarely as many tokens
@@ -242,14 +244,19 @@ class Engine:
     def _count(self, text: str) -> int:
         return len(self._counter(text)["input_ids"])
 
-    def tokenize(self, sentences: Sequence[tuple[str, str]], glossary: Glossary | None = None) -> list[Piece]:
+    def tokenize(
+        self, sentences: Sequence[tuple[str, str]], glossary: Glossary | None = None, options: Options = ()
+    ) -> list[Piece]:
         """What `translate` takes, of sentences and the beginnings of their translations; for any thread.
 
         Raises:
-            UserError: for a beginning that is too long, a sentence that cannot be divided, or a term without tokens.
+            UserError: for a beginning that is too long for the output or that the model cannot follow, a sentence that
+                cannot be divided, or a term without tokens.
         """
+        if not self.is_ours and any(prefix.strip() for _, prefix in sentences):
+            raise UserError("a prefix is not for an exported model: leave it out")
         with self._tokenizing:
-            prepared = self.translator.prepare(Window(0, 1, list(sentences)), glossary)
+            prepared = self.with_options(options).prepare(Window(0, 1, list(sentences)), glossary)
         if prepared.window.error is not None:
             raise prepared.window.error
         return prepared.pieces

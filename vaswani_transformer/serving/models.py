@@ -123,10 +123,11 @@ class Models:
         self._load, self._most = load, most
         self._tokens_per_batch, self._note_batch = tokens_per_batch, note_batch
         self.loaded: dict[ModelPlace, Engine] = {}  # the least recently used first
-        self._users: dict[ModelPlace, int] = dict.fromkeys(places, 0)
+        self._users: dict[ModelPlace, int] = dict.fromkeys(places, 0)  # those that wait for it too
         self._loading: dict[ModelPlace, asyncio.Task] = {}
         self._changing = asyncio.Lock()  # one model is loaded or unloaded at a time
-        self._has_idle = asyncio.Event()
+        self._leaving: ModelPlace | None = None  # takes no further users, and is unloaded after the last of them
+        self._changed = asyncio.Event()  # there is a user less, or what was leaving is unloaded
 
     @property
     def pending(self) -> int:
@@ -145,17 +146,23 @@ class Models:
         Raises:
             RefusedError: it cannot be loaded, which the server's log explains.
         """
-        while place not in self.loaded:
-            if place not in self._loading:
-                self._loading[place] = asyncio.create_task(self._add(place))
-            await asyncio.shield(self._loading[place])  # it is loaded also if who has asked for it has left
-        self._users[place] += 1
-        engine = self.loaded[place] = self.loaded.pop(place)
+        while place == self._leaving:
+            await self._change()
+        self._users[place] += 1  # before it is loaded, or it could be unloaded before it is used
         try:
+            while place not in self.loaded:
+                if place not in self._loading:
+                    self._loading[place] = asyncio.create_task(self._add(place))
+                await asyncio.shield(self._loading[place])  # it is loaded also if who has asked for it has left
+            engine = self.loaded[place] = self.loaded.pop(place)
             yield engine
         finally:
             self._users[place] -= 1
-            self._has_idle.set()
+            self._changed.set()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
     async def _add(self, place: ModelPlace) -> None:
         try:
@@ -174,11 +181,15 @@ class Models:
     async def _make_room(self, place: ModelPlace) -> None:
         """Unload models until there is room for another."""
         while self.loaded and self._is_full(place):
-            while all(self._users[one] for one in self.loaded):
-                self._has_idle.clear()
-                await self._has_idle.wait()
-            oldest = next(one for one in self.loaded if not self._users[one])
-            await asyncio.to_thread(self.loaded.pop(oldest).close)
+            idle = (one for one in self.loaded if not self._users[one])
+            self._leaving = oldest = next(idle, next(iter(self.loaded)))
+            try:
+                while self._users[oldest]:
+                    await self._change()
+                await asyncio.to_thread(self.loaded.pop(oldest).close)
+            finally:
+                self._leaving = None
+                self._changed.set()
             logger.info(f"unloaded {oldest.folder}")
 
     def _is_full(self, place: ModelPlace) -> bool:

@@ -199,7 +199,7 @@ def _prepare(engine: Engine, language: str, wish: Wish) -> tuple[list[SplitText]
         if text.sentences:
             sentences[first] = text.sentences[0], prefix
         first += len(text.sentences)
-    pieces = engine.tokenize(sentences, wish.glossary)
+    pieces = engine.tokenize(sentences, wish.glossary, _options(engine.model, wish))
     for piece in pieces:
         if piece.terms and piece.terms.size > _TERMS:
             raise UserError(

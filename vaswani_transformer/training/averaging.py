@@ -29,7 +29,7 @@ from .checkpoints import (
     read_state,
     to_average,
 )
-from .run_folder import CHECKPOINTS
+from .run_folder import CHECKPOINTS, IMPORT
 
 
 def _open_weights(folder: Path) -> dict[str, safe_open]:
@@ -109,7 +109,7 @@ _TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab-src.json")  # one of which
 _COPIED = (
     CONFIG, "generation_config.json", "tokenizer.json", "target_tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "target_vocab.json", "vocab-src.json",
-    "vocab-tgt.json", "vocab.txt", "merges.txt", "*.model", "*.spm", "*.py",
+    "vocab-tgt.json", "vocab.txt", "merges.txt", "*.model", "*.spm", "*.py", IMPORT,
 )  # fmt: skip
 # Of a configuration, what does not decide what a model computes from its weights.
 _NO_DIFFERENCE = {"_name_or_path", "transformers_version", "use_cache", "architectures", "auto_map", "custom_pipelines"}
@@ -226,7 +226,10 @@ def _is_model_alone(folder: Path) -> bool:
 def _files_to_copy(folders: list[Path]) -> list[Path]:
     """Configuration, code and tokenizer, the latter from the first folder that has one; a later file counts."""
     named = next((folder for folder in folders if _has_tokenizer(folder)), folders[0])
-    return [path for pattern in _COPIED for folder in (named, folders[0]) for path in folder.glob(pattern)]
+    found = [path for pattern in _COPIED for folder in (named, folders[0]) for path in folder.glob(pattern)]
+    run = folders[0].resolve().parent.parent  # of a checkpoint
+    is_of_run = folders[0].resolve().parent.name == CHECKPOINTS and (run / IMPORT).is_file()
+    return [run / IMPORT, *found] if is_of_run else found
 
 
 def _copy_rest(folders: list[Path], staging: Path) -> None:

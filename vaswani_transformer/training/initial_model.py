@@ -154,11 +154,9 @@ def merged_adapters(model: VaswaniForConditionalGeneration, recipe: Recipe, fold
     adapted.peft_config["default"].base_model_name_or_path = recipe.from_model
     adapted.save_pretrained(folder, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's card has nothing filled in
-    tied = model.config.tie_word_embeddings
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         adapted.merge_and_unload()
-    model.config.tie_word_embeddings = tied  # PEFT takes the encoder's embedding for that of the decoder
 
 
 def has_adapters(model: torch.nn.Module) -> bool:

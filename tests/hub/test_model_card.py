@@ -25,7 +25,7 @@ from vaswani_transformer.hub.card_facts import (
     languages_of,
     read_run,
 )
-from vaswani_transformer.hub.existing_card import carry_over, describes, is_sealed, may_be_replaced, read_card
+from vaswani_transformer.hub.existing_card import carry_over, describes, is_sealed, may_be_replaced, metadata, read_card
 from vaswani_transformer.hub.model_card import (
     METRICS,
     card_for_push,
@@ -403,6 +403,11 @@ def test_a_wheel_holds_the_templates(tmp_path):
     assert {f"vaswani_transformer/model_cards/{name}" for name in templates} <= names and len(templates) == 4
     assert {str(path.relative_to(ROOT)) for path in (ROOT / "vaswani_transformer").rglob("*.py")} <= names
     assert "vaswani_transformer/recipes/small.yaml" in names
+
+
+def test_norwegian_is_a_language():
+    assert metadata("---\nlanguage: [no, de]\n---\n")["languages"] == ["no", "de"]
+    assert metadata("---\nlanguage: no\n---\n")["languages"] == ["no"]
 
 
 def test_forms_of_metadata():

@@ -19,6 +19,7 @@ from vaswani_transformer.decoding.confidence import (
 )
 from vaswani_transformer.decoding.glossary import Glossary, Term
 from vaswani_transformer.evaluation.records import tensors_sha256
+from vaswani_transformer.serving import translations
 
 folder, loaded, make, post = served.folder, served.loaded, served.make, served.post
 
@@ -268,6 +269,20 @@ def test_a_stream_has_the_sentences_in_order(make):
         own = [event for (_, event), place in zip(events, numbers, strict=True) if place == number]
         pieces = [event["before"] + event["translations"][0]["text"] for event in own]
         assert "".join(pieces) + end["after"][number] == text["text"]
+
+
+def test_a_stream_that_takes_too_long_says_so(make, monkeypatch):
+    sentence, calls = translations._Details.sentence, []
+
+    async def slow(self, *arguments):
+        calls.append(arguments)
+        await asyncio.sleep(60 * (len(calls) > 1))
+        return await sentence(self, *arguments)
+
+    monkeypatch.setattr(translations._Details, "sentence", slow)
+    app = make(limits=Limits(seconds=5))
+    (name, _), last = events_of(app, {"text": " ".join(SENTENCES[:2]), "target": "de"})
+    assert (name, last) == ("sentence", ("error", {"error": "answering took more than 5 seconds"}))
 
 
 def test_a_stream_that_is_refused_is_an_ordinary_error(post):

@@ -34,9 +34,8 @@ class VaswaniLoader(BartLoader):
     def get_model_spec(self, model) -> transformer_spec.TransformerSpec:
         """The specification, weights filled in; refuses what CTranslate2 cannot express."""
         config = model.config
-        for name in ("encoder_layers", "decoder_layers"):
-            if getattr(config, name) == 0:
-                raise UserError(f"{name} is 0: CTranslate2 has no stacks without layers, so this cannot be exported")
+        if config.encoder_layers == 0:
+            raise UserError("encoder_layers is 0: CTranslate2 has no stacks without layers, so this cannot be exported")
         if config.attention_window is not None:
             raise UserError(
                 f"attention_window is {config.attention_window}: CTranslate2 has no restricted self-attention in"

@@ -107,9 +107,11 @@ def metadata(text: str) -> dict:
         data = parse_yaml(_split(text)[0])
     data = data if isinstance(data, dict) else {}
     license = data.get("license")
+    language = data.get("language")
+    # YAML reads the code of Norwegian as False.
+    languages = ["no" if one is False else one for one in (language if isinstance(language, list) else [language])]
     return {
-        # YAML reads the code of Norwegian as False.
-        "languages": list(filter(is_language, _list(data.get("language")))) or None,
+        "languages": list(filter(is_language, languages)) or None,
         "datasets": list(filter(is_dataset, _list(data.get("datasets")))) or None,
         "license": license if is_license(license) else None,
     }

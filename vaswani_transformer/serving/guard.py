@@ -72,13 +72,14 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status, notes = perf_counter(), 0, {}
+        start, status, notes, is_stream = perf_counter(), 0, {}, False
         scope.setdefault("state", {})["notes"] = notes
 
         async def noting(message) -> None:
-            nonlocal status
+            nonlocal status, is_stream
             if message["type"] == "http.response.start":
                 status = message["status"]
+                is_stream = dict(message["headers"]).get(b"content-type", b"").startswith(b"text/event-stream")
             await send(message)
 
         self._under_way += 1
@@ -90,6 +91,9 @@ class Guard:
         except RefusedError as error:
             if not status:
                 await error_response(error.status, str(error), error.headers)(scope, receive, noting)
+            elif is_stream:
+                last = f"event: error\ndata: {json.dumps({'error': str(error)})}\n\n".encode()
+                await send({"type": "http.response.body", "body": last, "more_body": False})
         except Exception as error:
             self._log_failure(error)
             if not status:

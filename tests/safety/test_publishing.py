@@ -211,13 +211,6 @@ def template(tmp_path):
     return run
 
 
-def test_a_template_of_an_earlier_version_works(template):
-    rows = "{% for label, value in sizes %}\n| {{ label }} | {{ value | cell }} |\n{% endfor %}\n"
-    text = rows + "{{ 'a|b' | cell }} {{ '\\\\|' | cell }}"
-    card = template(text)
-    assert "| d_model | 24 |" in card and "a\\|b \\|" in card
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -282,8 +282,6 @@ def write_report(experiment: Experiment, setup: Setup) -> str:
         text = f"{text.rstrip()}\n\nOther settings than those of this scale: {changes}.\n"
     with locked(folder):
         output, names = OutputFolder(folder), [f"{experiment.name}.{kind}" for kind in ("md", "json", "png")]
-        if not output.names() and _is_report(folder / names[1]):  # an earlier version's
-            output.adopt(names)
         output.check(names)
         output.write_text(names[0], text)
         output.write_text(names[1], json.dumps(list(results.values()), indent=1) + "\n")
@@ -295,15 +293,6 @@ def write_report(experiment: Experiment, setup: Setup) -> str:
             figure.savefig(new, dpi=110, format="png")
             output.move(new, names[2])
     return text
-
-
-def _is_report(path: Path) -> bool:
-    """Whether a file holds the results of cells."""
-    try:
-        results = read_json(path, "remove it", finite=False, kind=list)
-        return all(isinstance(result[name], kind) for result in results for name, kind in _RESULT_ENTRIES.items())
-    except (OSError, UserError, TypeError, KeyError):
-        return False
 
 
 def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

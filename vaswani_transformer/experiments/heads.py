@@ -14,7 +14,17 @@ from ..errors import UserError
 from ..files import write_text
 from ..loading import load_model
 from ..plots import new_figure
-from .base import Cell, Estimate, Experiment, Setup, describe_runs, experiment_folder, run_cell, write_recipe
+from .base import (
+    Cell,
+    Estimate,
+    Experiment,
+    Setup,
+    describe_runs,
+    experiment_folder,
+    read_results,
+    run_cell,
+    write_recipe,
+)
 from .table2 import Table2
 from .translation import data_pairs
 
@@ -43,7 +53,9 @@ class HeadStudy(Experiment):
 
     def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
         """The training, if it is not finished."""
-        return Table2().estimate(setup, self._model_cell(setup), device)
+        table, trained = Table2(), self._model_cell(setup)
+        is_finished = bool(read_results(table, setup, [trained]))
+        return Estimate(seconds=0.0) if is_finished else table.estimate(setup, trained, device)
 
     def run(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
         """Train the model unless it is there, name its heads on the validation set, draw some of its sentences."""

@@ -175,7 +175,6 @@ def record_session(folder: Path, processes: int) -> None:
     sessions = [session for session in read_sessions(folder) if session[0] < seconds]
     if processes > 1 or sessions:
         output = OutputFolder(folder)
-        output.adopt([SESSIONS] if sessions else [])  # an earlier version's
         output.write_text(SESSIONS, json.dumps([*sessions, (seconds, processes)]) + "\n")
 
 

@@ -112,12 +112,10 @@ def _check_output(output: Path, model: Path, format: str, overwrite: bool) -> Ou
         return written
     if not overwrite:
         raise UserError(f"output {output} is not empty: give another one, or --overwrite to replace a model in it")
-    if FACTS not in written and not (output / FACTS).is_file():  # cut off, an export is noted and has no such file yet
+    if FACTS not in written:
         raise UserError(f"output {output} holds no exported model that could be overwritten: give another folder")
     if model.resolve().is_relative_to(output.resolve()):
         raise UserError(f"output {output} holds the model itself: give another folder")
-    if FACTS not in written:  # an earlier version's
-        written.adopt(_names(ExportFacts.read(output).format))
     written.check(_names(format))
     return written
 

@@ -5,7 +5,6 @@ program: `render_in_process` runs it in a Python process of its own, whose time 
 """
 
 import json
-import re
 import subprocess
 import sys
 
@@ -42,8 +41,6 @@ def render(folder: str, source: str, values: dict) -> str:
         keep_trailing_newline=True,
         autoescape=False,  # the values are Markdown already
     )
-    # Templates of earlier versions use it.
-    environment.filters["cell"] = lambda value: re.sub(r"(?<!\\)\|", r"\\|", str(value))
     parts, characters = [], 0
     try:
         for part in environment.from_string(source).generate(values):

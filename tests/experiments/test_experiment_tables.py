@@ -227,7 +227,7 @@ def test_a_trained_cell_without_its_log(tmp_path):
 def test_attention_command_takes_the_model_of_table_2(multi30k, table2_folder, capsys, monkeypatch):
     monkeypatch.setattr(cells_module, "train", None)  # it is trained already
     words = ["attention", "--data-dir", multi30k, "--output", table2_folder, "--set", *TINY]
-    assert "1 of 1 cells to run: 0.000 hours" in experiment(capsys, *words, "--dry-run")[1]
+    assert "| heads | missing |  |  |  | 0.00 |" in experiment(capsys, *words, "--dry-run")[1]
     status, output, errors = experiment(capsys, *words)
     assert status == 0, errors
     assert "# What the heads do" in output

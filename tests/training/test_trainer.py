@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -407,7 +408,7 @@ def test_batches_without_padding_train_as_padded_ones_do(tmp_path):
     assert_same_training(weights_of(padded), weights_of(packed))
 
 
-@pytest.mark.parametrize("expected", [0.6, 1.4])
+@pytest.mark.parametrize("expected", [0.2, 0.6])
 def test_the_length_penalty_is_the_one_with_most_bleu(tmp_path, expected):
     """The references are what the model itself finds with one of them: searched on a model whose outputs differ."""
     model = tiny_model(seed=11, vocab_size=9, scale=2.0)
@@ -439,3 +440,21 @@ def test_the_length_penalty_is_the_one_with_most_bleu(tmp_path, expected):
     model.generation_config.num_beams = 3
     choose_length_penalty(trainer)
     assert found[model.generation_config.length_penalty] == found[expected]
+
+
+def test_a_length_penalty_with_which_outputs_do_not_end_is_not_taken():
+    """However much BLEU it gives; as many as with the paper's may do so."""
+    model, ending, endless = tiny_model(), [1, 5, 2], [1, 5, 5]
+    model.generation_config.num_beams, model.generation_config.eos_token_id = 4, 2
+    rows = {
+        alpha: [ending] * (3 - number) + [endless] * number
+        for alpha, number in zip(LENGTH_PENALTIES, (0, 1, 1, 2, 3), strict=True)
+    }
+
+    def predict(pairs, metric_key_prefix, num_beams, length_penalty):
+        metrics = {"search_bleu": 10 * length_penalty}
+        return SimpleNamespace(predictions=np.array(rows[length_penalty]), metrics=metrics)
+
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model)
+    choose_length_penalty(SimpleNamespace(model=model, eval_dataset=None, accelerator=accelerator, predict=predict))
+    assert model.generation_config.length_penalty == 1.0

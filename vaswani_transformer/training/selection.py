@@ -4,6 +4,7 @@ import logging
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -98,17 +99,21 @@ def select_weights(
 def choose_length_penalty(trainer: VaswaniTrainer) -> None:
     """Translate the validation set with several `LENGTH_PENALTIES`, and give the model the one with most BLEU.
 
-    Section 6.1 chose its alpha on the development set, too. A model that searches greedily needs none. All processes
-    call it.
+    Section 6.1 chose its alpha on the development set, too. One with which more outputs do not end than with the
+    paper's is not taken: its BLEU may be higher for the others, which get longer. A model that searches greedily needs
+    none. All processes call it.
     """
     search = trainer.accelerator.unwrap_model(trainer.model).generation_config
     if search.num_beams in (None, 1):
         return
-    found = {}
+    found, endless = {}, {}
     for alpha in LENGTH_PENALTIES:
         options = {"num_beams": search.num_beams, "length_penalty": alpha}
-        scores = trainer.predict(trainer.eval_dataset, metric_key_prefix="search", **options).metrics
-        found[alpha] = scores["search_bleu"]
+        output = trainer.predict(trainer.eval_dataset, metric_key_prefix="search", **options)
+        found[alpha] = output.metrics["search_bleu"]
+        endless[alpha] = int((~np.isin(output.predictions[:, 1:], search.eos_token_id).any(axis=1)).sum())
+    most = endless[SEARCH["length_penalty"]]
+    found = {alpha: bleu for alpha, bleu in found.items() if endless[alpha] <= most}
     # A tenth of a point is no reason to leave the paper's.
     chosen = max(found, key=lambda alpha: (round(found[alpha], 1), -abs(alpha - SEARCH["length_penalty"])))
     shown = ", ".join(f"{alpha:g}: {bleu:.2f}" for alpha, bleu in found.items())

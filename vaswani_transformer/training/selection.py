@@ -113,10 +113,10 @@ def choose_length_penalty(trainer: VaswaniTrainer) -> None:
         found[alpha] = output.metrics["search_bleu"]
         endless[alpha] = int((~np.isin(output.predictions[:, 1:], search.eos_token_id).any(axis=1)).sum())
     most = endless[SEARCH["length_penalty"]]
-    found = {alpha: bleu for alpha, bleu in found.items() if endless[alpha] <= most}
     # A tenth of a point is no reason to leave the paper's.
-    chosen = max(found, key=lambda alpha: (round(found[alpha], 1), -abs(alpha - SEARCH["length_penalty"])))
-    shown = ", ".join(f"{alpha:g}: {bleu:.2f}" for alpha, bleu in found.items())
+    allowed = [alpha for alpha in found if endless[alpha] <= most]
+    chosen = max(allowed, key=lambda alpha: (round(found[alpha], 1), -abs(alpha - SEARCH["length_penalty"])))
+    shown = ", ".join(f"{alpha:g}: {bleu:.2f}, {endless[alpha]} without end" for alpha, bleu in found.items())
     logger.info("length penalty %g, by validation BLEU with beam %d (%s)", chosen, search.num_beams, shown)
     search.length_penalty = chosen
 

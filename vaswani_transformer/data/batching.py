@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
+from ..hardware import own_processors
 from ..model.loss_vaswani import IGNORE_INDEX
 
 MOST_PADDED = 1.5  # most positions of a padded batch, as a share of its limit of tokens; 1.1 are usual
@@ -351,7 +352,8 @@ class WindowedBatchSampler:
         number = min(len(shards), -(-pairs // window))
         places = np.searchsorted(ends, np.arange(1, number) * pairs / number) + 1
         self._windows = [part for part in np.split(shards, np.unique(places)) if len(part)]
-        with ThreadPoolExecutor(min(8, len(self._windows))) as executor:  # sorting needs no lock of Python's
+        # Sorting needs no lock of Python's; a window that is sorted takes memory, so that no more are begun than help.
+        with ThreadPoolExecutor(min(8, len(own_processors()))) as executor:
             samplers = executor.map(lambda place: self._sampler(place)[0], range(len(self._windows)))
             facts = [(len(sampler), sampler.part_tokens, sampler._tokens) for sampler in samplers]
         self._numbers = [number for number, _, _ in facts]

@@ -273,11 +273,13 @@ def test_lines_of_another_language_are_dropped(tmp_path):
         (['{"LengthRatioFilter": {"char": 1.5}, "X": [2, 3]}'], "LengthRatioFilter.char", [1.5]),
         (['{"LengthRatioFilter": {"char": 1.5}, "X": [2, 3]}'], "X.1", [3]),
         (['{"LengthRatioFilter": Infinity}'], "LengthRatioFilter", [math.inf]),
+        (['{"line": 1, "score": -0.2}', '{"line": 2, "score": null}'], "score", [-0.2, math.nan]),
     ],
-    ids=["numbers", "Bicleaner AI", "OpusFilter", "list", "infinite"],
+    ids=["numbers", "Bicleaner AI", "OpusFilter", "list", "infinite", "vaswani score"],
 )
-def test_scores_of_other_programs(tmp_path, lines, key, expected):
-    assert list(read_scores(write(tmp_path / "s", "\n".join(lines) + "\n"), key)) == expected
+def test_scores_of_programs(tmp_path, lines, key, expected):
+    found = list(read_scores(write(tmp_path / "s", "\n".join(lines) + "\n"), key))
+    assert found == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
 
 
 @pytest.mark.parametrize(

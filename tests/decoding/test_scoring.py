@@ -131,7 +131,7 @@ def test_the_command_writes_scores_and_sums(folder, loaded, files, tmp_path, cap
     options = ["--tokens", "--format", "json", "--length-penalty", "0", "--output", str(tmp_path / "out")]
     assert main(["score", str(folder), *files, *options, "--ensemble", str(folder)]) == 0
     records = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
-    assert [record["line"] for record in records] == list(range(1, 33)) and records[30] == {"line": 31}
+    assert [record["line"] for record in records] == list(range(1, 33)) and records[30] == {"line": 31, "score": None}
     for record, score in zip(records, expected, strict=False):
         assert "".join(token for token, _ in record["token_log_probabilities"]) == "".join(score.tokens)
         logs = [log for _, log in record["token_log_probabilities"]]

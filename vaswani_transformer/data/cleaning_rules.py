@@ -342,6 +342,7 @@ def read_scores(path: Path, key: str | None) -> Iterable[float]:
 
     Bicleaner AI appends a column to TSV, or writes it alone with `--score_only`. OpusFilter writes an object in JSON,
     where a key with dots leads to a number, as in its `sort`: ``LengthRatioFilter.char``, ``LanguageIDFilter.cld2.0``.
+    A null there is no number: `vaswani score --format json` writes it for a pair with a blank side.
 
     Raises:
         UserError: naming the line.
@@ -362,4 +363,4 @@ def _score(line: str, key: str | None) -> float:
     value = json.loads(line)
     for part in key.split("."):
         value = value[int(part) if isinstance(value, list) else part]
-    return float(value)
+    return math.nan if value is None else float(value)

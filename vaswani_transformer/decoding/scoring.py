@@ -221,7 +221,7 @@ class ScoreLayout:
     def record(self, number: int, score: PairScore | None) -> str:
         """What is written for line `number`, its end included; `score` is None for a pair with a blank side."""
         if self.json:
-            values: dict[str, Any] = {"line": number}
+            values: dict[str, Any] = {"line": number, "score": None}
             if score is not None:
                 ranked = score.score(self.rule)
                 values |= {"score": ranked, "log_probability": score.log_probability, "tokens": len(score.tokens)}

@@ -1,20 +1,12 @@
-"""Templates of model cards, put into effect without their being able to run code, read files or never end.
+"""Templates of model cards, put into effect without their being able to run code or read files.
 
-A template of the user's own may come from a stranger. This file imports nothing of the package, because it is also a
-program: `render_in_process` runs it in a Python process of its own, whose time and memory are bounded.
+A template of the user's own may come from a stranger.
 """
-
-import json
-import subprocess
-import sys
 
 import jinja2
 import jinja2.sandbox
 
 MOST_CHARACTERS = 1 << 20  # of a template and of a card; the Hub's largest are far below
-_SECONDS, _BYTES = 10, 1 << 30  # for a template of the user's own
-# Without the current folder, from which Python (3.10 has no option -P) would import.
-_START = "import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_path(sys.argv[1], None, '__main__')"
 _NAME = "<template>"  # what jinja2 names a template that is not a file
 
 
@@ -56,48 +48,5 @@ def render(folder: str, source: str, values: dict) -> str:
             line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == _NAME else line
             trace = trace.tb_next
         message = " ".join(str(error).split())[:300] or type(error).__name__
-        message = "it takes too much memory" if isinstance(error, MemoryError) else message
         raise TemplateFault(f"line {line}: {message}" if line else message) from error
     return "".join(parts)
-
-
-def render_in_process(folder: str, source: str, values: dict) -> str:
-    """As `render`, in a process that ends after some seconds, and on POSIX when it wants too much memory.
-
-    Raises:
-        TemplateFault: as `render`, and for a template that takes too long or too much memory.
-    """
-    request = json.dumps([folder, source, values])
-    command = [sys.executable, "-X", "utf8", "-c", _START, __file__]
-    try:
-        done = subprocess.run(command, input=request, capture_output=True, encoding="utf-8", timeout=_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise TemplateFault(f"it takes more than {_SECONDS} seconds") from None
-    try:
-        answer = json.loads(done.stdout)
-    except ValueError:
-        if done.returncode < 0 or "MemoryError" in done.stderr:
-            raise TemplateFault(f"it takes more than {_BYTES >> 20:,} MiB of memory, or crashes") from None
-        reason = " ".join(done.stderr.split())[-300:]
-        raise TemplateFault(f"the Python process that fills it in failed: {reason}") from None
-    if "fault" in answer:
-        raise TemplateFault(answer["fault"])
-    return answer["text"]
-
-
-def _main() -> None:
-    try:
-        import resource  # POSIX only
-
-        resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
-    except (ImportError, ValueError, OSError):
-        pass
-    try:
-        answer = {"text": render(*json.load(sys.stdin))}
-    except TemplateFault as fault:
-        answer = {"fault": str(fault)}
-    json.dump(answer, sys.stdout)
-
-
-if __name__ == "__main__":
-    _main()

@@ -37,7 +37,7 @@ from .card_facts import (
     is_number,
     one_line_of_text,
 )
-from .card_template import MOST_CHARACTERS, TemplateFault, render, render_in_process
+from .card_template import MOST_CHARACTERS, TemplateFault, render
 from .existing_card import carry_over, describes, may_be_replaced, seal
 
 KINDS = {"base": "base", "big": "big", "parser": "parsing"}  # template -> the paper's preset that it compares with
@@ -405,7 +405,7 @@ def render_card(facts: CardFacts, card: str | None = None) -> str:
     try:
         folder = template_folder()
         source = _read_template(folder / f"{kind}.md" if ours else card)
-        text = (render if ours else render_in_process)(str(folder), source, escaped(values))
+        text = render(str(folder), source, escaped(values))
     except TemplateFault as fault:
         raise UserError(f"card template {card or kind} cannot be used: {fault}") from fault
     if not text.lstrip().startswith("---"):

@@ -3,9 +3,13 @@
 import pytest
 import torch
 from conftest import tiny_model
+from sentencepiece_models import trained
 
-from vaswani_transformer import Ensemble, UserError, align, attend, pharaoh, train_tokenizer
+from vaswani_transformer import Ensemble, UserError, VaswaniTokenizer, align, attend, pharaoh, train_tokenizer
+from vaswani_transformer.attention.alignments import tokens_and_words
 from vaswani_transformer.data.words import words_of
+from vaswani_transformer.importing.sentencepiece import backend
+from vaswani_transformer.importing.subword_nmt import word_backend
 
 TEXT = ["the old black dog sees an apple", "der alte schwarze Hund sieht einen Apfel", "naïve 中文 words"]
 
@@ -122,6 +126,29 @@ def test_mistakes_are_one_line(model, tokenizer):
         align(short, tokenizer, ["a", "", TEXT[0]], ["a", "", "a"])
     with pytest.raises(IndexError):
         align(model, tokenizer, ["a"], ["a"], layer=3)
+
+
+def test_texts_that_are_rewritten_have_the_ids_of_the_model_and_words_of_their_own(tmp_path):
+    """Marks, which SentencePiece takes for graphemes where `tokenizers` does not, with spaces between words or none."""
+    texts = ["यह एक छोटा कुत्ता है", "ผมชื่อสมชาย ครับ", "မြန်မာ ဘာသာ", "السَّلامُ عَلَيْكُم", "the dog"]
+    pieces = backend(trained(tmp_path, texts * 20, vocab_size=120))
+    tokenizer = VaswaniTokenizer(tokenizer_object=pieces, eos_token="</s>", unk_token="<unk>").side("source")
+    for text, (ids, words) in zip(texts, tokens_and_words(tokenizer, texts), strict=True):
+        assert ids == tokenizer(text)["input_ids"] and tokenizer.unk_token_id not in ids
+        tokens = tokenizer.convert_ids_to_tokens(ids)
+        for number, word in enumerate(words_of(text)):
+            assert word in "".join(token for token, own in zip(tokens, words, strict=True) if number in own)
+
+
+def test_words_that_rules_make_are_refused():
+    ids = {token: number for number, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "Hello", ",", "world"])}
+    words = word_backend(ids, special_tokens=list(ids)[:4], end="</s>", unknown="<unk>")
+    tokenizer = VaswaniTokenizer(
+        tokenizer_object=words, eos_token="</s>", unk_token="<unk>", moses={"languages": ["en", "en"]}
+    ).side("source")
+    assert tokens_and_words(tokenizer, ["Hello world"]) == [([4, 6, 2], [range(1), range(1, 2), range(0)])]
+    with pytest.raises(UserError, match="'Hello, world': the tokenizer cuts this into other words"):
+        tokens_and_words(tokenizer, ["Hello, world"])
 
 
 def test_pharaoh_format():

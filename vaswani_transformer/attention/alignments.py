@@ -1,15 +1,17 @@
 """Which source word each target word comes from, read off the encoder-decoder attention."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
 
 from ..data.batching import PairCollator, batches_by_length
 from ..data.tokenization import SIDES, has_two_sides, side_of
-from ..data.words import words_at
+from ..data.words import word_places, words_at
 from ..decoding.scoring import check_length
 from ..errors import UserError
+from ..model.sentencepiece_vaswani import SEPARATOR
 from .weights import forming_attention, pass_with_attention
 
 Links = list[tuple[int, int]]  # (source word, target word), both counted from 0
@@ -75,18 +77,29 @@ def tokens_and_words(tokenizer, texts: list[str]) -> list[tuple[list[int], list[
     """The token ids of each text, and for each token the numbers of the words that it has a part in, from 0.
 
     Raises:
-        UserError: the tokenizer cannot say which part of a text a token stands for.
+        UserError: the tokenizer cannot say which part of a text a token stands for, or reads a text as other words.
     """
     if not tokenizer.is_fast:
         raise UserError(
             f"{type(tokenizer).__name__} does not say which word a token belongs to: words can be aligned with fast"
             " tokenizers only"
         )
-    if has_two_sides(tokenizer):  # places are those of the text that its backend gets
-        texts = tokenizer.rewritten(texts)
     encoded = tokenizer(texts, return_offsets_mapping=True)
     columns = texts, encoded["input_ids"], encoded["offset_mapping"]
-    return [(ids, words_at(text, offsets)) for text, ids, offsets in zip(*columns, strict=True)]
+    return [(ids, _words_at(tokenizer, text, places)) for text, ids, places in zip(*columns, strict=True)]
+
+
+def _words_at(tokenizer, text: str, places: list[tuple[int, int]]) -> list[range]:
+    if not has_two_sides(tokenizer):
+        return words_at(text, places)
+    read = tokenizer.rewritten(text)  # places are those of the text that its backend gets
+    if SEPARATOR in read:
+        without = list(accumulate((letter != SEPARATOR for letter in read), initial=0))
+        places = [(without[start], without[end]) for start, end in places]
+        read = read.replace(SEPARATOR, "")
+    if len(word_places(read)) != len(word_places(text)):
+        raise UserError(f"{text!r:.60}: the tokenizer cuts this into other words by rules: its words cannot be aligned")
+    return words_at(read, places)
 
 
 def parts_in_words(words: Sequence[range]) -> np.ndarray:

@@ -31,6 +31,7 @@ small_chunks = preparing.small_chunks
 text = preparing.text
 tokenizer_folder = preparing.tokenizer_folder
 recipe = preparing.recipe
+forked_workers = preparing.forked_workers
 store = stores.store
 slurm = slurm_jobs.slurm
 
@@ -56,6 +57,7 @@ def wait(folder, number, advance):
         advance(1)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_tasks_that_fail_do_not_stop_the_others(tmp_path, workers):
     task = functools.partial(touch, tmp_path, 10)

@@ -3,7 +3,6 @@
 import dataclasses
 import gzip
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -39,6 +38,7 @@ small_chunks = preparing.small_chunks
 text = preparing.text
 tokenizer_folder = preparing.tokenizer_folder
 recipe = preparing.recipe
+forked_workers = preparing.forked_workers
 
 
 # What is written
@@ -89,10 +89,8 @@ def test_a_vocabulary_and_lengths_beyond_16_bits_have_room(recipe, text, tmp_pat
         assert batch[side].to_pylist() == [[len(tokenizer) - 2**16 + int(text[1:-1]), tokenizer.eos_token_id]]
 
 
-def test_any_number_of_workers_gives_the_same_files(recipe, tmp_path, monkeypatch):
-    forks = multiprocessing.get_context("fork")  # as workers of a real run, but that they need not import anything
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method: forks)
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # its threads stay behind
+@pytest.mark.usefixtures("forked_workers")
+def test_any_number_of_workers_gives_the_same_files(recipe, tmp_path):
     for workers in (1, 3):
         make(recipe, tmp_path / str(workers), workers=workers)
     assert digests(tmp_path / "1") == digests(tmp_path / "3")

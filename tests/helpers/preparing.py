@@ -5,6 +5,7 @@ A test file takes a fixture of these by its name: `text = preparing.text`.
 
 import dataclasses
 import hashlib
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,14 @@ from vaswani_transformer.output_folder import OWN
 from vaswani_transformer.recipes.recipe import Recipe
 
 CHUNK = 40  # pairs of a shard
+
+
+@pytest.fixture
+def forked_workers(monkeypatch) -> None:
+    """Workers as of a real run, but that they need not import anything."""
+    forks = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: forks)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # its threads stay behind
 
 
 def write_shards(folder: Path) -> Path:

@@ -54,7 +54,11 @@ class TestDefaults:
         assert config.head_dim == 6
 
     def test_generic_names_are_accepted_at_construction(self):
-        assert VaswaniConfig(hidden_size=48, num_attention_heads=4).d_model == 48
+        config = VaswaniConfig(hidden_size=48, num_attention_heads=4)
+        assert config.to_dict() == VaswaniConfig(d_model=48, num_heads=4).to_dict()
+        assert (config.d_model, config.d_k, config.d_v) == (48, 12, 12)
+        assert VaswaniConfig.from_preset("base", hidden_size=256).d_k == 32
+        assert AutoConfig.for_model("vaswani", num_attention_heads=4).d_v == 128
 
 
 class TestHeadWidths:

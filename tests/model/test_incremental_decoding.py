@@ -271,6 +271,11 @@ def test_the_layers_own_forward_where_steps_would_miss_something(change, options
             model.handle.remove()
 
 
+def test_embeddings_in_place_of_the_targets_beginning_are_refused():
+    with pytest.raises(ValueError, match="decoder_inputs_embeds"):
+        search(tiny_model(), decoder_inputs_embeds=torch.zeros(4, 2, 24))
+
+
 @torch.no_grad()
 def test_steps_go_on_after_somebody_has_looked_into_the_layers():
     model = tiny_model(attn_implementation="eager")

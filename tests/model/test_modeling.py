@@ -290,8 +290,21 @@ class TestTargetTied:
             assert torch.equal(actual[:29], old[:29])
 
     def test_two_vocabularies_are_not_resized(self):
-        with pytest.raises(ValueError, match="two vocabularies, of 29 and 31 entries"):
-            tiny_model(decoder_vocab_size=31).resize_token_embeddings(40)
+        model = tiny_model(decoder_vocab_size=31)
+        for options in ({"new_num_tokens": 40}, {"pad_to_multiple_of": 8}):
+            with pytest.raises(ValueError, match="two vocabularies, of 29 and 31 entries"):
+                model.resize_token_embeddings(**options)
+
+    def test_without_a_size_nothing_is_resized(self):
+        model = tiny_model(decoder_vocab_size=31)
+        assert model.resize_token_embeddings() is model.get_input_embeddings()
+        assert [len(weight) for weight in embedding_matrices(model)] == [29, 31, 31]
+
+    def test_a_vocabulary_that_is_padded_loads_again(self, tmp_path):
+        model = tiny_model(decoder_vocab_size=29)
+        model.resize_token_embeddings(pad_to_multiple_of=8)
+        model.save_pretrained(tmp_path)
+        assert VaswaniForConditionalGeneration.from_pretrained(tmp_path).lm_head.out_features == 32
 
     @pytest.mark.parametrize(
         "changes", [*OTHER_TOOLKITS, {"tie_word_embeddings": False, "decoder_vocab_size": 31}], ids=str
@@ -449,6 +462,7 @@ class TestOtherPaths:
     def test_dummy_inputs_run(self):
         model = tiny_model()
         assert model(**model.dummy_inputs).logits.shape[-1] == 29
+        assert torch.equal(tiny_model(eos_token_id=[2, 3]).dummy_inputs["input_ids"], model.dummy_inputs["input_ids"])
 
     def test_compiles_without_graph_breaks(self):
         model = tiny_model()

@@ -144,7 +144,7 @@ def _may_be_meant(form: str, content: bytes, whole: bytes) -> bool:
 _HYPOTHESIS = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=15, derandomize=True, **_HYPOTHESIS)
+@settings(max_examples=8, derandomize=True, **_HYPOTHESIS)
 @given(data=st.data())
 def test_random_content(world, data):
     target = data.draw(st.sampled_from(TARGETS))

@@ -42,7 +42,7 @@ def test_each_of_hundreds_of_requests_gets_what_it_would_alone(engine, loaded):
     drawn = random.Random(0)
     requests = [
         (drawn.sample(SENTENCES, drawn.choice([1, 1, 1, 2, 6])), drawn.choice(SETTINGS), drawn.random() < 0.2)
-        for _ in range(120)
+        for _ in range(80)
     ]
 
     async def ask(sentences, settings, scores):

@@ -188,11 +188,13 @@ class VaswaniConfig(PreTrainedConfig):
     use_cache: bool = True
     is_encoder_decoder: bool = True
     bos_token_id: int | None = 0
-    pad_token_id: int | None = 1
+    pad_token_id: int = 1
     eos_token_id: int | list[int] | None = 2
-    decoder_start_token_id: int | None = 0
+    decoder_start_token_id: int = 0
 
     def __post_init__(self, **kwargs):
+        for name in kwargs.keys() & self.attribute_map.keys():  # before the heads' widths, which follow from sizes
+            setattr(self, name, kwargs.pop(name))
         labels = kwargs.get("num_labels")
         if labels is not None and not (isinstance(labels, int) and 0 <= labels <= _MAX_LABELS):
             # transformers makes a table of this many rows before it checks anything
@@ -266,8 +268,8 @@ class VaswaniConfig(PreTrainedConfig):
             f"False, since the vocabularies have {self.vocab_size} and {self.target_vocab_size} entries",
         )
         check(self.attention_window is None or self.attention_window > 0, "attention_window", "1 or more, or not given")
-        for name in ("encoder_layers", "decoder_layers"):
-            check(0 <= getattr(self, name) <= _MAX_LAYERS, name, f"0 or more and at most {_MAX_LAYERS:,}")
+        for name, least in (("encoder_layers", 0), ("decoder_layers", 1)):  # without layers it would not see the source
+            check(least <= getattr(self, name) <= _MAX_LAYERS, name, f"{least} or more and at most {_MAX_LAYERS:,}")
         if (parameters := self.num_parameters()) > _MAX_PARAMETERS:
             raise ValueError(
                 f"the sizes make a model of {parameters:,} parameters and at most {_MAX_PARAMETERS:,} are accepted:"

@@ -359,7 +359,7 @@ class VaswaniGenerationMixin:
     def _get_stopping_criteria(self, generation_config, **kwargs):
         criteria = super()._get_stopping_criteria(generation_config=generation_config, **kwargs)
         for criterion in criteria:
-            if hasattr(criterion, "max_position_embeddings") and self.config.position_encoding == "sinusoidal":
+            if hasattr(criterion, "max_position_embeddings") and self.config.position_encoding != "learned":
                 criterion.max_position_embeddings = None  # it would warn that positions run out
         limits = getattr(generation_config, "_sentence_limits", None)
         if limits is not None:

@@ -429,6 +429,7 @@ def can_decode_incrementally(model, generation_config, generation_mode: Generati
         and generation_config.cache_implementation in (None, "dynamic")
         and not any(getattr(generation_config, name, None) for name in observed)
         and model_kwargs.get("decoder_attention_mask") is None
+        and model_kwargs.get("decoder_inputs_embeds") is None
         and config._attn_implementation in ("sdpa", "eager")
         and not torch.is_autocast_enabled(model.device.type)
         and not nn.modules.module._has_any_global_hook()

@@ -100,13 +100,14 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
         Raises:
             ValueError: for a model with two vocabularies.
         """
-        if self.config.target_vocab_size != self.config.vocab_size and new_num_tokens is not None:
+        if new_num_tokens is None and pad_to_multiple_of is None:
+            return self.get_input_embeddings()
+        if self.config.target_vocab_size != self.config.vocab_size:
             raise ValueError(
                 f"the model has two vocabularies, of {self.config.vocab_size} and {self.config.target_vocab_size}"
                 " entries: resizing would not know which"
             )
-        if new_num_tokens is not None:
-            self.config.decoder_vocab_size = None
+        self.config.decoder_vocab_size = None
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         decoder = getattr(self.base_model, "decoder", None)
         if decoder is not None and decoder.embed_tokens.num_embeddings != embeddings.num_embeddings:
@@ -130,6 +131,7 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
     def dummy_inputs(self) -> dict[str, torch.Tensor]:
         """Two short sentences, one padded, for tracing."""
         pad, eos = self.config.pad_token_id, self.config.eos_token_id
+        eos = eos[0] if isinstance(eos, list) else eos
         input_ids = torch.tensor([[4, 6, 5, 4, eos], [4, 7, eos, pad, pad]], device=self.device)
         return {"input_ids": input_ids, "attention_mask": input_ids.ne(pad), "decoder_input_ids": input_ids}
 

@@ -178,7 +178,7 @@ class Text2TextGenerationPipeline(Pipeline):
             return_tensors (`bool`): token ids in place of the text, or beside it with `return_text=True`.
             return_text (`bool`): see above.
             clean_up_tokenization_spaces (`bool`): see the tokenizer's `decode`.
-            stop_sequence (`str`): end at the first token of this string instead of the model's end token.
+            stop_sequence (`str`): end behind this string too.
             **options: for `generate()`, such as `max_new_tokens`, `num_beams`, `num_return_sequences`.
 
         Returns:
@@ -257,15 +257,7 @@ class Text2TextGenerationPipeline(Pipeline):
         names = ("return_tensors", "return_text", "clean_up_tokenization_spaces")
         postprocess = {name: generate_options.pop(name, None) for name in names}
         if stop_sequence is not None:
-            ids = self.tokenizer(text_target=stop_sequence, add_special_tokens=False)["input_ids"]
-            if not ids:
-                raise ValueError(f"stop_sequence {stop_sequence!r} has no tokens: give a string that has")
-            if len(ids) > 1:
-                logger.warning(
-                    f"stop_sequence {stop_sequence!r} has {len(ids)} tokens: generation stops at the first of them,"
-                    f" {self.tokenizer.decode(ids[:1])!r}; use stop_strings=... with tokenizer=... to stop at all of it"
-                )
-            generate_options["eos_token_id"] = ids[0]
+            generate_options |= {"stop_strings": [stop_sequence], "tokenizer": self.tokenizer}
         return preprocess, generate_options, {name: value for name, value in postprocess.items() if value is not None}
 
     def _tokenize(self, tokenizer, text: str, **options):

@@ -350,6 +350,7 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(teachers, stranger, stude
         (*command[:3], "small", *command[4:]): "there is no text to translate: give --text FILE",
         (*command[:3], tmp_path / "own.yaml", *command[4:]): "the student's recipe takes the tokenizer of",
         (*further, "--from", stranger): "the student's recipe takes the tokenizer of",
+        (*command[:4], "--output", teachers[0], "--overwrite"): f"is where the model {teachers[0]} lies",
         (*command, "--beams", 0): "--beams is 0: it must be a whole number from 1",
         (*command, "--keep", 0): "--keep is 0.0: it must be a share above 0",
         (*command, "--sample", "--beams", 3): "--beams is for a beam search",

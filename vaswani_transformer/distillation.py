@@ -41,7 +41,7 @@ from .output_folder import OutputFolder, locked_together
 from .recipes.recipe import Recipe, check_paths
 from .training.initial_model import read_model_of
 from .training.run import TrainingResult, check_trainable, join_process_group, train
-from .training.run_folder import DISTILLATION, check_output
+from .training.run_folder import DISTILLATION, check_is_elsewhere, check_output
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +121,7 @@ def distill(
     teaching.check(text)
     for teacher in teachers:
         check_folder(teacher)
+        check_is_elsewhere(recipe.output, teacher)
     student = student_recipe(teachers[0], recipe)
     source = text_source(recipe if text is None else replace(student, train_source=text, train_target=text))
     made = DistilledText(teachers, student, teaching, source)

@@ -306,7 +306,7 @@ def translators(options: argparse.Namespace, folder: Path) -> dict[str, tuple[Pa
 
     def by_us(precision: str, has_shortlist: bool) -> Callable:
         model, tokenizer = load_model(options.model, "cpu")
-        shortlist = read_shortlist(options.model, model.config) if has_shortlist else None
+        shortlist = read_shortlist(options.model, model.config, tokenizer) if has_shortlist else None
         prepare_for_inference(model, precision, shortlist)
         own = {beams: Translator(model, tokenizer, 10**9, num_beams=beams) for beams in options.beams}
         return lambda lines, beams, sentences: list(own[beams].translate(lines, window=sentences))

@@ -231,6 +231,15 @@ def test_cleaned_text_is_prepared_and_trained_on_as_the_command_says(text, tmp_p
     assert len(rows_of(tmp_path / "out", "validation")) == 20
 
 
+def test_the_command_to_train_names_columns_that_the_recipe_does_not(tmp_path, capsys):
+    (tmp_path / "pairs.tsv").write_text("en\tde\na dog\tein Hund\ntwo cats\tzwei Katzen\n")
+    columns = ["--source-column", "en", "--target-column", "de"]
+    command = ["clean", "small", "--train-data", str(tmp_path / "pairs.tsv"), *columns, "--output"]
+    assert main([*command, str(tmp_path / "out"), "--workers", "1", "--quiet"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line == f"train on it: vaswani train small --train-data {tmp_path / 'out'} {' '.join(columns)}"
+
+
 def test_a_split_of_which_nothing_is_left_has_no_file(tmp_path, small):
     recipe = recipe_of(tmp_path, [("a dog", "ein Hund"), *[("x" * 20, "")] * 20, ("two cats", "zwei Katzen")])
     make(recipe, tmp_path / "out")

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers import ForcedEOSTokenLogitsProcessor, MinNewTokensLengthLogitsProcessor, SuppressTokensLogitsProcessor
 from translating import LINES, run
 
-from vaswani_transformer import load_model
+from vaswani_transformer import load_model, train_tokenizer
 from vaswani_transformer.decoding.cpu_inference import prepare_for_inference
 from vaswani_transformer.decoding.output import ResumableOutput
 from vaswani_transformer.decoding.shortlist import (
@@ -173,7 +173,7 @@ def test_a_lexicon_of_marian_is_read(model, tmp_path, fails):
     shutil.copytree(model, folder)
     assert run("shortlist", folder, "--lexicon", path) == 0
     config = load_model(folder, "cpu")[0].config
-    assert {10, 11} <= set(read_shortlist(folder, config)(torch.tensor([[10]])).tolist())
+    assert {10, 11} <= set(read_shortlist(folder, config, tokenizer)(torch.tensor([[10]])).tolist())
     path.write_text(f"{first} {second} 0.75\n{first} {second}\n")
     assert "line 2" in error_of(read_lexicon, path, tokenizer)
     path.write_text("NULL NULL 0.75\n")
@@ -188,15 +188,17 @@ def test_a_lexicon_of_marian_is_read(model, tmp_path, fails):
 )  # fmt: skip
 def test_a_damaged_file_is_refused(tmp_path, change):
     tensors = {"translations": torch.zeros(29, 2, dtype=torch.int32), "frequent": torch.tensor([3]).int()}
-    config = tiny_model().config
-    Shortlist(*tensors.values(), 29).write(tmp_path)
-    assert read_shortlist(tmp_path, config)(IDS).tolist() == [0, 3]
-    Shortlist(*(tensors | change).values(), 29).write(tmp_path)
+    config, tokenizer = tiny_model().config, train_tokenizer(["a dog"], vocab_size=280)
+    Shortlist(*tensors.values(), 29).write(tmp_path, tokenizer)
+    assert read_shortlist(tmp_path, config, tokenizer)(IDS).tolist() == [0, 3]
     with pytest.raises(UserError, match="no shortlist for this model"):
-        read_shortlist(tmp_path, config)
+        read_shortlist(tmp_path, config, train_tokenizer(["a cat"], vocab_size=280))
+    Shortlist(*(tensors | change).values(), 29).write(tmp_path, tokenizer)
+    with pytest.raises(UserError, match="no shortlist for this model"):
+        read_shortlist(tmp_path, config, tokenizer)
     save_file(tensors, tmp_path / SHORTLIST)  # by someone else
     with pytest.raises(UserError, match="no shortlist for this model"):
-        read_shortlist(tmp_path, config)
+        read_shortlist(tmp_path, config, tokenizer)
     (tmp_path / SHORTLIST).write_bytes(b"text")
     with pytest.raises(UserError, match="no shortlist for this model"):
-        read_shortlist(tmp_path, config)
+        read_shortlist(tmp_path, config, tokenizer)

@@ -218,13 +218,15 @@ class TestLengthLimit:
         given = GenerationConfig(max_extra_tokens=5, decoder_start_token_id=START, eos_token_id=END, pad_token_id=PAD)
         assert endless(model, random_ids(1, 4), generation_config=given) == 9
 
-    @pytest.mark.parametrize("num_beams", [1, 4])
-    def test_default_length_gives_no_warning(self, num_beams, caplog):
+    @pytest.mark.parametrize("options", [{"num_beams": 1}, {"num_beams": 4}, {"do_sample": True, "max_new_tokens": 9}])
+    def test_lengths_beyond_the_table_of_sinusoids_give_no_warning(self, options, caplog):
         transformers_logging.enable_propagation()
         try:
             with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
                 warnings.simplefilter("error")
-                tiny_model().generate(random_ids(1, 4), num_beams=num_beams)
+                for kind in ("sinusoidal", "sinusoidal-halves"):
+                    model = tiny_model(position_encoding=kind, max_position_embeddings=5, eos_token_id=None)
+                    model.generate(random_ids(1, 4), **options)
         finally:
             transformers_logging.disable_propagation()
         assert caplog.text == ""

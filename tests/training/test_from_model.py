@@ -189,6 +189,25 @@ def test_a_run_resumes_without_the_model_that_it_started_from(source, recipe, tm
     assert (result.folder / "adapter").is_dir() == (rank is not None)
 
 
+def test_a_run_on_pairs_that_were_prepared_for_the_first_model_is_resumed(recipe, tmp_path):
+    """Whose tokenizer was made of a vocabulary of its own size, which the recipe of the second run does not name."""
+    first = changed(recipe, from_model=None, vocab_size=300, **TINY_OF_NEW, output=str(tmp_path / "first"))
+    prepare(first, tmp_path / "prepared", progress=False)
+    train(changed(first, prepared=str(tmp_path / "prepared"), max_steps=2), progress=False)
+    second = changed(recipe, from_model=str(tmp_path / "first"), prepared=str(tmp_path / "prepared"))
+    stop_after(3, second)
+    assert train(second, progress=False).steps == 6
+
+
+def test_the_model_that_a_training_starts_from_is_not_replaced(source, recipe, tmp_path):
+    base = Path(shutil.copytree(source, tmp_path / "base"))
+    shutil.copytree(source, base / "checkpoints" / "checkpoint-2")
+    for start in (base, base / "checkpoints" / "checkpoint-2"):
+        other = changed(recipe, from_model=str(start), output=str(base / "." / "checkpoints" / ".."), overwrite=True)
+        assert f"is where the model {start} lies" in error_of(train, other, progress=False)
+    assert equal(weights_of(base), weights_of(source))
+
+
 def test_another_start_or_rank_is_refused_on_resume(source, recipe, tmp_path):
     shutil.copytree(source, tmp_path / "base")
     stop_after(3, recipe)

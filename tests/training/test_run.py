@@ -12,7 +12,7 @@ import datasets
 import pytest
 import torch
 import training_runs
-from conftest import tiny_recipe
+from conftest import error_of, tiny_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from training_logs import log_of, without_clocks
@@ -23,7 +23,7 @@ from vaswani_transformer import UserError, VaswaniConfig, average_checkpoints, t
 from vaswani_transformer.distributed import Processes
 from vaswani_transformer.hardware import choose_precision
 from vaswani_transformer.hub import model_card as card_rows
-from vaswani_transformer.recipes.recipe import Recipe, check_recipe
+from vaswani_transformer.recipes.recipe import Recipe, check_recipe, load_recipe
 from vaswani_transformer.training import callbacks
 from vaswani_transformer.training import run as training
 from vaswani_transformer.training.averaging import last_checkpoints
@@ -133,6 +133,12 @@ def test_an_interruption_after_the_last_step_resumes_without_another_step(recipe
     assert equal(weights_of(result.folder), weights_of(straight.folder))
 
 
+def test_a_wrong_value_is_refused_before_anything_is_read(recipe):
+    for fields in ({"best_by": "BLEU"}, {"keep_weights": "averge"}, {"bpe_dropout": 0.1, "prepared": "p"}):
+        assert min(fields) in error_of(train, dataclasses.replace(recipe, **fields), progress=False)
+    assert not Path(recipe.output).exists()
+
+
 @pytest.mark.parametrize(("number", "overwrite"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
 def test_a_signal_stops_with_a_checkpoint_and_the_run_ends_as_if_uninterrupted(recipe, straight, number, overwrite):
     recipe = dataclasses.replace(recipe, overwrite=overwrite)
@@ -142,6 +148,7 @@ def test_a_signal_stops_with_a_checkpoint_and_the_run_ends_as_if_uninterrupted(r
     result = train(recipe, progress=False)
     assert result.steps == STEPS and result.averaged == straight.averaged
     assert equal(weights_of(result.folder), weights_of(straight.folder))
+    assert not load_recipe(str(result.folder / "recipe.yaml")).overwrite  # which would replace the model when it is run
 
 
 def test_segmentations_that_are_drawn_again_are_the_same(recipe, tmp_path, monkeypatch):

@@ -88,16 +88,18 @@ def _clean(arguments: argparse.Namespace) -> int:
     dropped = ", ".join(f"{pairs:,} {name}" for name, pairs in counts.items()) or "none"
     print(f"{read:,} pairs read, {kept:,} kept; dropped: {dropped}")
     print(f"report: {Path(arguments.output) / REPORT}")
-    print(f"train on it: vaswani train {shlex.join([arguments.recipe, *_train_options(recipe, arguments.output)])}")
+    options = _train_options(load_recipe(arguments.recipe), recipe, arguments.output)
+    print(f"train on it: vaswani train {shlex.join([arguments.recipe, *options])}")
     return 0
 
 
-def _train_options(recipe, folder: str) -> list[str]:
-    """Options by which the recipe reads the cleaned text, and its validation text beside it."""
+def _train_options(as_it_is, recipe, folder: str) -> list[str]:
+    """Options by which a recipe as it is reads the text that was cleaned of it, and its validation text beside it."""
     fields = {"train_data": str(Path(folder).absolute()), "train_source": None, "train_target": None}
     fields |= {"data_config": None, "train_split": "train"}
+    fields |= {"source_column": recipe.source_column, "target_column": recipe.target_column}
     if recipe.validation_source or recipe.validation_data or recipe.validation_split:
         fields |= {"validation_source": None, "validation_target": None, "validation_data": None}
         fields |= {"validation_split": "validation"}
-    changed = {name: value for name, value in fields.items() if getattr(recipe, name) != value}
+    changed = {name: value for name, value in fields.items() if getattr(as_it_is, name) != value}
     return [word for name, value in changed.items() for word in (f"--{name.replace('_', '-')}", value or "none")]

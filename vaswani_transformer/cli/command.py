@@ -167,7 +167,10 @@ def _report_stop(signal_number: int, step: int | None) -> int:
     if is_first_process():
         where = "" if step is None else f" at step {step:,}; checkpoint written"
         print(f"stopped{where}. To resume, run the same command again:")
-        print(f"  {command_name()} {shlex.join(word for word in sys.argv[1:] if word != '--overwrite')}")
+        words = sys.argv[1:]
+        if words[:1] == ["prepare"]:  # which would start anew; the others resume with it
+            words = [word for word in words if word != "--overwrite"]
+        print(f"  {command_name()} {shlex.join(words)}")
     return 128 + signal_number
 
 

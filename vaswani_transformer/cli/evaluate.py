@@ -15,6 +15,7 @@ from ..data.text_files import TextScan
 from ..errors import UserError
 from .command import add_command, add_engine_options
 from .files import (
+    are_same_file,
     check_files,
     check_model,
     check_work,
@@ -60,11 +61,14 @@ def _test_pairs(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
     from ..data.parallel_text import pair_source
     from ..data.text_files import home_path
 
-    name = arguments.source
-    if name == arguments.reference and home_path(name.removesuffix(".gz")).suffix in _OF_PAIRS:
-        columns = {"source_column": arguments.source_column, "target_column": arguments.target_column}
-        return pair_source(data=name, **columns).stream()
-    return _pairs(arguments.source, arguments.reference)
+    names = arguments.source, arguments.reference
+    of_pairs = [name for name in names if home_path(name.removesuffix(".gz")).suffix in _OF_PAIRS]
+    if not of_pairs:
+        return _pairs(*names)
+    if not are_same_file(*map(home_path, names)):
+        raise UserError(f"{of_pairs[0]} is a file of pairs: give it as --source and as --reference")
+    columns = {"source_column": arguments.source_column, "target_column": arguments.target_column}
+    return pair_source(data=names[0], **columns).stream()
 
 
 def add_evaluate(commands) -> None:

@@ -73,12 +73,13 @@ def check_files(arguments: argparse.Namespace, read: Sequence[str], written: Seq
         if name in written and not os.access(path if path.exists() else folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), value)
     for other, name in combinations(paths, 2):
-        if name in written and _are_same_file(paths[name], paths[other]):
+        if name in written and are_same_file(paths[name], paths[other]):
             flags = option_flag(name), option_flag(other)
             raise UserError(f"{' and '.join(flags)} are the same file, {paths[name]}: give another {flags[0]}")
 
 
-def _are_same_file(path: Path, other: Path) -> bool:
+def are_same_file(path: Path, other: Path) -> bool:
+    """Whether two names are of one file, which need not be there."""
     if path.exists() and other.exists():
         return path.is_file() and path.samefile(other)
     return path.resolve() == other.resolve()

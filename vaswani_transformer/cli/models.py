@@ -329,7 +329,7 @@ def _shortlist(arguments: argparse.Namespace) -> int:
         print(f"learning from {len(pairs):,} pairs", file=sys.stderr)
         lexicon = learn_lexicon(list(zip(*ids, strict=True)))
     shortlist = Shortlist.of(lexicon, tokenizer, model.config)
-    shortlist.write(arguments.model)
+    shortlist.write(arguments.model, tokenizer)
     print(f"translations of {len(lexicon[0].unique()):,} source tokens: {Path(arguments.model) / SHORTLIST}")
     print(f"use it with: {command_name()} translate {shlex.quote(arguments.model)} --shortlist")
     return 0

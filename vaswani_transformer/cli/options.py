@@ -138,7 +138,7 @@ def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
         from ..decoding.cpu_inference import prepare_for_inference
         from ..decoding.shortlist import read_shortlist
 
-        shortlist = read_shortlist(arguments.model, model.config) if wants_shortlist else None
+        shortlist = read_shortlist(arguments.model, model.config, tokenizer) if wants_shortlist else None
         for member in getattr(model, "members", [model]):
             prepare_for_inference(member, "int8" if in_int8 else None, shortlist)
     elif wants_shortlist:

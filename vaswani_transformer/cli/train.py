@@ -116,7 +116,8 @@ def add_distill(commands) -> None:
     parser.add_argument("--workers", metavar="N", type=int, default=1, help=how)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     fields = [field for field in dataclasses.fields(Recipe) if field.metadata["group"] != TOKENIZER]
-    add_recipe_options(parser, [field for field in fields if field.name != "prepared"])
+    fields = [field for field in fields if field.name != "prepared" and not field.name.startswith("expected_")]
+    add_recipe_options(parser, fields)
 
 
 def _distill(arguments: argparse.Namespace) -> int:

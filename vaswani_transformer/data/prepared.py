@@ -38,10 +38,11 @@ MANIFEST, UNFINISHED, TOKENIZER = "manifest.json", "preparation.json", "tokenize
 TRAIN, VALIDATION = "train", "validation"
 _TRAIN_FIELDS = ("train_source", "train_target", "train_data")
 # Recipe fields that decide what is in the folder, besides the limits and the tokenizer.
+_VALIDATION_FIELDS = ("validation_source", "validation_target", "validation_data", "validation_split")
 DATA_FIELDS = (
     *_TRAIN_FIELDS,
     *("data_config", "train_split", "source_column", "target_column"),
-    *("validation_source", "validation_target", "validation_data", "validation_split", "validation_size"),
+    *(*_VALIDATION_FIELDS, "validation_size"),
 )
 LIMIT_FIELDS = ("max_length", "max_length_ratio")
 TOKENIZER_FIELDS = ("tokenizer_kind", "vocab_size")
@@ -373,6 +374,8 @@ def check_recipe_matches(prepared: PreparedData, recipe: Recipe) -> None:
     fields = list(LIMIT_FIELDS)
     if any(getattr(recipe, name) for name in _TRAIN_FIELDS):
         fields += DATA_FIELDS
+    elif any(getattr(recipe, name) for name in _VALIDATION_FIELDS):
+        fields += _VALIDATION_FIELDS
     if (folder := recipe.tokenizer_folder) is not None:
         if tokenizer_sha256(load_tokenizer(folder)) != prepared.manifest["tokenizer"]["sha256"]:
             raise UserError(

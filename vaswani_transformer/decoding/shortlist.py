@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch.nn.utils.rnn import pad_sequence
 
 from ..data.text_files import read_lines
-from ..data.tokenization import has_two_sides, side_of
+from ..data.tokenization import has_two_sides, side_of, tokenizer_sha256
 from ..errors import UserError
 from ..files import written_whole
 
@@ -137,18 +137,22 @@ class Shortlist:
         is_likely[self.frequent] = is_likely[translations.flatten()] = True
         return is_likely.nonzero().flatten()
 
-    def write(self, folder: str | Path) -> None:
-        """Write it into a model's folder."""
+    def write(self, folder: str | Path, tokenizer: Any) -> None:
+        """Write it into a model's folder, with the hash of the model's tokenizer."""
         with written_whole(Path(folder) / SHORTLIST) as path:
             tensors = {"translations": self.translations, "frequent": self.frequent}
-            save_file(tensors, path, {"format": _FORMAT})
+            save_file(tensors, path, _metadata(tokenizer))
 
 
-def read_shortlist(folder: str | Path, config) -> Shortlist:
+def _metadata(tokenizer: Any) -> dict[str, str]:
+    return {"format": _FORMAT, "tokenizer": tokenizer_sha256(tokenizer)}
+
+
+def read_shortlist(folder: str | Path, config, tokenizer: Any) -> Shortlist:
     """The shortlist in a model's folder.
 
     Raises:
-        UserError: if there is none, or if it is damaged or of another vocabulary.
+        UserError: if there is none, or if it is damaged or was made for another tokenizer.
     """
     path = Path(folder) / SHORTLIST
     advice = f"make one: vaswani shortlist {folder} --source FILE --target FILE"
@@ -156,7 +160,7 @@ def read_shortlist(folder: str | Path, config) -> Shortlist:
         raise UserError(f"{folder} has no {SHORTLIST}: {advice}")
     try:
         with safe_open(path, "pt") as file:
-            known = (file.metadata() or {}).get("format") == _FORMAT
+            known = file.metadata() == _metadata(tokenizer)
             translations, frequent = file.get_tensor("translations"), file.get_tensor("frequent")
     except SafetensorError:
         known = False

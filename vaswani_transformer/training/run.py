@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..model.packed_sentences_vaswani import can_use_flash_attention
 from ..output_folder import check_shared, locked_together
-from ..recipes.recipe import AUTO, Recipe, check_paths
+from ..recipes.recipe import AUTO, Recipe, check_recipe
 from .callbacks import (
     FreeThreadsCallback,
     LearningCurveCallback,
@@ -245,7 +245,7 @@ class TrainingRun:
 
     def __init__(self, recipe: Recipe, progress: bool = True):
         self.recipe, self.progress = recipe, progress
-        check_paths(recipe)
+        check_recipe(recipe)
         self.folder = Path(recipe.output)
 
     def run(self) -> TrainingResult:
@@ -315,7 +315,8 @@ class TrainingRun:
         recipe, loaded = self.recipe, []
         if (folder := self._prepared_folder(processes, resumed)) is not None:
             prepared = open_prepared(folder)
-            check_recipe_matches(prepared, replace(recipe, from_model=None) if resumed else recipe)
+            if not resumed:  # the pairs themselves are compared then
+                check_recipe_matches(prepared, recipe)
             # Each machine may have a copy of its own; of a store each file is compared when it is fetched.
             if processes.is_first_of_machine and is_local(prepared.folder):
                 prepared.verify(self.progress)

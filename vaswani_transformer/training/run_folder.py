@@ -94,6 +94,8 @@ def check_output(recipe: Recipe) -> Path | None:
     """
     output = run_output(recipe.output)
     folder, ours = output.shown, RECIPE in output
+    if recipe.from_model is not None:
+        check_is_elsewhere(recipe.output, recipe.from_model)
     finished = (folder / WEIGHTS).exists() or ((folder / "config.json").exists() and not ours)
     if finished and not recipe.overwrite:
         raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it")
@@ -118,6 +120,13 @@ def check_output(recipe: Recipe) -> Path | None:
                 " to resume it, another --output, or --overwrite to start anew"
             )
     return None
+
+
+def check_is_elsewhere(output: str, model: str) -> None:
+    """Raise `UserError` for a model to read in the output folder, or among its checkpoints: `overwrite` removes it."""
+    folder, place = Path(output).resolve(), Path(model).resolve()
+    if place in (folder, folder / CHECKPOINTS / place.name):
+        raise UserError(f"--output {output} is where the model {model} lies, which is needed: give another --output")
 
 
 _RESTORE = "write the run's recipe there again, give another --output, or move the checkpoints away to start anew"
@@ -202,7 +211,8 @@ def claim_output(
     recipe lies with the checkpoints, for the next start: the first is for the user, who may move it.
     """
     output = run_output(recipe.output)
-    folder, checkpoints, text = output.path, output.path / CHECKPOINTS, _as_yaml(asdict(recipe))
+    folder, checkpoints = output.path, output.path / CHECKPOINTS
+    text = _as_yaml(asdict(recipe) | {"overwrite": False})  # or a training of this file would replace the model
     for path in checkpoints.glob(".removing-checkpoint-*"):
         remove_checkpoint(path)
     if RECIPE in output:

@@ -75,7 +75,7 @@ def test_a_run_is_resumed_with_the_same_prepared_pairs_elsewhere_and_with_no_oth
     recipe = dataclasses.replace(recipe, prepared=str(tmp_path / "moved"), max_steps=4)
     make(dataclasses.replace(recipe, train_source="part.[01].en", train_target="part.[01].de"), tmp_path / "other")
     others = dataclasses.replace(recipe, prepared=str(tmp_path / "other"))
-    assert "the training data changed since" in error_of(train, others, progress=False)
+    assert "the training data and the validation data changed" in error_of(train, others, progress=False)
     assert train(recipe, progress=False).steps == 4
 
 

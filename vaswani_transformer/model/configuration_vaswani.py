@@ -193,7 +193,7 @@ class VaswaniConfig(PreTrainedConfig):
     decoder_start_token_id: int = 0
 
     def __post_init__(self, **kwargs):
-        for name in kwargs.keys() & self.attribute_map.keys():  # before the heads' widths, which follow from sizes
+        for name in [name for name in kwargs if name in self.attribute_map]:  # heads' widths follow from sizes
             setattr(self, name, kwargs.pop(name))
         labels = kwargs.get("num_labels")
         if labels is not None and not (isinstance(labels, int) and 0 <= labels <= _MAX_LABELS):

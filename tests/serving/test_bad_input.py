@@ -309,7 +309,7 @@ def test_connections_of_all_kinds(make, loaded):
 
 def test_headers_that_never_end(make, loaded, monkeypatch):
     """The first one of a connection, and one behind an answer, which comes letter by letter."""
-    monkeypatch.setattr("vaswani_transformer.serving.server._SECONDS_FOR_HEADERS", 0.4)
+    monkeypatch.setattr("vaswani_transformer.serving.server._SECONDS_FOR_HEADERS", 1)
     expected = translated(loaded, SENTENCES[:1])[0].encode()
     with running(make(load=lambda folder: loaded)) as address:
         for answers in (0, 1, 2):

@@ -38,7 +38,7 @@ async def all_of(engine, sentences, scores=False, prefix="", **settings) -> list
     return results
 
 
-def test_each_of_hundreds_of_requests_gets_what_it_would_alone(engine, loaded):
+def test_each_of_many_requests_gets_what_it_would_alone(engine, loaded):
     drawn = random.Random(0)
     requests = [
         (drawn.sample(SENTENCES, drawn.choice([1, 1, 1, 2, 6])), drawn.choice(SETTINGS), drawn.random() < 0.2)

@@ -280,9 +280,9 @@ def test_a_stream_that_takes_too_long_says_so(make, monkeypatch):
         return await sentence(self, *arguments)
 
     monkeypatch.setattr(translations._Details, "sentence", slow)
-    app = make(limits=Limits(seconds=2))
+    app = make(limits=Limits(seconds=5))
     (name, _), last = events_of(app, {"text": " ".join(SENTENCES[:2]), "target": "de"})
-    assert (name, last) == ("sentence", ("error", {"error": "answering took more than 2 seconds"}))
+    assert (name, last) == ("sentence", ("error", {"error": "answering took more than 5 seconds"}))
 
 
 def test_a_stream_that_is_refused_is_an_ordinary_error(post):

@@ -37,8 +37,8 @@ FORMAT, VERSION = "vaswani prepared pairs", 1
 MANIFEST, UNFINISHED, TOKENIZER = "manifest.json", "preparation.json", "tokenizer"
 TRAIN, VALIDATION = "train", "validation"
 _TRAIN_FIELDS = ("train_source", "train_target", "train_data")
-# Recipe fields that decide what is in the folder, besides the limits and the tokenizer.
 _VALIDATION_FIELDS = ("validation_source", "validation_target", "validation_data", "validation_split")
+# Recipe fields that decide what is in the folder, besides the limits and the tokenizer.
 DATA_FIELDS = (
     *_TRAIN_FIELDS,
     *("data_config", "train_split", "source_column", "target_column"),

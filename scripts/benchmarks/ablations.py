@@ -15,11 +15,13 @@ searches; those of the last study as the recipe leaves them. `docs/reproducing.m
 import argparse
 import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors.torch import load_file
+from tqdm.auto import tqdm
 
-from vaswani_transformer import Translator, average_checkpoints, load_model
+from vaswani_transformer import Translator, average_checkpoints, load_model, prepare_for_inference
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.evaluation.metrics import score_translations
 from vaswani_transformer.experiments.base import (
@@ -41,6 +43,7 @@ from vaswani_transformer.experiments.translation import (
     train_cell,
     with_target,
 )
+from vaswani_transformer.output_folder import OutputFolder
 from vaswani_transformer.recipes.recipe import load_recipe
 from vaswani_transformer.training.callbacks import read_training_log
 from vaswani_transformer.training.checkpoints import WEIGHTS, complete_checkpoints
@@ -72,7 +75,13 @@ INITIALIZATIONS = {
     "normal": "normal(0, 0.02)",
 }
 LAYERS, SEEDS = (3, 6), (0, 1, 2)
-HELP = {"as-it-is": ("as it is", {}), "bpe-dropout": ("BPE-dropout 0.1", {"bpe_dropout": 0.1})}
+DIVERSIFIED, TEXT = "diversified", "diversified_text"
+HELP = {
+    "as-it-is": ("as it is", {}),
+    "bpe-dropout": ("BPE-dropout 0.1", {"bpe_dropout": 0.1}),
+    "6-3-layers": ("6 encoder layers", {"encoder_layers": 6}),
+    DIVERSIFIED: ("the three models' translations beside the text", {}),
+}
 CHOSEN = "beam 4, alpha 0.6"
 SEARCHES = {
     CHOSEN: {"num_beams": 4, "length_penalty": 0.6},
@@ -228,6 +237,10 @@ class LittleText(TranslationExperiment):
         """Train, and score the model with the search that it was saved with."""
         training = self.training(setup, cell)
         recipe = self.recipe(setup, training, folder)
+        if cell.name.startswith(DIVERSIFIED):
+            text = (folder.parent / TEXT).resolve()
+            files = {"train_source": str(text / "*.en"), "train_target": str(text / "*.de")}
+            recipe = replace(recipe, tokenizer=str(folder.parent / f"as-it-is-seed-{SEEDS[0]}"), **files)
         if not (folder / WEIGHTS).exists():
             train_cell(setup, recipe)
         translator = Translator(*load_model(folder), 2048)
@@ -255,15 +268,37 @@ class LittleText(TranslationExperiment):
     def draw(self, figure, cells, results) -> None:
         """Validation loss over the steps, a line for each seed."""
         axes, every = figure.subplots(), load_recipe("multi30k-en-de").evaluate_every
-        for color, (name, (label, _)) in zip(("tab:blue", "tab:orange", "tab:green"), HELP.items(), strict=False):
+        for number, (name, (label, _)) in enumerate(HELP.items()):
             for seed in SEEDS:
                 if (cell := f"{name}-seed-{seed}") in results:
                     losses = results[cell]["figures"]["losses"]
-                    steps = [every * (number + 1) for number in range(len(losses))]
-                    axes.plot(steps, losses, color=color, label=label if seed == SEEDS[0] else None)
+                    steps = range(every, every * len(losses) + 1, every)
+                    axes.plot(steps, losses, color=f"C{number}", label=label if seed == SEEDS[0] else None)
         axes.set_xlabel("optimizer step")
         axes.set_ylabel("validation loss (nats a token)")
         axes.legend()
+
+
+def diversify(setup: Setup, folder: Path) -> None:
+    """Write the training text and, beside it, its sources with the translations of the models as they are.
+
+    Data diversification (Nguyen et al., 2020, arXiv 1911.01986) by forward models alone, with the alpha that
+    `length_penalty: auto` takes for all three.
+    """
+    recipe, output = load_recipe("multi30k-en-de", {"data_dir": str(setup.data_dir)}), OutputFolder(folder / TEXT)
+    sources, references = data_pairs(recipe, recipe.train_source, recipe.train_target, None)
+    for name in ("text", *(f"as-it-is-seed-{seed}" for seed in SEEDS)):
+        if (output.path / f"{name}.de").exists():
+            continue
+        lines = references
+        if name != "text":
+            if not (folder / name / WEIGHTS).exists():
+                raise UserError(f"{name} comes first: its model translates the text")
+            model, tokenizer = load_model(folder / name, "cpu")
+            translator = Translator(prepare_for_inference(model, "int8"), tokenizer, length_penalty=1.4)
+            lines = list(translator.translate(sources, progress=tqdm(total=len(sources), desc=name)))
+        output.write_text(f"{name}.en", "".join(line + "\n" for line in sources))
+        output.write_text(f"{name}.de", "".join(line + "\n" for line in lines))
 
 
 def _cell_name(layers: int, kind: str, seed: int) -> str:
@@ -302,6 +337,8 @@ def main() -> int:
         command += ["--one", "--only"]
         folder = experiment_folder(experiment, setup)
         jobs = [Job(cell.name, [*command, cell.name], folder / cell.name) for cell in missing]
+        if any(cell.name.startswith(DIVERSIFIED) for cell in missing):
+            diversify(setup, folder)
         failed = run_side_by_side(jobs, device_environments([], max(1, options.jobs)))
         print(write_report(experiment, setup))
     except UserError as error:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from forked_commands import ForkedCommands
+from hub_server import HubServer
 from hypothesis import settings
 
 from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration
@@ -20,7 +22,13 @@ TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
 # For tests that start a file of theirs as a program.
-_PATHS = [str(TESTS), str(TESTS / "helpers"), *filter(None, [os.environ.get("PYTHONPATH")])]
+_PATHS = [
+    str(TESTS),
+    str(TESTS / "helpers"),
+    str(ROOT),
+    str(ROOT / "scripts"),
+    *filter(None, [os.environ.get("PYTHONPATH")]),
+]
 os.environ["PYTHONPATH"] = os.pathsep.join(_PATHS)
 
 requires_shared_data = pytest.mark.skipif(
@@ -103,6 +111,27 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"needs the project's shared data, which is not at {SHARED_DATA}")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def loopback_hub():
+    """A small Hub of this machine."""
+    with HubServer() as hub:
+        yield hub
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory, loopback_hub):
+    """Commands and code as processes of their own, whose Hub is the one on loopback."""
+    commands = ForkedCommands(
+        tmp_path_factory.mktemp("forked"),
+        PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "scripts"), os.environ["PYTHONPATH"]]),
+        HF_ENDPOINT=loopback_hub.endpoint,
+        HF_TOKEN="hf_writer",
+        HF_HUB_DISABLE_XET="1",  # plain LFS, which the test server speaks
+    )
+    yield commands
+    commands.close()
 
 
 TINY_SIZES = {"vocab_size": 400, "d_model": 16, "d_ff": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}

@@ -3,8 +3,6 @@
 import io
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -197,7 +195,7 @@ def test_the_sinusoid_table_does_not_grow_with_the_configuration(folder):
     model.generate(random_ids(1, 4), max_new_tokens=2)
 
 
-def test_a_configuration_far_larger_than_its_weights_allocates_nothing(folder, tmp_path):
+def test_a_configuration_far_larger_than_its_weights_allocates_nothing(folder, tmp_path, forked):
     if not Path("/proc/self/statm").exists():
         pytest.skip("reads the process's memory from /proc")
     # Within what a configuration may ask for: 24, 10 and 20 billion numbers.
@@ -207,21 +205,19 @@ def test_a_configuration_far_larger_than_its_weights_allocates_nothing(folder, t
         change(copy, "config.json", **changes)
     # A process of its own, whose memory the kernel bounds: building the model in it would fail.
     code = (
-        "import resource, sys\n"
-        "import vaswani_transformer\n"
+        "import resource\n"
         "from transformers import AutoModelForSeq2SeqLM\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 2**31, used + 2**31))\n"
-        "for folder in sys.argv[1:]:\n"
+        f"for folder in {list(map(str, folders))}:\n"
         "    try:\n"
         "        AutoModelForSeq2SeqLM.from_pretrained(folder)\n"
         "    except ValueError as error:\n"
         "        print(error)\n"
     )
-    command = [sys.executable, "-c", code, *map(str, folders)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    lines = done.stdout.splitlines()
-    assert len(lines) == 3 and all("does not fit the weights" in line for line in lines), done.stderr[-2000:]
+    done = forked.python(code)
+    lines = done.out.splitlines()
+    assert len(lines) == 3 and all("does not fit the weights" in line for line in lines), done.err[-2000:]
 
 
 @pytest.mark.parametrize(

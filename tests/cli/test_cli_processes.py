@@ -8,7 +8,6 @@ import time
 import pytest
 import yaml
 from conftest import TINY_RECIPE
-from forked_commands import ForkedCommands
 
 
 @pytest.fixture(scope="module")
@@ -19,15 +18,8 @@ def recipe(tmp_path_factory, text):
     return path
 
 
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    processes = ForkedCommands(tmp_path_factory.mktemp("processes"))
-    yield processes
-    processes.close()
-
-
 @pytest.mark.slow
-def test_disk_that_fills_up_during_training_loses_no_checkpoint(processes, recipe, tmp_path):
+def test_disk_that_fills_up_during_training_loses_no_checkpoint(forked, recipe, tmp_path):
     command = ["train", str(recipe), "--output", str(tmp_path / "out"), "--quiet"]
     full_disk = f"""
 import resource, signal, sys
@@ -36,41 +28,41 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))  # the weights alone take more
 sys.exit(main({command!r}))
 """
-    done = processes.python(full_disk)
+    done = forked.python(full_disk)
     assert done.status == 1 and done.err.splitlines()[-1].startswith("error: "), done.err
     assert "Traceback" not in done.err
-    done = processes.vaswani(*command)  # with room again, the same command finishes
+    done = forked.vaswani(*command)  # with room again, the same command finishes
     assert done.status == 0, done.err
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 @pytest.mark.slow
-def test_interrupted_training_writes_a_checkpoint_and_resumes(processes, recipe, tmp_path):
+def test_interrupted_training_writes_a_checkpoint_and_resumes(forked, recipe, tmp_path):
     folder = tmp_path / "out"
     command = ["train", recipe, "--output", folder, "--quiet", "--evaluate-every", "100000", "--max-steps"]
-    pid = processes.start(command=[*command, "1000000"])
+    pid = forked.start(command=[*command, "1000000"])
     log, started = folder / "training_log.jsonl", time.monotonic()
     while not (log.is_file() and log.read_text().count("\n") > 3):
         assert time.monotonic() - started < 100
         time.sleep(0.05)
     os.kill(pid, signal.SIGINT)
-    done = processes.wait()
+    done = forked.wait()
     assert done.status == 130, done.err
     assert "stopped at step" in done.out and f"train {recipe} --output" in done.out and "Traceback" not in done.err
     [checkpoint] = (folder / "checkpoints").glob("checkpoint-*")
     step = int(checkpoint.name.rpartition("-")[2])
     assert (checkpoint / "model.safetensors").is_file() and (checkpoint / "optimizer.pt").is_file()
-    done = processes.vaswani(*command, step + 2)
+    done = forked.vaswani(*command, step + 2)
     assert done.status == 0, done.err
     assert f"resuming from step {step:,}" in done.err
     steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
     assert steps[-1] == step + 2 and steps == sorted(steps)
 
 
-def test_an_interrupted_command_ends_in_one_line(processes, tmp_path):
+def test_an_interrupted_command_ends_in_one_line(forked, tmp_path):
     os.mkfifo(tmp_path / "text")
-    pid = processes.start(command=["tokenizer", tmp_path / "text", "--output", tmp_path / "out"])
+    pid = forked.start(command=["tokenizer", tmp_path / "text", "--output", tmp_path / "out"])
     with (tmp_path / "text").open("w"):  # the command reads it and waits for lines
         os.kill(pid, signal.SIGINT)
-        done = processes.wait()
+        done = forked.wait()
     assert (done.status, done.out, done.err) == (130, "", "interrupted\n")

@@ -10,7 +10,6 @@ import resource
 import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -124,8 +123,3 @@ def fork_all(folder: Path, model: str, source: str) -> None:
     child = fork(["translate", model, *OPTIONS], own_log, redirect)
     seen["standard input"] = {"status": status_of(child), "text": piped.read_text(), "error": own_log.read_text()}
     (folder / "seen.json").write_text(json.dumps(seen))
-
-
-if __name__ == "__main__":
-    with suppress(BrokenPipeError):
-        fork_all(Path(sys.argv[1]), *sys.argv[2:])

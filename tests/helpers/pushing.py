@@ -1,4 +1,4 @@
-"""A model, a small Hub on loopback and the command that pushes, for the tests of publishing.
+"""A model, an empty Hub on loopback and the command that pushes, for the tests of publishing.
 
 A test file takes a fixture of these by its name: `push = pushing.push`.
 """
@@ -6,8 +6,6 @@ A test file takes a fixture of these by its name: `push = pushing.push`.
 import pytest
 import yaml
 from conftest import tiny_model
-from forked_commands import ForkedCommands
-from hub_server import HubServer
 
 from vaswani_transformer import train_tokenizer
 from vaswani_transformer.cli.main import main
@@ -17,21 +15,7 @@ REPO = "tester/tiny"
 
 
 @pytest.fixture(scope="module")
-def services(tmp_path_factory):
-    """The Hub and its client, started once for a file."""
-    with HubServer() as hub:
-        client = ForkedCommands(
-            tmp_path_factory.mktemp("client"),
-            HF_ENDPOINT=hub.endpoint,
-            HF_TOKEN="hf_writer",
-            HF_HUB_DISABLE_XET="1",  # plain LFS, which the test server speaks
-        )
-        yield hub, client
-        client.close()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory, services):
+def model(tmp_path_factory):
     """A folder as a finished training run leaves it."""
     folder = tmp_path_factory.mktemp("model") / "run"
     tokenizer = train_tokenizer([side for pair in generate_corpus(100, 10, 10).train for side in pair], vocab_size=300)
@@ -43,25 +27,19 @@ def model(tmp_path_factory, services):
 
 
 @pytest.fixture
-def hub(services):
+def hub(loopback_hub):
     """The Hub, empty."""
-    services[0].reset()
-    return services[0]
+    loopback_hub.reset()
+    return loopback_hub
 
 
 @pytest.fixture
-def client(services):
-    """The client."""
-    return services[1]
-
-
-@pytest.fixture
-def push(client, hub, model):
+def push(forked, hub, model):
     """Pushes with the command; a push that fails has to do so in one line that does not show the token."""
 
     def run(*options, status=0, folder=model, repo=REPO, license="mit", token="hf_writer"):
         words = ["push", folder, repo, *(["--license", license] if license else []), *options]
-        done = client.vaswani(*words, HF_TOKEN=token)
+        done = forked.vaswani(*words, HF_TOKEN=token)
         assert done.status == status, done.err
         assert "hf_" not in done.out + done.err and "Traceback" not in done.err
         if status:

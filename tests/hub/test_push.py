@@ -19,17 +19,15 @@ from vaswani_transformer.decoding.confidence import Calibration, Reliability, re
 from vaswani_transformer.evaluation.records import tensors_sha256
 from vaswani_transformer.hub.existing_card import is_sealed
 
-services = pushing.services
 model = pushing.model
 hub = pushing.hub
-client = pushing.client
 push = pushing.push
 scores = pushing.scores
 
 SPACE = f"spaces/{REPO}"
 
 
-def test_a_pushed_model_comes_back_equal(push, client, hub, model, tmp_path):
+def test_a_pushed_model_comes_back_equal(push, forked, hub, model, tmp_path):
     done = push()
     assert f"pushed to {hub.endpoint}/{REPO}, branch main" in done.out and done.err == ""
     files = hub.files(REPO)
@@ -49,7 +47,7 @@ for name, out in (({REPO!r}, "hub"), ({str(model)!r}, "local")):
 folder = pathlib.Path(snapshot_download({REPO!r}, cache_dir={str(tmp_path / "snapshot")!r}))
 print(folder)
 """
-    loaded = client.python(code, HF_TOKEN="")
+    loaded = forked.python(code, HF_TOKEN="")
     assert loaded.status == 0, loaded.err
     from_hub, local, folder = loaded.out.splitlines()
     assert from_hub == local and json.loads(from_hub)[2]["num_beams"] == json.loads(local)[2]["num_beams"]
@@ -105,7 +103,7 @@ def test_pushing_the_same_again_makes_no_commit(push, hub):
     assert sum(method == "PUT" for method, _, _ in hub.requests) == 1
 
 
-def test_weights_in_several_files_take_the_place_of_one_and_back(push, client, hub, tmp_path):
+def test_weights_in_several_files_take_the_place_of_one_and_back(push, forked, hub, tmp_path):
     push()
     hub.repositories[REPO].find("main").files["onnx/model.safetensors"] = b"of someone else"
     hub.repositories[REPO].find("main").files["model.fp16.safetensors"] = b"of someone else"
@@ -120,7 +118,7 @@ from transformers import AutoModelForSeq2SeqLM
 model = AutoModelForSeq2SeqLM.from_pretrained({REPO!r}, cache_dir={str(tmp_path / "cache")!r})
 model.save_pretrained({str(tmp_path / "back")!r})
 """
-    loaded = client.python(code)
+    loaded = forked.python(code)
     assert loaded.status == 0, loaded.err
     push()
     assert weights_of(hub) == {"model.safetensors", "onnx/model.safetensors", "model.fp16.safetensors"}
@@ -135,7 +133,7 @@ def test_files_of_a_tokenizer_of_another_kind_go(push, hub):
     assert "target_tokenizer.json" not in hub.files(REPO) and "notes.json" in hub.files(REPO)
 
 
-def test_the_methods_of_transformers_push_too(client, hub, model, tmp_path):
+def test_the_methods_of_transformers_push_too(forked, hub, model, tmp_path):
     code = f"""
 import vaswani_transformer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -146,7 +144,7 @@ again = AutoModelForSeq2SeqLM.from_pretrained({REPO!r}, cache_dir={str(tmp_path)
 ids = AutoTokenizer.from_pretrained({REPO!r}, cache_dir={str(tmp_path)!r})(["The dog."], return_tensors="pt")
 assert again.generate(**ids).tolist() == model.generate(**ids).tolist()
 """
-    done = client.python(code)
+    done = forked.python(code)
     assert done.status == 0, done.err
     assert hub.files(REPO)["model.safetensors"] == (model / "model.safetensors").read_bytes()
     card = hub.files(REPO)["README.md"].decode()
@@ -163,11 +161,11 @@ model.push_to_hub({repo!r})
 
 
 @pytest.fixture
-def push_model(client, model):
+def push_model(forked, model):
     """Pushes with the method of transformers."""
 
     def run(change: str = ""):
-        done = client.python(PUSH_MODEL.format(folder=str(model), repo=REPO, change=change))
+        done = forked.python(PUSH_MODEL.format(folder=str(model), repo=REPO, change=change))
         assert done.status == 0, done.err
         return done
 
@@ -223,12 +221,12 @@ def test_a_push_without_the_options_keeps_what_they_said(push, hub, scores, mode
     assert "of other weights and left out" in done.err and "scores on" not in done.err.splitlines()[-1]
 
 
-def test_the_default_card_of_transformers_makes_way_unless_someone_edited_it(client, push, hub, model):
+def test_the_default_card_of_transformers_makes_way_unless_someone_edited_it(forked, push, hub, model):
     stub = f"""
 from transformers import AutoTokenizer
 AutoTokenizer.from_pretrained({str(model)!r}).push_to_hub({REPO!r})
 """
-    assert client.python(stub).status == 0
+    assert forked.python(stub).status == 0
     card = hub.files(REPO)["README.md"]
     assert b"Model Card for Model ID" in card
     assert push().err == "" and is_sealed(hub.files(REPO)["README.md"].decode())

@@ -20,10 +20,8 @@ from pushing import REPO, weights_of
 from vaswani_transformer import publish
 from vaswani_transformer.errors import UserError
 
-services = pushing.services
 model = pushing.model
 hub = pushing.hub
-client = pushing.client
 push = pushing.push
 scores = pushing.scores
 
@@ -184,29 +182,29 @@ def test_an_answer_that_lacks_what_the_client_looks_for(push, hub, monkeypatch):
     assert "push again" in push(status=1).err
 
 
-def test_storage_that_the_client_prefers_but_cannot_reach(client, hub, model):
+def test_storage_that_the_client_prefers_but_cannot_reach(forked, hub, model):
     code = f"""
 import sys, huggingface_hub.constants
 huggingface_hub.constants.HF_HUB_DISABLE_XET = False
 from vaswani_transformer.cli.main import main
 sys.exit(main(["push", {str(model)!r}, {REPO!r}, "--license", "mit"]))
 """
-    done = client.python(code)
+    done = forked.python(code)
     assert done.status in (1, 2) and len(done.err.splitlines()) == 1 and done.err.startswith("error: "), done.err
     assert any("xet-write-token" in path for _, path, _ in hub.requests)
     assert len(hub.repositories[REPO].branches["main"]) == 1
 
 
 @pytest.mark.parametrize(("shards", "number"), [(False, signal.SIGINT), (True, signal.SIGINT), (True, signal.SIGTERM)])
-def test_stopping_in_mid_upload(client, push, hub, model, shards, number, tmp_path):
+def test_stopping_in_mid_upload(forked, push, hub, model, shards, number, tmp_path):
     stall = threading.Event()
     hub.faults.append(Fault("PUT", "/lfs/", times=99, after_bytes=1000, stall=stall))
     options = ["--license", "mit", *(["--max-shard-size", "20KB"] if shards else [])]
-    pid = client.start(command=["push", model, REPO, *options], TMPDIR=str(tmp_path))
+    pid = forked.start(command=["push", model, REPO, *options], TMPDIR=str(tmp_path))
     assert hub.reached.wait(60)
     started = time.monotonic()
     os.kill(pid, number)
-    done = client.wait()
+    done = forked.wait()
     stall.set()
     assert done.status == 128 + number and time.monotonic() - started < 5
     assert done.err.startswith("interrupted: ") and len(done.err.splitlines()) == 1, done.err

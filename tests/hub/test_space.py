@@ -23,10 +23,8 @@ from vaswani_transformer.hub.card_facts import CardFacts
 from vaswani_transformer.hub.existing_card import is_sealed
 from vaswani_transformer.hub.space import push_space, space_files
 
-services = pushing.services
 model = pushing.model
 hub = pushing.hub
-client = pushing.client
 push = pushing.push
 
 SPACE = f"spaces/{REPO}"

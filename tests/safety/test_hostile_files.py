@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import TESTS
 from forked_commands import Done, ForkedCommands
 from hostile_content import damaged
 from hostile_targets import FORMATS, TARGETS, Target
@@ -30,10 +29,6 @@ from vaswani_transformer.cli.main import main
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
 
-MODULES = [
-    "attention.heads", "data.prepare", "decoding.streaming", "parsing.parser", "experiments.table4",
-    "evaluation.metrics", "training.averaging", "export.exporting", *("export.ctranslate2_model" for _ in FORMATS),
-]  # fmt: skip
 EXAMPLES = int(os.environ.get("HOSTILE_EXAMPLES", "20"))
 LONGEST_LINE = 2000  # letters
 #: Progress, and what commands report on their way.
@@ -56,13 +51,10 @@ def _snapshot(folder: Path) -> dict[str, tuple]:
 class World:
     """The world, and commands that run in copies of it."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, forked: ForkedCommands):
         self.whole, self.case, self.temporary = (folder / name for name in ("world", "case", "temporary"))
         self.case.mkdir()  # made where it is used: prepared pairs name the files that they were made of
-        (folder / "home").mkdir()
-        paths = os.pathsep.join(map(str, (TESTS.parent, TESTS.parent / "scripts", TESTS, TESTS / "helpers")))
-        modules = [f"vaswani_transformer.{name}" for name in MODULES]
-        self.client = ForkedCommands(folder / "home", modules, PYTHONPATH=paths, HF_HUB_OFFLINE="1")
+        self.client = forked.having(HF_HUB_OFFLINE="1")
         done = self.client.python(f"import hostile_world; hostile_world.build({str(self.case)!r}, {FORMATS})")
         assert done.status == 0, done.err
         self.case.rename(self.whole)
@@ -112,10 +104,8 @@ def _check_end(done: Done) -> None:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    world = World(tmp_path_factory.mktemp("hostile"))
-    yield world
-    world.client.close()
+def world(tmp_path_factory, forked):
+    return World(tmp_path_factory.mktemp("hostile"), forked)
 
 
 # Content ----------------------------------------------------------------------------------------------------------
@@ -144,7 +134,7 @@ def _may_be_meant(form: str, content: bytes, whole: bytes) -> bool:
 _HYPOTHESIS = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=8, derandomize=True, **_HYPOTHESIS)
+@settings(max_examples=4, derandomize=True, **_HYPOTHESIS)
 @given(data=st.data())
 def test_random_content(world, data):
     target = data.draw(st.sampled_from(TARGETS))

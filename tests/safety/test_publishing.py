@@ -30,10 +30,8 @@ from vaswani_transformer.hub.model_card import escaped, render_card
 from vaswani_transformer.importing.importing import import_model
 from vaswani_transformer.parsing.tokenizer import train_parser_tokenizer, tree_token_ids
 
-services = pushing.services
 model = pushing.model
 hub = pushing.hub
-client = pushing.client
 push = pushing.push
 scores = pushing.scores
 
@@ -386,7 +384,7 @@ def test_a_huge_card_on_the_hub_is_not_fetched_and_stays(push, hub):
 
 
 @pytest.mark.parametrize("redirected", ["whoami", "resolve"])
-def test_the_token_does_not_follow_a_redirect_to_another_host(push, client, hub, model, monkeypatch, redirected):
+def test_the_token_does_not_follow_a_redirect_to_another_host(push, forked, hub, model, monkeypatch, redirected):
     seen = []
 
     class Other(http.server.BaseHTTPRequestHandler):
@@ -405,7 +403,7 @@ def test_the_token_does_not_follow_a_redirect_to_another_host(push, client, hub,
         answer = 307, b"", {"Location": f"http://localhost:{other.server_address[1]}/x"}
         routes = [(*route[:2], lambda *_: answer) if redirected in route[1] else route for route in hub_server._ROUTES]
         monkeypatch.setattr(hub_server, "_ROUTES", routes)
-        done = client.vaswani("push", model, REPO, "--language", "fr")
+        done = forked.vaswani("push", model, REPO, "--language", "fr")
         other.shutdown()
     assert done.status and "Traceback" not in done.err
     assert not any("hf_writer" in headers for headers in seen)

@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import resource
 import socket
 import struct
 import tempfile
@@ -14,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import error_of
-from forked_commands import ForkedCommands
 from model_folders import write_model
 from pair_files import read, write, write_two
 
@@ -31,15 +29,10 @@ def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
+@pytest.fixture
+def commands(forked):
     """Commands in processes of 6 GB of address space at most."""
-    home, limits = tmp_path_factory.mktemp("home"), resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (6 << 30, limits[1]))
-    forked = ForkedCommands(home, HF_DATASETS_CACHE=str(home / "cache"), HF_HUB_OFFLINE="1")
-    resource.setrlimit(resource.RLIMIT_AS, limits)
-    yield forked
-    forked.close()
+    return forked.having(memory=6 << 30, HF_HUB_OFFLINE="1")
 
 
 def refusal(done) -> str:

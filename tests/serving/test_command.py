@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import served
 import translating
-from forked_commands import ForkedCommands
 from served import SENTENCES, listen, translated
 
 from vaswani_transformer import load_model
@@ -20,18 +19,11 @@ from vaswani_transformer import load_model
 folder, fails = served.folder, translating.fails
 
 
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    commands = ForkedCommands(tmp_path_factory.mktemp("home"), ["vaswani_transformer.serving.app", "uvicorn"])
-    yield commands
-    commands.close()
-
-
-def started(commands, *options) -> tuple[int, str]:
+def started(forked, *options) -> tuple[int, str]:
     """The process id and the address of a server."""
-    out = commands.home / "out"
+    out = forked.home / "out"
     out.unlink(missing_ok=True)
-    process = commands.start(command=["serve", *options, "--port", "0"])
+    process = forked.start(command=["serve", *options, "--port", "0"])
     while not out.exists() or "http" not in out.read_text():
         time.sleep(0.02)
     line = out.read_text()
@@ -54,8 +46,8 @@ def under_way(address: str) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_answers_finishes_what_runs_and_ends(commands, folder, number):
-    process, address = started(commands, f"en-de={folder}", "--precision", "float32")
+def test_it_answers_finishes_what_runs_and_ends(forked, folder, number):
+    process, address = started(forked, f"en-de={folder}", "--precision", "float32")
     expected = translated(load_model(folder, "cpu"), SENTENCES)
     with ThreadPoolExecutor(1) as pool:
         long = pool.submit(post, address, "/translate", q=SENTENCES * 4, source="en", target="de")
@@ -63,20 +55,20 @@ def test_it_answers_finishes_what_runs_and_ends(commands, folder, number):
             assert not long.done()
         os.kill(process, number)
         assert long.result() == {"translatedText": expected * 4}
-    done = commands.wait()
+    done = forked.wait()
     assert done.status == 0
     assert "POST /translate 200" in done.err and SENTENCES[0] not in done.err and "Traceback" not in done.err
 
 
-def test_keys_from_a_file(commands, folder, tmp_path):
+def test_keys_from_a_file(forked, folder, tmp_path):
     (tmp_path / "keys").write_text("first\nsecond\n")
-    process, address = started(commands, f"en-de={folder}", "--api-keys", tmp_path / "keys")
+    process, address = started(forked, f"en-de={folder}", "--api-keys", tmp_path / "keys")
     body = {"q": SENTENCES[0], "source": "en", "target": "de"}
     assert post(address, "/translate", **body, api_key="second")["translatedText"]
     with pytest.raises(urllib.error.HTTPError, match="403"):
         post(address, "/translate", **body, api_key="third")
     os.kill(process, signal.SIGTERM)
-    assert commands.wait().status == 0
+    assert forked.wait().status == 0
 
 
 def test_mistakes_are_one_line(fails, folder, tmp_path, monkeypatch):

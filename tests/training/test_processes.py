@@ -1,14 +1,9 @@
-"""The same training for any number of processes: batches, losses, weights, rates, resuming with another number.
+"""The same training for any number of processes: batches, losses, weights, rates, resuming with another number."""
 
-This file is a script too: it forks the processes, so that what they import is imported once.
-"""
-
-import gc
 import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -244,7 +239,7 @@ def asked_to_stop(rank, folder, name, world_size, parts, more):
     (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
 
 
-def forked(rank, world_size, port, work, arguments):
+def one_of_several(rank, world_size, port, work, arguments):
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size),
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1",
@@ -255,7 +250,7 @@ def forked(rank, world_size, port, work, arguments):
 
 def fork(work, folder, name, world_size, parts, more):
     arguments = (world_size, free_port(), work, (folder, name, world_size, parts, more))
-    torch.multiprocessing.start_processes(forked, arguments, world_size, start_method="fork")
+    torch.multiprocessing.start_processes(one_of_several, arguments, world_size, start_method="fork")
 
 
 def run_all(folder, runs):
@@ -274,24 +269,27 @@ def run_all(folder, runs):
         fork(resume, folder, f"resumed-by-{number}", number, 1, {**SGD, "start": "start"})
 
 
-def run_as_script(folder, which):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(folder / "cache")}
-    command = [sys.executable, __file__, str(folder), which]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
+def run_forked(forked, folder, which):
+    """In a fork of a process that has imported everything and has no threads."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"import test_processes; test_processes.run_all(test_processes.Path({str(folder)!r}), test_processes.{which})"
+    )
+    done = forked.python(code)
+    assert done.status == 0, done.out + done.err
     return folder
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, forked):
     """What the runs of the fast tests leave."""
-    return run_as_script(tmp_path_factory.mktemp("fast"), "fast")
+    return run_forked(forked, tmp_path_factory.mktemp("fast"), "FAST")
 
 
 @pytest.fixture(scope="module")
-def slow_folder(tmp_path_factory):
+def slow_folder(tmp_path_factory, forked):
     """What the others leave."""
-    return run_as_script(tmp_path_factory.mktemp("slow"), "slow")
+    return run_forked(forked, tmp_path_factory.mktemp("slow"), "SLOW")
 
 
 @pytest.fixture
@@ -458,9 +456,3 @@ def test_three_processes_validate_exactly(folder, generate):
         assert result["eval_perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
         if generate:
             assert result["eval_rows"] == 11
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    gc.freeze()  # as in conftest.py
-    run_all(Path(sys.argv[1]), FAST if sys.argv[2] == "fast" else SLOW)

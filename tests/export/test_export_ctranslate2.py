@@ -81,6 +81,7 @@ def small_preset(name: str) -> dict:
 SHAPES = {json.dumps(small_preset(name)): name for name in reversed(PRESETS)}  # some differ in training alone
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("whole_outputs")
 @pytest.mark.parametrize("name", SHAPES.values())
 def test_every_preset(tmp_path, tokenizer, name):

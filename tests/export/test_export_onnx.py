@@ -22,6 +22,8 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 from vaswani_transformer.export.to_onnx import cache_names, decode_in_parts, open_session
 
+pytestmark = pytest.mark.slow  # tracing the model takes a quarter of a minute
+
 SCRIPT = ROOT / "scripts" / "translate_onnx.py"
 
 
@@ -106,7 +108,6 @@ def test_what_an_onnx_export_is_not_for(exported, tmp_path, capsys):
     assert capsys.readouterr().err.startswith("error: ")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -127,7 +128,6 @@ def test_every_option(tmp_path, changes):
         assert largest_difference(model, exported, lengths, 9, seed=0) < 1e-4
 
 
-@pytest.mark.slow
 def test_the_command(tmp_path, folder, capsys):
     assert main(["export", str(folder), "--format", "onnx", "--output", str(tmp_path / "exported")]) == 0
     done = capsys.readouterr()

@@ -14,11 +14,11 @@ PAIRS = generate_corpus(120, 10, 10).train
 def write_model(folder: Path, seed: int = 2, **changes) -> Path:
     """A folder as `vaswani train` leaves it, whose nonsense differs from source to source and is made of whole letters.
 
-    Random weights repeat a few tokens for ever, so that is forbidden.
+    Random weights repeat a few tokens for ever, so that is forbidden; most outputs end at their limit, which is low.
     """
     tokenizer = train_tokenizer((side for pair in PAIRS for side in pair), vocab_size=400)
     model = tiny_model(seed=seed, scale=2.0, vocab_size=len(tokenizer), tie_word_embeddings=False, **changes)
-    model.generation_config.update(num_beams=4, length_penalty=0.6, no_repeat_ngram_size=1)
+    model.generation_config.update(num_beams=4, length_penalty=0.6, no_repeat_ngram_size=1, max_extra_tokens=12)
     texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
     letters = {token for token, text in enumerate(texts) if text.strip().isalpha()} | {tokenizer.eos_token_id}
     model.generation_config.suppress_tokens = sorted(set(range(len(tokenizer))) - letters)

@@ -57,7 +57,7 @@ def assert_same(one, other) -> None:
         assert torch.equal(one.beam_indices, other.beam_indices) and one.beam_indices.dtype == other.beam_indices.dtype
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     kind=st.sampled_from(list(KINDS)),
     seed=st.integers(0, 2),
@@ -274,7 +274,7 @@ JOINING = {
 }
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(
     kind=st.sampled_from(list(KINDS)),
     seed=st.integers(0, 1),

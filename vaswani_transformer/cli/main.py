@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import functools
 import logging
 import os
 import sys
@@ -30,6 +31,7 @@ _COMMANDS = (
 )  # fmt: skip
 
 
+@functools.cache
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     from .. import __version__

@@ -56,11 +56,12 @@ def make_app(
 
     app = FastAPI(title="vaswani serve", version=__version__, description=_DESCRIPTION, lifespan=lifespan)
     app.state.service = Service(models, limits, keys)
+    paths = {"/metrics", "/docs", "/openapi.json"}
     for part in (libretranslate, translations, parses, page):
         app.include_router(part.router)
+        paths |= {route.path for route in part.router.routes}
     app.add_api_route("/metrics", _metrics, include_in_schema=False)
-    own = {"/metrics", "/docs", "/openapi.json", *page.PATHS}
-    app.state.metrics = metrics = Metrics(models, {*app.openapi()["paths"], *own})
+    app.state.metrics = metrics = Metrics(models, paths)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
     app.add_middleware(Guard, limits=limits, metrics=metrics, log_text=log_text)

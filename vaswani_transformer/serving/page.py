@@ -24,7 +24,6 @@ _MOST_CHARACTERS = 20 * _MOST_TOKENS  # a longer one is not tokenised, which blo
 _OWN = "script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; form-action 'self'"
 # Its script stands in the page itself, which gets no access to ours.
 _ATTENTION = "sandbox allow-scripts; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
-PATHS = [*_FILES]
 
 router = APIRouter(tags=["page"])
 
@@ -43,7 +42,7 @@ async def _file(request: Request) -> Response:
     return Response((resources.files(__package__) / name).read_bytes(), headers=_headers(_OWN), media_type=kind)
 
 
-for _path in PATHS:
+for _path in _FILES:
     router.add_api_route(_path, _file, include_in_schema=False)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers.modeling_flash_attention_utils as flash_utils
 from accelerate import infer_auto_device_map
-from conftest import padded_batch, random_ids, tiny_config, tiny_model
+from conftest import padded_batch, random_ids, tiny_model
 from passes import OTHER_TOOLKITS
 from safetensors import safe_open
 from transformers import AttentionInterface, AutoModelForSeq2SeqLM, DynamicCache
@@ -17,7 +17,7 @@ from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 from transformers.modeling_outputs import BaseModelOutput
 
-from vaswani_transformer import VaswaniForConditionalGeneration, VaswaniModel
+from vaswani_transformer import VaswaniForConditionalGeneration
 
 HEADS = [{}, {"d_k": 5, "d_v": 7}, {"d_k": 7, "d_v": 5}]
 VARIANTS = [
@@ -391,26 +391,3 @@ class TestExport:
             input_ids, attention_mask=attention_mask, max_new_tokens=8, min_new_tokens=8, eos_token_id=None, num_beams=1
         )
         assert torch.equal(tokens, expected)
-
-
-class TestTensorParallelPlan:
-    @pytest.mark.parametrize("changes", VARIANTS, ids=str)
-    @pytest.mark.parametrize("model_class", [VaswaniModel, VaswaniForConditionalGeneration])
-    def test_names_every_matrix_and_nothing_else(self, model_class, changes):
-        model = model_class(tiny_config(**changes))
-        generic = {name.replace(".0.", ".*."): module for name, module in model.named_modules() if ".1." not in name}
-        matrices = {
-            name
-            for name, module in generic.items()
-            if isinstance(module, torch.nn.Linear) or type(module) is torch.nn.Embedding
-        }
-        assert set(model.tp_plan) == matrices
-
-    def test_input_sides_follow_output_sides(self):
-        # A matrix cut by rows of its output feeds, head by head or unit by unit, one cut by columns of its input.
-        plan = tiny_model().tp_plan
-        for name, style in plan.items():
-            last = name.rpartition(".")[2]
-            expected = {"out_proj": "rowwise", "fc2": "rowwise", "lm_head": "colwise_gather_output"}
-            expected |= {"embed_tokens": "embedding_rowwise", "shared": "embedding_rowwise"}
-            assert style == expected.get(last, "colwise")

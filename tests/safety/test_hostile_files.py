@@ -194,7 +194,7 @@ def _check_place(world: World, target: Target, place: str) -> None:
 
 @pytest.mark.parametrize(
     ("target", "place"),
-    [(each, list(PLACES)[number % len(PLACES)]) for number, each in enumerate(TARGETS[::5])],
+    [(each, list(PLACES)[number % len(PLACES)]) for number, each in enumerate(TARGETS[::9])],
     ids=str,
 )
 def test_something_else_in_the_place_of_a_file(world, target, place):
@@ -213,7 +213,7 @@ def test_everything_else_in_the_place_of_a_file(world, target, place):
 
 @pytest.mark.parametrize(
     ("target", "change", "at"),
-    [(each, list(CHANGES)[number % len(CHANGES)], 1 + number % 4) for number, each in enumerate(TARGETS[1::12])],
+    [(each, list(CHANGES)[number % len(CHANGES)], 1 + number % 4) for number, each in enumerate(TARGETS[1::20])],
     ids=str,
 )
 def test_a_file_that_changes_while_it_is_read(world, target, change, at):

@@ -142,7 +142,7 @@ def test_killed_again_and_again_between_two_file_operations(recipe, undisturbed,
     """The same run dies again and again, at start-up, within checkpoints, between them, and at the end."""
     recipe = dataclasses.replace(recipe, output=str(tmp_path / "run"))
     dice, kills, resumed_from = random.Random(4), 0, set()
-    while kills < 7:
+    while kills < 5:
         resumed_from |= {max(steps_in(tmp_path / "run"), default=0)}
         status = die_in_training(
             recipe, dice.choice([dice.randint(1, 40), *(dice.randint(120, 360) for _ in range(3))])
@@ -153,7 +153,7 @@ def test_killed_again_and_again_between_two_file_operations(recipe, undisturbed,
         kills += 1
     if not (tmp_path / "run" / "model.safetensors").exists():
         assert die_in_training(recipe, -1) == 0
-    assert kills >= 5 and len(resumed_from) >= 4, (kills, resumed_from)
+    assert kills >= 3 and len(resumed_from) >= 3, (kills, resumed_from)
     check_same_end(tmp_path / "run", undisturbed)
 
 

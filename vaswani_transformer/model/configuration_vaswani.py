@@ -69,24 +69,6 @@ _NOT_FROM_FILES = {
     "attribute_map", "keys_to_ignore_at_inference",
 }  # fmt: skip
 
-# How tensor parallelism (`DistributedConfig(tp_size=...)`) splits a model: each process has some of the heads, of the
-# inner units and of the vocabulary, and adds its share to a sublayer's output. Names are those of `VaswaniModel`.
-_TENSOR_PARALLEL_PLAN = {
-    f"{stack}.{name}": style
-    for stack, attentions in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"]))
-    for name, style in (
-        ("embed_tokens", "embedding_rowwise"),
-        *(
-            (f"layers.*.{attention}.{name}", "colwise")
-            for attention in attentions
-            for name in ("q_proj", "k_proj", "v_proj")
-        ),
-        *((f"layers.*.{attention}.out_proj", "rowwise") for attention in attentions),
-        ("layers.*.fc1", "colwise"),
-        ("layers.*.fc2", "rowwise"),
-    )
-}
-
 
 def _is_code(attribute) -> bool:
     return callable(attribute) or (isinstance(attribute, property) and attribute.fset is None)
@@ -156,8 +138,6 @@ class VaswaniConfig(PreTrainedConfig):
         "num_hidden_layers": "encoder_layers",
         "head_dim": "d_k",
     }
-
-    base_model_tp_plan = _TENSOR_PARALLEL_PLAN
 
     vocab_size: int = 37_000
     decoder_vocab_size: int | None = None

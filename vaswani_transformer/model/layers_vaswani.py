@@ -197,8 +197,8 @@ class VaswaniAttention(nn.Module):
             projection.joined_features = sum(each.out_features for each in joined)
 
     def _split_heads(self, states: torch.Tensor, head_width: int) -> torch.Tensor:
-        # To (batch_size, num_heads, length, head_width). Under tensor parallelism a process has some of the heads only.
-        return states.view(*states.shape[:-1], states.shape[-1] // head_width, head_width).transpose(1, 2)
+        # To (batch_size, num_heads, length, head_width).
+        return states.unflatten(-1, (-1, head_width)).transpose(1, 2)
 
     def _project_together(self, hidden_states: torch.Tensor, key_value_states: torch.Tensor | None) -> list:
         if key_value_states is None:

@@ -153,13 +153,6 @@ class VaswaniStack(VaswaniPreTrainedModel):
             self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
 
-    def init_parallel_plans(self) -> None:
-        """Keep this stack's part of the configuration's plan, which is for the whole model."""
-        super().init_parallel_plans()
-        own, other = ("encoder.", "decoder.") if isinstance(self, VaswaniEncoder) else ("decoder.", "encoder.")
-        plan = self._tp_plan.items()
-        self._tp_plan = {name.removeprefix(own): style for name, style in plan if not name.startswith(other)}
-
     @staticmethod
     def vocabulary_of(config: VaswaniConfig) -> int:
         """Entries of the vocabulary that this stack reads."""
@@ -398,13 +391,6 @@ class VaswaniModel(VaswaniPreTrainedModel):
         self.decoder = VaswaniDecoder(config)
         self.post_init()
 
-    def init_parallel_plans(self) -> None:
-        """The configuration's plan, and for the matrix behind the embeddings the same as for them."""
-        super().init_parallel_plans()
-        self._tp_plan.pop("embed_tokens", None)  # transformers 5.20 adds it to every plan
-        if self.config.shares_embeddings and "encoder.embed_tokens" in self._tp_plan:
-            self._tp_plan["shared"] = self._tp_plan["encoder.embed_tokens"]
-
     def get_input_embeddings(self) -> nn.Embedding:
         """The source embeddings: the shared matrix where there is one."""
         return self.encoder.embed_tokens
@@ -496,8 +482,6 @@ def shift_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id:
 
 class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
     """The whole model of Figure 1: encoder, decoder, and the projection to the vocabulary."""
-
-    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
 
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)

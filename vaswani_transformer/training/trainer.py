@@ -243,7 +243,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.tokens_seen += self.step_tokens
         self.positions_seen += counts[2:]
         # Filled in there: a number that is copied to a device may wait for it.
-        items = counts[1] // self.get_tp_size() if self.args.average_tokens_across_devices else own[1]
+        items = counts[1] if self.args.average_tokens_across_devices else own[1]
         items = torch.full((), int(items), dtype=torch.float32, device=device)
         return [send_to_device(sample, device, non_blocking=True) for sample in samples], items
 

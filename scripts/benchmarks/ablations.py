@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from safetensors.torch import load_file
-from tqdm.auto import tqdm
 
 from vaswani_transformer import Translator, average_checkpoints, load_model, prepare_for_inference
 from vaswani_transformer.errors import UserError
@@ -44,7 +43,7 @@ from vaswani_transformer.experiments.translation import (
     with_target,
 )
 from vaswani_transformer.output_folder import OutputFolder
-from vaswani_transformer.recipes.recipe import load_recipe
+from vaswani_transformer.recipes.recipe import Recipe, load_recipe
 from vaswani_transformer.training.callbacks import read_training_log
 from vaswani_transformer.training.checkpoints import WEIGHTS, complete_checkpoints
 from vaswani_transformer.training.run_folder import CHECKPOINTS, LOG
@@ -75,12 +74,11 @@ INITIALIZATIONS = {
     "normal": "normal(0, 0.02)",
 }
 LAYERS, SEEDS = (3, 6), (0, 1, 2)
-DIVERSIFIED, TEXT = "diversified", "diversified_text"
+AS_IT_IS, SELF_DISTILLED = "as-it-is", "self-distilled"
 HELP = {
-    "as-it-is": ("as it is", {}),
+    AS_IT_IS: ("as it is", {}),
     "bpe-dropout": ("BPE-dropout 0.1", {"bpe_dropout": 0.1}),
-    "6-3-layers": ("6 encoder layers", {"encoder_layers": 6}),
-    DIVERSIFIED: ("the three models' translations beside the text", {}),
+    SELF_DISTILLED: ("beside the text what the model as it is makes of it", {}),
 }
 CHOSEN = "beam 4, alpha 0.6"
 SEARCHES = {
@@ -230,17 +228,15 @@ class LittleText(TranslationExperiment):
                 f"{label}, seed {seed}", "",
                 Training("multi30k-en-de", changes | {"seed": seed}, **tests), {},
             )
-            for seed, (name, (label, changes)) in itertools.product(SEEDS, HELP.items())
+            for (name, (label, changes)), seed in itertools.product(HELP.items(), SEEDS)
         }  # fmt: skip
 
     def run(self, setup, cell, folder) -> dict:
         """Train, and score the model with the search that it was saved with."""
         training = self.training(setup, cell)
         recipe = self.recipe(setup, training, folder)
-        if cell.name.startswith(DIVERSIFIED):
-            text = (folder.parent / TEXT).resolve()
-            files = {"train_source": str(text / "*.en"), "train_target": str(text / "*.de")}
-            recipe = replace(recipe, tokenizer=str(folder.parent / f"as-it-is-seed-{SEEDS[0]}"), **files)
+        if cell.name.startswith(SELF_DISTILLED):
+            recipe = self_distilled(recipe, folder, folder.parent / f"{AS_IT_IS}-seed-{recipe.seed}")
         if not (folder / WEIGHTS).exists():
             train_cell(setup, recipe)
         translator = Translator(*load_model(folder), 2048)
@@ -279,26 +275,27 @@ class LittleText(TranslationExperiment):
         axes.legend()
 
 
-def diversify(setup: Setup, folder: Path) -> None:
-    """Write the training text and, beside it, its sources with the translations of the models as they are.
+def self_distilled(recipe: Recipe, folder: Path, teacher: Path) -> Recipe:
+    """The recipe whose training text is its own, and beside it the sources with the teacher's translations.
 
-    Data diversification (Nguyen et al., 2020, arXiv 1911.01986) by forward models alone, with the alpha that
-    `length_penalty: auto` takes for all three.
+    Data diversification (Nguyen et al., 2020, arXiv 1911.01986) by one forward model, with the search that it was
+    saved with.
     """
-    recipe, output = load_recipe("multi30k-en-de", {"data_dir": str(setup.data_dir)}), OutputFolder(folder / TEXT)
+    output = OutputFolder(folder.resolve().with_name(f"{folder.name}-text"))
     sources, references = data_pairs(recipe, recipe.train_source, recipe.train_target, None)
-    for name in ("text", *(f"as-it-is-seed-{seed}" for seed in SEEDS)):
-        if (output.path / f"{name}.de").exists():
-            continue
-        lines = references
-        if name != "text":
-            if not (folder / name / WEIGHTS).exists():
-                raise UserError(f"{name} comes first: its model translates the text")
-            model, tokenizer = load_model(folder / name, "cpu")
-            translator = Translator(prepare_for_inference(model, "int8"), tokenizer, length_penalty=1.4)
-            lines = list(translator.translate(sources, progress=tqdm(total=len(sources), desc=name)))
-        output.write_text(f"{name}.en", "".join(line + "\n" for line in sources))
-        output.write_text(f"{name}.de", "".join(line + "\n" for line in lines))
+    if not (teacher / WEIGHTS).exists():
+        raise UserError(f"{teacher.name} comes first: its model translates the text")
+    for name in ("text", "translations"):
+        if not (output.path / f"{name}.de").exists():
+            lines = references
+            if name == "translations":
+                model, tokenizer = load_model(teacher, "cpu")
+                translator = Translator(prepare_for_inference(model, "int8"), tokenizer)
+                lines = list(translator.translate(sources))
+            output.write_text(f"{name}.en", "".join(line + "\n" for line in sources))
+            output.write_text(f"{name}.de", "".join(line + "\n" for line in lines))
+    files = {"train_source": str(output.path / "*.en"), "train_target": str(output.path / "*.de")}
+    return replace(recipe, tokenizer=str(teacher), **files)
 
 
 def _cell_name(layers: int, kind: str, seed: int) -> str:
@@ -337,8 +334,6 @@ def main() -> int:
         command += ["--one", "--only"]
         folder = experiment_folder(experiment, setup)
         jobs = [Job(cell.name, [*command, cell.name], folder / cell.name) for cell in missing]
-        if any(cell.name.startswith(DIVERSIFIED) for cell in missing):
-            diversify(setup, folder)
         failed = run_side_by_side(jobs, device_environments([], max(1, options.jobs)))
         print(write_report(experiment, setup))
     except UserError as error:

@@ -55,8 +55,7 @@ def long_line(folder, name, before=b""):
     return path
 
 
-@pytest.mark.parametrize("name", ["long.gz", "long.txt"])
-@pytest.mark.parametrize("how", ["split", "refuse"])
+@pytest.mark.parametrize(("name", "how"), [("long.gz", "split"), ("long.txt", "refuse")])
 def test_a_line_without_end_is_refused_before_it_is_in_memory(commands, model, tmp_path, name, how):
     path = long_line(tmp_path, name, b"a dog\n")
     done = commands.vaswani("translate", model, "--input", path, "--long-lines", how)

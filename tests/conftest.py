@@ -22,13 +22,7 @@ TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
 # For tests that start a file of theirs as a program.
-_PATHS = [
-    str(TESTS),
-    str(TESTS / "helpers"),
-    str(ROOT),
-    str(ROOT / "scripts"),
-    *filter(None, [os.environ.get("PYTHONPATH")]),
-]
+_PATHS = [*map(str, (TESTS, TESTS / "helpers", ROOT, ROOT / "scripts")), *filter(None, [os.environ.get("PYTHONPATH")])]
 os.environ["PYTHONPATH"] = os.pathsep.join(_PATHS)
 
 requires_shared_data = pytest.mark.skipif(
@@ -125,7 +119,6 @@ def forked(tmp_path_factory, loopback_hub):
     """Commands and code as processes of their own, whose Hub is the one on loopback."""
     commands = ForkedCommands(
         tmp_path_factory.mktemp("forked"),
-        PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "scripts"), os.environ["PYTHONPATH"]]),
         HF_ENDPOINT=loopback_hub.endpoint,
         HF_TOKEN="hf_writer",
         HF_HUB_DISABLE_XET="1",  # plain LFS, which the test server speaks

@@ -147,6 +147,12 @@ def test_interpolation_takes_what_is_nearest_to_the_reference(teachers, student,
     assert made(teachers[:1], beams=6, interpolate=True) == expected
 
 
+def test_references_beside_the_translations(teachers, student, made):
+    translations = made(teachers[:1], "alone", keep=0.5)
+    sides = [student.with_name(f"short.{side}").read_text().splitlines() for side in ("en", "de")]
+    assert sorted(made(teachers[:1], keep=0.5, references=True)) == sorted([*translations, *zip(*sides, strict=True)])
+
+
 def test_samples_follow_the_seed_and_are_no_search(teachers, made, student, tmp_path):
     drawn, again, searched = (made(teachers[:1], name, sample=name != "c") for name in "abc")
     assert drawn == again != searched
@@ -357,6 +363,7 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(teachers, stranger, stude
         (*command, "--sample", "--interpolate"): "--interpolate is for a beam search",
         (*command, "--interpolate", "--beams", 1): "the beam size is 1",
         (*command, "--interpolate", "--text", student.with_name("short.en")): "--text has none",
+        (*command, "--references", "--text", student.with_name("short.en")): "--text has none",
         (*command, "--validation-source", tmp_path / "gone.en"): "gone.en",
         (*command, "--d-model", 15): "d_model",
         (*command, "--teacher-precision", "int7"): "--precision is 'int7'",

@@ -15,12 +15,14 @@ searches; those of the last study as the recipe leaves them. `docs/reproducing.m
 import argparse
 import itertools
 import sys
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from safetensors.torch import load_file
 
-from vaswani_transformer import Translator, average_checkpoints, load_model, prepare_for_inference
+from vaswani_transformer import Translator, average_checkpoints, load_model
+from vaswani_transformer.cli.options import load_for_decoding
+from vaswani_transformer.distillation import Teaching, distill
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.evaluation.metrics import score_translations
 from vaswani_transformer.experiments.base import (
@@ -42,8 +44,7 @@ from vaswani_transformer.experiments.translation import (
     train_cell,
     with_target,
 )
-from vaswani_transformer.output_folder import OutputFolder
-from vaswani_transformer.recipes.recipe import Recipe, load_recipe
+from vaswani_transformer.recipes.recipe import load_recipe
 from vaswani_transformer.training.callbacks import read_training_log
 from vaswani_transformer.training.checkpoints import WEIGHTS, complete_checkpoints
 from vaswani_transformer.training.run_folder import CHECKPOINTS, LOG
@@ -78,7 +79,7 @@ AS_IT_IS, SELF_DISTILLED = "as-it-is", "self-distilled"
 HELP = {
     AS_IT_IS: ("as it is", {}),
     "bpe-dropout": ("BPE-dropout 0.1", {"bpe_dropout": 0.1}),
-    SELF_DISTILLED: ("beside the text what the model as it is makes of it", {}),
+    SELF_DISTILLED: ("from the model as it is, with `--references`", {}),
 }
 CHOSEN = "beam 4, alpha 0.6"
 SEARCHES = {
@@ -235,10 +236,13 @@ class LittleText(TranslationExperiment):
         """Train, and score the model with the search that it was saved with."""
         training = self.training(setup, cell)
         recipe = self.recipe(setup, training, folder)
-        if cell.name.startswith(SELF_DISTILLED):
-            recipe = self_distilled(recipe, folder, folder.parent / f"{AS_IT_IS}-seed-{recipe.seed}")
         if not (folder / WEIGHTS).exists():
-            train_cell(setup, recipe)
+            if cell.name.startswith(SELF_DISTILLED):
+                teacher = str(folder.parent / f"{AS_IT_IS}-seed-{recipe.seed}")
+                given = argparse.Namespace(model=teacher, ensemble=[], combine=None, device="auto", precision="int8")
+                distill([teacher], recipe, partial(load_for_decoding, given), Teaching(references=True))
+            else:
+                train_cell(setup, recipe)
         translator = Translator(*load_model(folder), 2048)
         figures = {"losses": [entry["eval_loss"] for entry in read_training_log(folder / LOG) if "eval_loss" in entry]}
         files = {"validation": (recipe.validation_source, recipe.validation_target)}
@@ -273,29 +277,6 @@ class LittleText(TranslationExperiment):
         axes.set_xlabel("optimizer step")
         axes.set_ylabel("validation loss (nats a token)")
         axes.legend()
-
-
-def self_distilled(recipe: Recipe, folder: Path, teacher: Path) -> Recipe:
-    """The recipe whose training text is its own, and beside it the sources with the teacher's translations.
-
-    Data diversification (Nguyen et al., 2020, arXiv 1911.01986) by one forward model, with the search that it was
-    saved with.
-    """
-    output = OutputFolder(folder.resolve().with_name(f"{folder.name}-text"))
-    sources, references = data_pairs(recipe, recipe.train_source, recipe.train_target, None)
-    if not (teacher / WEIGHTS).exists():
-        raise UserError(f"{teacher.name} comes first: its model translates the text")
-    for name in ("text", "translations"):
-        if not (output.path / f"{name}.de").exists():
-            lines = references
-            if name == "translations":
-                model, tokenizer = load_model(teacher, "cpu")
-                translator = Translator(prepare_for_inference(model, "int8"), tokenizer)
-                lines = list(translator.translate(sources))
-            output.write_text(f"{name}.en", "".join(line + "\n" for line in sources))
-            output.write_text(f"{name}.de", "".join(line + "\n" for line in lines))
-    files = {"train_source": str(output.path / "*.en"), "train_target": str(output.path / "*.de")}
-    return replace(recipe, tokenizer=str(teacher), **files)
 
 
 def _cell_name(layers: int, kind: str, seed: int) -> str:

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,8 +63,30 @@ def wait(folder, number, advance):
 def test_tasks_that_fail_do_not_stop_the_others(tmp_path, workers):
     task = functools.partial(touch, tmp_path, 10)
     message = error_of(run_tasks, task, 12, workers)
-    assert message == "piece 3 is damaged (1 more of 12 pieces of the text failed)"
+    assert message == "piece 3 is damaged; piece 8 is damaged"
     assert sorted(int(path.name) for path in tmp_path.iterdir()) == [0, 1, 2, 4, 5, 6, 7, 9, 10, 11]
+
+
+def test_reasons_are_named_once_and_not_all_of_very_many(tmp_path):
+    task = functools.partial(touch, tmp_path, 10)
+    message = error_of(run_tasks, task, 60)
+    assert message.endswith("piece 23 is damaged; and 7 more") and message.count("damaged") == 5
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_bytes_that_are_not_utf8_are_found_before_anything_is_written(recipe, text, tmp_path):
+    shutil.copytree(text, tmp_path / "text")
+    recipe = dataclasses.replace(recipe, data_dir=str(tmp_path / "text"))
+    for name, line in (("part.0.en", 30), ("part.2.de", 40)):
+        lines = (text / name).read_bytes().splitlines(keepends=True)
+        lines[line - 1] = b"\xff" + lines[line - 1]
+        (tmp_path / "text" / name).write_bytes(b"".join(lines))
+    message = error_of(make, recipe, tmp_path / "there", workers=2)
+    assert "part.0.en, line 30, byte offset 0" in message and "part.2.de, line 40, byte offset 0" in message
+    assert not list((tmp_path / "there").glob("*.arrow"))
+    for name in ("part.0.en", "part.2.de"):
+        shutil.copy(text / name, tmp_path / "text")
+    assert make(recipe, tmp_path / "there")["parts"] == make(recipe, tmp_path / "here")["parts"]
 
 
 @pytest.mark.slow
@@ -214,6 +237,32 @@ def test_a_machine_with_another_version_is_refused(recipe, tmp_path, slurm, monk
     assert "has version 0.0" in error_of(do, jobs_of(slurm)[0][0], 0)
 
 
+@pytest.mark.parametrize("what", [make, functools.partial(clean, workers=1, progress=False)], ids=["prepare", "clean"])
+def test_what_failed_in_a_job_is_named_by_the_same_command(recipe, text, tmp_path, slurm, caplog, what):
+    recipe = with_validation(recipe)
+    submit = functools.partial(what, recipe, tmp_path / "p", engine="slurm", engine_options=OPTIONS)
+    submit()
+    executor, _ = jobs_of(slurm)[0]
+    path = text / "part.1.en"
+    before = path.stat()
+    path.touch()
+    assert "part.1.en is not as it was" in error_of(do, executor, 1)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    caplog.clear()
+    submit()
+    assert "part.1.en is not as it was" in caplog.text
+    caplog.clear()
+    submit()
+    assert not caplog.records
+
+
+def test_jobs_that_are_refused(recipe, tmp_path, slurm, capfd):
+    sbatch = slurm.parent / "bin" / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\nexit 1\n")
+    message = error_of(make, recipe, tmp_path / "p", engine="slurm", engine_options=OPTIONS)
+    assert "sbatch refused the jobs (status 1" in message and "invalid partition" in capfd.readouterr().err
+
+
 def test_options_and_programs_that_are_missing(recipe, tmp_path, slurm, monkeypatch):
     message = error_of(make, recipe, tmp_path / "p", engine="slurm", engine_options={"partition": "cpu"})
     assert "time" in message and message.count("\n") == 0
@@ -227,6 +276,33 @@ def test_options_and_programs_that_are_missing(recipe, tmp_path, slurm, monkeypa
     assert "give one of local, slurm, ray" in error_of(make, recipe, tmp_path / "q", engine="Ray")
     assert not (tmp_path / "q").exists()
 
+
+@pytest.mark.slow
+def test_what_fails_on_ray_is_named(recipe, text, tmp_path):
+    """A mistake in the text, and a machine with another version of the package, which here all tasks find."""
+    pytest.importorskip("ray")
+    (tmp_path / "text").mkdir()
+    for side in ("en", "de"):
+        (tmp_path / "text" / f"part.0.{side}").write_bytes(b"a line\n" * 9 + b"\xff\n" * (side == "de") + b"b\n" * 5)
+    recipe = dataclasses.replace(recipe, data_dir=str(tmp_path / "text"))
+    (tmp_path / "recipe.json").write_text(json.dumps({**vars(recipe), "output": None}))
+    for change, reason in (("", "part.0.de, line 10"), ("engines.__version__ = '0'; ", "begun with 0: install that")):
+        code = f"{change}prepare.prepare(recipe, Path('there'), progress=False, engine='ray', engine_options=options)"
+        process = subprocess.run(
+            [sys.executable, "-c", RAY_IMPORTS + code, tmp_path / "recipe.json"],
+            cwd=tmp_path, timeout=200, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert reason in process.stderr.splitlines()[-1], process.stderr[-2000:]
+
+
+RAY_IMPORTS = """
+import json, sys
+from pathlib import Path
+from vaswani_transformer.data import engines, prepare
+from vaswani_transformer.recipes.recipe import Recipe
+
+recipe, options = Recipe(**json.loads(Path(sys.argv[1]).read_text())), {"workers": 1, "mem_per_cpu_gb": 1}
+"""
 
 # What a user's script does, but that the cluster is of three nodes on this machine, of which one is killed.
 RAY_DRIVER = """

@@ -7,6 +7,7 @@ number of it, or whose result has a shape that depends on numbers, would wait fo
 
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -96,9 +97,14 @@ def complete(monkeypatch, waiting: WaitingOperations) -> None:
         def synchronize(self) -> None:
             waiting.note("Event.synchronize")
 
-    is_enabled, autocast = torch.is_autocast_enabled, torch.autocast
     monkeypatch.setattr(torch, "Event", Event)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device="cpu": device != "meta" and is_enabled(device))
-    monkeypatch.setattr(torch, "autocast", lambda device, **options: autocast(device.replace("meta", "cpu"), **options))
+    for name in ("is_autocast_enabled", "get_autocast_dtype", "autocast"):
+        monkeypatch.setattr(torch, name, partial(_as_on_a_cpu, getattr(torch, name)))
+    monkeypatch.setattr(torch.amp, "is_autocast_available", lambda device: True)
     optimizers = sys.modules[torch.optim.Optimizer.__module__]
     monkeypatch.setattr(optimizers, "_get_fused_kernels_supported_devices", lambda: ["meta"])
+
+
+def _as_on_a_cpu(function, device="cpu", **options):
+    device = options.pop("device_type", device)
+    return function("cpu" if device == "meta" else device, **options)

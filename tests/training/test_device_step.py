@@ -57,7 +57,9 @@ def waiting_by_step(folder, monkeypatch, trainer_class=CountingTrainer, **settin
     return [*trainer.by_step[1:], waiting.found]
 
 
-@pytest.mark.parametrize("settings", [{}, {"padding_free": True}, {"max_grad_norm": 1.0}, {"fused_loss": False}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"padding_free": True}, {"max_grad_norm": 1.0}, {"fused_loss": False}, {"bf16": True}], ids=str
+)
 def test_no_step_waits_for_the_device_but_one_that_is_logged(tmp_path, monkeypatch, settings):
     by_step = waiting_by_step(tmp_path, monkeypatch, **settings)
     quiet = by_step[: LOGGED - 1] + by_step[LOGGED:-1]  # the last one ends the training, which sums losses up

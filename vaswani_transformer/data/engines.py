@@ -4,10 +4,12 @@ datatrove's executor for one machine is not used: it waits for ever for a worker
 """
 
 import functools
+import logging
 import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -19,9 +21,14 @@ from tqdm import tqdm
 
 from .. import __version__
 from ..errors import UserError, one_line
+from ..files import is_local, write_text
+
+logger = logging.getLogger(__name__)
 
 Task = Callable[[int, Callable[[int], Any]], None]  # takes a number, and what is told of pairs that are done
 LOCAL, SLURM, RAY = ENGINES = ("local", "slurm", "ray")
+_NAMED = 5  # reasons in one line
+_FAILED = "failed"  # the folder of what was wrong with tasks, in that of their stage
 _STOPPED = -(2**62)  # instead of a number of pairs: all tasks end
 _done: Any = None  # in a process of a pool: the pairs that all its processes have done
 
@@ -47,16 +54,21 @@ def run_tasks(
         total: how many there are, if it is known.
 
     Raises:
-        UserError: that of the first task that failed, with the number of the others; and if a process was killed.
+        UserError: with what was wrong with those that failed; and if a process was killed.
     """
-    errors: list[UserError] = []
     disable = None if shown else True  # None: shown on a terminal only
     with tqdm(total=total, desc=shown, unit=f" {unit}", unit_scale=True, disable=disable, delay=1) as bar:
         results = _one_by_one(task, number, bar) if min(workers, number) == 1 else _pooled(task, number, workers, bar)
         errors = [error for error in results if error is not None]
     if errors:
-        others = f" ({len(errors) - 1} more of {number:,} pieces of the text failed)" if len(errors) > 1 else ""
-        raise UserError(f"{errors[0]}{others}") from errors[0]
+        raise _all_of(list(map(str, errors))) from errors[0]
+
+
+def _all_of(reasons: Sequence[str]) -> UserError:
+    """What was wrong with tasks, in one line."""
+    reasons = list(dict.fromkeys(reasons))
+    more = f"; and {len(reasons) - _NAMED:,} more" if len(reasons) > _NAMED else ""
+    return UserError("; ".join(reasons[:_NAMED]) + more)
 
 
 def _one_by_one(task: Task, number: int, bar: tqdm) -> Iterator[UserError | None]:
@@ -153,20 +165,24 @@ def run_on_cluster(
 ) -> None:
     """Have the tasks of stages, each with a name and a number of tasks, done by Slurm or Ray.
 
-    Slurm gets an array of jobs for each stage, each of which waits for the one before; Ray has done all in the end, as
-    far as they have not failed. What a task writes to standard error lies below the folder, and a note that it is done.
+    Slurm gets an array of jobs for each stage, each of which waits for the one before; Ray, which takes one stage, has
+    done all in the end, but for what failed and what was lost with a machine. What a task writes to standard error lies
+    below the folder, a note that it is done, and what was wrong: this is told where the same is begun again.
 
     Raises:
-        UserError: where datatrove or the engine is not installed, and for options that its executor does not take.
+        UserError: where datatrove or the engine is not installed, for options that its executor does not take, where
+            jobs are refused, and with what was wrong with tasks that failed on Ray.
     """
     executor = _executor(engine)
+    for reason in _take_failures(stages, folder):
+        logger.warning("failed before, and is done again: %s", reason)
     last = None
     for name, task, number in stages:
         named = {"job_name": f"vaswani-{name}"} if engine == SLURM else {}
         try:
             last = executor(
-                [functools.partial(_step, task, __version__)], number, depends=last, logging_dir=str(folder / name),
-                **{**named, **options},
+                [functools.partial(_step, task, __version__, folder / name / _FAILED)], number, depends=last,
+                logging_dir=str(folder / name), **{**named, **options},
             )  # fmt: skip
         except TypeError as error:
             reason = one_line(error).partition("() ")[2] or one_line(error)
@@ -177,11 +193,34 @@ def run_on_cluster(
         if error.filename != "sbatch":
             raise
         raise UserError("there is no command sbatch: start this on a machine from which jobs are submitted") from error
+    except subprocess.CalledProcessError as error:
+        raise UserError(
+            f"sbatch refused the jobs (status {error.returncode}, what it said stands above): correct the"
+            " --engine-option that it names, and give the same command again"
+        ) from error
+    if engine == RAY and (reasons := _take_failures(stages, folder)):
+        raise _all_of(reasons)
 
 
-def _step(task: Task, version: str, data: Any, rank: int, world_size: int) -> None:
+def _take_failures(stages: Sequence[tuple[str, Task, int]], folder: Path) -> list[str]:
+    """What was wrong with tasks, as far as it was not taken before."""
+    reasons = []
+    for name, _, _ in stages:
+        for path in sorted((folder / name / _FAILED).glob("*")):
+            reasons.append(path.read_text(encoding="utf-8"))
+            path.unlink(missing_ok=True)
+    return reasons
+
+
+def _step(task: Task, version: str, failed: Path, data: Any, rank: int, world_size: int) -> None:
     """A task as a pipeline of datatrove."""
-    if version != __version__:
-        what = f"{socket.gethostname()} has version {__version__} of the package"
-        raise UserError(f"{what}, this was begun with {version}: install that one there")
-    task(rank, lambda pairs: None)
+    try:
+        if version != __version__:
+            what = f"{socket.gethostname()} has version {__version__} of the package"
+            raise UserError(f"{what}, this was begun with {version}: install that one there")
+        task(rank, lambda pairs: None)
+    except UserError as error:
+        if is_local(failed):
+            failed.mkdir(parents=True, exist_ok=True)
+        write_text(failed / f"{rank:05d}", str(error))
+        raise

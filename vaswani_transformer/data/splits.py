@@ -5,6 +5,7 @@ line is not a row, is one split, or if it is large as many pieces of a copy that
 splits are depends on the files alone, not on who reads them.
 """
 
+import codecs
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,6 +34,7 @@ COPIED_PAIRS = 50_000  # of a file of a copy
 SPLIT_ROWS = 100_000  # of a table, at least: its row groups stay whole
 _MARKED = 1000  # lines from one known place to the next
 _READ = 2**22  # bytes in memory at once
+_CONTINUATION = bytes(range(0x80, 0xC0))  # of a character in UTF-8, whose first byte is none of these
 
 
 @dataclass(frozen=True)
@@ -54,18 +56,32 @@ class LineSplit:
     errors: str = "strict"  # as of `decode_lines`
 
     def count(self) -> dict:
-        """Lines that end in this piece of each file, and places behind some of them, the last included."""
+        """Lines that end in this piece of each file, and places behind some of them, the last included.
+
+        Raises:
+            UserError: for bytes that are not UTF-8, with the first such line of the file: it is mended before there is
+                anything that would have to be made anew.
+        """
         sides = [self._count(path) for path in self.files]
         return {"lines": [lines for lines, _ in sides], "marks": [marks for _, marks in sides]}
 
     def _count(self, path: Path) -> tuple[int, list[tuple[int, int]]]:
-        lines, marks = 0, []
+        lines, marks, decode = 0, [], codecs.getincrementaldecoder("utf-8")(self.errors).decode
         with file_errors(path), open_bytes(path) as file:
             size = path.stat().st_size
             place, stop = (size * number // self.parts for number in (self.number, self.number + 1))
             file.seek(place)
             data = b"\n"
+            is_inside = place > 0  # perhaps of a character, whose other bytes the piece before has
             while place < stop and (data := file.read(min(_READ, stop - place))):
+                try:
+                    text = data[:3].lstrip(_CONTINUATION) + data[3:] if is_inside else data
+                    decode(text, final=place + len(data) == size)
+                except UnicodeDecodeError:
+                    file.seek(0)
+                    for _ in decode_lines(file, str(path)):  # which ends at the line that it names
+                        pass
+                is_inside = False
                 ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
                 known = range(-(lines + 1) % _MARKED, len(ends), _MARKED)
                 marks += [(lines + index + 1, place + int(ends[index]) + 1) for index in known]

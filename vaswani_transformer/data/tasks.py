@@ -19,7 +19,7 @@ from ..files import file_sha256, is_local, remove_leftovers, together, write_tex
 from ..hardware import MOST_WORKERS, own_processors
 from ..json_and_yaml import read_json
 from ..recipes.recipe import Recipe
-from .engines import LOCAL, SLURM, run_on_cluster, run_tasks
+from .engines import LOCAL, RAY, SLURM, run_on_cluster, run_tasks
 from .prepared import TRAIN, VALIDATION
 from .splits import SPLIT_BYTES, Place, RowSplit, Split
 from .text_files import file_errors, file_stamp, store_errors
@@ -62,17 +62,20 @@ class Tasks(ABC):
             UserError: as `run_tasks` and `run_on_cluster`.
         """
         stages = [(name, functools.partial(self.run, name), self.tasks(name)) for name in self.stages]
+        logs = self.folder / TASKS / LOGS
         if engine == LOCAL:
             for path in self.written_folders if is_local(self.folder) else ():
                 remove_leftovers(path)
         else:
             self._unmark_what_is_lost()
-            run_on_cluster(engine, stages, self.folder / TASKS / LOGS, options)
         if engine == SLURM:
+            run_on_cluster(engine, stages, logs, options)
             return False
-        for name, task, number in stages:  # after Ray too: what has failed there is named, or done
+        for name, task, number in stages:
+            if engine == RAY:
+                run_on_cluster(engine, [(name, task, number)], logs, options)
             shown = _SHOWN.get(name) if progress else None
-            run_tasks(task, number, workers or self.useful_workers(), shown)
+            run_tasks(task, number, workers or self.useful_workers(), shown)  # after Ray what was lost with a machine
         return True
 
     def _unmark_what_is_lost(self) -> None:

@@ -100,10 +100,15 @@ def test_deterministic_kernels_are_asked_for_before_a_gpu_starts(recipe, undistu
         from vaswani_transformer.training import run as training
 
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
-        asked, join = [], training.join_process_group
+        asked, join, select = [], training.join_process_group, training.select_weights
         training.join_process_group = lambda recipe: asked.append(os.environ["CUBLAS_WORKSPACE_CONFIG"]) or join(recipe)
+        training.select_weights = lambda *given: (
+            asked.append(torch.are_deterministic_algorithms_enabled()) or select(*given)
+        )
         train(one, progress=False)
-        assert asked and torch.are_deterministic_algorithms_enabled()
+        assert asked == [":4096:8", True]
+        assert not torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.deterministic
+        assert not {"CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING"} & set(os.environ)
 
     assert wait(fork(work)) == 0
     check_same_end(tmp_path / "run", undisturbed)

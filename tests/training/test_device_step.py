@@ -7,6 +7,13 @@ import torch
 from test_trainer import make_model, make_pairs
 from waiting import META, WaitingOperations, complete
 
+from vaswani_transformer.training.callbacks import (
+    FreeThreadsCallback,
+    LearningCurveCallback,
+    StopAndSaveCallback,
+    TrainingLogCallback,
+    TrainingProgressCallback,
+)
 from vaswani_transformer.training.trainer import VaswaniTrainer, VaswaniTrainingArguments
 
 LOGGED, STEPS = 3, 5
@@ -47,7 +54,15 @@ def waiting_by_step(folder, monkeypatch, trainer_class=CountingTrainer, **settin
     )  # fmt: skip
     model = make_model(dropout=0.1)
     model.set_attn_implementation("sdpa")
-    trainer = trainer_class(model=model, args=arguments, train_dataset=make_pairs(60))
+    log = TrainingLogCallback(folder / "log.jsonl")
+    callbacks = [
+        log,
+        StopAndSaveCallback(log, max_minutes=60, checkpoint_minutes=10),
+        LearningCurveCallback(lambda: None, 60),
+        TrainingProgressCallback(log),
+        FreeThreadsCallback(),
+    ]
+    trainer = trainer_class(model=model, args=arguments, train_dataset=make_pairs(60), callbacks=callbacks)
     trainer.accelerator.device_placement = False
     trainer.by_step, trainer.waiting = [], waiting
     assert next(trainer.model.parameters()).device == META
@@ -58,7 +73,16 @@ def waiting_by_step(folder, monkeypatch, trainer_class=CountingTrainer, **settin
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"padding_free": True}, {"max_grad_norm": 1.0}, {"fused_loss": False}, {"bf16": True}], ids=str
+    "settings",
+    [
+        {},
+        {"padding_free": True},
+        {"max_grad_norm": 1.0},
+        {"fused_loss": False},
+        {"bf16": True},
+        {"bf16": True, "padding_free": True},
+    ],
+    ids=str,
 )
 def test_no_step_waits_for_the_device_but_one_that_is_logged(tmp_path, monkeypatch, settings):
     by_step = waiting_by_step(tmp_path, monkeypatch, **settings)

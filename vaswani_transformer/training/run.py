@@ -1,8 +1,10 @@
 """One training run: from a recipe to a model folder that is complete."""
 
+import contextlib
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -73,6 +75,11 @@ from .selection import choose_length_penalty, select_weights
 from .trainer import VaswaniTrainer, VaswaniTrainingArguments
 
 logger = logging.getLogger(__name__)
+
+_OF_DETERMINISM = (  # variables that transformers sets
+    "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "FLASH_ATTENTION_DETERMINISTIC", "ASCEND_LAUNCH_BLOCKING",
+    "HCCL_DETERMINISTIC",
+)  # fmt: skip
 
 CURVE_SECONDS = 60.0  # between two pictures of the learning curve during training
 
@@ -240,6 +247,26 @@ def _end_workers(trainer: VaswaniTrainer) -> None:
             getattr(loader, "base_dataloader", loader)._iterator = None
 
 
+@contextlib.contextmanager
+def _determinism(asked: bool) -> Iterator[None]:
+    """Around a training, whose Trainer asks for deterministic kernels in all of the process: afterwards as before."""
+    if not asked:
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    mode, before = torch.get_deterministic_debug_mode(), (cudnn.deterministic, cudnn.benchmark)
+    variables = {name: os.environ.get(name) for name in _OF_DETERMINISM}
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        cudnn.deterministic, cudnn.benchmark = before
+        for name, value in variables.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
+
+
 class TrainingRun:
     """A recipe on its way: data, tokenizer, model, trainer; `run()` does it all. The arguments are those of `train`."""
 
@@ -253,12 +280,11 @@ class TrainingRun:
         if on_cpu():
             keep_freed_memory()
         use_tf32()
-        if self.recipe.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
-        join_process_group(self.recipe)
-        with joined_processes() as processes, locked_together(self.folder):
-            check_shared(self.folder, processes)
-            return self._run(processes)
+        with _determinism(self.recipe.deterministic):
+            join_process_group(self.recipe)
+            with joined_processes() as processes, locked_together(self.folder):
+                check_shared(self.folder, processes)
+                return self._run(processes)
 
     def _run(self, processes: Processes) -> TrainingResult:
         recipe = self.recipe

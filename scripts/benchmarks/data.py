@@ -9,7 +9,7 @@ Both commands run as they are, in processes of their own. Memory is sampled all 
 command: what they hold themselves (anonymous), and pages of the mapped data, which the kernel may drop. The difference
 of two rows is what a pair costs: the index holds 4 bytes a pair on disk, ordering an epoch takes 8 and keeps 4.
 
-A million pairs take 3 minutes on 2 cores, most of it for preparing them.
+A million pairs take about a minute on 2 cores, most of it for preparing them.
 """
 
 import argparse

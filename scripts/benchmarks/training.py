@@ -54,6 +54,8 @@ from training_contestants import (
 from training_on_device import ROWS, train_ours
 from training_on_device import table as device_table
 
+EARLIER = f"{OURS}, earlier"
+
 
 def parse_options() -> argparse.Namespace:
     """The command line."""
@@ -67,6 +69,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=25.0, help="seconds of training that count")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--joey", metavar="PYTHON", help="a Python that can import joeynmt 2.3; none: left out")
+    what = "a checkout of an earlier commit: one more row, `vaswani train` of then"
+    parser.add_argument("--earlier", metavar="FOLDER", help=what)
     parser.add_argument("--only", nargs="+", choices=[*CONTESTANTS, *ROWS], help="some of the contestants")
     parser.add_argument(
         "--variant", action="append", default=[], metavar="OPTIONS", help="one more row of ours: --variant=--compile"
@@ -116,9 +120,9 @@ def run_contestant(name: str, options: argparse.Namespace, folder: Path) -> Watc
         shutil.rmtree(folder / rest, ignore_errors=True)
     (folder / LOG).unlink(missing_ok=True)
     log = folder / LOG
-    if name.startswith(OURS):
+    if name.startswith(OURS):  # `python -m` takes the package of the folder that it is started in
         more = ["--precision", CONTESTANTS[name]["precision"]] if CONTESTANTS.get(name) else []
-        if name not in CONTESTANTS:
+        if name not in (*CONTESTANTS, EARLIER):
             more = name.removeprefix(OURS).split()
         command, log = our_command(options, folder, more), folder / "output" / "training_log.jsonl"
     elif name == JOEY:
@@ -131,7 +135,8 @@ def run_contestant(name: str, options: argparse.Namespace, folder: Path) -> Watc
     if options.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     with (folder / "output.txt").open("w") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        place = options.earlier if name == EARLIER else None
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=place)
         try:
             return watch(process, log, options.warm_up, options.seconds, options.device)
         except RuntimeError as error:
@@ -225,12 +230,12 @@ def main() -> None:
             train_bare(options, Path(options.folder), **settings)
         return
     began = time.monotonic()
-    folder = Path(options.folder or tempfile.mkdtemp(prefix="benchmark_training_"))
+    folder = Path(options.folder or tempfile.mkdtemp(prefix="benchmark_training_")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     by_device = options.by == "device"
     default = list(ROWS) if by_device else [name for name in CONTESTANTS if name != JOEY or options.joey]
     names = options.only or default
-    names += [f"{OURS} {variant}" for variant in options.variant]
+    names += [f"{OURS} {variant}" for variant in options.variant] + [EARLIER] * bool(options.earlier)
     try:
         prepare(options, folder)
         rows, peaks, order = {name: [] for name in names}, [], random.Random(options.seed)

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -33,35 +33,79 @@ _STOPPED = -(2**62)  # instead of a number of pairs: all tasks end
 _done: Any = None  # in a process of a pool: the pairs that all its processes have done
 
 
-def run_tasks(
-    task: Task,
-    number: int,
-    workers: int = 1,
-    shown: str | None = None,
-    unit: str = "pairs",
-    total: int | None = None,
-) -> None:
-    """Do the tasks 0 to `number` - 1 in processes of this machine, or in this one where one is enough.
-
-    A task that fails by `UserError` does not stop the others.
+class Workers:
+    """Processes of this machine that do the tasks of one stage after the other; they start when they are needed.
 
     Args:
-        task: a function that can be pickled.
-        number: of tasks.
-        workers: processes.
-        shown: what a bar on standard error says, on a terminal; None: no bar.
-        unit: of what tasks say that is done.
-        total: how many there are, if it is known.
-
-    Raises:
-        UserError: with what was wrong with those that failed; and if a process was killed.
+        number: of processes; where one is enough it is this one.
     """
-    disable = None if shown else True  # None: shown on a terminal only
-    with tqdm(total=total, desc=shown, unit=f" {unit}", unit_scale=True, disable=disable, delay=1) as bar:
-        results = _one_by_one(task, number, bar) if min(workers, number) == 1 else _pooled(task, number, workers, bar)
-        errors = [error for error in results if error is not None]
-    if errors:
-        raise _all_of(list(map(str, errors))) from errors[0]
+
+    def __init__(self, number: int):
+        self.number, self._pool, self._done = number, None, None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self._pool is not None:
+            if kind is not None and not issubclass(kind, UserError):  # Ctrl-C too
+                self._done.value = _STOPPED
+            self._pool.shutdown(cancel_futures=True)
+
+    def run(
+        self, task: Task, number: int, shown: str | None = None, unit: str = "pairs", total: int | None = None
+    ) -> None:
+        """Do the tasks 0 to `number` - 1; one that fails by `UserError` does not stop the others.
+
+        Args:
+            task: a function that can be pickled.
+            number: of tasks.
+            shown: what a bar on standard error says, on a terminal; None: no bar.
+            unit: of what tasks say that is done.
+            total: how many there are, if it is known.
+
+        Raises:
+            UserError: with what was wrong with those that failed; and if a process was killed.
+        """
+        disable = None if shown else True  # None: shown on a terminal only
+        with tqdm(total=total, desc=shown, unit=f" {unit}", unit_scale=True, disable=disable, delay=1) as bar:
+            one = min(self.number, number) == 1
+            results = _one_by_one(task, number, bar) if one else self._pooled(task, number, bar)
+            errors = [error for error in results if error is not None]
+        if errors:
+            raise _all_of(list(map(str, errors))) from errors[0]
+
+    def _pooled(self, task: Task, number: int, bar: tqdm) -> Iterator[UserError | None]:
+        if self._pool is None:
+            # A server that forks would itself be lost where this process has forked.
+            context = multiprocessing.get_context("spawn")
+            self._done = context.Value("q", 0)
+            self._pool = ProcessPoolExecutor(self.number, context, _start, (self._done,))
+        self._done.value = 0
+        try:
+            # Ctrl-C, which a terminal sends to all processes, waits until those that are starting ignore it.
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                waiting = [self._pool.submit(_run, task, one) for one in range(number)]
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            pending = set(waiting)
+            while pending:
+                _, pending = wait(pending, 0.2, FIRST_COMPLETED)
+                bar.update(self._done.value - bar.n)
+            for future in waiting:
+                yield future.exception() if isinstance(future.exception(), UserError) else future.result()
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a worker process was killed, perhaps because the memory is full, or could not start, as in a script"
+                ' that lacks `if __name__ == "__main__":`; the same again with fewer workers goes on where this ended'
+            ) from error
+
+
+def run_tasks(task: Task, number: int, workers: int = 1, **options: Any) -> None:
+    """Do the tasks of one stage; arguments and errors are those of `Workers` and `Workers.run`."""
+    with Workers(workers) as processes:
+        processes.run(task, number, **options)
 
 
 def _all_of(reasons: Sequence[str]) -> UserError:
@@ -78,36 +122,6 @@ def _one_by_one(task: Task, number: int, bar: tqdm) -> Iterator[UserError | None
             yield None
         except UserError as error:
             yield error
-
-
-def _pooled(task: Task, number: int, workers: int, bar: tqdm) -> Iterator[UserError | None]:
-    context = multiprocessing.get_context("spawn")  # a server that forks would itself be lost where this one has forked
-    done = context.Value("q", 0)
-    pool = ProcessPoolExecutor(min(workers, number), context, _start, (done,))
-    waiting: list[Future] = []
-    try:
-        # Ctrl-C, which a terminal sends to all processes, waits until those that are starting ignore it.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            waiting = [pool.submit(_run, task, one) for one in range(number)]
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        pending = set(waiting)
-        while pending:
-            _, pending = wait(pending, 0.2, FIRST_COMPLETED)
-            bar.update(done.value - bar.n)
-        for future in waiting:
-            yield future.exception() if isinstance(future.exception(), UserError) else future.result()
-    except BrokenProcessPool as error:
-        raise UserError(
-            "a worker process was killed, perhaps because the memory is full, or could not start, as in a script that"
-            ' lacks `if __name__ == "__main__":`; the same again with fewer workers goes on where this ended'
-        ) from error
-    except BaseException:  # Ctrl-C too
-        done.value = _STOPPED
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _start(done: Any) -> None:

@@ -31,6 +31,7 @@ from .text_files import decode_lines, file_errors, open_bytes
 
 SPLIT_BYTES = 2**24  # of a source text; about 130,000 sentences
 COPIED_PAIRS = 50_000  # of a file of a copy
+_KEPT = 1000  # pairs in a line of such a file: a call of `json` for each pair takes three times as long
 SPLIT_ROWS = 100_000  # of a table, at least: its row groups stay whole
 _MARKED = 1000  # lines from one known place to the next
 _READ = 2**22  # bytes in memory at once
@@ -175,7 +176,10 @@ class PieceSplit:
 
 def keep_pairs(path: Path, pairs: Iterable[tuple[str, str]]) -> dict:
     """Write pairs into a file for a later task; returns the facts of the file."""
-    text = "".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs)
+    rest, blocks = iter(pairs), []
+    while block := list(islice(rest, _KEPT)):
+        blocks.append(json.dumps(block, ensure_ascii=False) + "\n")
+    text = "".join(blocks)
     if is_local(path):
         path.parent.mkdir(exist_ok=True)
     write_text(path, text)
@@ -190,7 +194,7 @@ def keep_pairs(path: Path, pairs: Iterable[tuple[str, str]]) -> dict:
 def kept_pairs(path: Path) -> Iterator[tuple[str, str]]:
     """The pairs of such a file."""
     with path.open(encoding="utf-8", newline="\n") as file:
-        yield from map(json.loads, file)
+        yield from chain.from_iterable(map(json.loads, file))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ..files import file_sha256, is_local, remove_leftovers, together, write_tex
 from ..hardware import MOST_WORKERS, own_processors
 from ..json_and_yaml import read_json
 from ..recipes.recipe import Recipe
-from .engines import LOCAL, RAY, SLURM, run_on_cluster, run_tasks
+from .engines import LOCAL, RAY, SLURM, Workers, run_on_cluster
 from .prepared import TRAIN, VALIDATION
 from .splits import SPLIT_BYTES, Place, RowSplit, Split
 from .text_files import file_errors, file_stamp, store_errors
@@ -59,7 +59,7 @@ class Tasks(ABC):
         """Do all tasks; False where Slurm has got the jobs that will.
 
         Raises:
-            UserError: as `run_tasks` and `run_on_cluster`.
+            UserError: as `Workers.run` and `run_on_cluster`.
         """
         stages = [(name, functools.partial(self.run, name), self.tasks(name)) for name in self.stages]
         logs = self.folder / TASKS / LOGS
@@ -71,11 +71,12 @@ class Tasks(ABC):
         if engine == SLURM:
             run_on_cluster(engine, stages, logs, options)
             return False
-        for name, task, number in stages:
-            if engine == RAY:
-                run_on_cluster(engine, [(name, task, number)], logs, options)
-            shown = _SHOWN.get(name) if progress else None
-            run_tasks(task, number, workers or self.useful_workers(), shown)  # after Ray what was lost with a machine
+        with Workers(workers or self.useful_workers()) as processes:
+            for name, task, number in stages:
+                if engine == RAY:
+                    run_on_cluster(engine, [(name, task, number)], logs, options)
+                # After Ray what was lost with a machine.
+                processes.run(task, number, _SHOWN.get(name) if progress else None)
         return True
 
     def _unmark_what_is_lost(self) -> None:

@@ -243,7 +243,7 @@ def write_in_parts(
         task = functools.partial(job.work, missing, workers, engine == LOCAL)
         if engine == LOCAL:
             total = sum(parts[number].lines for number in missing)
-            run_tasks(task, workers, workers, kind.doing if progress else None, unit=kind.unit, total=total)
+            run_tasks(task, workers, workers, shown=kind.doing if progress else None, unit=kind.unit, total=total)
         else:
             stages = [(kind.doing, task, workers), ("finish", job.finish, 1)]
             logs = free_name(output.path.absolute().with_name(output.path.name + ".logs"))

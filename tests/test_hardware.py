@@ -1,4 +1,4 @@
-"""Threads of torch: as many as other programs leave processors free, within what the control groups grant."""
+"""Threads of torch, as many as other programs leave processors free, within what the control groups grant; TF32."""
 
 import math
 from types import SimpleNamespace
@@ -188,3 +188,14 @@ def test_commands_look_as_they_work(folder, nothing_set, capsys, tmp_path):
         with mock.patch.object(FreeThreads, "adjust") as adjust:
             assert run(*command) == 0
         assert adjust.called
+
+
+def test_gpus_multiply_float32_in_tf32(monkeypatch):
+    before = torch.get_float32_matmul_precision()
+    try:
+        for has, expected in ((False, before), (True, "high")):
+            monkeypatch.setattr(hardware, "has_tf32", lambda has=has: has)
+            hardware.use_tf32()
+            assert torch.get_float32_matmul_precision() == expected
+    finally:
+        torch.set_float32_matmul_precision(before)

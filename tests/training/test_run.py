@@ -403,3 +403,10 @@ def test_prepared_data_are_verified_on_each_machine(tmp_path, monkeypatch, rank,
     run = training.TrainingRun(Recipe(output=str(tmp_path), prepared="data"))
     run._load_data(Processes(rank, torch.distributed.HashStore()), False)
     assert bool(verified) == verifies
+
+
+def test_gradients_travel_in_large_messages_between_gpus(monkeypatch, tmp_path):
+    recipe = Recipe(output=str(tmp_path), precision="fp32")
+    assert training.training_arguments(recipe, 10).ddp_bucket_cap_mb is None
+    monkeypatch.setattr(training, "on_cpu", lambda: False)
+    assert training.training_arguments(recipe, 10).ddp_bucket_cap_mb == 100

@@ -79,7 +79,7 @@ def lines(number, length, limit):
     return {"source_lengths": lengths, "target_lengths": lengths, "max_tokens": limit, "micro_batches": 1, "seed": 0}
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(problems(micro_batches=st.sampled_from([1, 1, 2, 3, 5])), st.booleans())
 @example(lines(number=3, length=1, limit=3), True)  # one batch that may be cut short
 @example(lines(number=2, length=3, limit=4), True)  # batches of one pair, which cannot be halved
@@ -419,7 +419,7 @@ def packings(draw):
     return pairs, tokens, longest, size
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(packings())
 def test_a_packed_batch_unpacks_into_its_pairs_and_filling(packing):
     pairs, tokens, longest, size = packing

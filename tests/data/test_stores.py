@@ -84,6 +84,7 @@ def test_text_and_folder_in_a_store_give_the_bytes_that_they_give_here(recipe, r
     assert again == f"{output} is not on this machine, where nothing is removed: remove it yourself first"
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again_and_what_is_not_ours_stays(recipe, remote_text, store, tmp_path, monkeypatch):
     recipe = with_validation(dataclasses.replace(recipe, data_dir=remote_text, **TWO))
     output = f"{store}/resumed"
@@ -299,6 +300,7 @@ def test_a_store_that_does_not_answer_ends_in_one_line(recipe, tmp_path, monkeyp
         end.set()
 
 
+@pytest.mark.slow
 def test_a_store_that_is_busy_for_a_moment_is_asked_again(store, monkeypatch):
     (to_path(store) / "a.tsv").write_text("a\tb\n")
     behind, refused = os.environ["AWS_ENDPOINT_URL"], []

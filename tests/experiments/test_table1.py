@@ -142,6 +142,7 @@ def test_exponents_of_exact_powers_are_found(exponent, factor, number):
     assert fitted_exponent(sizes[::-1], values[::-1], points=min(3, number - 1)) == pytest.approx(found)
 
 
+@pytest.mark.slow
 def test_table1_command(tmp_path, capsys, few_rounds):
     sizes = [
         "lengths=16,32,64",

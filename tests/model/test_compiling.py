@@ -45,7 +45,9 @@ def graphs(counters) -> int:
     return counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize(("attn_implementation", "autocast"), [("eager", True), ("sdpa", False)])
+@pytest.mark.parametrize(
+    ("attn_implementation", "autocast"), [pytest.param("eager", True, marks=pytest.mark.slow), ("sdpa", False)]
+)
 def test_one_graph_for_each_kind_of_layer(compiling, attn_implementation, autocast):
     model, plain = (make(attn_implementation=attn_implementation) for make in (compiled_model, three_layers))
     for step, lengths in enumerate([(7, 4, 2), (5, 6, 3, 2), (9, 3), (12, 11, 8)]):

@@ -143,6 +143,7 @@ def die_in_training(recipe, count) -> int:
     return wait(fork(work))
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_between_two_file_operations(recipe, undisturbed, tmp_path):
     """The same run dies again and again, at start-up, within checkpoints, between them, and at the end."""
     recipe = dataclasses.replace(recipe, output=str(tmp_path / "run"))

@@ -326,7 +326,7 @@ def main() -> None:
     parser.add_argument("--no-shapes", action="store_true", help="do not count shapes")
     options = parser.parse_args()
     header = ["model, tokens a side", "batches and layers", "TFLOP", "other traffic, GB", *(f"of {p}" for p in PHASES)]
-    header += ["operations of a micro-step that move something", "with views", "synchronising"]
+    header += ["operations that move something", "all operations", "synchronising"]
     print("| " + " | ".join(header) + " |\n" + "|---" * len(header) + "|")
     lists = []
     for tokens, preset in itertools.product(options.tokens, options.presets):

@@ -125,6 +125,12 @@ def distill(
         check_folder(teacher)
         check_is_elsewhere(recipe.output, teacher)
     student = student_recipe(teachers[0], recipe)
+    validation = student.validation_source, student.validation_target, student.validation_data, student.validation_split
+    if teaching.references and not any(validation):
+        raise UserError(
+            "--references needs validation data, since the source of a pair that is held out would be trained on: give"
+            " --validation-source and --validation-target"
+        )
     source = text_source(recipe if text is None else replace(student, train_source=text, train_target=text))
     made = DistilledText(teachers, student, teaching, source)
     join_process_group(student)
@@ -211,6 +217,8 @@ class DistilledText:
         settings = {"teachers": [model_sha256(teacher) for teacher in self.teachers], "text": digest}
         settings |= asdict(self.teaching) | {"max_length": recipe.max_length}
         settings["seed"] = recipe.seed if self.teaching.sample else None
+        if not self.teaching.references:  # which earlier versions did not have
+            del settings["references"]
         if not self._is_made(settings):
             self.output.check([DISTILLATION, SOURCES, *self.names])
             self._translate(load_teachers, settings, lines, progress, workers)
@@ -236,7 +244,7 @@ class DistilledText:
         earlier = facts.get("settings")
         if earlier != settings:
             earlier = earlier if isinstance(earlier, dict) else {}
-            changed = ", ".join(name for name, value in settings.items() if earlier.get(name) != value)
+            changed = ", ".join(name for name in settings | earlier if earlier.get(name) != settings.get(name))
             raise UserError(
                 f"{self.output.shown} holds text that was distilled with other settings ({changed}): give the same"
                 " ones, or another --output"

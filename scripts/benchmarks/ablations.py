@@ -33,6 +33,7 @@ from vaswani_transformer.experiments.base import (
     markdown_table,
     read_results,
     run_cell,
+    write_recipe,
     write_report,
 )
 from vaswani_transformer.experiments.launch import Job, device_environments, run_side_by_side
@@ -235,16 +236,20 @@ class LittleText(TranslationExperiment):
     def run(self, setup, cell, folder) -> dict:
         """Train, and score the model with the search that it was saved with."""
         training = self.training(setup, cell)
-        recipe = self.recipe(setup, training, folder)
-        if not (folder / WEIGHTS).exists():
-            if cell.name.startswith(SELF_DISTILLED):
+        is_student = cell.name.startswith(SELF_DISTILLED)  # in a folder of its own, whose recipe has other text
+        model = folder / "student" if is_student else folder
+        if is_student:
+            write_recipe(folder, cell)
+        recipe = self.recipe(setup, training, model)
+        if not (model / WEIGHTS).exists():
+            if is_student:
                 teacher = str(folder.parent / f"{AS_IT_IS}-seed-{recipe.seed}")
                 given = argparse.Namespace(model=teacher, ensemble=[], combine=None, device="auto", precision="int8")
                 distill([teacher], recipe, partial(load_for_decoding, given), Teaching(references=True))
             else:
                 train_cell(setup, recipe)
-        translator = Translator(*load_model(folder), 2048)
-        figures = {"losses": [entry["eval_loss"] for entry in read_training_log(folder / LOG) if "eval_loss" in entry]}
+        translator = Translator(*load_model(model), 2048)
+        figures = {"losses": [entry["eval_loss"] for entry in read_training_log(model / LOG) if "eval_loss" in entry]}
         files = {"validation": (recipe.validation_source, recipe.validation_target)}
         files["test"] = training.test_source, training.test_target
         for part, names in files.items():

@@ -281,13 +281,17 @@ def test_the_command_killed_at_random_moments_ends_with_the_same_files(text, tmp
         return subprocess.Popen([*command, "--workers", str(workers)], **options)
 
     assert start("whole", 1).wait() == 0
+
+    def shards():
+        """Those that are finished, and those that are being written, of which there is one at a time a worker."""
+        return set((tmp_path / "killed").glob("*train-*.arrow*"))
+
     chance, ends = random.Random(0), []
     for _ in range(3):
-        process = start("killed", 3)
-        shards = len(list((tmp_path / "killed").glob("train-*.arrow")))
-        while process.poll() is None and len(list((tmp_path / "killed").glob("train-*.arrow"))) <= shards:
-            time.sleep(0.02)
-        time.sleep(chance.uniform(0, 0.5))
+        before, process = shards(), start("killed", 3)
+        while process.poll() is None and not shards() - before:
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, 0.2) if ends else 0)  # all of them come within a second
         if process.poll() is None and len(ends) == 0:
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does
             assert not process.communicate()[1]

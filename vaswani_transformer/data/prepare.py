@@ -103,8 +103,8 @@ def prepare(
         The manifest; see `read_manifest`. None where Slurm has got the jobs that will write it.
 
     Raises:
-        UserError: for mistakes in the recipe or its data, and a folder that holds something else. Of splits that cannot
-            be read the first is named, when all others are done.
+        UserError: for mistakes in the recipe or its data, and a folder that holds something else. Splits that
+            cannot be read are named, up to five, when all others are done.
     """
     check_engine(engine)
     if workers is not None:

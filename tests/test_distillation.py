@@ -1,7 +1,6 @@
 """`vaswani distill`: the text that teachers write for a student, what is kept of it, and resuming in every step."""
 
 import argparse
-import dataclasses
 import json
 import math
 import re
@@ -146,23 +145,6 @@ def test_interpolation_takes_what_is_nearest_to_the_reference(teachers, student,
             first += scores.index(max(scores)) == 0
     assert first < len(expected)
     assert made(teachers[:1], beams=6, interpolate=True) == expected
-
-
-def test_references_beside_the_translations(teachers, student, made):
-    translations = made(teachers[:1], "alone", keep=0.5)
-    sides = [student.with_name(f"short.{side}").read_text().splitlines() for side in ("en", "de")]
-    assert sorted(made(teachers[:1], keep=0.5, references=True)) == sorted([*translations, *zip(*sides, strict=True)])
-
-
-def test_references_need_validation_data_and_an_earlier_text_without_them_is_known(teachers, student, made, tmp_path):
-    recipe = load_recipe(str(student), {"output": str(tmp_path / "new")})
-    without = dataclasses.replace(recipe, validation_source=None, validation_target=None)
-    message = error_of(distill, [str(teachers[0])], without, None, Teaching(references=True))
-    assert "--references needs validation data" in message and not (tmp_path / "new").exists()
-    made(teachers[:1])
-    notes = json.loads((tmp_path / "out" / "distillation.json").read_text())
-    assert "references" not in notes["settings"]
-    assert "other settings (references)" in error_of(made, teachers[:1], references=True)
 
 
 def test_samples_follow_the_seed_and_are_no_search(teachers, made, student, tmp_path):
@@ -375,7 +357,6 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(teachers, stranger, stude
         (*command, "--sample", "--interpolate"): "--interpolate is for a beam search",
         (*command, "--interpolate", "--beams", 1): "the beam size is 1",
         (*command, "--interpolate", "--text", student.with_name("short.en")): "--text has none",
-        (*command, "--references", "--text", student.with_name("short.en")): "--text has none",
         (*command, "--validation-source", tmp_path / "gone.en"): "gone.en",
         (*command, "--d-model", 15): "d_model",
         (*command, "--teacher-precision", "int7"): "--precision is 'int7'",

@@ -58,7 +58,6 @@ class Teaching:
     beams: int | None = None  # as the first teacher was saved, if none
     sample: bool = False  # draw a translation from the teachers' distribution in place of a search
     interpolate: bool = False  # of the beam take the translation nearest to the reference, by sentence BLEU
-    references: bool = False  # beside the translations learn the targets that the text has
     keep: float = 1.0  # the share of translations that is kept: those of the most log-probability a token
     precision: str | None = None  # what the teachers were loaded in
 
@@ -71,12 +70,11 @@ class Teaching:
         if self.sample and (self.interpolate or self.beams is not None):
             other = "--interpolate" if self.interpolate else "--beams"
             raise UserError(f"{other} is for a beam search and --sample draws instead: leave one of them out")
-        for name, asked in (("--interpolate", self.interpolate), ("--references", self.references)):
-            if asked and text is not None:
-                raise UserError(
-                    f"{name} is for a text with references and --text has none: leave one of them out, or give sources"
-                    " and references as --train-source and --train-target"
-                )
+        if self.interpolate and text is not None:
+            raise UserError(
+                "--interpolate compares with references and --text has none: leave one of them out, or give sources and"
+                " references as --train-source and --train-target"
+            )
 
     def search(self, own_beams: int) -> dict[str, Any]:
         """Options of `generate()` for a teacher that was saved with so many beams."""
@@ -125,12 +123,6 @@ def distill(
         check_folder(teacher)
         check_is_elsewhere(recipe.output, teacher)
     student = student_recipe(teachers[0], recipe)
-    validation = student.validation_source, student.validation_target, student.validation_data, student.validation_split
-    if teaching.references and not any(validation):
-        raise UserError(
-            "--references needs validation data, since the source of a pair that is held out would be trained on: give"
-            " --validation-source and --validation-target"
-        )
     source = text_source(recipe if text is None else replace(student, train_source=text, train_target=text))
     made = DistilledText(teachers, student, teaching, source)
     join_process_group(student)
@@ -217,8 +209,6 @@ class DistilledText:
         settings = {"teachers": [model_sha256(teacher) for teacher in self.teachers], "text": digest}
         settings |= asdict(self.teaching) | {"max_length": recipe.max_length}
         settings["seed"] = recipe.seed if self.teaching.sample else None
-        if not self.teaching.references:  # which earlier versions did not have
-            del settings["references"]
         if not self._is_made(settings):
             self.output.check([DISTILLATION, SOURCES, *self.names])
             self._translate(load_teachers, settings, lines, progress, workers)
@@ -244,7 +234,7 @@ class DistilledText:
         earlier = facts.get("settings")
         if earlier != settings:
             earlier = earlier if isinstance(earlier, dict) else {}
-            changed = ", ".join(name for name in settings | earlier if earlier.get(name) != settings.get(name))
+            changed = ", ".join(name for name, value in settings.items() if earlier.get(name) != value)
             raise UserError(
                 f"{self.output.shown} holds text that was distilled with other settings ({changed}): give the same"
                 " ones, or another --output"
@@ -278,7 +268,7 @@ class DistilledText:
 
     def _sources(self) -> Iterator[str]:
         """Each source as one line."""
-        return (_one_line(source) for source, _ in self.source.stream())
+        return (" ".join(source.splitlines()) for source, _ in self.source.stream())
 
     def _file_translator(self, load_teachers: Callable[[], tuple[Any, Any]], seed: int | None) -> FileTranslator:
         model, tokenizer = load_teachers()
@@ -328,7 +318,6 @@ class DistilledText:
             " themselves without end, {low:,} of low scores".format(
                 **counts, low=counts["lines"] - counts["pairs"] - counts["unusable"]
             )
-            + "; the text's own pairs beside them" * self.teaching.references
         )
         if not counts["pairs"]:
             raise UserError(f"no translation of {self.source.where} can be learned: all are empty or repeat themselves")
@@ -339,18 +328,13 @@ class DistilledText:
                 (staging / self.names[0]).open("w", encoding="utf-8") as sources,
                 (staging / self.names[1]).open("w", encoding="utf-8") as targets,
             ):
-                rows = zip(self.source.stream(), self._found(), places, are_kept, strict=True)
-                for (source, reference), translations, place, is_kept in rows:
-                    learned = [translations[place]["text"]] * bool(is_kept) + [reference] * self.teaching.references
-                    for target in learned:
-                        sources.write(_one_line(source) + "\n")
-                        targets.write(_one_line(target) + "\n")
+                rows = zip(self._sources(), self._found(), places, are_kept, strict=True)
+                for source, translations, place, is_kept in rows:
+                    if is_kept:
+                        sources.write(source + "\n")
+                        targets.write(translations[place]["text"] + "\n")
             (staging / DISTILLATION).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
             self.output.place(staging, last=DISTILLATION)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.splitlines())
 
 
 def best_share(scores: np.ndarray, share: float) -> np.ndarray:

@@ -15,14 +15,11 @@ searches; those of the last study as the recipe leaves them. `docs/reproducing.m
 import argparse
 import itertools
 import sys
-from functools import partial
 from pathlib import Path
 
 from safetensors.torch import load_file
 
 from vaswani_transformer import Translator, average_checkpoints, load_model
-from vaswani_transformer.cli.options import load_for_decoding
-from vaswani_transformer.distillation import Teaching, distill
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.evaluation.metrics import score_translations
 from vaswani_transformer.experiments.base import (
@@ -33,7 +30,6 @@ from vaswani_transformer.experiments.base import (
     markdown_table,
     read_results,
     run_cell,
-    write_recipe,
     write_report,
 )
 from vaswani_transformer.experiments.launch import Job, device_environments, run_side_by_side
@@ -76,12 +72,7 @@ INITIALIZATIONS = {
     "normal": "normal(0, 0.02)",
 }
 LAYERS, SEEDS = (3, 6), (0, 1, 2)
-AS_IT_IS, SELF_DISTILLED = "as-it-is", "self-distilled"
-HELP = {
-    AS_IT_IS: ("as it is", {}),
-    "bpe-dropout": ("BPE-dropout 0.1", {"bpe_dropout": 0.1}),
-    SELF_DISTILLED: ("from the model as it is, with `--references`", {}),
-}
+HELP = {"as-it-is": ("as it is", {}), "bpe-dropout": ("BPE-dropout 0.1", {"bpe_dropout": 0.1})}
 CHOSEN = "beam 4, alpha 0.6"
 SEARCHES = {
     CHOSEN: {"num_beams": 4, "length_penalty": 0.6},
@@ -236,20 +227,11 @@ class LittleText(TranslationExperiment):
     def run(self, setup, cell, folder) -> dict:
         """Train, and score the model with the search that it was saved with."""
         training = self.training(setup, cell)
-        is_student = cell.name.startswith(SELF_DISTILLED)  # in a folder of its own, whose recipe has other text
-        model = folder / "student" if is_student else folder
-        if is_student:
-            write_recipe(folder, cell)
-        recipe = self.recipe(setup, training, model)
-        if not (model / WEIGHTS).exists():
-            if is_student:
-                teacher = str(folder.parent / f"{AS_IT_IS}-seed-{recipe.seed}")
-                given = argparse.Namespace(model=teacher, ensemble=[], combine=None, device="auto", precision="int8")
-                distill([teacher], recipe, partial(load_for_decoding, given), Teaching(references=True))
-            else:
-                train_cell(setup, recipe)
-        translator = Translator(*load_model(model), 2048)
-        figures = {"losses": [entry["eval_loss"] for entry in read_training_log(model / LOG) if "eval_loss" in entry]}
+        recipe = self.recipe(setup, training, folder)
+        if not (folder / WEIGHTS).exists():
+            train_cell(setup, recipe)
+        translator = Translator(*load_model(folder), 2048)
+        figures = {"losses": [entry["eval_loss"] for entry in read_training_log(folder / LOG) if "eval_loss" in entry]}
         files = {"validation": (recipe.validation_source, recipe.validation_target)}
         files["test"] = training.test_source, training.test_target
         for part, names in files.items():

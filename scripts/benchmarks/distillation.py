@@ -4,12 +4,12 @@
     python scripts/benchmarks/distillation.py FOLDER_OF_MULTI30K --teacher TEACHER
     python scripts/benchmarks/distillation.py FOLDER_OF_MULTI30K --teacher TEACHER --report    # the table so far
 
-For each seed a student of few decoder layers is trained on the text, the same student, for as many steps, on what the
-teacher's beam search makes of the sources (`vaswani distill`; the first seed's run has the text translated, the others
-are trained on its files), and on both (`--references`). All have the teacher's tokenizer, keep the average of the last
-five checkpoints, and are scored on test_2016_flickr in int8. Sentences a second of processor time, one thread, are
-medians of rounds in which the teacher and the students of the first seed take turns: greedy search in batches of 64,
-and 4 beams one sentence after the other. Finished cells are not repeated, an interrupted one is resumed.
+For each seed a student of few decoder layers is trained on the text, and the same student, for as many steps, on what
+the teacher's beam search makes of the sources (`vaswani distill`; the first seed's run has the text translated, the
+others are trained on its files). Both have the teacher's tokenizer, and keep the average of the last five checkpoints.
+All are scored on test_2016_flickr in int8. Sentences a second of processor time, one thread, are medians of rounds in
+which the teacher and the students of the first seed take turns: greedy search in batches of 64, and 4 beams one
+sentence after the other. Finished cells are not repeated, an interrupted one is resumed.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import torch
 
 from vaswani_transformer import Translator, load_model, prepare_for_inference, train
 from vaswani_transformer.cli.options import load_for_decoding
-from vaswani_transformer.distillation import Teaching, distill, student_recipe
+from vaswani_transformer.distillation import distill, student_recipe
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.evaluation.metrics import score_translations
 from vaswani_transformer.evaluation.records import weights_sha256
@@ -59,8 +59,7 @@ STUDENT = with_target("de") | {
     "length_penalty": 0.6,
 }  # fmt: skip
 TESTS = {"test_source": "test_2016_flickr.en.gz", "test_target": "test_2016_flickr.de.gz"}
-DISTILLED = {"distilled": "student, on the teacher's output", "both": "student, on both"}
-KINDS = {"text": "student, on the text", **DISTILLED}
+KINDS = {"text": "student, on the text", "distilled": "student, on the teacher's output"}
 SEARCHES = {"greedy": {"num_beams": 1}, "beam 4": {"num_beams": 4, "length_penalty": 0.6}}
 SPEED = "speed"  # a cell: the teacher's scores too
 BATCH, SINGLE = 64, 200  # sentences of a batch, and how many are translated one after the other
@@ -110,10 +109,9 @@ class Distillation(TranslationExperiment):
                 teacher = argparse.Namespace(
                     model=self.teacher, ensemble=[], combine=None, device="auto", precision=None
                 )
-                teaching = Teaching(references=cell.group == "both")
-                distill([self.teacher], recipe, partial(load_for_decoding, teacher), teaching)
+                distill([self.teacher], recipe, partial(load_for_decoding, teacher))
             else:
-                first = replace(recipe, output=str(self._student(folder.parent, cell.group)))
+                first = replace(recipe, output=str(self._student(folder.parent, "distilled")))
                 train(replace(student_recipe(self.teacher, first), output=recipe.output))
         return self._scores(setup, student)
 
@@ -181,7 +179,7 @@ class Distillation(TranslationExperiment):
         """BLEU by greedy and beam search, a dot for each student."""
         axes = figure.subplots()
         for place, search in enumerate(SEARCHES):
-            for kind, color in zip(KINDS, ("tab:blue", "tab:orange", "tab:green"), strict=True):
+            for kind, color in zip(KINDS, ("tab:blue", "tab:orange"), strict=True):
                 own = [results[cell.name]["figures"] for cell in cells if cell.group == kind and cell.name in results]
                 values = [one[search]["bleu"] for one in own]
                 axes.scatter(values, [place] * len(own), color=color, label=None if place else KINDS[kind])
@@ -231,11 +229,11 @@ def main() -> int:
 
 def _run_missing(experiment: Distillation, setup: Setup, cells: dict[str, Cell], jobs: int) -> list[Job]:
     """Run all cells that are not finished, each after those that it needs; returns those that failed."""
-    first = [f"{kind}-seed-{experiment.seeds[0]}" for kind in DISTILLED]  # whose texts the others are trained on
+    first = f"distilled-seed-{experiment.seeds[0]}"  # whose text the others are trained on
     on_text = [name for name, cell in cells.items() if cell.group == "text"]
-    others = [name for name, cell in cells.items() if cell.group in DISTILLED and name not in first]
+    others = [name for name, cell in cells.items() if cell.group == "distilled" and name != first]
     folder = experiment_folder(experiment, setup)
-    for names in ([*first, *on_text], others, [SPEED]):
+    for names in ([first, *on_text], others, [SPEED]):
         finished = read_results(experiment, setup, [cells[name] for name in names])
         commands = {name: [sys.executable, *sys.argv, "--one", name] for name in names if name not in finished}
         started = [Job(name, command, folder / name) for name, command in commands.items()]

@@ -108,8 +108,6 @@ def add_distill(commands) -> None:
     parser.add_argument("--interpolate", action="store_true", help=how)
     how = "draw translations at random, by the recipe's seed, instead of searching for the likeliest"
     parser.add_argument("--sample", action="store_true", help=how)
-    how = "learn the text's own targets too, beside the translations"
-    parser.add_argument("--references", action="store_true", help=how)
     how = "learn this share of the translations, those of the most log-probability a token (default: 1)"
     parser.add_argument("--keep", metavar="X", type=float, default=1.0, help=how)
     how = "of the teacher: float32, bfloat16, float16, or int8 on a CPU (default: as it was saved)"
@@ -130,8 +128,9 @@ def _distill(arguments: argparse.Namespace) -> int:
     teachers = argparse.Namespace(
         model=first, ensemble=others, combine=None, device="auto", precision=arguments.teacher_precision
     )
-    asked = (getattr(arguments, name) for name in ("beams", "sample", "interpolate", "references", "keep"))
-    teaching = Teaching(*asked, arguments.teacher_precision)
+    teaching = Teaching(
+        arguments.beams, arguments.sample, arguments.interpolate, arguments.keep, arguments.teacher_precision
+    )
     load = partial(load_for_decoding, teachers)
     rest = arguments.text, not arguments.quiet, arguments.workers
     return _run(partial(distill, arguments.teachers, recipe, load, teaching, *rest))

@@ -2,7 +2,9 @@
 
 import ast
 import graphlib
+import re
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -87,3 +89,37 @@ def test_files_for_the_hub_and_only_they_are_named_vaswani():
 @pytest.mark.parametrize("room", [path.parent for path in PACKAGE.glob("*/__init__.py")], ids=lambda room: room.name)
 def test_each_room_says_what_lives_there(room):
     assert len(ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))) > 100
+
+
+# At most: lines of Python of each room and of all, `raise` statements per 1,000 of them; words of documents.
+# A number rises only by a commit that says why.
+ROOM_LINES = {
+    "model": 4881, "data": 5739, "training": 3590, "importing": 3395, "cli": 2973, "decoding": 2839,
+    "experiments": 2290, "serving": 1736, "hub": 1553, "export": 1379, "parsing": 1326, "documents": 1100,
+    "attention": 1019, "recipes": 431, "evaluation": 313, "model_cards": 0,
+}  # fmt: skip
+TOP_LINES, PACKAGE_LINES, RAISES_PER_1000 = 2400, 37000, 25.0
+TEST_LINES, SCRIPT_LINES, DOCUMENT_WORDS = 41300, 7525, 52000
+
+
+def lines_of(folder: Path, pattern: str = "**/*.py") -> int:
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in folder.glob(pattern))
+
+
+@pytest.mark.parametrize("room", sorted({name[0] for name in MODULES if len(name) > 1}))
+def test_a_room_keeps_to_its_budget_of_lines(room):
+    assert lines_of(PACKAGE / room) <= ROOM_LINES[room]
+
+
+def test_the_package_keeps_to_its_budget():
+    assert lines_of(PACKAGE, "*.py") <= TOP_LINES
+    assert (lines := lines_of(PACKAGE)) <= PACKAGE_LINES
+    text = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    assert len(re.findall(r"^\s*raise\b", text, re.MULTILINE)) / lines * 1000 <= RAISES_PER_1000
+
+
+def test_tests_scripts_and_documents_keep_to_their_budgets():
+    assert lines_of(ROOT / "tests") <= TEST_LINES
+    assert lines_of(ROOT / "scripts") <= SCRIPT_LINES
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= DOCUMENT_WORDS

@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 
-from ..errors import UserError, one_line, shortened
+from ..errors import UserError, is_panic, one_line, shortened
 from .attention import add_attention
 from .clean import add_clean
 from .command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, Parser, is_first_process, leave_failed
@@ -62,11 +62,6 @@ def _quiet_libraries() -> None:
             stream.reconfigure(encoding="utf-8")  # translations are not limited to the terminal's own encoding
 
 
-def _is_panic(error: BaseException) -> bool:
-    """Whether code in Rust gave up, which is no `Exception` and has a class that cannot be imported."""
-    return type(error).__name__ == "PanicException"
-
-
 def _explain(error: BaseException, arguments: argparse.Namespace) -> str | None:
     """An error of the user or of the machine in one line; None for one that may be a mistake in our code."""
     import torch
@@ -75,7 +70,7 @@ def _explain(error: BaseException, arguments: argparse.Namespace) -> str | None:
 
     if isinstance(error, UserError):
         return str(error)
-    if _is_panic(error):  # of a text where a regular expression has tried ten million ways, most of all
+    if is_panic(error):  # of a text where a regular expression has tried ten million ways, most of all
         return f"the tokenizer failed on a text ({one_line(error)}): change the rules in tokenizer.json, or the text"
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
@@ -124,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     except BaseException as error:
-        if not (isinstance(error, Exception) or _is_panic(error)):
+        if not (isinstance(error, Exception) or is_panic(error)):
             raise
         message = _explain(error, arguments)
         status = EXIT_USAGE if isinstance(error, UserError) else EXIT_FAILURE

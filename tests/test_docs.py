@@ -69,8 +69,6 @@ def test_files_and_links_of_a_page_are_there(page):
     text = page.read_text(encoding="utf-8")
     links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link}
     assert not [link for link in links if link and not (page.parent / link).exists()]
-    scripts = set(re.findall(r"\bscripts/[\w/]+\.(?:py|yaml)", text))
-    assert not [script for script in scripts if not (ROOT / script).is_file()]
 
 
 def test_the_architecture_names_files_and_definitions_that_are_there():

@@ -255,8 +255,7 @@ def processor() -> str:
 
 def _marian(folder: Path, kind: str | None, options: argparse.Namespace) -> tuple[Callable, int]:
     """A batch is shared out among Marian's threads, which do not compute together; `kind` is that of its int8."""
-    sys.path.insert(0, str(Path(__file__).parent.parent))
-    from import_engines import MarianEngine
+    from marian_engine import MarianEngine
 
     path = folder / ("model.npz" if kind is None else "untied.npz")
     engine = MarianEngine(options.marian_python, path, folder / "vocab.yml", options.threads)

@@ -27,8 +27,3 @@ def test_demo_learns_unseen_combinations_and_leaves_what_it_names(tmp_path):
     done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, text=True, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert {"heute", "Vögel", "Garten"} & set(re.findall(r"\w+", done.stdout)), done.stdout
-    command = [sys.executable, str(ROOT / "scripts" / "benchmarks" / "alignments.py"), str(folder / "model")]
-    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    layers = [float(share) for share in re.findall(r"decoder layer \d+: ([0-9.]+)%", done.stdout)]
-    assert layers[-1] == max(layers) >= 95  # of the words whose alignment is known

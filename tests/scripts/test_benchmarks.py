@@ -1,7 +1,5 @@
 """The benchmarks of training and generation: their figures from made-up measurements, and every contestant briefly."""
 
-import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -186,48 +184,3 @@ def test_every_contestant_generates_and_what_is_measured_is_kept(tmp_path):
     assert {"transformers' Marian, float32", "ours, float32", "ours, prepared, int8", "batch 3, beam 2"} <= set(rows)
     again = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert again.stdout == done.stdout and "round" not in again.stderr
-
-
-COUNTS = """
-    import sys; sys.path.insert(0, sys.argv[1])
-    import step_counts as counts, torch
-    with counts.fake_cuda(), counts.StepCounter() as counter, torch.device("cuda"):
-        weight = torch.empty(30, 20, requires_grad=True)
-        inputs = torch.empty(40, 20)
-        with counter.of("forward"), torch.autocast("cuda", torch.bfloat16):
-            outputs = torch.nn.functional.linear(inputs, weight)  # 2 casts, a product
-            total = outputs.expand(5, 40, 30).sum()  # float32 of bf16 that is expanded
-        with counter.of("backward"):
-            total.backward()
-        with counter.of("optimizer"):
-            for waits in (lambda: float(total), lambda: inputs[inputs > 0], inputs.cpu, inputs.nonzero):
-                try:
-                    waits()
-                except torch._subclasses.fake_tensor.DynamicOutputShapeException:
-                    pass  # nobody knows how many
-    casts = (4 + 2) * (30 * 20 + 40 * 20)
-    assert counter.bytes["forward"]["_to_copy"] == casts, counter.bytes
-    assert counter.flops["forward"] == 2 * 40 * 30 * 20 and counter.flops["backward"] == 2 * 40 * 30 * 20
-    assert counter.bytes["forward"]["sum"] == 2 * 40 * 30 + 4, counter.bytes
-    waited = {"_local_scalar_dense": 1, "index": 1, "_to_copy": 1, "nonzero": 1}
-    assert counter.synchronising == waited, counter.synchronising
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the stand-in for CUDA is compiled")
-def test_counts_on_fake_tensors():
-    command = [sys.executable, "-c", textwrap.dedent(COUNTS), str(SCRIPTS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_scripts_that_the_pages_name_are_there():
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    named = {name for page in pages for name in re.findall(r"scripts/[\w/]+\.(?:py|yaml)", page.read_text("utf-8"))}
-    assert len(named) > 10 and all((ROOT / name).is_file() for name in named)
-    measured = {f"scripts/benchmarks/{path.name}" for path in SCRIPTS.glob("*.py")}
-    names = "process_clock", "training_contestants", "training_on_device", "fake_cuda", "inductor_counts"
-    names += "generation_contestants", "in_turn"
-    helpers = {f"scripts/benchmarks/{name}.py" for name in names}
-    assert measured - helpers == named & measured  # each is the source of a figure

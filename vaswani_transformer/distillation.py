@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from sacrebleu.metrics import BLEU
 
-from .data.bpe_dropout import BpeDropout
 from .data.parallel_text import PairSource
 from .data.recipe_data import data_sources, split_to_validate_on
 from .data.text_files import file_stamp
@@ -203,8 +202,6 @@ class DistilledText:
             check_trainable(recipe, load_tokenizer(recipe.tokenizer))
         else:
             read_model_of(recipe.from_model)
-        if recipe.bpe_dropout:
-            BpeDropout(load_tokenizer(recipe.tokenizer_folder), recipe.bpe_dropout)
         lines, digest = self._scan()
         settings = {"teachers": [model_sha256(teacher) for teacher in self.teachers], "text": digest}
         settings |= asdict(self.teaching) | {"max_length": recipe.max_length}

@@ -181,9 +181,6 @@ def test_figures_of_the_card_come_from_what_was_given():
     }
     for label, value in training.items():
         assert f"| {label} | {value} |" in card
-    segmented = dict(training_rows(full_facts(recipe=full_facts().recipe | {"bpe_dropout": 0.1})))
-    assert segmented["optimizer steps"] == "200, 96.0 epochs"  # each had 32 segmentations of each pair
-    assert segmented["dropout"].endswith("0.1 of the merges of byte-pair encoding")
     assert "1,234,567" in card and "29 entries" in card and "secret" not in card
 
 

@@ -110,7 +110,6 @@ def prepare(
     if workers is not None:
         check_workers("workers", workers)
     check_limits(recipe.max_length, recipe.max_length_ratio)
-    _check_dropout(recipe)
     check_paths(recipe)
     check_path(folder, "output")
     folder = to_path(folder)
@@ -128,14 +127,6 @@ def prepare(
             return None
         remove_intermediate(folder)
         return read_manifest(folder)
-
-
-def _check_dropout(recipe: Recipe) -> None:
-    if recipe.bpe_dropout:
-        raise UserError(
-            f"bpe_dropout is {recipe.bpe_dropout} and the text is prepared, as all text of {LARGE:,} pairs or more is:"
-            " leave it out (--bpe-dropout 0)"
-        )
 
 
 @dataclass(frozen=True)
@@ -303,7 +294,6 @@ def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Pat
     train = train.downloaded()
     if (pairs := train.estimate()) < LARGE:
         return None
-    _check_dropout(recipe)
     what = f"about {pairs:,} training pairs are prepared in {folder}, once"
     logger.info("%s; other runs may share them: --prepared %s", what, folder)
     sources = train, validation and validation.downloaded()

@@ -10,7 +10,6 @@ import datasets
 import numpy as np
 
 from ..errors import UserError
-from .bpe_dropout import SEGMENTATIONS, BpeDropout
 from .filtering import KEPT, FilterCounts, check_limits, count_status, pair_status
 from .pair_readers import DEFAULT_COLUMNS
 from .parallel_text import CACHE_VERSION
@@ -28,8 +27,6 @@ def tokenize_pairs(
     *,
     max_length: int = 256,
     max_length_ratio: float | None = 3.0,
-    bpe_dropout: float = 0.0,
-    seed: int = 0,
     description: str = "Tokenising",
 ) -> tuple[datasets.Dataset, FilterCounts]:
     """Tokenise pairs once, and drop those that are empty, too long or of too unequal length.
@@ -41,9 +38,6 @@ def tokenize_pairs(
         tokenizer: transformers tokenizer that appends ``</s>`` to every text.
         max_length: most tokens of a side, ``</s>`` included; longer pairs are dropped, never truncated.
         max_length_ratio: most tokens of a side per token of the other, without ``</s>``; None or 0: no limit.
-        bpe_dropout: share of merges that BPE-dropout leaves out; above 0 the result has each pair 32 times, in as many
-            segmentations, and the counts too.
-        seed: of BPE-dropout.
         description: label of the progress bar.
 
     Returns:
@@ -51,14 +45,12 @@ def tokenize_pairs(
         ``target_length`` (int32, tokens, ``</s>`` included), and the counts of the filter in pairs.
 
     Raises:
-        UserError: an impossible limit, a tokenizer that does not append ``</s>`` or cannot do BPE-dropout, no pairs, or
+        UserError: an impossible limit, a tokenizer that does not append ``</s>``, no pairs, or
             none left.
     """
     check_limits(max_length, max_length_ratio)
     if not len(pairs):
         raise UserError("there are no pairs to tokenise; give a dataset that is not empty")
-
-    segmentations = BpeDropout(tokenizer, bpe_dropout, seed) if bpe_dropout else None
 
     def tokenize(*texts: Iterable[str]) -> dict[str, list]:
         texts = [list(side) for side in texts]
@@ -66,8 +58,6 @@ def tokenize_pairs(
         sides = [side["input_ids"] for side in encoded]
         if any(side[0][-1:] != [tokenizer.eos_token_id] for side in sides):
             raise UserError("the tokenizer does not append its end token to a text; use one with a </s> template")
-        if segmentations is not None:
-            sides, texts = [segmentations(side.encodings) for side in encoded], [side * SEGMENTATIONS for side in texts]
         lengths = np.array([[len(ids) for ids in side] for side in sides])
         status = pair_status(texts, lengths, max_length, max_length_ratio)
         # Only the status of a dropped pair is read: a line of a million tokens is not stored.
@@ -78,7 +68,7 @@ def tokenize_pairs(
     # Not the fingerprint of `datasets`, which changes with the padding that an earlier call has left in the tokenizer.
     state = tokenizer_state(tokenizer)
     key = [CACHE_VERSION, pairs._fingerprint, state, max_length, max_length_ratio or 0.0]
-    key = json.dumps(key + ([bpe_dropout, seed] if bpe_dropout else []), sort_keys=True)
+    key = json.dumps(key, sort_keys=True)
     key = hashlib.sha256(key.encode()).hexdigest()[:32]
     # Not beside the input, where `map` would put it: a folder from save_to_disk may be read-only.
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "vaswani_transformer"

@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from ..data.bpe_dropout import SEGMENTATIONS
 from ..decoding.confidence import PICTURE, Calibration
 from ..durations import duration
 from ..errors import UserError, one_line
@@ -166,9 +165,7 @@ def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
     dropouts = [f"{config.dropout:g}"]
     dropouts += [f"{config.attention_dropout:g} on attention weights"] if config.attention_dropout else []
     dropouts += [f"{config.activation_dropout:g} inside feed-forward layers"] if config.activation_dropout else []
-    merges = recipe.get("bpe_dropout")
-    dropouts += [f"{merges:g} of the merges of byte-pair encoding"] if merges else []
-    passes = last.get("epoch", 0) * (SEGMENTATIONS if merges else 1)  # through the text
+    passes = last.get("epoch", 0)  # through the text
     rank = recipe.get("lora_rank")
     trained = "all weights" if rank is None else f"adapters of rank {rank}, merged"
     values = {

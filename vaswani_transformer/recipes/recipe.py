@@ -61,9 +61,6 @@ class Recipe:
     target_column: str = _option("target", "column of the targets, or its key or language (TMX): de", DATA)
     max_length: int = _option(256, "pairs with more tokens than this on a side are dropped (and counted)", DATA)
     max_length_ratio: float = _option(3.0, "pairs with a side over so many times longer are dropped; 0: no limit", DATA)
-    bpe_dropout: float = _option(
-        0.0, "share of merges left out (BPE-dropout), for little text: an epoch has 32 segmentations of each pair", DATA
-    )
     expected_pairs: int | None = _option(None, "pairs of an epoch, for --dry-run where the data is not here", DATA)
     expected_source_length: float | None = _option(None, "the same: mean tokens of a source, </s> included", DATA)
     expected_target_length: float | None = _option(None, "the same: mean tokens of a target, </s> included", DATA)
@@ -205,6 +202,7 @@ PATHS = (
 )  # fmt: skip
 _FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 _TYPES = typing.get_type_hints(Recipe)
+_GONE = {"bpe_dropout": 0.0}  # fields of earlier versions, with their default
 
 
 def field_type(name: str) -> tuple[type, bool]:
@@ -312,6 +310,8 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
     values, overrides = values or {}, overrides or {}
     preset = PRESETS.get(str(overrides.get("preset")), {})
     values = {name: value for name, value in values.items() if name not in preset} | overrides
+    # A recipe of an earlier version may name a field that has gone, as long as it made no difference there.
+    values = {name: value for name, value in values.items() if value != _GONE.get(name, _GONE)}
     for field in values:
         if field not in _FIELDS:
             nearest = _nearest(f"{field!s:.100}".replace("-", "_"), _FIELDS, "vaswani train --help")
@@ -334,7 +334,7 @@ _RANGES = (
     ("max_length_ratio", lambda ratio: ratio == 0 or ratio >= 1, "1 or more, or 0 for no limit"),
     ("seed", lambda seed: seed < 2**32, "below 2**32"),
     ("learning_rate_scale adam_epsilon", lambda value: value > 0, "above 0"),
-    ("label_smoothing adam_beta1 adam_beta2 bpe_dropout", lambda share: 0 <= share < 1, "at least 0 and below 1"),
+    ("label_smoothing adam_beta1 adam_beta2", lambda share: 0 <= share < 1, "at least 0 and below 1"),
 )  # fmt: skip
 _CHOICES = {
     "tokenizer_kind": ("bpe", "wordpiece"),
@@ -382,10 +382,6 @@ def check_recipe(recipe: Recipe) -> None:
             f"max_length {recipe.max_length} is above tokens_per_batch {recipe.tokens_per_batch} or tokens_per_device"
             f" {recipe.known_tokens_per_device}: a sentence has to fit in a batch"
         )
-    if recipe.bpe_dropout and recipe.prepared is not None:
-        raise UserError(f"bpe_dropout is {recipe.bpe_dropout} and prepared data has none: leave one of the two out")
-    if recipe.bpe_dropout and recipe.tokenizer_folder is None and recipe.tokenizer_kind != "bpe":
-        raise UserError(f"bpe_dropout is {recipe.bpe_dropout}: set tokenizer_kind to bpe, or leave bpe_dropout out")
     _check_start(recipe)
     config = model_config(recipe, recipe.vocab_size)
     if config.position_encoding == "learned" and recipe.max_length > config.max_position_embeddings:

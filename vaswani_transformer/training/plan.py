@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from ..data.batching import TokenBatchSampler
-from ..data.bpe_dropout import SEGMENTATIONS
 from ..data.parallel_text import find_shards
 from ..data.prepared import check_recipe_matches, open_prepared
 from ..data.recipe_data import data_path, data_sources, has_data_dir, load_training_pairs
@@ -257,19 +256,16 @@ def _local_files(recipe: Recipe) -> tuple[list[Path], list[str]]:
 def _epoch_of_text(recipe: Recipe, config: VaswaniConfig, micro_batches: int) -> EpochFacts:
     """An epoch, counted by tokenising as a training would, or expected where the data is not here or too large."""
     files, missing = _local_files(recipe)
-    copies = SEGMENTATIONS if recipe.bpe_dropout else 1
     if files and not missing:
         data_sources(recipe)  # raises for bad ones, however large they are
         size = sum(file.stat().st_size for file in files)
-        if size <= LARGEST_READ / (4 if recipe.bpe_dropout else 1):  # which takes ten times as long
+        if size <= LARGEST_READ:
             train, _ = load_training_pairs(recipe)
             tokenizer = make_tokenizer(recipe, train)
             limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
-            dropout = {"bpe_dropout": recipe.bpe_dropout, "seed": recipe.seed}
-            pairs, counts = tokenize_pairs(train, tokenizer, **limits, **dropout)
+            pairs, counts = tokenize_pairs(train, tokenizer, **limits)
             return _counted_epoch(recipe, config, *pair_lengths(pairs), micro_batches, str(counts))
-        reason = f"{size / 1e6:,.0f} MB are too much to read for a plan"
-        reason += "" if recipe.bpe_dropout else ": `vaswani prepare` counts them"
+        reason = f"{size / 1e6:,.0f} MB are too much to read for a plan: `vaswani prepare` counts them"
     elif missing and (recipe.train_data is None or Path(recipe.train_data).suffix):
         reason = f"{' and '.join(missing)} not found: training would stop at that"
     else:
@@ -278,7 +274,7 @@ def _epoch_of_text(recipe: Recipe, config: VaswaniConfig, micro_batches: int) ->
     known = source is not None and target is not None
     source, target = (source, target) if known else (EXPECTED_LENGTH, EXPECTED_LENGTH)
     return EpochFacts(
-        pairs=recipe.expected_pairs and recipe.expected_pairs * copies,
+        pairs=recipe.expected_pairs,
         source_length=source,
         target_length=target,
         pairs_per_step=EXPECTED_FILL * recipe.tokens_per_batch / max(source, target),

@@ -353,10 +353,8 @@ class TrainingRun:
         texts = load_training_pairs(recipe)
         self.tokenizer = processes.share("tokenizer", lambda: make_tokenizer(recipe, texts[0], resumed))
         limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
-        dropout = {"bpe_dropout": recipe.bpe_dropout, "seed": recipe.seed}
-        for name, text, more in zip(("training", "validation"), texts, (dropout, {}), strict=True):
-            what = f"tokenizing {name} pairs"
-            pairs, counts = tokenize_pairs(text, self.tokenizer, **limits, **more, description=what)
+        for name, text in zip(("training", "validation"), texts, strict=True):
+            pairs, counts = tokenize_pairs(text, self.tokenizer, **limits, description=f"tokenizing {name} pairs")
             logger.info("%s data: %s", name, counts)
             loaded.append(pairs)
         return tuple(loaded)

@@ -35,7 +35,7 @@ from .hardware import check_workers
 from .hub.card_facts import known_languages
 from .json_and_yaml import parse_json, read_json
 from .loading import check_folder
-from .model.generation_vaswani import broken_range
+from .model.settings_vaswani import broken_range
 from .output_folder import OutputFolder, locked_together
 from .recipes.recipe import Recipe, check_paths
 from .training.initial_model import read_model_of

@@ -17,8 +17,9 @@ from .hardware import PRECISIONS, choose_device
 from .json_and_yaml import read_json
 from .model.checkpoint_vaswani import WEIGHT_TYPES, check_finite, check_shard_name
 from .model.configuration_vaswani import VaswaniConfig
-from .model.generation_vaswani import LENGTH_NORMALIZATIONS, SETTING_RANGES, broken_range, take_back_defaults
+from .model.generation_vaswani import take_back_defaults
 from .model.modeling_vaswani import VaswaniForConditionalGeneration
+from .model.settings_vaswani import LENGTH_NORMALIZATIONS, SETTING_RANGES, broken_range
 
 
 def load_model(

@@ -190,23 +190,3 @@ def test_resuming_wants_the_same_input_model_and_options(model, source, tmp_path
     assert run(*refused[:-1], "split", "--input", bad, "--resume") == 0
     assert (tmp_path / "out").read_text().startswith(written) and not notes_path(tmp_path / "out").exists()
     assert "delete it, or give another" in fails(*refused, "--input", bad, "--resume")
-
-
-def test_an_output_that_an_earlier_version_started_can_be_resumed(model, expected, source, tmp_path, monkeypatch):
-    """It knew --exact and no --shortlist, and noted how an ensemble would be combined without one."""
-    command = ["translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS]
-    translate = Translator.translate_prepared
-
-    def fail(self, prepared, progress=None):
-        if prepared.window.index == 1:
-            raise KeyboardInterrupt
-        return translate(self, prepared, progress)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Translator, "translate_prepared", fail)
-        assert run(*command) == 130
-    notes = json.loads(notes_path(tmp_path / "out").read_text())
-    assert notes.pop("--shortlist") is None and notes["--combine"] == "probabilities"
-    notes_path(tmp_path / "out").write_text(json.dumps(notes | {"--exact": None}))
-    assert run(*command, "--resume") == 0
-    assert (tmp_path / "out").read_bytes() == expected

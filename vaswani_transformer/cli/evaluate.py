@@ -83,7 +83,7 @@ def add_evaluate(commands) -> None:
     parser.add_argument("--test-set", metavar="NAME", help="its name in the --json file (default: from the file names)")
     how = "also BLEU as the paper computed it: Moses' tokens of this language (de, fr, ...), German compounds split"
     parser.add_argument("--paper-bleu", metavar="LANGUAGE", help=how)
-    add_search_options(parser, shortlist=True)
+    add_search_options(parser)
     add_model_options(parser, ensemble=False)
 
 
@@ -134,8 +134,7 @@ def _how_obtained(arguments: argparse.Namespace, translator) -> dict:
     from ..loading import is_exported
 
     generation = search_settings(translator.model.generation_config) | translator.generate_options
-    generation |= {"shortlist": True} if arguments.shortlist else {}
-    names = ["beams", "length_penalty", "max_new_tokens", "shortlist", "precision", "paper_bleu"]
+    names = ["beams", "length_penalty", "max_new_tokens", "precision", "paper_bleu"]
     others = ("source_column", "target_column", "tokens_per_batch")
     names += [name for name in others if getattr(arguments, name) != arguments.parser.get_default(name)]
     options = {option_flag(name): getattr(arguments, name) for name in names}

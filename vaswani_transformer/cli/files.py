@@ -16,7 +16,6 @@ from ..data.text_files import TextScan, decode_lines, read_lines
 from ..decoding.confidence import CALIBRATION
 from ..decoding.ensemble import COMBINATIONS
 from ..decoding.output import ResumableOutput, StreamOutput
-from ..decoding.shortlist import SHORTLIST
 from ..distributed import is_launched
 from ..errors import UserError
 from ..evaluation.records import model_sha256
@@ -162,7 +161,7 @@ def open_output(
     values |= {"window": window, "combine": arguments.combine or COMBINATIONS[0]}
     if values.get("pictures") is not None:
         values["pictures"] = str(Path(values["pictures"]).resolve())  # the same folder however it is spelled
-    for name, file in (("shortlist", SHORTLIST), ("confidence", CALIBRATION)):
+    for name, file in (("confidence", CALIBRATION),):
         if values.get(name):
             values[name] = file_sha256(Path(arguments.model) / file)
     settings |= {option_flag(name): value for name, value in values.items()}

@@ -16,7 +16,7 @@ from .data import add_lists, add_prepare, add_tokenizer
 from .evaluate import add_calibrate, add_evaluate, add_score
 from .experiment import add_experiment
 from .files import option_flag
-from .models import add_average, add_export, add_import, add_push, add_shortlist
+from .models import add_average, add_export, add_import, add_push
 from .parse import add_parse
 from .serve import add_serve
 from .train import add_demo, add_distill, add_train
@@ -25,7 +25,7 @@ from .translate import add_translate
 _LONGEST = 1500  # letters of an error message
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _COMMANDS = (
-    add_demo, add_train, add_translate, add_serve, add_score, add_evaluate, add_calibrate, add_shortlist, add_distill,
+    add_demo, add_train, add_translate, add_serve, add_score, add_evaluate, add_calibrate, add_distill,
     add_average, add_export, add_push, add_attention, add_parse, add_experiment, add_clean, add_prepare, add_tokenizer,
     add_import, add_lists,
 )  # fmt: skip

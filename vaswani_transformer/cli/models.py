@@ -1,4 +1,4 @@
-"""What is done to a finished model: `vaswani average`, `push`, `import`, `export` and `shortlist`."""
+"""What is done to a finished model: `vaswani average`, `push`, `import` and `export`."""
 
 import argparse
 import os
@@ -10,7 +10,6 @@ from pathlib import Path
 
 from ..errors import UserError
 from .command import add_command, command_name
-from .files import check_files
 
 DEFAULT_LAST = 5  # Section 6.1, for the base model
 
@@ -289,47 +288,4 @@ def _export(arguments: argparse.Namespace) -> int:
         if "int8" in (arguments.quantization or ""):
             print("on a processor without VNNI int8 differs more: give `translate` --precision float32 there")
         print(f"use it with: {command_name()} translate {shlex.quote(arguments.output)}")
-    return 0
-
-
-def add_shortlist(commands) -> None:
-    """Add `vaswani shortlist`."""
-    description = (
-        "Learns from parallel text which target words each source word makes likely, and writes them into the model's"
-        " folder, for `vaswani translate --shortlist`. The text that the model was trained on is best."
-    )
-    parser = add_command(commands, "shortlist", _shortlist, "learn which words a source makes likely", description)
-    parser.add_argument("model", metavar="MODEL", help="model folder; shortlist.safetensors is put there")
-    parser.add_argument("--source", metavar="FILE", help="sources, one a line (.gz works)")
-    parser.add_argument("--target", metavar="FILE", help="translations, line n for line n of --source")
-    how = "instead of both: Marian's lex.s2t, lines of target token, source token and probability"
-    parser.add_argument("--lexicon", metavar="FILE", help=how)
-
-
-def _shortlist(arguments: argparse.Namespace) -> int:
-    from ..data.pair_readers import read_pairs
-    from ..data.tokenization import encoder
-    from ..decoding.shortlist import SHORTLIST, Shortlist, learn_lexicon, read_lexicon, sample_pairs
-    from ..loading import load_model, refuse_exported
-
-    check_files(arguments, read=("source", "target", "lexicon"), written=())
-    sides = arguments.source, arguments.target
-    if (None in sides) != (sides == (None, None)) or (None in sides) != (arguments.lexicon is not None):
-        raise UserError("a shortlist is made of --source and --target, or of --lexicon: give two files, or the one")
-    refuse_exported(arguments.model)
-    model, tokenizer = load_model(arguments.model, "cpu")
-    if arguments.lexicon is not None:
-        lexicon = read_lexicon(arguments.lexicon, tokenizer)
-    else:
-        pairs = sample_pairs(read_pairs("text", [sides]))
-        if not pairs:
-            raise UserError(f"{arguments.source} and {arguments.target} hold blank lines only: nothing to learn from")
-        texts = zip(*pairs, strict=True)
-        ids = [encoder(tokenizer, side)(own) for side, own in zip(("source", "target"), texts, strict=True)]
-        print(f"learning from {len(pairs):,} pairs", file=sys.stderr)
-        lexicon = learn_lexicon(list(zip(*ids, strict=True)))
-    shortlist = Shortlist.of(lexicon, tokenizer, model.config)
-    shortlist.write(arguments.model, tokenizer)
-    print(f"translations of {len(lexicon[0].unique()):,} source tokens: {Path(arguments.model) / SHORTLIST}")
-    print(f"use it with: {command_name()} translate {shlex.quote(arguments.model)} --shortlist")
     return 0

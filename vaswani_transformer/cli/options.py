@@ -8,7 +8,7 @@ from typing import Any
 from ..decoding.ensemble import COMBINATIONS
 from ..errors import UserError
 from ..loading import is_exported
-from ..model.generation_vaswani import SETTING_RANGES, broken_range
+from ..model.settings_vaswani import SETTING_RANGES, broken_range
 from .files import option_flag
 
 
@@ -44,16 +44,13 @@ def add_window(parser: Any, items: str) -> None:
     parser.add_argument("--window", metavar="N", type=int, help=how)
 
 
-def add_search_options(parser: argparse.ArgumentParser, shortlist: bool = False) -> None:
-    """Add the settings of the search; `shortlist`: also `--shortlist`."""
+def add_search_options(parser: argparse.ArgumentParser) -> None:
+    """Add the settings of the search."""
     group = parser.add_argument_group("search")
     group.add_argument("--beams", metavar="N", type=int, help="beam size (default: as the model was saved)")
     add_length_penalty(group)
     how = "longest output in tokens (default: as the model was saved, or 50 more than the source has)"
     group.add_argument("--max-new-tokens", metavar="N", type=int, help=how)
-    if shortlist:
-        how = "look only at the words that the sources make likely, by `vaswani shortlist`; faster, on a CPU"
-        group.add_argument("--shortlist", action="store_true", default=None, help=how)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -121,9 +118,6 @@ def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
         known = ", ".join((*PRECISIONS, "int8"))
         raise UserError(f"--precision is {arguments.precision!r}: it must be one of {known}")
     precision = None if in_int8 else arguments.precision
-    wants_shortlist = getattr(arguments, "shortlist", None)
-    if wants_shortlist and len(folders) > 1:
-        raise UserError("--shortlist is of one model and --ensemble gives several: leave one of them out")
     if len(folders) > 1:
         from ..decoding.ensemble import load_ensemble
 
@@ -136,13 +130,9 @@ def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
         model, tokenizer = load_model(arguments.model, arguments.device, precision)
     if model.device.type == "cpu":
         from ..decoding.cpu_inference import prepare_for_inference
-        from ..decoding.shortlist import read_shortlist
 
-        shortlist = read_shortlist(arguments.model, model.config, tokenizer) if wants_shortlist else None
         for member in getattr(model, "members", [model]):
-            prepare_for_inference(member, "int8" if in_int8 else None, shortlist)
-    elif wants_shortlist:
-        raise UserError(f"--shortlist is for a CPU and the model is on {model.device}: leave it out")
+            prepare_for_inference(member, "int8" if in_int8 else None)
     elif in_int8:
         raise UserError(f"--precision int8 is for a CPU and the model is on {model.device}: give --device cpu")
     return model, tokenizer
@@ -151,7 +141,7 @@ def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
 def _load_exported(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from ..export.exporting import load_exported
 
-    for name in ("ensemble", "sample", "alignments", "confidence", "glossary", "prefix", "shortlist"):
+    for name in ("ensemble", "sample", "alignments", "confidence", "glossary", "prefix"):
         if getattr(arguments, name, None):
             raise UserError(f"{option_flag(name)} is not possible with an exported model: give the model itself")
     return load_exported(arguments.model, arguments.device, arguments.precision)

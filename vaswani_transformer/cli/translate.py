@@ -75,7 +75,7 @@ def add_translate(commands) -> None:
     long.add_argument("--max-source-tokens", metavar="N", type=int, help="a line of more tokens is too long")
     how = "translate a line that is too long in parts (default), or stop there"
     long.add_argument("--long-lines", choices=("split", "refuse"), default="split", help=how)
-    add_search_options(parser, shortlist=True)
+    add_search_options(parser)
     add_sampling_options(parser)
     add_model_options(parser)
 

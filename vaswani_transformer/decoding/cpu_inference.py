@@ -5,8 +5,7 @@ queries, keys and values in one product: with few rows three products take 1.5 t
 """
 
 import warnings
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import NoReturn
 
 import torch
@@ -124,7 +123,7 @@ class Int8Linear(_FrozenLinear):
 def _pack_int8(weight: torch.Tensor, bias: torch.Tensor | None, largest: int = 127) -> torch.ScriptObject:
     scales = weight.abs().amax(dim=1).clamp(min=1e-8).double() / largest
     zeros = torch.zeros(len(weight), dtype=torch.long)
-    # As `torch.quantize_per_channel`, in a tenth of its time, which a shortlist takes for each batch.
+    # As `torch.quantize_per_channel`, in a tenth of its time.
     numbers = (weight * (1 / scales.float())[:, None]).round_().to(torch.int8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the tensor type that torch's int8 products still need
@@ -143,9 +142,7 @@ def _sums_overflow() -> bool:
     return not torch.allclose(found, ones.sum(1), rtol=0.05)
 
 
-def prepare_for_inference(
-    model: nn.Module, precision: str | None = None, shortlist: Callable[..., torch.Tensor | None] | None = None
-) -> nn.Module:
+def prepare_for_inference(model: nn.Module, precision: str | None = None) -> nn.Module:
     """Make a model on a CPU translate faster; afterwards it can neither be trained nor saved.
 
     From now on the process also keeps the memory that it frees: large batches of many beams allocate and free the same
@@ -155,7 +152,6 @@ def prepare_for_inference(
         model: changed in place and returned; of any class with `torch.nn.Linear` layers.
         precision: `"float32"` or `"bfloat16"`: the weights in this type, in the layout of the kernels; `"int8"`:
             weights and inputs of linear layers in 8 bits. By default the type that the model has.
-        shortlist: of target words, from `read_shortlist`, for the model's greedy and beam search.
 
     Raises:
         UserError: for an unknown precision, or a model that is not on a CPU, not in evaluation mode, with adapters
@@ -179,11 +175,8 @@ def prepare_for_inference(
     kind, dtype = Int8Linear, next(model.parameters()).dtype
     if precision != "int8":
         kind = PackedLinear if has_onednn(dtype) and _can_pack(dtype) else None
-    whole = None if shortlist is None else model.lm_head
     if kind is not None:
         _replace(model, kind)
-    if shortlist is not None:
-        model.shortlist, model.lm_head.limited_to = shortlist, partial(_limited, whole, kind)
     return model
 
 
@@ -204,13 +197,6 @@ def _join(parts: tuple[nn.Linear, ...]) -> nn.Linear:
     """One layer whose outputs are those of several layers of the same input, concatenated."""
     bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
     return _linear(torch.cat([part.weight for part in parts]), bias)
-
-
-def _limited(whole: nn.Linear, kind: type[_FrozenLinear] | None, numbers: torch.LongTensor) -> nn.Module:
-    """A layer of a kind that has some of the outputs of a whole one: `(size,)` numbers in its order."""
-    weight = whole.weight.detach().index_select(0, numbers)  # several times as fast as indexing
-    part = _linear(weight, None if whole.bias is None else whole.bias[numbers])
-    return part if kind is None else kind(part)
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:

@@ -6,11 +6,9 @@ Calls of `generate()` and threads do not affect each other: each sentence's limi
 generation configuration, and the rule of a beam search's scores in a context variable.
 """
 
-from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral, Real
 from types import SimpleNamespace
 
 import torch
@@ -30,7 +28,6 @@ from transformers.generation import (
 from .incremental_decoding_vaswani import DecodingCache
 from .linear_vaswani import has_own_methods
 from .search_vaswani import (
-    LENGTH_NORMALIZATIONS,
     NO_SCORE,
     OpenSearch,
     Search,
@@ -39,47 +36,10 @@ from .search_vaswani import (
     candidates,
     has_candidates,
 )
-
-#: How many tokens longer than its source an output may get (Section 6.1: "input length + 50").
-MAX_EXTRA_TOKENS = 50
-
-#: Type, least and greatest value of the settings of a search, for recipes, commands, `generate()` and model folders.
-#: Greater ones would only fill the memory or the time.
-SETTING_RANGES: dict[str, tuple[type, float, float]] = {
-    "num_beams": (int, 1, 10_000),
-    "num_return_sequences": (int, 1, 10_000),
-    "length_penalty": (float, -100, 100),
-    "max_extra_tokens": (int, 0, 10**6),
-    "max_new_tokens": (int, 1, 10**6),
-    "max_length": (int, 2, 10**6),  # the decoder's start token counts
-    "min_new_tokens": (int, 0, 10**6),
-    "min_length": (int, 0, 10**6),
-    "max_time": (float, 0, 10**9),
-    "no_repeat_ngram_size": (int, 0, 10**6),
-    "encoder_no_repeat_ngram_size": (int, 0, 10**6),
-    "repetition_penalty": (float, 1e-6, 10**6),
-    "encoder_repetition_penalty": (float, 1e-6, 10**6),
-    "temperature": (float, 1e-6, 10**6),
-    "top_k": (int, 0, 10**9),
-    "top_p": (float, 1e-6, 1),
-    "min_p": (float, 0, 1),
-    "top_h": (float, 1e-6, 1),
-    "typical_p": (float, 1e-6, 1),
-    "epsilon_cutoff": (float, 0, 0.99),
-    "eta_cutoff": (float, 0, 0.99),
-}
+from .settings_vaswani import LENGTH_NORMALIZATIONS, MAX_EXTRA_TOKENS, SETTING_RANGES, broken_range
 
 # Our own entries of a generation configuration, with their defaults.
 _OWN_SETTINGS = {"length_normalization": LENGTH_NORMALIZATIONS[0], "max_extra_tokens": MAX_EXTRA_TOKENS}
-
-
-def broken_range(name: str, value) -> str | None:
-    """What a setting of `SETTING_RANGES` must be, if `value` is not; a NaN is in no range."""
-    kind, least, most = SETTING_RANGES[name]
-    is_number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-    if is_number and least <= value <= most:
-        return None
-    return f"{'a whole number' if kind is int else 'a number'} from {least:g} to {most:,}"
 
 
 def take_back_defaults(generation_config, own: set[str]) -> set[str]:
@@ -232,10 +192,6 @@ class VaswaniGenerationMixin:
 
     A source without an `attention_mask` ends where its `pad_token_id` starts.
     """
-
-    #: Gives the tokens that outputs of `(sentences, source_length)` ids may have, `(size,)`, or None for all of them.
-    #: `prepare_for_inference` sets it. Greedy and beam search that return ids alone ask for it.
-    shortlist: Callable[[torch.LongTensor], torch.LongTensor | None] | None = None
 
     def generate(self, *args, **kwargs):
         """As in `GenerationMixin`.
@@ -394,13 +350,7 @@ class VaswaniGenerationMixin:
         """The outputs of a `Search`, as transformers' loops return them."""
         config, beams = generation_config, settings.num_beams
         returns_cache, mask = config.return_dict_in_generate, model_kwargs.get("attention_mask")
-        tokens, source_ids = None, config._source_ids
-        if self.shortlist is not None and source_ids is not None and not returns_cache:
-            tokens = self.shortlist(source_ids)
-        if tokens is not None:
-            ends = torch.tensor(sorted(settings.end_ids | settings.forced_end_ids), dtype=torch.long)
-            tokens = torch.cat((tokens, ends)).unique()
-        search = Search(past_key_values.decoder, settings, past_key_values if returns_cache else None, tokens)
+        search = Search(past_key_values.decoder, settings, past_key_values if returns_cache else None)
         prompts = input_ids[::beams]
         states, mask = model_kwargs["encoder_outputs"][0][::beams], None if mask is None else mask[::beams]
         limits = config._sentence_limits

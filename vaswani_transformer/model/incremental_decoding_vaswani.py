@@ -13,7 +13,6 @@ The search is `search_vaswani.Search`, or transformers' own.
 """
 
 from collections.abc import Sequence
-from copy import copy
 
 import torch
 from torch import nn
@@ -109,12 +108,6 @@ class IncrementalDecoder:
         self.layers = [_Layer(layer) for layer in self.stack.layers]
         self.window: int | None = model.config.attention_window
         self.activation: str = model.config.activation_function
-
-    def limited_to(self, tokens: torch.LongTensor) -> "IncrementalDecoder":
-        """The same with logits of these tokens alone, `(size,)` ids, by an output layer that can be limited to them."""
-        limited = copy(self)
-        limited.lm_head = Projection(self.lm_head.module.limited_to(tokens))
-        return limited
 
     def read_source(
         self,

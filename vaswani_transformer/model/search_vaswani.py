@@ -14,29 +14,13 @@ import torch
 from transformers.generation import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 
 from .incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
-
-#: Rules for the score of a hypothesis: the paper's `length_normalization`, and transformers' own |Y|^alpha.
-LENGTH_NORMALIZATIONS = ("gnmt", "power")
+from .settings_vaswani import LENGTH_NORMALIZATIONS, length_normalization
 
 NO_SCORE = -1.0e8  # places without a hypothesis have less; no log-probability comes near
 
 _EMPTY = -1.0e9  # the score of such a place, as in transformers
 _BLOCK = 64  # neighbouring tokens of which only the best is looked at first
 _LEAVING = 4  # sentences that are done leave when they are one in so many; moving the others costs some time
-
-
-def length_normalization(length: int, length_penalty: float, rule: str = LENGTH_NORMALIZATIONS[0]) -> float:
-    r"""Section 6.1, the length penalty: a hypothesis' log-probability is divided by \(((5 + |Y|) / 6)^\alpha\).
-
-    The paper takes the rule and alpha = 0.6 from Wu et al. (2016), "Google's Neural Machine Translation System",
-    Equation 14. transformers' own rule is \(|Y|^\alpha\), which treats short outputs very differently.
-
-    Args:
-        length: generated tokens |Y|, including the end token; no token at all counts as one by the rule `"power"`.
-        length_penalty: alpha; 0 compares plain log-probabilities.
-        rule: one of `LENGTH_NORMALIZATIONS`.
-    """
-    return (max(length, 1) if rule == "power" else (5 + length) / 6) ** length_penalty
 
 
 def candidates(scores: torch.Tensor, count: int) -> torch.LongTensor:

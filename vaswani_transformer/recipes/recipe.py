@@ -20,7 +20,7 @@ from ..files import check_path
 from ..hardware import CPU_TOKENS, MOST_WORKERS
 from ..json_and_yaml import MOST_YAML, parse_yaml, read_text
 from ..model.configuration_vaswani import PRESETS, VaswaniConfig
-from ..model.generation_vaswani import MAX_EXTRA_TOKENS, broken_range
+from ..model.settings_vaswani import MAX_EXTRA_TOKENS, broken_range
 
 
 def _option(default, help_text: str, group: str, flag: str | None = None):

@@ -17,7 +17,7 @@ from ..decoding.glossary import Glossary, make_glossary
 from ..decoding.scoring import score_tokens
 from ..decoding.translator import Hypothesis
 from ..errors import UserError
-from ..model.generation_vaswani import SETTING_RANGES
+from ..model.settings_vaswani import SETTING_RANGES
 from .engine import Engine
 from .models import ModelPlace, RefusedError
 from .service import Service, Translating, Wish, texts_of

@@ -1,4 +1,4 @@
-"""Names and shapes in the `.npz` files of Marian, which `importing` reads and `export` writes.
+"""Names and shapes in the `.npz` files of Marian, and its vocabularies, which `importing` reads and `export` writes.
 
 Marian has two Transformers. `type: transformer` is what all its versions decode, and the engines made from it
 (translateLocally, Firefox): sinusoids of its own. `type: transformer-new` came with version 1.12; its positions may be
@@ -6,8 +6,13 @@ a table. Parameters were read off models that Marian wrote; Marian's source is `
 `src/layers_new/transformer.h`.
 """
 
+from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
+from .errors import reading
+from .json_and_yaml import read_text
 from .model.configuration_vaswani import VaswaniConfig
 
 CONFIG = "special:model.yml"  # the array of bytes that holds a model's options
@@ -94,3 +99,24 @@ def _attentions(stack: str, own: str, other: str) -> list[tuple[str, str]]:
 
 def _new_stack(stack: str) -> str:
     return f"TransformerBatch{stack.title()}->{stack}->"
+
+
+def read_vocabulary(path: Path, advice: str) -> list[tuple[str, str]]:
+    """Return the entries of a YAML (or JSON) file that holds one flat mapping, as texts, in their order in the file.
+
+    A key may be there twice. In vocabularies `null`, `1.5` and `yes` are words: no value is built from them.
+
+    Raises:
+        UserError: naming file and mistake, followed by `advice`: what to do about it.
+        FileNotFoundError: if there is none.
+    """
+    text, shape, scalars = read_text(path, advice), "", []
+    with reading(path):
+        for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            if isinstance(event, yaml.ScalarEvent):
+                scalars.append(event.value)
+            elif len(shape) < 100:
+                shape += type(event).__name__.removesuffix("Event") + " "
+        if shape != "StreamStart DocumentStart MappingStart MappingEnd DocumentEnd StreamEnd ":
+            raise ValueError(f"no vocabulary in YAML: {advice}")
+        return list(zip(scalars[::2], scalars[1::2], strict=True))

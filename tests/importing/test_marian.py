@@ -17,7 +17,6 @@ from vaswani_transformer.cli.main import main
 from vaswani_transformer.importing import marian, marian_vocabularies
 from vaswani_transformer.importing.sentencepiece import SentencePieceModel, Unsupported
 from vaswani_transformer.importing.source import Imported, ImportOptions
-from vaswani_transformer.json_and_yaml import read_vocabulary
 from vaswani_transformer.marian_format import CONFIG
 
 FIXTURES = TESTS / "fixtures" / "marian"
@@ -205,7 +204,7 @@ def test_damaged_files(tmp_path):
     np.savez(path, **{**arrays, "decoder_l1_ffn_W1": np.zeros((16, 20), dtype=np.int8)})
     assert "'decoder_l1_ffn_W1' in" in (line := error_of(read, path)) and "int8: packed and quantised" in line
     np.savez(path, **{**arrays, CONFIG: np.frombuffer(b"type: [transformer\0", dtype=np.int8)})
-    assert f"{CONFIG} in {path} is damaged (line 1: " in error_of(read, path)
+    assert f"{CONFIG} in {path} is damaged (while parsing" in error_of(read, path)
     del arrays[CONFIG]
     np.savez(path, **arrays)
     assert f"has no {CONFIG}, in which Marian keeps a model's options" in error_of(read, path)
@@ -306,12 +305,12 @@ def test_vocabularies_that_do_not_fit(tmp_path):
         "a: 0\nb: 1\n<unk>: 2": "has no entry </s>, which Marian needs",
         "a: one": "gives 'a' the id 'one', no whole number",
         "a: -1": "gives 'a' the id '-1', no whole number",
-        "- a": "is no vocabulary in YAML (it must hold one mapping",
-        "a: [1]": "is no vocabulary in YAML (it must hold one mapping",
-        "a: {b: 1}": "is no vocabulary in YAML (it must hold one mapping",
-        "a: &b 1\nc: *b": "is no vocabulary in YAML (it must hold one mapping",
-        "a: 1\n'b": "is no vocabulary in YAML (line ",
-        "": "is no vocabulary in YAML (it must hold one mapping",
+        "- a": "no vocabulary in YAML: give",
+        "a: [1]": "no vocabulary in YAML: give",
+        "a: {b: 1}": "no vocabulary in YAML: give",
+        "a: &b 1\nc: *b": "no vocabulary in YAML: give",
+        "a: 1\n'b": "other.yml: while scanning a quoted scalar",
+        "": "no vocabulary in YAML: give",
         "a: 99": "has no entry",
     }
     for content, words in cases.items():
@@ -331,4 +330,4 @@ def test_a_large_vocabulary_is_read_in_its_order(tmp_path):
     entries = [(f"word{number} \u2028é", str(number)) for number in range(32_000)]
     path = tmp_path / "large.yml"
     path.write_text("".join(f"{json.dumps(word)}: {number}\n" for word, number in reversed(entries)))
-    assert read_vocabulary(path, "") == entries[::-1]
+    assert marian_vocabularies.read_vocabulary(path, "") == entries[::-1]

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import UserError
-from ..json_and_yaml import read_vocabulary
-from ..marian_format import EOS, PAD, UNK
+from ..marian_format import EOS, PAD, UNK, read_vocabulary
 from ..model.tokenization_vaswani import VaswaniTokenizer
 from .sentencepiece import SentencePieceModel, Unsupported, backend
 

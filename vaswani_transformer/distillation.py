@@ -249,13 +249,14 @@ class DistilledText:
         """Translate what is not translated yet."""
         make = partial(self._file_translator, load_teachers, settings["seed"])
         files = make()  # here too where workers translate: what is wrong with the teachers is known at once
+        self.output.note()
         with closing(ResumableOutput(self.translations, settings, resume=True)) as output:
             if workers == 1 and not parts_folder(self.translations).is_dir():
                 files.run(self._sources(), output, output.done, lines, progress=progress)
                 return
             kind, window, path = type(files), files.window, self.output.path / SOURCES
             del files  # of which each worker loads its own
-            if not self.output.is_ours(SOURCES):
+            if SOURCES not in self.output or not path.is_file():
                 with self.output.staging() as staging:
                     with (staging / SOURCES).open("w", encoding="utf-8") as file:
                         file.writelines(f"{line}\n" for line in self._sources())

@@ -1,11 +1,10 @@
-"""Files and folders that are there whole or not at all, after a crash or a power cut too.
+"""Crash-safe, atomic writes of files and folders.
 
 A URL such as `s3://bucket/folder` is a path as well, of universal_pathlib, which has the methods of `pathlib`.
 """
 
 import contextlib
 import errno
-import functools
 import hashlib
 import logging
 import os
@@ -22,23 +21,23 @@ from .errors import UserError, one_line
 
 logger = logging.getLogger(__name__)
 
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}  # of a file system without locks
 WRITING, REMOVING = ".writing-", ".removing-"  # before the names of what is not finished
 
 
 def check_path(path: str | Path | None, name: str) -> None:
-    """Raise `UserError` for an empty path, which would be the current folder; `name` is the option's or argument's."""
+    """Raise `UserError` for an empty path, which would be the current folder; `name` is the option or argument."""
     if path is not None and not str(path):
         raise UserError(f"{name} is empty (an unset variable?): give a path, . for the current folder")
 
 
 def is_url(name: str | Path) -> bool:
-    """Whether a name is a URL, such as `s3://bucket/file`."""
+    """Return whether a name is a URL, such as `s3://bucket/file`."""
     return isinstance(name, str) and re.match(r"[a-z][a-z0-9+.-]*://", name) is not None
 
 
 def to_path(name: str | Path) -> Path:
-    """A path on this machine, or, of a URL, a path in what fsspec reaches; one that is a path already stays.
+    """Return a path on this machine or, for a URL, one that fsspec reaches; a path stays as it is.
 
     Raises:
         UserError: for a URL of a kind that is not known, or whose package is not installed.
@@ -55,20 +54,19 @@ def to_path(name: str | Path) -> Path:
         path = UPath(name, **({"use_listings_cache": False} if is_store else {}))
         path.fs  # noqa: B018 - connects
     except ImportError as error:
-        how = "pip install 'vaswani_transformer[remote]'"
-        raise UserError(f"{name} needs a package ({one_line(error)}): {how}") from error
+        raise UserError(f"{name}: {one_line(error)} (pip install 'vaswani_transformer[remote]')") from error
     except ValueError as error:
-        raise UserError(f"{name} is no URL that can be read ({one_line(error)}): see the list of fsspec") from error
+        raise UserError(f"{name}: {one_line(error)}") from error
     return path
 
 
 def is_local(path: Path) -> bool:
-    """Whether a path is one of this machine's file system, not a URL."""
+    """Return whether a path is of this machine's file system, not a URL."""
     return isinstance(path, Path)
 
 
 def is_there(path: Path) -> bool:
-    """Whether a name is taken, if by a link to nothing."""
+    """Return whether a name is taken, be it by a link to nothing."""
     return os.path.lexists(path) if is_local(path) else path.exists()
 
 
@@ -84,49 +82,39 @@ def sync(path: Path) -> None:
 def finish(path: Path) -> None:
     """Wait until a new file is on the disk, with the permissions of any new file: some libraries write 0600."""
     if stat.S_IMODE(path.stat().st_mode) == 0o600:
-        path.chmod(_mode_of_new_file(path.with_name(path.name + ".mode")))
+        fresh = path.with_name(path.name + ".mode")
+        fresh.touch()  # by the umask, which belongs to all threads, or by an access list of the folder
+        path.chmod(stat.S_IMODE(fresh.stat().st_mode))
+        fresh.unlink()
     sync(path)
 
 
-def _mode_of_new_file(path: Path) -> int:
-    """What the umask, or its folder's access list, gives a file; it is made and removed."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        return stat.S_IMODE(os.fstat(descriptor).st_mode)
-    finally:
-        os.close(descriptor)
-        path.unlink()
-
-
-def check_no_locks(error: BaseException) -> None:
-    """After a lock has failed: go on without one, with a warning, where the file system has none; else raise it."""
-    if not isinstance(error, NotImplementedError) and getattr(error, "errno", None) not in _NO_LOCKS:
+def check_no_locks(error: OSError) -> None:
+    """After a lock has failed: warn where the file system has none, and continue without; else raise `error`."""
+    if error.errno not in NO_LOCKS:
         raise error
-    _warn_of_no_locks()
-
-
-@functools.cache  # once
-def _warn_of_no_locks() -> None:
     logger.warning("this file system has no locks: see to it yourself that no other process writes to the same place")
 
 
 def unfinished(path: Path) -> Path:
-    """The name, in the same folder, that something has until it is whole."""
+    """Return the name, in the same folder, that something has until it is whole."""
     return path.with_name(WRITING + path.name)
 
 
-def together(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """What a function that waits for a disk or a store gives for each item; sixteen of them wait at a time."""
+def map_in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """Apply a function that waits for a disk or a store to each item, sixteen at a time."""
     with ThreadPoolExecutor(16) as executor:
         return list(executor.map(function, items))
 
 
+together = map_in_threads  # until its callers have the new name
+
+
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Name to write a file under; it gets its own, in place of an earlier file, once all of it is on the disk.
+    """Yield a name to write a file under; it replaces `path` once all of it is on the disk.
 
-    What is to lie in a store is written on this disk, and sent there in the end.
+    A file for a store is written on this disk and sent there at the end.
     """
     if not is_local(path):
         with tempfile.TemporaryDirectory() as folder:
@@ -150,11 +138,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def publish(folder: Path, final: Path) -> None:
-    """Give a finished folder its final name; its files are on the disk before. What lies there is set aside."""
+    """Give a finished folder its final name, which is free; its files are on the disk before."""
     for path in list(folder.rglob("*")):
         sync(path) if path.is_dir() else finish(path)
     sync(folder)
-    set_aside(final)
     folder.rename(final)
     sync(final.parent)
 
@@ -168,7 +155,7 @@ def set_aside(path: Path) -> Path:
 
 
 def free_name(path: Path) -> Path:
-    """`NAME.1`, or the first such name that is free."""
+    """Return `NAME.1`, or the first such name that is free."""
     number = 1
     while os.path.lexists(path.with_name(f"{path.name}.{number}")):
         number += 1
@@ -203,28 +190,30 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
 
 
 def is_inner(name: str) -> bool:
-    """Whether a name that was read from a file stays within its folder."""
+    """Return whether a name that was read from a file stays within its folder."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
-def place_files(folder: Path, final: Path, last: str) -> None:
+def place_files(folder: Path, final: Path, last: str = "") -> None:
     """Move the files of a folder into `final`, on the same disk, replacing those of the same names; `last` comes last.
 
-    Its being there means that all are.
+    Its presence means that all are there.
     """
-    pending = unfinished(final / last)
+    final.mkdir(exist_ok=True)
+    pending = unfinished(final / last) if last else None
     for path in list(folder.iterdir()):
         finish(path)
         path.replace(pending if path.name == last else final / path.name)
     folder.rmdir()
     sync(final)
-    pending.replace(final / last)
-    sync(final)
+    if last:
+        pending.replace(final / last)
+        sync(final)
 
 
 def remove_leftovers(folder: Path, name: str = "") -> None:
-    """Remove what writing and removing left in a folder when they were cut off, all of it or that of one name."""
+    """Remove what interrupted writes and removals left in a folder, all of it or that of one name."""
     for path in (*folder.glob(f"{WRITING}{name}*"), *folder.glob(f"{REMOVING}{name}*")):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -233,7 +222,7 @@ def remove_leftovers(folder: Path, name: str = "") -> None:
 
 
 def file_sha256(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal; a `.gz` file is not unpacked."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal; a `.gz` file is not unpacked."""
     state = hashlib.sha256()
     with to_path(path).open("rb") as file:
         while block := file.read(1 << 20):

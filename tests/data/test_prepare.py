@@ -327,7 +327,7 @@ def test_a_folder_of_other_settings_or_other_text_is_refused(recipe, text, tmp_p
 def test_a_folder_with_something_else_in_it_is_left_alone(recipe, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     assert "is not empty and holds no preparation" in error_of(make, recipe, tmp_path)
-    assert "is a file" in error_of(make, recipe, tmp_path / "thesis.txt")
+    assert "cannot write to output folder" in error_of(make, recipe, tmp_path / "thesis.txt")
     (tmp_path / "tokenizer").mkdir()
     theirs = {
         tmp_path / name

@@ -1,7 +1,6 @@
 """The commands around text and recipes: `vaswani prepare`, `tokenizer`, `recipes` and `presets`."""
 
 import argparse
-import contextlib
 import dataclasses
 import sys
 from itertools import chain
@@ -23,7 +22,7 @@ def add_tokenizer(commands) -> None:
 
 def _tokenizer(arguments: argparse.Namespace) -> int:
     from ..data.text_files import read_lines
-    from ..data.tokenization import load_tokenizer, train_tokenizer
+    from ..data.tokenization import train_tokenizer
     from ..output_folder import OutputFolder, locked
 
     with locked(arguments.output):
@@ -31,10 +30,7 @@ def _tokenizer(arguments: argparse.Namespace) -> int:
         if (folder / names[-1]).exists() and not arguments.overwrite:
             raise UserError(f"{folder} already holds a tokenizer: give another --output, or --overwrite to replace it")
         output = OutputFolder(folder)
-        if not output.names() and {path.name for path in folder.glob("[!.]*")} == set(names):
-            with contextlib.suppress(UserError):
-                load_tokenizer(folder)
-                output.adopt(names)  # an earlier version's, or a copy without hidden files
+        output.check_ours()
         output.check(names)
         lines = chain.from_iterable(read_lines(Path(file)) for file in arguments.files)
         tokenizer = train_tokenizer(

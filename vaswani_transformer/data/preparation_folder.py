@@ -138,8 +138,6 @@ def check_ours(folder: Path) -> OutputFolder | None:
     notes = _read_json(folder / MANIFEST) or _read_json(folder / UNFINISHED)
     if notes.get("format") != FORMAT and any(folder.glob("[!.]*")):
         raise UserError(f"{folder} is not empty and holds no preparation: give another --output")
-    if notes and output and not output.names():  # of an earlier version
-        output.adopt([MANIFEST, *(f"{TOKENIZER}/{path.name}" for path in (folder / TOKENIZER).glob("*.json"))])
     return output
 
 
@@ -178,11 +176,8 @@ def remove_prepared(folder: Path, output: OutputFolder | None) -> None:
         is_same = path.is_file() and (path.stat().st_size, file_sha256(path)) == facts
         if os.path.lexists(path) and (path.is_symlink() or not is_same):
             logger.warning("%s was changed since it was prepared: kept as %s", path, set_aside(path).name)
-    if output.is_ours(MANIFEST):
+    if MANIFEST in output and (folder / MANIFEST).exists():
         (folder / MANIFEST).replace(folder / UNFINISHED)
-    elif (folder / MANIFEST).exists():
-        write_json(folder / UNFINISHED, notes)
-        output.make_way([MANIFEST])
     remove_files(folder, made)
     output.remove(tokenizer)
     set_aside(folder / TOKENIZER)  # with what others have put there

@@ -206,7 +206,7 @@ class Preparation(Tasks):
             output = OutputFolder(self.folder)
             with output.staging() as staging:
                 tokenizer.save_pretrained(staging / TOKENIZER)
-                output.publish(staging / TOKENIZER, TOKENIZER)
+                output.place(staging / TOKENIZER, within=TOKENIZER)
             return
         with tempfile.TemporaryDirectory() as staging:
             tokenizer.save_pretrained(staging)

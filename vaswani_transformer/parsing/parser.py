@@ -16,9 +16,10 @@ from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
 from ..distributed import joined_processes
 from ..errors import UserError
 from ..files import write_text
+from ..output_folder import OutputFolder
 from ..recipes.recipe import Recipe, check_paths
 from ..training.run import check_trainable, join_process_group
-from ..training.run_folder import CHECKPOINTS, check_output, run_output
+from ..training.run_folder import CHECKPOINTS, check_output
 from .augmentation import Exchange
 from .grammar import BracketGrammar, BracketProcessor, least_tokens
 from .linearization import delinearize, is_tag_among_words, linearize, with_words, without_words
@@ -247,7 +248,7 @@ def parsing_recipe(
 def _write_training_text(recipe: Recipe, files: dict[str, str]) -> None:
     """Write what differs of the text and tokenizer of a parser's training, by name within `text/`, if it may be."""
     resumed = check_output(recipe) is not None
-    output = run_output(recipe.output)
+    output = OutputFolder(recipe.output)
     files = {f"{TEXT}/{name}": text for name, text in files.items()}
     changed = [name for name, text in files.items() if not _holds(output.path / name, text)]
     if resumed and any((output.path / name).exists() for name in changed):
@@ -255,7 +256,6 @@ def _write_training_text(recipe: Recipe, files: dict[str, str]) -> None:
             f"{recipe.output} holds an interrupted training on other trees, or on another form of them: give the same"
             f" ones to resume it, give another --output, or remove {Path(recipe.output) / CHECKPOINTS} to start anew"
         )
-    output.check(changed)
     for name, text in files.items():
         output.write_text(name, text)
 

@@ -1,9 +1,7 @@
 """Averaging of checkpoints (Section 6.1: the last 5 of the base model, the last 20 of the big one)."""
 
-import contextlib
 import json
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -18,7 +16,6 @@ from ..files import check_path
 from ..json_and_yaml import read_json
 from ..loading import refuse_exported
 from ..model.checkpoint_vaswani import check_finite
-from ..model.configuration_vaswani import VaswaniConfig
 from ..output_folder import OutputFolder, is_empty, locked
 from .checkpoints import (
     INDEX,
@@ -195,9 +192,8 @@ def _average_models(folders: list[Path], output: Path, overwrite: bool) -> Path:
     if not overwrite and not is_empty(output):
         raise UserError(f"output {output} is not empty: give another one, or --overwrite to replace the model in it")
     written = OutputFolder(output)
+    written.check_ours()
     copied = [path.name for path in _files_to_copy(folders)]
-    if not written.names() and _is_model_alone(output):
-        written.adopt([WEIGHTS, *copied])  # an earlier version's, or a copy without hidden files
     written.check([WEIGHTS, *copied])
     if any(".lora_A." in name for name in _open_checkpoints(folders)[0]):  # mistakes are found before the work
         raise UserError(f"{folders[0]} holds adapters (LoRA), which their training merges: average finished models")
@@ -212,15 +208,6 @@ def _average_models(folders: list[Path], output: Path, overwrite: bool) -> Path:
         save_file(average, staging / WEIGHTS, metadata={"format": "pt"})
         written.place(staging, last=WEIGHTS, stale=[WEIGHTS, INDEX, *TOKENIZER_FILES, *written.names("model-")])
     return output.absolute()
-
-
-def _is_model_alone(folder: Path) -> bool:
-    """Whether a folder holds a model of ours and nothing but what an average has."""
-    names = [path.name for path in folder.glob("[!.]*")]
-    known = all(any(fnmatchcase(name, pattern) for pattern in (WEIGHTS, *_COPIED)) for name in names)
-    with contextlib.suppress(UserError, OSError):
-        return known and WEIGHTS in names and _read_config(folder).get("model_type") == VaswaniConfig.model_type
-    return False
 
 
 def _files_to_copy(folders: list[Path]) -> list[Path]:

@@ -18,11 +18,13 @@ from ..errors import UserError, one_line
 from ..files import sync, write_text
 from ..hardware import use_free_threads
 from ..json_and_yaml import parse_json
+from ..output_folder import OutputFolder
 from .checkpoints import STOP, TIME
 
 logger = logging.getLogger(__name__)
 
-MOST_BYTES_OF_A_LOG = 1 << 30  # of several million lines
+TENSORBOARD = "tensorboard"  # a folder of a run
+EVENTS = f"{TENSORBOARD}/events.out.tfevents.*"
 _IN_EACH = ("step", "seconds")  # entries of every line of a log
 _FINAL = {"best_loss", "average_loss", "last_loss"}  # in entries of model selection, written after the last step
 _SHOWN = (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU"))
@@ -119,6 +121,19 @@ class LearningCurveCallback(TrainerCallback):
             self._drawn = time.monotonic()
 
 
+class NoteEventsCallback(TrainerCallback):
+    """Lists the files that TensorBoard starts in a run's folder as ours, so that the run can be replaced."""
+
+    def __init__(self, output: OutputFolder):
+        self.output = output
+        self._earlier = set(output.path.glob(EVENTS))
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Note the new files, once TensorBoard's own callback has opened them."""
+        names = [path.relative_to(self.output.path) for path in set(self.output.path.glob(EVENTS)) - self._earlier]
+        self.output.note(name.as_posix() for name in names)
+
+
 class TrainingLogCallback(TrainerCallback, ExportableState):
     """Appends what the trainer logs to a JSON lines file, with elapsed seconds.
 
@@ -167,13 +182,7 @@ class TrainingLogCallback(TrainerCallback, ExportableState):
 
 
 def read_training_log(path: str | Path) -> list[dict]:
-    """The entries of a training log, without an incomplete last line; a damaged one is left out with a warning.
-
-    Raises:
-        UserError: for a file of more than `MOST_BYTES_OF_A_LOG`.
-    """
-    if (size := Path(path).stat().st_size) > MOST_BYTES_OF_A_LOG:
-        raise UserError(f"{path} has {size:,} bytes, more than a training logs: move it away")
+    """Return the entries of a training log without a torn last line; damaged ones are dropped with a warning."""
     lines, entries = Path(path).read_bytes().split(b"\n"), []
     for number, line in enumerate(lines, 1):
         try:

@@ -1,31 +1,26 @@
 """Checkpoints of a training: which are complete, why each was written, which are kept and averaged.
 
 A checkpoint is written under another name, its files are forced to the disk, and it is renamed when it is complete. Its
-manifest, written last, lists its files with their sizes, so that a half-copied or half-deleted one is noticed too, and
-with their CRC-32, which is compared before a checkpoint is resumed from or its weights are averaged or selected.
+manifest, written last, lists its files with their sizes, by which a half-copied one is noticed, and with their CRC-32,
+which is compared before a checkpoint is resumed from or its weights are averaged or selected.
 """
 
 import contextlib
 import json
 import logging
-import math
-import os
-import pickle
 import re
 import zlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..errors import UserError, one_line
-from ..files import REMOVING, free_name, remove_files, set_aside, write_text
+from ..errors import UserError, reading
+from ..files import REMOVING, remove_files, write_text
 from ..json_and_yaml import read_json
 from ..recipes.recipe import Recipe
 
@@ -45,16 +40,16 @@ class Checkpoint:
     """A complete checkpoint."""
 
     path: Path
-    reasons: frozenset[str] = frozenset()  # why it was written (time, stop, ...); none without a manifest
+    reasons: frozenset[str] = frozenset()  # why it was written (time, stop, ...)
 
     @property
     def step(self) -> int:
-        """The optimizer step after which it was written."""
+        """Return the optimizer step after which it was written."""
         return step_of(self.path)
 
     @property
     def timed(self) -> bool:
-        """Whether the clock asked for it, alone or among others."""
+        """Return whether the clock asked for it, alone or among others."""
         return TIME in self.reasons
 
 
@@ -68,25 +63,26 @@ def write_manifest(folder: Path, step: int, world_size: int, reasons: set[str]) 
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Remove the files of a checkpoint that its manifest lists; the folder stays if it holds others, or is a link."""
-    if folder.is_symlink() or not folder.is_dir():
+    """Remove the files of a checkpoint that its manifest lists; the folder stays if it holds others, or is a link.
+
+    First the manifest is renamed, so that no half of it counts as a checkpoint.
+    """
+    doomed = folder / (REMOVING + MANIFEST)
+    if folder.is_symlink():
         return
-    final = folder.with_name(folder.name.removeprefix(REMOVING))
-    doomed = folder.with_name(REMOVING + final.name)  # so that no half of it counts as a checkpoint
-    names = []
-    with contextlib.suppress(UserError, OSError):
-        names = list((_read_manifest(folder) or {"files": {}})["files"])
-    if doomed != folder:
-        if not names:
-            return
-        remove_checkpoint(doomed)  # an earlier removal was cut off
-        set_aside(doomed)
-        folder.rename(doomed)
-    remove_files(doomed, [*names, MANIFEST] if names else [])
-    with contextlib.suppress(OSError):  # not empty
-        doomed.rmdir()
-    if doomed.exists():  # without a manifest it may be half of an earlier version's, which would count as complete
-        doomed.rename(final if names and not os.path.lexists(final) else free_name(final))
+    with contextlib.suppress(UserError, OSError):  # no manifest, or not empty at the end
+        if not doomed.exists():
+            (folder / MANIFEST).rename(doomed)
+        with reading(doomed):
+            names = list(read_json(doomed, "")["files"])
+        remove_files(folder, [*names, doomed.name])
+        folder.rmdir()
+
+
+def remove_half_removed(folder: Path) -> None:
+    """Finish removals of checkpoints that were cut off."""
+    for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{REMOVING}{MANIFEST}"):
+        remove_checkpoint(path.parent)
 
 
 def _sizes(folder: Path) -> dict[str, int]:
@@ -94,7 +90,7 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def crc32(path: Path) -> str:
-    """CRC-32 of a file, in hexadecimal: against flipped bits, at several times the speed of SHA-256."""
+    """Return the CRC-32 of a file, in hexadecimal: against flipped bits, at several times the speed of SHA-256."""
     value, block = 0, memoryview(bytearray(1 << 20))
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(block):
@@ -103,182 +99,100 @@ def crc32(path: Path) -> str:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer step in a checkpoint's name."""
+    """Return the optimizer step in a checkpoint's name."""
     return int(Path(checkpoint).name.rpartition("-")[2])
 
 
-_AGAIN = "copy the checkpoint again, or move its folder away to resume from an earlier one or anew"
-
-
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """A complete checkpoint: it has the files of its manifest, of these sizes; what is in them is not read.
-
-    One without a manifest, as earlier versions and other programs write them, is complete if its trainer's state can be
-    read, which is written last.
+    """Return a complete checkpoint: it has the files of its manifest, of these sizes; their contents are not read.
 
     Raises:
-        UserError: naming the file that is missing or damaged.
+        UserError: naming what is missing or damaged.
     """
-    record = _read_manifest(folder)
-    if record is None:
-        _read_state(folder)
-        return Checkpoint(folder)
-    if not all(isinstance(reason, str) for reason in record["written_for"]) or record.get("step") != step_of(folder):
-        raise UserError(f"{folder / MANIFEST} is not the manifest of this checkpoint: {_AGAIN}")
-    present = _sizes(folder)
-    for name, size in record["files"].items():
-        if name not in present:
-            raise UserError(f"{folder} has no file {name!r:.200}: {_AGAIN}")
-        if present[name] != size:
-            raise UserError(f"{folder / name} has {present[name]:,} bytes, not {size!r:.20} as written: {_AGAIN}")
-    return Checkpoint(folder, frozenset(record["written_for"]))
-
-
-def _read_manifest(folder: Path) -> dict | None:
-    path = folder / MANIFEST
-    try:
-        record = read_json(path, _AGAIN)
-    except FileNotFoundError:
-        return None
-    kinds = {"files": dict, "written_for": list, "crc32": dict}
-    record = {"crc32": {}} | record  # an earlier version wrote none
-    if not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
-        raise UserError(f"{path} is no manifest of a checkpoint: {_AGAIN}")
-    return record
+    with reading(folder / MANIFEST):
+        manifest = read_json(folder / MANIFEST, "")
+        wrong = {name for name, size in manifest["files"].items() if (folder / name).stat().st_size != size}
+        if wrong or manifest["step"] != step_of(folder):
+            raise ValueError(f"{min(wrong, default='the step')} is not as written")
+        return Checkpoint(folder, frozenset(manifest["written_for"]))
 
 
 def check_contents(folder: Path, weights_only: bool = False) -> None:
-    """Compare the files of a complete checkpoint with their sums, all of them or just weights and configurations.
+    """Compare the files of a checkpoint with their sums, all of them or just weights and configurations.
 
     Raises:
-        UserError: naming a file that has changed since it was written. An earlier version's has no sum, and passes.
+        UserError: naming a file that has changed since it was written. A model folder has no sums, and passes.
     """
-    record = _read_manifest(folder) or {"crc32": {}}
-    for name in sorted(_sizes(folder).keys() & record["crc32"].keys()):
-        checked = not weights_only or name.endswith((".safetensors", ".json"))
-        if checked and crc32(folder / name) != record["crc32"][name]:
-            raise UserError(f"{folder / name} has changed since it was written, or the disk is failing: {_AGAIN}")
+    path = folder / MANIFEST
+    with reading(path):
+        sums = read_json(path, "")["crc32"].items() if path.is_file() else ()
+    for name, value in sums:
+        checked = (not weights_only or name.endswith((".safetensors", ".json"))) and (folder / name).is_file()
+        if checked and crc32(folder / name) != value:
+            raise UserError(f"{folder / name} has changed since it was written, or the disk is failing")
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """A checkpoint, or None where it is incomplete, see [`open_checkpoint`]."""
+    """Return a checkpoint, or None where it is incomplete, see [`open_checkpoint`]."""
     with contextlib.suppress(UserError, OSError):
         return open_checkpoint(folder)
     return None
 
 
-# Entries of a trainer's state that must be of a certain type to resume; the Trainer works out the others anew.
-_STATE_TYPES = {
-    **dict.fromkeys(("global_step", "num_input_tokens_seen"), int),
-    **dict.fromkeys(("epoch", "total_flos", "max_steps"), int | float),
-    **dict.fromkeys(("eval_steps", "save_steps", "logging_steps", "best_metric"), int | float | None),
-    "best_global_step": int | None,
-    "best_model_checkpoint": str | None,
-    "train_batch_size": int | None,
-    "log_history": list,
-    "stateful_callbacks": dict,
-}
-
-
 def read_state(folder: Path) -> TrainerState:
-    """The trainer's state in a checkpoint.
-
-    Raises:
-        UserError: for one that is missing, damaged, or of another step.
-    """
-    path, values = folder / TRAINER_STATE_NAME, _read_state(folder)
-    try:
-        wrong = [name for name in _STATE_TYPES.keys() & values if not isinstance(values[name], _STATE_TYPES[name])]
-        entries = values.get("log_history", [])
-        if wrong or not all(isinstance(entry, dict) and isinstance(entry.get("step"), int) for entry in entries):
-            raise TypeError(f"its {wrong[0] if wrong else 'log_history'} is of a wrong type")
-        if values.get("global_step") != step_of(folder):
-            raise ValueError("it is of another step")
-        if not math.isfinite(values.get("eval_steps") or 0):
-            raise ValueError("its eval_steps is not finite")
-        return TrainerState(**values)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({one_line(error, 200)}): {_AGAIN}") from error
-
-
-def _read_state(folder: Path) -> dict:
-    try:  # with the log of all steps
-        return read_json(folder / TRAINER_STATE_NAME, _AGAIN, most_bytes=1 << 30, finite=False)
-    except FileNotFoundError:
-        raise UserError(f"{folder} has no {TRAINER_STATE_NAME}: {_AGAIN}") from None
-
-
-@contextlib.contextmanager
-def reading(folder: Path, *names: str) -> Iterator[None]:
-    """Errors of any kind in what reads these files of a checkpoint become a `UserError` that names them."""
-    try:
-        yield
-    except (UserError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        reason = one_line(error, 200)
-        if isinstance(error, pickle.UnpicklingError):
-            reason = "damaged, or more than tensors and plain values, which could run code"
-        broken = [name for name in names if len(names) > 1 and not _can_load(folder / name)] or names
-        raise UserError(f"{' or '.join(broken)} of {folder} cannot be used ({reason}): {_AGAIN}") from error
-
-
-def _can_load(pickled: Path) -> bool:
-    try:
-        torch.load(pickled, map_location="cpu", weights_only=True)
-        return True
-    except Exception:
-        return False
+    """Return the trainer's state in a checkpoint; raises `UserError` where it cannot be read."""
+    path = folder / TRAINER_STATE_NAME
+    with reading(path):  # with the log of all steps
+        return TrainerState(**read_json(path, "", most_bytes=1 << 30, finite=False))
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
-    """Folders that are named as checkpoints, complete or not, by step."""
+    """Return the folders that are named as checkpoints, complete or not, by step."""
     name = re.compile(f"{PREFIX_CHECKPOINT_DIR}-(0|[1-9][0-9]{{0,17}})")
     folders = [path for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if name.fullmatch(path.name)]
     return sorted((path for path in folders if path.is_dir()), key=step_of)
 
 
 def read_checkpoints(folder: Path) -> list[Checkpoint]:
-    """The complete checkpoints in a folder, by step."""
+    """Return the complete checkpoints in a folder, by step."""
     checkpoints = [read_checkpoint(path) for path in checkpoint_folders(folder)]
     return [checkpoint for checkpoint in checkpoints if checkpoint is not None]
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Folders of the complete checkpoints, by step."""
+    """Return the folders of the complete checkpoints, by step."""
     return [checkpoint.path for checkpoint in read_checkpoints(folder)]
 
 
 def last_complete_checkpoint(folder: Path) -> Path | None:
-    """Folder of the complete checkpoint with the highest step; None if there is none."""
+    """Return the folder of the complete checkpoint with the highest step; None if there is none."""
     return next(reversed(complete_checkpoints(folder)), None)
 
 
 def checkpoint_to_resume(folder: Path, required: bool = True) -> Path | None:
-    """Folder of the checkpoint with the highest step that is complete and unchanged, and can be resumed from.
+    """Return the folder of the checkpoint with the highest step that is complete and unchanged.
 
-    One that is not is passed over with a warning. None if there are none, or no such one and none is `required`.
+    Damaged ones are passed over with a warning. None if there are none, or no whole one and none is `required`.
 
     Raises:
-        UserError: if one is required and there are damaged ones alone: what is wrong with the last.
+        UserError: if one is required and all are damaged: what is wrong with the last.
     """
     damage = None
     for path in reversed(checkpoint_folders(folder)):
         try:
             open_checkpoint(path)
             check_contents(path)
-            read_state(path)
             return path
         except (UserError, OSError) as error:
             logger.warning("not resumed from %s: %s", path.name, error)
             damage = damage or error
     if damage is not None and required:
-        raise UserError(f"no checkpoint can be resumed from; the last: {damage}") from damage
+        raise UserError(f"no checkpoint can be resumed from; the last: {damage}; --overwrite starts again") from damage
     return None
 
 
 def to_average(checkpoints: list[Checkpoint], count: int, timed: bool, every: int, end: int) -> list[Checkpoint]:
-    """The last `count` checkpoints of a run, those that are averaged (Section 6.1), by step.
+    """Return the last `count` checkpoints of a run, those that are averaged (Section 6.1), by step.
 
     If `timed` those that the clock asked for, else those at multiples of `every` steps, of the last `count` times so
     many; and that of the step `end`. Those that a signal asked for do not count, so that an interrupted run ends as an
@@ -294,7 +208,7 @@ def to_average(checkpoints: list[Checkpoint], count: int, timed: bool, every: in
 
 
 def averaged_from(recipe: Recipe) -> int:
-    """The first step with a checkpoint because of `average_every`: without it a fast GPU would write all the time."""
+    """Return the first step with a checkpoint because of `average_every`: or a fast GPU would write all the time."""
     if not recipe.average_every:
         return 0
     steps = steps_to_average(recipe.average_checkpoints, recipe.average_every, recipe.max_steps)
@@ -302,7 +216,7 @@ def averaged_from(recipe: Recipe) -> int:
 
 
 def steps_to_average(count: int, every: int, end: int) -> list[int]:
-    """The steps whose checkpoints `to_average` chooses in a run to step `end` with a checkpoint `every` so many."""
+    """Return the steps whose checkpoints `to_average` chooses in a run to step `end`, one `every` so many steps."""
     steps = sorted({*range(every, end, every), end})
     return steps[-count:] if count > 0 else []
 
@@ -310,7 +224,7 @@ def steps_to_average(count: int, every: int, end: int) -> list[int]:
 def surplus(
     checkpoints: list[Checkpoint], limit: int | None, timed_limit: int | None, best_step: int | None
 ) -> list[Checkpoint]:
-    """The checkpoints to remove; the last, to resume from, and that of `best_step` are always kept.
+    """Return the checkpoints to remove; the last, to resume from, and that of `best_step` are always kept.
 
     Args:
         checkpoints: oldest first.
@@ -333,7 +247,7 @@ def surplus(
 
 
 def is_failed_write(error: BaseException) -> bool:
-    """Whether an error means that a file could not be written: a full disk, a quota, a disk that has gone."""
+    """Return whether an error means that a file could not be written: a full disk, a quota, a disk that has gone."""
     if isinstance(error, RuntimeError):  # torch reports the system's error in its own words
         return any(words in str(error) for words in ("PytorchStreamWriter", "unexpected pos", "iostream error"))
     return isinstance(error, OSError | SafetensorError)

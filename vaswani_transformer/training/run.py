@@ -35,8 +35,10 @@ from ..model.packed_sentences_vaswani import can_use_flash_attention
 from ..output_folder import check_shared, locked_together
 from ..recipes.recipe import AUTO, Recipe, check_recipe
 from .callbacks import (
+    TENSORBOARD,
     FreeThreadsCallback,
     LearningCurveCallback,
+    NoteEventsCallback,
     ResumableEarlyStoppingCallback,
     StopAndSaveCallback,
     TrainingLogCallback,
@@ -60,7 +62,6 @@ from .run_folder import (
     CURVE,
     LOG,
     PREPARED,
-    TENSORBOARD,
     TOKENIZER,
     began_with,
     check_contents,
@@ -371,6 +372,8 @@ class TrainingRun:
                 self.log.on_train_begin(trainer.args, trainer.state, trainer.control)
                 trainer.remove_surplus(checkpoint.parent)  # a kill may have come before
                 return
+        if trainer.is_world_process_zero():
+            trainer.add_callback(NoteEventsCallback(self.output))
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         finally:
@@ -452,7 +455,7 @@ class TrainingRun:
                 if has_adapters(model):
                     merged_adapters(model, self.recipe, staging / ADAPTER)
                     self.output.remove(self.output.names(f"{ADAPTER}/"))  # of a start that was cut off here
-                    self.output.publish(staging / ADAPTER, ADAPTER)
+                    self.output.place(staging / ADAPTER, within=ADAPTER)
                 model.save_pretrained(staging, state_dict=weights)
                 self.tokenizer.save_pretrained(staging)
                 self.output.place(staging, last=WEIGHTS, stale=TOKENIZER_FILES)

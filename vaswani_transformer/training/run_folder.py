@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -14,18 +13,16 @@ import yaml
 from ..data.prepared import PreparedPairs
 from ..data.tokenization import tokenizer_sha256
 from ..data.tokenized_pairs import pair_lengths
-from ..errors import UserError
-from ..files import remove_leftovers, set_aside
-from ..json_and_yaml import parse_yaml, read_json, read_text, read_yaml
+from ..errors import UserError, reading
+from ..files import remove_leftovers
+from ..json_and_yaml import read_json, read_yaml
 from ..model import configuration_vaswani
-from ..output_folder import RECORD, OutputFolder, is_log
+from ..output_folder import OutputFolder
 from ..recipes.recipe import Recipe
-from .checkpoints import WEIGHTS, checkpoint_folders, checkpoint_to_resume, read_checkpoint, remove_checkpoint
-from .monitoring import is_saved_batch
+from .callbacks import TENSORBOARD
+from .checkpoints import WEIGHTS, checkpoint_folders, checkpoint_to_resume, remove_checkpoint, remove_half_removed
 
 CHECKPOINTS, RECIPE, LOG, CURVE = "checkpoints", "recipe.yaml", "training_log.jsonl", "learning_curve.png"
-TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"  # a folder, and the files in it that are TensorBoard's
-EVENT_WORDS = (b'"tokens_per_batch"', b"eval/perplexity", b"train/best_loss", b"train/last_loss")  # of our runs only
 TOKENIZER = "tokenizer"  # a folder beside the checkpoints, for a resumed run
 PREPARED = "prepared"  # a folder: what `vaswani prepare` makes, of large text; it has a record of its own
 ADAPTER = "adapter"  # a folder: what LoRA has trained, beside the model that it is merged into
@@ -38,7 +35,7 @@ MODEL_FILES = (
     WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
     *(path.name for path in Path(configuration_vaswani.__file__).parent.glob("*_vaswani.py")),
 )  # fmt: skip
-_FILES = (RECIPE, LOG, CURVE, *MODEL_FILES, f"{CHECKPOINTS}/{RECIPE}", f"{CHECKPOINTS}/{CONTENTS}")
+_FILES = (RECIPE, LOG, CURVE, ORIGIN, IMPORT, *MODEL_FILES, f"{CHECKPOINTS}/{RECIPE}", f"{CHECKPOINTS}/{CONTENTS}")
 SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are compared for all
 BYTES_OF_A_MODEL = 4  # for each parameter, in float32
 # Fields that a resumed run may change: what has been computed so far does not depend on them.
@@ -51,73 +48,38 @@ FREE_ON_RESUME = {
 }  # fmt: skip
 
 
-def run_output(folder: str | Path) -> OutputFolder:
-    """The output folder of a run, with what is ours in it; an earlier version's is ours by what its files hold."""
-    output = OutputFolder(folder)
-    if RECIPE not in output and _is_earlier_run(output.path):
-        text = [f"text/{path.name}" for path in (output.path / "text").glob("*.*")]  # of a parser
-        text += [f"text/tokenizer/{path.name}" for path in (output.path / "text/tokenizer").glob("*")]
-        within = [
-            f"{CHECKPOINTS}/{TOKENIZER}/{path.name}" for path in (output.path / CHECKPOINTS / TOKENIZER).glob("*")
-        ]
-        output.adopt([*_FILES, *within, *text])
-    return output
-
-
-def _is_earlier_run(folder: Path) -> bool:
-    """Whether an earlier version trained here: its recipe with all values as it wrote them, and log or hashes of it."""
-    try:
-        recipe = read_text(folder / RECIPE, "")
-        values, names = parse_yaml(recipe), {field.name for field in fields(Recipe)}
-        if not (set(values) <= names and len(values) > len(names) // 2 and recipe == _as_yaml(values)):
-            return False
-        if (folder / LOG).is_file():
-            return is_log(folder / LOG)
-        contents = read_json(folder / CHECKPOINTS / CONTENTS, "")
-        return contents.keys() == {"tokenizer", "training data", "validation data"}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return False
-
-
 def _as_yaml(values: dict) -> str:
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 def check_output(recipe: Recipe) -> Path | None:
-    """The checkpoint to resume from, if an interrupted run of this recipe left one in its output folder.
+    """Return the checkpoint to resume from, if an interrupted run of this recipe left one in its output folder.
 
     An interrupted run of the same settings is resumed with `overwrite` too. Nothing is written.
 
     Raises:
-        UserError: for a folder that cannot be written to, or holds another run, or a model without `overwrite`, or
-            files with the names of ours that we have not written.
+        UserError: for a folder that is not ours, or holds another run, or a model without `overwrite`, or files of the
+            user's with the names of ours.
     """
-    output = run_output(recipe.output)
-    folder, ours = output.shown, RECIPE in output
+    output = OutputFolder(recipe.output)
+    folder, checkpoints = output.shown, output.shown / CHECKPOINTS
     if recipe.from_model is not None:
         check_is_elsewhere(recipe.output, recipe.from_model)
-    finished = (folder / WEIGHTS).exists() or ((folder / "config.json").exists() and not ours)
+    output.check_ours(PREPARED)
+    finished = (folder / WEIGHTS).exists()
     if finished and not recipe.overwrite:
         raise UserError(f"{folder} already holds a model: give another --output, or --overwrite to replace it")
-    output.check([RECIPE, LOG, CURVE, ORIGIN, IMPORT, *MODEL_FILES])
-    if recipe.lora_rank and os.path.lexists(folder / ADAPTER) and not output.names(f"{ADAPTER}/"):
-        raise UserError(f"{folder / ADAPTER} was not written by this program: move it, or give another --output")
-    checkpoints = folder / CHECKPOINTS
-    if os.path.lexists(checkpoints) and (not checkpoints.is_dir() or (not ours and any(checkpoints.glob("[!.]*")))):
+    output.check([*_FILES, *(f"{ADAPTER}/adapter_{name}" for name in ("config.json", "model.safetensors"))])
+    if RECIPE not in output and any(checkpoints.glob("[!.]*")):
         raise UserError(f"{checkpoints} was not made by a training of this program: give another --output")
-    if checkpoints.exists() and not os.access(checkpoints, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write to {checkpoints}: give another --output")
-    output.check([f"{CHECKPOINTS}/{RECIPE}", f"{CHECKPOINTS}/{CONTENTS}"])
     checkpoint = None if finished else checkpoint_to_resume(checkpoints, required=not recipe.overwrite)
     if checkpoint is not None:
-        kept = checkpoints / RECIPE  # an earlier version wrote none there
-        changes = _changed_settings(recipe, kept if kept.exists() else folder / RECIPE)
-        if not changes:
+        if not (changes := _changed_settings(recipe, checkpoints / RECIPE)):
             return checkpoint
         if not recipe.overwrite:
             raise UserError(
                 f"{folder} holds an interrupted training with other settings ({', '.join(changes)}): give the same ones"
-                " to resume it, another --output, or --overwrite to start anew"
+                " to resume it, another --output, or --overwrite to start again"
             )
     return None
 
@@ -129,19 +91,11 @@ def check_is_elsewhere(output: str, model: str) -> None:
         raise UserError(f"--output {output} is where the model {model} lies, which is needed: give another --output")
 
 
-_RESTORE = "write the run's recipe there again, give another --output, or move the checkpoints away to start anew"
-
-
 def _changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
-    """Settings that may not change on a resume and did, as `"seed: 1, was 0"`."""
-    try:
-        earlier = read_yaml(earlier_recipe, _RESTORE)
-    except FileNotFoundError:
-        return ["its recipe.yaml is missing"]
-    if not isinstance(earlier, dict):
-        raise UserError(f"{earlier_recipe} holds no recipe: {_RESTORE}")
-    # Fields that are newer than the run had no other value than their default.
-    earlier = {field.name: field.default for field in fields(Recipe)} | earlier
+    """Return settings that may not change on a resume and did, as `"seed: 1, was 0"`."""
+    with reading(earlier_recipe):
+        # Fields that are newer than the run had no other value than their default.
+        earlier = {field.name: field.default for field in fields(Recipe)} | read_yaml(earlier_recipe, "")
     now = {name: value for name, value in asdict(recipe).items() if name not in FREE_ON_RESUME}
     return [
         f"{name}: {value}, was {earlier[name]!s:.100}" for name, value in sorted(now.items()) if value != earlier[name]
@@ -174,29 +128,25 @@ def content_hashes(tokenizer, train: datasets.Dataset, validation: datasets.Data
     }
 
 
-def _earlier_hashes(folder: Path) -> dict[str, str] | None:
-    """The `content_hashes` that the run in `folder` began with; None of an earlier version, which wrote none."""
-    try:
-        return read_json(folder / CHECKPOINTS / CONTENTS, "remove it to resume without comparing the data")
-    except FileNotFoundError:
-        return None
+def _earlier_hashes(folder: Path) -> dict[str, str]:
+    """Return the `content_hashes` that the run in `folder` started with."""
+    with reading(folder / CHECKPOINTS / CONTENTS):
+        return dict(read_json(folder / CHECKPOINTS / CONTENTS, ""))
 
 
 def began_with(folder: Path, train: datasets.Dataset | PreparedPairs) -> bool:
-    """Whether the interrupted run in `folder` began with these training pairs."""
-    return (_earlier_hashes(folder) or {}).get("training data") == _data_sha256(train)
+    """Return whether the interrupted run in `folder` started with these training pairs."""
+    return _earlier_hashes(folder).get("training data") == _data_sha256(train)
 
 
 def check_contents(folder: Path, hashes: dict[str, str]) -> None:
-    """Refuse to resume on another tokenizer or other data than the run in `folder` began with."""
+    """Refuse to resume on another tokenizer or other data than the run in `folder` started with."""
     earlier = _earlier_hashes(folder)
-    if earlier is None:
-        return
     changed = [name for name, value in hashes.items() if earlier.get(name) != value]
     if changed:
         raise UserError(
-            f"the {' and the '.join(changed)} changed since the interrupted training in {folder} began: restore the"
-            f" earlier content to resume it, give another --output, or remove {folder / CHECKPOINTS} to start anew"
+            f"the {' and the '.join(changed)} changed since the interrupted training in {folder} started: restore the"
+            f" earlier content to resume it, give another --output, or --overwrite to start again"
         )
 
 
@@ -210,17 +160,15 @@ def claim_output(
     At whatever moment this is cut off, the next start finds an interrupted run with its own recipe, or none. A second
     recipe lies with the checkpoints, for the next start: the first is for the user, who may move it.
     """
-    output = run_output(recipe.output)
+    output = OutputFolder(recipe.output)
     folder, checkpoints = output.path, output.path / CHECKPOINTS
     text = _as_yaml(asdict(recipe) | {"overwrite": False})  # or a training of this file would replace the model
-    for path in checkpoints.glob(".removing-checkpoint-*"):
-        remove_checkpoint(path)
     if RECIPE in output:
         remove_leftovers(checkpoints)
-    for name in ("files", RECIPE, LOG, CURVE, WEIGHTS, CHECKPOINTS, ADAPTER, ORIGIN, IMPORT, RECORD):
+        remove_half_removed(checkpoints)
+    for name in (*_FILES, "files"):
         remove_leftovers(folder, name)
-    output.make_way([LOG])
-    output.note({LOG: None})  # and what was adopted, whose evidence is removed now
+    output.note([LOG, CURVE])
     if checkpoint is None:
         _remove_earlier_run(output)
     output.write_text(RECIPE, text)
@@ -229,29 +177,20 @@ def claim_output(
     checkpoints.mkdir(exist_ok=True)
     if checkpoint is None:
         with output.staging(CHECKPOINTS) as staging:  # which may be on another disk
-            tokenizer.save_pretrained(staging / TOKENIZER)
-            output.check([path.name for path in (staging / TOKENIZER).iterdir()])  # where they will lie in the end
-            output.publish(staging / TOKENIZER, f"{CHECKPOINTS}/{TOKENIZER}")
+            tokenizer.save_pretrained(staging)
+            output.check([path.name for path in staging.iterdir()])  # their names at the end
+            output.place(staging, within=f"{CHECKPOINTS}/{TOKENIZER}")
         output.write_text(f"{CHECKPOINTS}/{CONTENTS}", json.dumps(hashes, indent=1) + "\n")
     output.write_text(f"{CHECKPOINTS}/{RECIPE}", text)
     return output
 
 
 def _remove_earlier_run(output: OutputFolder) -> None:
-    """Remove what a run of ours left: checkpoints, model, log, TensorBoard's events; all other files stay."""
-    checkpoints = output.path / CHECKPOINTS
-    for path in checkpoint_folders(checkpoints):
+    """Remove what an earlier run wrote: checkpoints, model, log, TensorBoard's events; all other files stay."""
+    for path in checkpoint_folders(output.path / CHECKPOINTS):
         remove_checkpoint(path)
-        if path.exists() and read_checkpoint(path) is not None:
-            set_aside(path)  # another program's: no run may resume from it
-    for path in checkpoints.glob("non-finite-loss-*.json"):
-        if is_saved_batch(path):
-            path.unlink()
-    output.remove(output.names(f"{CHECKPOINTS}/"))
-    output.remove([WEIGHTS, "config.json", LOG, CURVE, ORIGIN, IMPORT, *output.names(f"{ADAPTER}/")])
-    for path in (output.path / TENSORBOARD).glob(EVENTS):  # shown together, two runs would look like one
-        if path.is_file() and not path.is_symlink() and any(word in path.read_bytes() for word in EVENT_WORDS):
-            path.unlink()
+    within = [name for name in output.names() if name.startswith((f"{CHECKPOINTS}/", f"{ADAPTER}/", f"{TENSORBOARD}/"))]
+    output.remove([*within, WEIGHTS, "config.json", LOG, CURVE, ORIGIN, IMPORT])
 
 
 def checkpoints_kept(recipe: Recipe) -> int:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -20,7 +19,7 @@ from accelerate.utils import DDPCommunicationHookType, gather_object, send_to_de
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 from transformers.hf_argparser import HfArg
-from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -34,8 +33,8 @@ from ..data.batching import (
 )
 from ..data.tokenized_pairs import pair_lengths
 from ..distributed import on_any_process, over_processes
-from ..errors import UserError
-from ..files import publish, remove, unfinished
+from ..errors import reading
+from ..files import free_name, publish, remove, unfinished
 from ..model.loss_vaswani import IGNORE_INDEX, label_smoothed_cross_entropy
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipes.recipe import Recipe
@@ -49,7 +48,6 @@ from .checkpoints import (
     is_failed_write,
     last_complete_checkpoint,
     read_checkpoints,
-    reading,
     remove_checkpoint,
     step_of,
     surplus,
@@ -158,7 +156,6 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self._finite_losses = FiniteLossGuard(self)
         self._evaluation_totals = [0.0, 0]
         self._validated_step = -1
-        self._warned_of_new_draws = False
 
     # Batches (Section 5.1)
 
@@ -209,9 +206,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
         )
         return self.accelerator.prepare_data_loader(loader, device_placement=False)
 
-    def _get_dataloader(self, *args, **kwargs) -> DataLoader:
-        """As in `Trainer`, for validation, with signals and random numbers as in training."""
-        loader = super()._get_dataloader(*args, **kwargs)
+    def get_eval_dataloader(self, eval_dataset=None) -> DataLoader:
+        """As in `Trainer`, with signals and random numbers as in training."""
+        loader = super().get_eval_dataloader(eval_dataset)
         base = getattr(loader, "base_dataloader", loader)
         base.generator, base.worker_init_fn = self._loader_generator(), _leave_signals_to_the_trainer
         return loader
@@ -369,7 +366,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         if self.state.global_step == 0 or not isinstance(stored, dict):
             return
         checkpoint = Path(f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-        with reading(checkpoint, TRAINER_STATE_NAME):
+        with reading(checkpoint):
             progress = stored["attributes"]
             self.tokens_seen[:], self.positions_seen[:] = progress["tokens_seen"], progress["positions_seen"]
             self._meter.restore(progress["meter"], self.tokens_seen)
@@ -445,7 +442,9 @@ class VaswaniTrainer(Seq2SeqTrainer):
             self.state.stateful_callbacks[name] = same_class if len(same_class) > 1 else same_class[0]
         self.state.save_to_json(str(writing / TRAINER_STATE_NAME))
         write_manifest(writing, self.state.global_step, self.args.world_size, self._save_reasons())
-        remove_checkpoint(final)  # an earlier one of this step that was not complete
+        remove_checkpoint(final)  # an earlier one of this step that was damaged
+        if final.exists():  # with files of others
+            final.rename(free_name(final))
         publish(writing, final)
 
     def _save_reasons(self) -> set[str]:
@@ -468,57 +467,6 @@ class VaswaniTrainer(Seq2SeqTrainer):
             whole = sorted(read_checkpoints(folder), key=lambda one: (one.step <= now, one.step))
             for checkpoint in surplus(whole, *limits, self.state.best_global_step):
                 remove_checkpoint(checkpoint.path)
-
-    def _reading(self, checkpoint: str | None, *names: str) -> AbstractContextManager:
-        """See [`reading`]; where the model is sharded an error may be one of the connection, and stays as it is."""
-        return nullcontext() if self.is_fsdp_enabled else reading(Path(checkpoint or ""), *names)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        """As in `Trainer`; weights that cannot be read, are missing or are not the model's raise `UserError`."""
-        with self._reading(resume_from_checkpoint, "weights"):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _issue_warnings_after_load(self, load_result) -> None:
-        """Raise `UserError` where `Trainer` warns; of tied weights one is enough."""
-        if not isinstance(self.model, VaswaniForConditionalGeneration):  # another may save less than it has
-            super()._issue_warnings_after_load(load_result)
-            return
-        state = self.model.state_dict()
-        loaded = {state[name].data_ptr() for name in state.keys() - set(load_result.missing_keys)}
-        missing = [name for name in load_result.missing_keys if state[name].data_ptr() not in loaded]
-        for kind, names in (("missing", missing), ("unexpected", load_result.unexpected_keys)):
-            if names:
-                raise UserError(f"the checkpoint's weights are not those of this model: {kind} {min(names)!r:.200}")
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """As in `Trainer`; what cannot be read raises `UserError`."""
-        with self._reading(checkpoint, OPTIMIZER_NAME, SCHEDULER_NAME):
-            super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        """As in `Trainer`; what cannot be read raises `UserError`."""
-        with self._reading(checkpoint, SCALER_NAME):
-            super()._load_scaler(checkpoint)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """As in `Trainer`; from a checkpoint of another number of processes dropout restarts, which is logged."""
-        if checkpoint is None:
-            return
-        earlier = max(1, len(list(Path(checkpoint).glob("rng_state*.pth"))))
-        if earlier == self.args.world_size:
-            of_rank = "" if self.args.world_size == 1 else f"_{self.args.process_index}"
-            with self._reading(checkpoint, f"rng_state{of_rank}.pth"):
-                super()._load_rng_state(checkpoint)
-            return
-        step, rank = self.state.global_step, self.args.process_index
-        torch.manual_seed(int(np.random.SeedSequence((self.args.seed, step, rank)).generate_state(1)[0]))
-        if not self._warned_of_new_draws and self.is_world_process_zero():
-            logger.info(
-                "the checkpoint is of %d process%s, now there are %d: batches, rates and Adam's averages continue as"
-                " they were; dropout is seeded anew by seed, step and process",
-                *(earlier, "" if earlier == 1 else "es", self.args.world_size),
-            )
-        self._warned_of_new_draws = True
 
 
 class _StartCallback(TrainerCallback):

@@ -4,14 +4,12 @@
 
 For each format a random model is made in its own program, imported, and run beside it on random sentences: the largest
 difference of a logit, and how many outputs of greedy and of beam search are the same. A format is one function of
-`FORMATS`, which makes the source in a folder and returns an `Original`; rows whose program is not installed are left
-out.
+`FORMATS`, which makes the source in a folder and returns an `Original`.
 """
 
 import argparse
 import json
 import struct
-import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -19,9 +17,8 @@ from pathlib import Path
 
 import torch
 from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from vaswani_transformer import VaswaniConfig, VaswaniForConditionalGeneration, import_model
+from vaswani_transformer import VaswaniForConditionalGeneration, import_model
 
 LONGEST = 16  # tokens of a sentence
 BEAMS = 4
@@ -144,90 +141,6 @@ def fsmt(folder: Path, dtype: torch.dtype, **changes) -> Original:
     return of_transformers("`FSMTForConditionalGeneration`", model, folder, dtype)
 
 
-class TorchTransformer(torch.nn.Module):
-    """A model around `torch.nn.Transformer`, as tutorials write it."""
-
-    def __init__(self, source_size: int = 61, target_size: int = 53, d_model: int = 32):
-        super().__init__()
-        self.transformer = torch.nn.Transformer(d_model, 4, 2, 2, 40, 0.0, activation="gelu", batch_first=True)
-        self.source = torch.nn.Embedding(source_size, d_model)
-        self.target = torch.nn.Embedding(target_size, d_model)
-        self.generator = torch.nn.Linear(d_model, target_size)
-        self.positions = torch.nn.Embedding(100, d_model)
-
-    def embed(self, table: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
-        """`(sentences, tokens, d_model)`."""
-        return (
-            table(ids) * ids.new_tensor(table.embedding_dim).to(table.weight.dtype).sqrt()
-            + self.positions.weight[: ids.shape[1]]
-        )
-
-    def encode(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """`(sentences, source tokens, d_model)`."""
-        return self.transformer.encoder(self.embed(self.source, ids), src_key_padding_mask=mask == 0)
-
-    def decode(self, memory: torch.Tensor, mask: torch.Tensor, decoder_ids: torch.Tensor) -> torch.Tensor:
-        """Logits `(sentences, target tokens, entries)`."""
-        length = decoder_ids.shape[1]
-        causal = torch.ones(length, length, dtype=torch.bool).triu(1)
-        states = self.embed(self.target, decoder_ids)
-        states = self.transformer.decoder(states, memory, tgt_mask=causal, memory_key_padding_mask=mask == 0)
-        return self.generator(states)
-
-
-class SearchOver(VaswaniForConditionalGeneration):
-    """Our search, of which each step's logits are another model's."""
-
-    class Encoder(torch.nn.Module):
-        """What `generate` calls first."""
-
-        def __init__(self, other: TorchTransformer):
-            super().__init__()
-            self.other = other
-
-        def forward(self, input_ids, attention_mask, **_) -> BaseModelOutput:
-            """As of any encoder of transformers."""
-            return BaseModelOutput(last_hidden_state=self.other.encode(input_ids, attention_mask))
-
-    def __init__(self, config: VaswaniConfig, other: TorchTransformer):
-        super().__init__(config)
-        self.over = self.Encoder(other)
-
-    def get_encoder(self, modality=None):
-        """The other's."""
-        return self.over
-
-    def forward(self, encoder_outputs, attention_mask, decoder_input_ids, **_) -> Seq2SeqLMOutput:
-        """Logits of a step."""
-        other = self.over.other
-        return Seq2SeqLMOutput(logits=other.decode(encoder_outputs[0], attention_mask, decoder_input_ids))
-
-
-def torch_transformer(folder: Path, dtype: torch.dtype) -> Original:
-    """`torch.nn.Transformer`, with two vocabularies, final norms, an output bias and learned positions."""
-    model = TorchTransformer().to(dtype).train()  # without dropout; torch's fused path in eval() rounds differently
-    randomize(model, 5)
-    with torch.no_grad():
-        model.generator.bias[3] += 2  # so that outputs end
-    folder.mkdir(parents=True)
-    torch.save({"model_state_dict": model.state_dict(), "epoch": 1}, folder / "model.pt")
-    lines = ["prefix: transformer.", "source_embedding: source", "target_embedding: target", "output: generator"]
-    lines += ["num_heads: 4", "activation_function: gelu", "position_encoding: learned", "position_tables: positions"]
-    lines += ["special_tokens: {pad: 1, bos: 2, eos: 3}"]
-    (folder / "mapping.yaml").write_text("\n".join(lines), encoding="utf-8")
-    ids = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2}
-    config = VaswaniConfig(vocab_size=61, decoder_vocab_size=53, d_model=32, encoder_layers=1, decoder_layers=1, **ids)
-    over = SearchOver(config, model)
-
-    def logits(ids, mask, decoder_ids):
-        return model.decode(model.encode(ids, mask), mask, decoder_ids)
-
-    def search(ids, mask, beams):
-        return over.generate(ids, attention_mask=mask, num_beams=beams, use_cache=False)
-
-    return Original("`torch.nn.Transformer`", logits, search, folder / "model.pt", {"mapping": folder / "mapping.yaml"})
-
-
 def fairseq(folder: Path, dtype: torch.dtype) -> Original:
     """A checkpoint of fairseq's `transformer`, computed by FSMT, whose weights are fairseq's under other names."""
     original = fsmt(folder / "fsmt", dtype)
@@ -251,58 +164,6 @@ def fairseq(folder: Path, dtype: torch.dtype) -> Original:
     return Original("fairseq, computed by FSMT", original.logits, search, folder / "model.pt", search_options=options)
 
 
-def joeynmt(folder: Path, dtype: torch.dtype) -> Original:
-    """A post-norm Transformer of JoeyNMT's, with two vocabularies."""
-    from types import SimpleNamespace
-
-    from joeynmt.config import _check_special_symbols
-    from joeynmt.model import build_model
-    from joeynmt.search import beam_search, greedy
-    from joeynmt.vocabulary import Vocabulary
-
-    layers = {"type": "transformer", "num_layers": 2, "num_heads": 4, "hidden_size": 32, "ff_size": 40}
-    layers |= {"layer_norm": "post", "dropout": 0.0, "embeddings": {"embedding_dim": 32, "scale": True}}
-    settings = {
-        "encoder": layers, "decoder": layers, "tied_embeddings": False, "tied_softmax": True,
-        "initializer": "xavier_uniform", "embed_initializer": "normal",
-    }  # fmt: skip
-    symbols = SimpleNamespace(**_check_special_symbols({}))
-    vocabularies = [Vocabulary([f"word{number}" for number in range(size)], symbols) for size in (57, 49)]
-    model = build_model(settings, *vocabularies)
-    randomize(model, 4)
-    model = model.to(dtype).eval()
-    folder.mkdir(parents=True)
-    for side, vocabulary in zip(("src", "trg"), vocabularies, strict=True):
-        vocabulary.to_file(folder / f"{side}_vocab.txt")
-    sides = {"src": {"lang": "de", "level": "word"}, "trg": {"lang": "en", "level": "word"}}
-    content = {"data": sides, "model": settings, "testing": {"beam_size": BEAMS, "beam_alpha": 1.0}}
-    (folder / "config.yaml").write_text(json.dumps(content))  # JSON is YAML
-    torch.save({"model_state": model.state_dict()}, folder / "best.ckpt")
-
-    def encode(ids, mask):
-        seen = mask.bool().unsqueeze(1)
-        return model.encoder(model.src_embed(ids), mask.sum(1), seen)[0], seen
-
-    def logits(ids, mask, decoder_ids):
-        encoded, seen = encode(ids, mask)
-        target_mask = torch.ones(len(ids), 1, decoder_ids.shape[1], dtype=torch.bool)
-        return model.decoder(model.trg_embed(decoder_ids), encoded, None, seen, None, None, target_mask)[0]
-
-    def search(ids, mask, beams):
-        encoded, seen = encode(ids, mask)
-        if beams == 1:
-            rows = greedy(seen, 19, model, encoded, None)[0]
-        else:
-            rows = beam_search(model, beams, encoded, None, seen, 19, 1.0)[0]
-        # JoeyNMT leaves out the start, and pads with what it pleases behind the end.
-        rows = torch.as_tensor(rows)
-        rows = rows.masked_fill(((rows == 3).cumsum(1) - (rows == 3).long()) > 0, 1)
-        return torch.nn.functional.pad(rows, (1, 0), value=2)
-
-    options = {"max_length": 20, "max_extra_tokens": None}
-    return Original("JoeyNMT 2.3, `layer_norm: post`", logits, search, folder, search_options=options)
-
-
 DOUBLE, SINGLE = torch.float64, torch.float32
 #: Functions and the types of numbers that they are asked for.
 FORMATS = {
@@ -310,9 +171,7 @@ FORMATS = {
     separate_marianmt: (DOUBLE, SINGLE),
     marian_positions: (DOUBLE, SINGLE),
     fsmt: (SINGLE,),  # its mask is not made for others
-    torch_transformer: (DOUBLE, SINGLE),
     fairseq: (SINGLE,),
-    joeynmt: (DOUBLE, SINGLE),
 }
 
 
@@ -439,11 +298,7 @@ def main() -> None:
     for format, dtypes in FORMATS.items():
         for dtype in dtypes if arguments.only in (None, format.__name__) else ():
             with tempfile.TemporaryDirectory() as folder:
-                try:
-                    original = format(Path(folder) / "source", dtype)
-                except ImportError as error:
-                    print(f"{format.__name__} is left out: {error}", file=sys.stderr)
-                    break
+                original = format(Path(folder) / "source", dtype)
                 result = compare(original, Path(folder) / "output", arguments.sentences)
             row = [original.name, str(dtype).removeprefix("torch."), f"{result['difference']:.1e}"]
             row += [

@@ -60,7 +60,6 @@ _PAIRS = (
     " --validation-source none --validation-target none --validation-size 5 --train-data pairs/pairs."
 )
 _LINKS = "attention model --report in.txt --target reference.txt --output new --alignments alignments.txt"
-_TORCH = "import torch_transformer/model.pt --mapping torch_transformer/mapping.yaml --output new"
 _TUNE = "train finetune --from imported-marianmt --output new --quiet --max-steps 1 --validation-size 2"
 _MODEL_SETTINGS = ("config.json", "generation_config.json")
 _MODEL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
@@ -144,9 +143,6 @@ TARGETS += [
     *_reads("import src-spm --output new", "src-spm/joint.spm", tolerant=True, **_NEW),
     *_reads("import fairseq/model.pt --output new", "model.pt", "dict.de.txt", folder="fairseq/", tolerant=True,
             **_NEW),
-    *_reads("import joeynmt --output new", "best.ckpt", "config.yaml", "codes", "src_vocab.txt", folder="joeynmt/",
-            tolerant=True, **_NEW),
-    *_reads(_TORCH, "model.pt", "mapping.yaml", folder="torch_transformer/", tolerant=True, **_NEW),
     *_reads("translate imported-marianmt words", "config.json", "tokenizer.json", "target_tokenizer.json",
             "tokenizer_config.json", folder="imported-marianmt/", tolerant=True),
     *_reads("translate imported-fsmt words", "vocab-tgt.json", "merges.txt", "tokenizer_config.json",

@@ -21,8 +21,7 @@ TEXT_RECIPE = {
 }  # fmt: skip
 #: Sources of `vaswani import`, with their options.
 IMPORTS = [
-    ("marianmt",), ("fsmt",), ("relu-two",), ("src-spm",), ("fairseq/model.pt",), ("joeynmt",),
-    ("torch_transformer/model.pt", "--mapping", "torch_transformer/mapping.yaml"),
+    ("marianmt",), ("fsmt",), ("relu-two",), ("src-spm",), ("fairseq/model.pt",),
 ]  # fmt: skip
 KEPT = ("marianmt", "fsmt")  # whose imported folders stay
 SENTENCES = "A small sentence.\nWords and more words.\nThe dog sees a cat.\n"
@@ -147,13 +146,12 @@ def _bring_others() -> None:
     import import_differences
     import torch
 
-    for make in (import_differences.marianmt, import_differences.fairseq, import_differences.torch_transformer):
+    for make in (import_differences.marianmt, import_differences.fairseq):
         make(Path(make.__name__), torch.float32)
     Path("fairseq/fsmt").rename("fsmt")
-    shutil.copytree(TESTS / "fixtures/joeynmt", "joeynmt")
     for name in ("relu-two", "src-spm"):
         shutil.copytree(TESTS / "fixtures/marian" / name, name)
-    for folder in ("joeynmt", "relu-two", "src-spm"):
+    for folder in ("relu-two", "src-spm"):
         for name in ("expected.json", "scores.json"):
             Path(folder, name).unlink(missing_ok=True)
     for source, *options in IMPORTS:

@@ -5,22 +5,19 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 
 import pytest
-from conftest import ROOT, TESTS, tiny_config, tiny_model
+from conftest import ROOT, tiny_config, tiny_model
 from huggingface_hub import ModelCard, ModelCardData
 
-from vaswani_transformer import VaswaniConfig, load_model, load_recipe
+from vaswani_transformer import VaswaniConfig, load_recipe
 from vaswani_transformer.decoding.confidence import Calibration, Reliability
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.evaluation.records import tensors_sha256
 from vaswani_transformer.hub.card_facts import (
     CardFacts,
     _calibration_of,
     datasets_of,
-    facts_of,
     file_name,
     languages_of,
     read_run,
@@ -343,18 +340,6 @@ def test_the_next_card_keeps_what_is_still_true(evaluations):
     assert carry_over(bare, card + "Mine.") == bare and not may_be_replaced(card + "Mine.")
     other = carry_over(facts(weights="cd" * 32), card)
     assert other.evaluations == () and other.license == "mit" and other.languages == ["en", "de"]
-
-
-def test_a_card_of_the_version_before_the_rooms_is_recognised(tmp_path):
-    with tarfile.open(TESTS / "fixtures" / "written_before_the_rooms.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    card = (TESTS / "fixtures" / "card_written_before_the_rooms.md").read_text(encoding="utf-8")
-    folder = tmp_path / "model"
-    now = facts_of(load_model(folder)[0], "owner/tiny", folder, tensors_sha256(folder))
-    kept = carry_over(now, card)
-    assert describes(card, now.weights) and kept.license == "mit" and kept.datasets == ["owner/texts"]
-    assert kept.languages == ["en", "de"] and [record["test_set"] for record in kept.evaluations] == ["in"]
-    assert read_card(render_card(kept)) == read_card(card)
 
 
 def test_a_new_model_brings_its_code_too():

@@ -17,10 +17,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
 from vaswani_transformer import VaswaniTokenizer, import_model
-from vaswani_transformer.importing import fairseq, marian, refused, sentencepiece, subword_nmt, word_tokenizer
+from vaswani_transformer.importing import fairseq, marian, refused, sentencepiece, subword_nmt
 from vaswani_transformer.importing.checkpoints import read_checkpoint, read_pickle
 from vaswani_transformer.importing.source import ImportOptions
-from vaswani_transformer.importing.torch_mapping import nearest
 from vaswani_transformer.model.sentencepiece_vaswani import CharacterMap
 from vaswani_transformer.model.words_vaswani import SubwordText
 
@@ -233,18 +232,6 @@ def test_merges_without_end(tmp_path):
     assert "more than 1,000,000 lines" in line
 
 
-def test_merges_of_merges(tmp_path):
-    chain = ["a" * length for length in range(1, 3001)]
-    (tmp_path / "codes").write_text("#version: 0.2\n" + "".join(f"{part} a\n" for part in chain))
-    ids = {"<s>": 0, "</s>": 1, "<unk>": 2, "a@@": 3, "a": 4}
-    options = {"special_tokens": ["<s>", "</s>", "<unk>"], "end": "</s>", "unknown": "<unk>"}
-    backend = subword_nmt.backend(tmp_path / "codes", ids, cuts_again=True, **options)
-    tokenizer = VaswaniTokenizer(
-        tokenizer_object=backend, known_tokens=(5, 5), bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
-    assert tokenizer(["a" * 2500 + "b"])["input_ids"] == [[3] * 2500 + [2, 1]]
-
-
 def test_merges_with_nothing():
     text = SubwordText.__new__(SubwordText)
     vocabulary = {"": 0, "ab": 9, "a": 1, "\U000f0000</w>": 10}
@@ -265,16 +252,3 @@ def test_known_tokens_need_an_unknown_token_that_is_known():
     for unknown in (None, "<unk>"):
         with pytest.raises(ValueError, match="unk_token"):
             VaswaniTokenizer(tokenizer_object=backend, eos_token="</s>", unk_token=unknown, known_tokens=[2, 2])
-
-
-def test_a_piece_without_end_in_a_tokenizer_of_a_tutorial(tmp_path):
-    model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a" * 1_000_000, -1.0]], "byte_fallback": False}
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
-    special = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}
-    line = error_of(word_tokenizer.read_tokenizer, [tmp_path], special, [9, 9], False)
-    assert "a piece of more than 10,000 characters" in line
-
-
-def test_the_nearest_of_many_names():
-    names = {f"decoder.layers.{number}.{'x' * 300}": None for number in range(100_000)}
-    assert nearest("decoder.layers.7." + "x" * 300, names)

@@ -128,46 +128,13 @@ def test_multi30k_against_the_tokenizer_of_fsmt(tmp_path, version):
 
 @pytest.mark.parametrize("version", ["0.1", "0.2"])
 def test_against_subword_nmt_and_its_vocabulary(tmp_path, version):
-    """Needs the package subword-nmt; with a vocabulary, it cuts pieces again that the vocabulary lacks."""
+    """Needs the package subword-nmt."""
     apply_bpe = pytest.importorskip("subword_nmt.apply_bpe")
     case = Case(tmp_path, version, [TEXT], 120)
     theirs = apply_bpe.BPE(io.StringIO(case.path.read_text(encoding="utf-8")))
     words = [one[:cut] + other for one in TEXT.split() for other in TEXT.split()[::3] for cut in (0, 2, 4)]
     for word in words:
         assert theirs.process_line(word).split() == case.pieces(word)
-    if version == "0.1":  # whose last pieces cannot be cut as they were joined
-        return
-    theirs = apply_bpe.BPE(
-        io.StringIO(case.path.read_text(encoding="utf-8")), vocab={word for word in case.ids if word not in SPECIAL}
-    )
-    backend = subword_nmt.backend(case.path, case.ids, cuts_again=True, **OPTIONS)
-    tokenizer = VaswaniTokenizer(
-        tokenizer_object=backend, known_tokens=(len(case.ids),) * 2, eos_token="</s>", unk_token="<unk>"
-    )
-    expected = [[*(case.ids.get(piece, 3) for piece in theirs.process_line(word).split()), 2] for word in words]
-    assert tokenizer(words)["input_ids"] == expected
-
-
-def test_pieces_that_the_vocabulary_lacks_are_cut_again(tmp_path):
-    codes = tmp_path / "codes"
-    codes.write_text("#version: 0.2\na b\nab c\nabc d</w>\nx y</w>\n", encoding="utf-8")
-    words = ["a@@", "b@@", "c@@", "abc@@", "d", "x@@", "q@@", "a"]
-    ids = {token: number for number, token in enumerate((*SPECIAL, *words))}
-    backend = subword_nmt.backend(codes, ids, cuts_again=True, **OPTIONS)
-    tokenizer = VaswaniTokenizer(
-        tokenizer_object=backend, known_tokens=(len(ids),) * 2, eos_token="</s>", unk_token="<unk>", pad_token="<pad>"
-    )
-    tokenizer.save_pretrained(tmp_path)
-
-    def pieces(text: str) -> list[str]:
-        rows = [loaded(text)["input_ids"] for loaded in (tokenizer, VaswaniTokenizer.from_pretrained(tmp_path))]
-        assert rows[0] == rows[1] and rows[0].pop() == 2
-        return [(*SPECIAL, *words)[number] for number in rows[0]]
-
-    assert pieces("abcd") == ["abc@@", "d"]  # in one piece, which the vocabulary lacks
-    assert pieces("abd") == ["a@@", "b@@", "d"]
-    assert pieces("xy abcq") == ["x@@", "<unk>", "abc@@", "<unk>"]
-    assert pieces("a \U000f0004 a") == ["a", "<unk>", "a"]  # the letter that stands for a piece inside
 
 
 @pytest.mark.parametrize(

@@ -187,9 +187,8 @@ def add_import(commands) -> None:
         "make a model of another toolkit a model of this package",
         "Write a model that another toolkit trained as a model folder, with its tokenizer and a card. SOURCE is the"
         " folder or Hub name (owner/name) of a MarianMT (OPUS-MT) or FSMT model of transformers, Marian's .npz,"
-        " fairseq's .pt, a JoeyNMT checkpoint, the weights of a torch.nn.Transformer, or a folder of this package with"
-        " pickled weights. The format is found out. Of pickles tensors are read and nothing else: code in them does not"
-        " run.",
+        " fairseq's .pt, or a folder of this package with pickled weights. The format is found out. Of pickles tensors"
+        " are read and nothing else: code in them does not run.",
     )
     add = parser.add_argument
     add("source", metavar="SOURCE", help="file, folder, or name of a model on the Hub")
@@ -201,8 +200,7 @@ def add_import(commands) -> None:
         metavar="FILE",
         help="vocabulary of both languages, or of source and target, where it does not lie beside SOURCE",
     )
-    add("--bpe-codes", metavar="FILE", help="merges of byte-pair encoding, of fairseq and JoeyNMT")
-    add("--mapping", metavar="FILE", help="YAML file that names the weights of a torch.nn.Transformer")
+    add("--bpe-codes", metavar="FILE", help="merges of byte-pair encoding, of fairseq")
     add(
         "--positions",
         choices=("marian", "transformers"),
@@ -226,7 +224,6 @@ def _import(arguments: argparse.Namespace) -> int:
         arguments.output,
         vocabularies=arguments.vocabulary,
         bpe_codes=arguments.bpe_codes,
-        mapping=arguments.mapping,
         positions=arguments.positions,
         overwrite=arguments.overwrite,
     )

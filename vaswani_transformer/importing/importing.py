@@ -34,8 +34,6 @@ FORMATS = {
     "fsmt": (),
     "marian": ("vocabularies",),
     "fairseq": ("vocabularies", "bpe_codes"),
-    "joeynmt": ("vocabularies", "bpe_codes"),
-    "torch_transformer": ("mapping", "vocabularies"),
 }
 WEIGHTS, CARD = "model.safetensors", "README.md"
 _HARMLESS = 10**8  # parameters, 800 MB in float64: so many may come from files that are smaller
@@ -57,7 +55,6 @@ def import_model(
     *,
     vocabularies: Iterable[str | Path] = (),
     bpe_codes: str | Path | None = None,
-    mapping: str | Path | None = None,
     positions: str | None = None,
     overwrite: bool = False,
 ) -> Import:
@@ -69,8 +66,7 @@ def import_model(
         source: a file or folder, or the name `owner/name` of a model on the Hub, which is downloaded.
         output: a new or empty folder; it appears when all of it is written and has been loaded once.
         vocabularies: one file of both sides, or those of source and target, where they do not lie beside the source.
-        bpe_codes: the merges of byte-pair encoding, of fairseq and JoeyNMT.
-        mapping: a YAML file that names the parameters of a `torch.nn.Transformer`.
+        bpe_codes: the merges of byte-pair encoding, of fairseq.
         positions: `"marian"` or `"transformers"`, of a folder of `MarianMTModel`: what it was trained with. By default
             Marian's, unless the Trainer of transformers has left files there.
         overwrite: replace an imported model in the output folder.
@@ -83,7 +79,6 @@ def import_model(
     options = ImportOptions(
         vocabularies=tuple(_file(path, "vocabulary") for path in vocabularies),
         bpe_codes=None if bpe_codes is None else _file(bpe_codes, "bpe_codes"),
-        mapping=None if mapping is None else _file(mapping, "mapping"),
         positions=positions,
     )
     check_path(source, "source")

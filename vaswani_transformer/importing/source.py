@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from ..json_and_yaml import read_json
 from ..model.configuration_vaswani import VaswaniConfig
 
-#: Activation functions by the names that fairseq, JoeyNMT and transformers have for them, and by ours.
+#: Activation functions by the names that fairseq and transformers have for them, and by ours.
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
 
 
@@ -44,7 +44,6 @@ class ImportOptions:
 
     vocabularies: tuple[Path, ...] = ()  # one of both sides, or source and target
     bpe_codes: Path | None = None
-    mapping: Path | None = None  # of the names of a `torch.nn.Transformer`
     positions: str | None = None  # "marian" or "transformers", for folders of MarianMTModel
 
 

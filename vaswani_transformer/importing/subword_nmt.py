@@ -14,7 +14,6 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from ..errors import UserError, shortened
 from ..json_and_yaml import read_text
-from ..model.words_vaswani import MOST_PIECES, letter_of
 
 SEPARATOR = "@@"
 _MOST_BYTES = 1 << 24  # of a file of merges; 100,000 of them take 2 MB
@@ -33,7 +32,6 @@ def backend(
     end: str,
     unknown: str,
     separator: str = SEPARATOR,
-    cuts_again: bool = False,
 ) -> Tokenizer:
     """A tokenizer that cuts words, which spaces separate, into the pieces that subword-nmt makes of them.
 
@@ -46,8 +44,6 @@ def backend(
         end: the special token that ends a text.
         unknown: the special token that stands for letters of no piece.
         separator: what pieces within a word end in.
-        cuts_again: cut pieces that `ids` lacks, as subword-nmt does when it is given a vocabulary (not in version 0.1);
-            `VaswaniTokenizer` does it, by `SubwordText`.
 
     Raises:
         UserError: there is no such file, or it holds something else than merges.
@@ -65,9 +61,6 @@ def backend(
     others = zip(sorted(symbols - pieces.keys()), count(1 + max(ids.values())), strict=False)
     vocabulary = {token: ids[token] for token in special_tokens} | pieces | dict(others)
     suffix = {} if is_first_version else {"end_of_word_suffix": mark}
-    if cuts_again and not is_first_version and len(ids) <= MOST_PIECES:
-        first = 1 + max(vocabulary.values())
-        vocabulary |= {letter_of(number) + mark: first + number for number in range(len(ids))}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, **suffix))
     if is_first_version:
         # Not behind letters that no piece has, which would not be joined with it.

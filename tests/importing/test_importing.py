@@ -147,8 +147,8 @@ def test_options_that_do_not_apply(folder, toy, tmp_path):
     line = error_of(import_model, toy.source, tmp_path / "out", vocabularies=[toy.source])
     assert line == "--vocabulary does not apply to a toy: leave it out"
     import_model(toy.source, tmp_path / "out", positions="marian")
-    line = error_of(import_model, toy.source, tmp_path / "other", mapping=tmp_path / "nowhere.yaml")
-    assert "nowhere.yaml is no file" in line
+    line = error_of(import_model, toy.source, tmp_path / "other", bpe_codes=tmp_path / "nowhere")
+    assert "nowhere is no file" in line
 
 
 def test_nothing_is_there(folder, tmp_path):

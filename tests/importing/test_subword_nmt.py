@@ -144,7 +144,7 @@ def test_against_subword_nmt_and_its_vocabulary(tmp_path, version):
         ("#version: 0.2\na b\nabc\n", ["line 3", "abc"]),
         ("a b 7\nc d\n", ["line 2", "c d"]),
         ("a b c d\n", ["line 1"]),
-        (b"\xff\xfe", ["UTF-8"]),
+        (b"\xff\xfe", ["utf-8"]),
         (None, ["there is no file"]),
     ],
 )

@@ -1,37 +1,61 @@
 """The Transformer of "Attention Is All You Need" as a Hugging Face-compatible package.
 
 Importing it registers the architecture, so that `AutoModelForSeq2SeqLM.from_pretrained` and its kin load our models.
+It imports neither torch nor transformers: the registration happens when transformers' auto classes are imported, or at
+once where they already are.
 """
 
 import importlib
+from collections.abc import Callable
+from types import ModuleType
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+import wrapt
 
 from .errors import UserError
-from .model.configuration_vaswani import VaswaniConfig
-from .model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel, VaswaniPreTrainedModel
-from .model.tokenization_vaswani import VaswaniTokenizer
 
 __version__ = "0.1.0"
 
-AutoConfig.register(VaswaniConfig.model_type, VaswaniConfig, exist_ok=True)
-AutoModel.register(VaswaniConfig, VaswaniModel, exist_ok=True)
-AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration, exist_ok=True)
-AutoTokenizer.register(VaswaniConfig, VaswaniTokenizer, exist_ok=True)
-# Saved models bring this code along for users without the package (with trust_remote_code).
-VaswaniConfig.register_for_auto_class()
-VaswaniModel.register_for_auto_class("AutoModel")
-VaswaniForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
-VaswaniTokenizer.register_for_auto_class()
+
+def _register_configuration(ours: ModuleType, auto: ModuleType) -> None:
+    auto.AutoConfig.register(ours.VaswaniConfig.model_type, ours.VaswaniConfig, exist_ok=True)
+    ours.VaswaniConfig.register_for_auto_class()  # saved models bring their code along (for trust_remote_code)
 
 
-def _write_card(model: VaswaniPreTrainedModel, repo_id: str, card: str) -> str:
+def _register_models(ours: ModuleType, auto: ModuleType) -> None:
+    auto.AutoModel.register(ours.VaswaniConfig, ours.VaswaniModel, exist_ok=True)
+    auto.AutoModelForSeq2SeqLM.register(ours.VaswaniConfig, ours.VaswaniForConditionalGeneration, exist_ok=True)
+    ours.VaswaniModel.register_for_auto_class("AutoModel")
+    ours.VaswaniForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+    ours.VaswaniForConditionalGeneration.card_writer = _write_card
+
+
+def _register_tokenizer(ours: ModuleType, auto: ModuleType) -> None:
+    from .model.configuration_vaswani import VaswaniConfig
+
+    auto.AutoTokenizer.register(VaswaniConfig, ours.VaswaniTokenizer, exist_ok=True)
+    ours.VaswaniTokenizer.register_for_auto_class()
+
+
+def _write_card(model, repo_id: str, card: str) -> str:
     from .hub.model_card import card_for_push
 
     return card_for_push(model, repo_id, card)
 
 
-VaswaniForConditionalGeneration.card_writer = _write_card
+def _register_when_imported(ours: str, auto: str, register: Callable[[ModuleType, ModuleType], None]) -> None:
+    """Call `register` with both modules as soon as both are imported; importing either one imports the other.
+
+    Ours leads into transformers, which may import its auto classes midway: then they find ours half imported, and
+    `register` is called when it is finished.
+    """
+    ours, auto = f"{__package__}.model.{ours}", f"transformers.models.auto.{auto}"
+    wrapt.register_post_import_hook(lambda _: importlib.import_module(ours), auto)
+    wrapt.register_post_import_hook(lambda module: register(module, importlib.import_module(auto)), ours)
+
+
+_register_when_imported("configuration_vaswani", "configuration_auto", _register_configuration)
+_register_when_imported("modeling_vaswani", "modeling_auto", _register_models)
+_register_when_imported("tokenization_vaswani", "tokenization_auto", _register_tokenizer)
 
 # Imported when first used, so that loading a model does not wait for datasets, the Trainer and the metrics.
 _MODULES = {
@@ -57,7 +81,10 @@ _MODULES = {
     "hub.push": "publish",
     "importing.importing": "import_model",
     "loading": "load_model",
+    "model.configuration_vaswani": "VaswaniConfig",
+    "model.modeling_vaswani": "VaswaniForConditionalGeneration VaswaniModel VaswaniPreTrainedModel",
     "model.pipeline_vaswani": "SummarizationPipeline Text2TextGenerationPipeline TranslationPipeline",
+    "model.tokenization_vaswani": "VaswaniTokenizer",
     "parsing.evalb": "BracketMetric score_trees",
     "parsing.parser": "Parser load_trees",
     "parsing.trees": "Tree",
@@ -71,15 +98,7 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = [
-    "UserError",
-    "VaswaniConfig",
-    "VaswaniForConditionalGeneration",
-    "VaswaniModel",
-    "VaswaniPreTrainedModel",
-    "VaswaniTokenizer",
-    *sorted(_MODULE_OF),
-]
+__all__ = ["UserError", *sorted(_MODULE_OF)]
 
 
 def __getattr__(name: str):

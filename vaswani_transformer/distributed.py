@@ -4,6 +4,8 @@ When a process dies, `accelerate launch` and `torchrun` name it and end the othe
 processes has to do the same. Here one of the others prints how to resume.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import pickle
@@ -13,11 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import distributed
-from torch.distributed import ReduceOp
+if TYPE_CHECKING:
+    from torch import distributed
 
 RESUME = "the same command resumes from the last complete checkpoint"
 _POLL_SECONDS = 0.1
@@ -104,6 +105,8 @@ def joined_processes() -> Iterator[Processes]:
 
     `ProcessLostError`, with how to resume, takes the place of an error that reports no more than a broken connection.
     """
+    from torch import distributed
+
     global _processes
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
         yield Processes()
@@ -146,6 +149,8 @@ def _on_sigterm(handler):
 
 def _is_connection_error(error: Exception) -> bool:
     """Whether an error comes from the connection to other processes and not from what this one does."""
+    from torch import distributed
+
     if isinstance(error, (distributed.DistBackendError, distributed.DistNetworkError, distributed.DistStoreError)):
         return True
     return isinstance(error, RuntimeError) and any(name in str(error) for name in ("gloo", "NCCL", "by peer"))
@@ -166,6 +171,8 @@ def _host_group(timeout: timedelta) -> object:
 
     A number that is read from a device comes only after all the work that the device was given before.
     """
+    from torch import distributed
+
     global _groups
     world = distributed.group.WORLD
     if _groups[0] is not world:
@@ -174,15 +181,20 @@ def _host_group(timeout: timedelta) -> object:
     return _groups[1]
 
 
-def over_processes(args, numbers: Sequence[int], operation: ReduceOp = ReduceOp.SUM) -> list[int]:
+def over_processes(args, numbers: Sequence[int], operation: distributed.ReduceOp | None = None) -> list[int]:
     """Integers of all processes, summed or otherwise reduced one by one; `args` are a trainer's settings."""
     if args.world_size == 1:
         return list(numbers)
+    import torch
+    from torch import distributed
+
     reduced = torch.tensor(numbers, dtype=torch.int64)
-    distributed.all_reduce(reduced, operation, group=_host_group(args.ddp_timeout_delta))
+    distributed.all_reduce(reduced, operation or distributed.ReduceOp.SUM, group=_host_group(args.ddp_timeout_delta))
     return reduced.tolist()
 
 
 def on_any_process(args, *flags: bool) -> list[bool]:
     """Whether each flag is up on any process, the same on all: else one would stop while others wait for it."""
+    from torch.distributed import ReduceOp
+
     return [bool(flag) for flag in over_processes(args, [int(flag) for flag in flags], ReduceOp.MAX)]

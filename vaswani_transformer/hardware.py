@@ -1,5 +1,7 @@
 """Devices, precisions and threads: which ones are here, what they can multiply at most, what others leave free."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import math
@@ -10,11 +12,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
-import torch
+from typing import TYPE_CHECKING
 
 from .errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 HERE = "here"  # the name of this machine
 CPU_TOKENS = 4096  # tokens a side that a CPU takes at once, where nothing else is asked for
@@ -97,6 +100,7 @@ def check_workers(name: str, number: int, least: int = 1) -> None:
 
 def measure_device(precision: str, seconds: float = 1.0) -> Device:
     """This machine's rate of multiplying matrices in `"fp32"`, `"fp16"` or `"bf16"`, as a device of that precision."""
+    import torch
     from torch.utils.benchmark import Timer
 
     device = accelerator() or torch.device("cpu")
@@ -112,6 +116,8 @@ def measure_device(precision: str, seconds: float = 1.0) -> Device:
 
 def accelerator() -> torch.device | None:
     """The kind of accelerator that is here, without a number."""
+    import torch
+
     return torch.accelerator.current_accelerator(check_available=True)
 
 
@@ -121,6 +127,8 @@ def choose_device(name: str | int | torch.device = "auto") -> torch.device:
     Raises:
         UserError: for a device that torch does not know or that is not there.
     """
+    import torch
+
     kind = accelerator()
     if name == "auto":
         if kind is None:
@@ -142,7 +150,7 @@ def choose_device(name: str | int | torch.device = "auto") -> torch.device:
 
 
 #: What weights and activations may be computed in.
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 def on_cpu() -> bool:
@@ -152,6 +160,8 @@ def on_cpu() -> bool:
 
 def has_tf32() -> bool:
     """Whether the GPU multiplies float32 matrices faster in TF32, with 10 bits of their 23."""
+    import torch
+
     return torch.cuda.is_available() and torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)
 
 
@@ -161,6 +171,8 @@ def use_tf32() -> None:
     Not by transformers' `tf32`, which sets torch's newer switches: after it torch refuses to read those of old, as its
     compiler does.
     """
+    import torch
+
     if has_tf32():
         torch.set_float32_matmul_precision("high")
 
@@ -178,6 +190,8 @@ def choose_precision(precision: str) -> dict[str, bool]:
     Raises:
         UserError: for a precision that this machine does not train in.
     """
+    import torch
+
     if torch.cuda.is_available():
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
@@ -256,11 +270,15 @@ class FreeProcessors:
     SECONDS = 1.0  # from one look to the next, at least
 
     def __init__(self):
+        import psutil
+
         self._process, self._numbers = psutil.Process(), own_processors()
         self._before = self._times()
 
     def _times(self) -> tuple[float, float]:
         """The clock, and seconds so far in which our processors did nothing or worked for this process."""
+        import psutil
+
         own, all_times = self._process.cpu_times(), psutil.cpu_times(percpu=True)
         processors = [all_times[number] for number in self._numbers if number < len(all_times)]
         idle = sum(times.idle + getattr(times, "iowait", 0.0) for times in processors)
@@ -285,6 +303,8 @@ class FreeThreads:
     """
 
     def __init__(self, workers: int = 1):
+        import torch
+
         self.most = max(1, int(min(torch.get_num_threads(), processor_quota())) // workers)
         torch.set_num_threads(self.most)
         self.threads = self.most
@@ -295,6 +315,8 @@ class FreeThreads:
 
         Where somebody else has set the number since, it stays.
         """
+        import torch
+
         if self.most == 1 or torch.get_num_threads() != self.threads:
             return
         free = self._free.look()

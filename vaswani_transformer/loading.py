@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
+import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -47,8 +48,8 @@ def load_model(
     for name in ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"):
         if getattr(model.generation_config, name) is None:  # a generation_config.json without it
             setattr(model.generation_config, name, getattr(model.config, name))
-    if PRECISIONS.get(precision, model.dtype) != model.dtype:
-        model = model.to(PRECISIONS[precision])
+    if precision is not None and (dtype := getattr(torch, precision)) != model.dtype:
+        model = model.to(dtype)
         try:
             check_finite(model.named_parameters(), f"{folder} in {precision}")
         except ValueError as error:

@@ -19,7 +19,6 @@ from ..errors import UserError, one_line
 from ..files import check_path
 from ..hardware import CPU_TOKENS, MOST_WORKERS
 from ..json_and_yaml import MOST_YAML, parse_yaml, read_text
-from ..model.configuration_vaswani import PRESETS, VaswaniConfig
 from ..model.settings_vaswani import MAX_EXTRA_TOKENS, broken_range
 
 
@@ -67,7 +66,7 @@ class Recipe:
 
     tokenizer: str | None = _option(None, "folder of a trained tokenizer; none: train one on the data", TOKENIZER)
     tokenizer_kind: str = _option("bpe", "kind to train: bpe or wordpiece", TOKENIZER)
-    vocab_size: int = _option(VaswaniConfig.vocab_size, "entries shared by source and target", TOKENIZER)
+    vocab_size: int = _option(37_000, "entries shared by source and target", TOKENIZER)
 
     from_model: str | None = _option(
         None, "folder of a model to start from (fine-tuning): weights, sizes, tokenizer and search are its own", MODEL,
@@ -300,6 +299,8 @@ def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
     Raises:
         UserError: for a missing or malformed file, unknown or repeated fields, wrong types and values out of range.
     """
+    from ..model.configuration_vaswani import PRESETS
+
     text, name = read_recipe(name_or_path)
     try:
         values = parse_yaml(text)
@@ -407,12 +408,14 @@ def _check_start(recipe: Recipe) -> None:
             )
 
 
-def model_config(recipe: Recipe, vocab_size: int) -> VaswaniConfig:
+def model_config(recipe: Recipe, vocab_size: int) -> "VaswaniConfig":  # noqa: F821 (transformers takes seconds to import)
     """The configuration of the recipe's model, for a vocabulary of this many entries.
 
     Raises:
         UserError: for an unknown preset or sizes that no model can have, in one line.
     """
+    from ..model.configuration_vaswani import VaswaniConfig
+
     overrides = recipe.model_overrides()
     if {"d_model", "num_heads"} & overrides.keys():  # a preset's own head widths belong to its own d_model and heads
         overrides = {"d_k": None, "d_v": None, **overrides}

@@ -1,10 +1,8 @@
 """The processes of one launch: which of them prepares first, what they agree on, and which one reports an error.
 
 When a process dies, `accelerate launch` and `torchrun` name it and end the others; another program that starts
-processes has to do the same. Here one of the others prints how to resume.
+processes has to do the same. Here one of the others prints how to resume. torch is imported where it is used.
 """
-
-from __future__ import annotations
 
 import contextlib
 import os
@@ -14,11 +12,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import distributed
+    from torch.distributed import Store
 
 RESUME = "the same command resumes from the last complete checkpoint"
 _POLL_SECONDS = 0.1
@@ -26,7 +23,7 @@ _FAILED = "failed"  # the store's count of processes that have asked whether to 
 
 
 def is_launched() -> bool:
-    """Whether a launcher started this process as one of several."""
+    """Return whether a launcher started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
@@ -41,22 +38,17 @@ class Processes:
     operation ends with an error after `ddp_timeout`, and preparing a large corpus takes longer.
     """
 
-    def __init__(self, rank: int = 0, store: distributed.Store | None = None):
+    def __init__(self, rank: int = 0, store: "Store | None" = None):
         self.rank, self._store = rank, store
 
     @property
     def is_first_of_machine(self) -> bool:
-        """Whether it is the one of its machine that reads or writes what the others there find done."""
+        """Return whether this process reads or writes what the others of its machine then find done."""
         return self.rank == 0 or os.environ.get("LOCAL_RANK", "0") == "0"
-
-    @property
-    def is_on_one_machine(self) -> bool:
-        """Whether all processes are known to be on this machine; launchers say so, a user's own program may not."""
-        return self._store is None or os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
 
     @contextlib.contextmanager
     def first_process_first(self) -> Iterator[None]:
-        """The body runs in process 0, then in the first process of each other machine, then in the rest."""
+        """Run the body in process 0, then in the first process of each other machine, then in the rest."""
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         for earlier in {0, self.rank - local_rank} - {self.rank} if self.rank else ():
             self._wait_for(f"ready/{earlier}")
@@ -65,7 +57,7 @@ class Processes:
             self._store.set(f"ready/{self.rank}", "")
 
     def share(self, name: str, make: Callable[[], Any]) -> Any:
-        """An object that process 0 makes and all get, pickled as by `torch.distributed.broadcast_object_list`."""
+        """Return to all processes an object that process 0 makes, pickled as by `broadcast_object_list`."""
         if self.rank != 0:
             self._wait_for(f"shared/{name}")
             return pickle.loads(self._store.get(f"shared/{name}"))
@@ -74,22 +66,15 @@ class Processes:
             self._store.set(f"shared/{name}", pickle.dumps(made))
         return made
 
-    def wait_for_all(self, name: str) -> None:
-        """Wait until all processes have come here; raises `ProcessLostError` if one fails before."""
-        if self._store is not None:
-            if self._store.add(f"arrived/{name}", 1) == int(os.environ["WORLD_SIZE"]):
-                self._store.set(f"all arrived/{name}", "")
-            self._wait_for(f"all arrived/{name}")
-
     def reports_error(self) -> bool:
-        """Whether this process is the first to fail, and so the one that reports it."""
+        """Return whether this process is the first to fail, and so the one that reports it."""
         try:
             return self._store.add(_FAILED, 1) == 1
         except RuntimeError:  # process 0 kept the store and is gone
             return True
 
     def _wait_for(self, key: str) -> None:
-        """Raises `ProcessLostError` if another process fails meanwhile."""
+        """Wait until a key is set; raises `ProcessLostError` if another process fails meanwhile."""
         while not self._store.check([key]):  # `wait` would not let Ctrl-C through
             if self._store.check([_FAILED]):
                 raise ProcessLostError("another process failed")
@@ -101,9 +86,9 @@ _processes: Processes | None = None
 
 @contextlib.contextmanager
 def joined_processes() -> Iterator[Processes]:
-    """The processes of torch's process group, while the body runs; SIGTERM, by which launchers end them, is a Ctrl-C.
+    """Yield the processes of torch's process group; SIGTERM, by which launchers end them, is a Ctrl-C meanwhile.
 
-    `ProcessLostError`, with how to resume, takes the place of an error that reports no more than a broken connection.
+    `ProcessLostError`, with how to resume, replaces an error that reports no more than a broken connection.
     """
     from torch import distributed
 
@@ -111,7 +96,7 @@ def joined_processes() -> Iterator[Processes]:
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
         yield Processes()
         return
-    # A launcher that starts the processes anew may keep its store, and on each machine it counts restarts for itself.
+    # A launcher that restarts the processes may keep its store, and on each machine it counts restarts for itself.
     name = [secrets.token_hex(8)]
     distributed.broadcast_object_list(name, src=0)
     store = distributed.TCPStore(
@@ -135,20 +120,20 @@ def joined_processes() -> Iterator[Processes]:
 
 
 def _end_with_launcher(launcher: int) -> None:
-    """Send this process SIGTERM when its launcher, its parent, has been killed and ends nobody any more."""
+    """Send this process SIGTERM once its launcher, its parent, has been killed and ends nobody any more."""
     while os.getppid() == launcher:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _on_sigterm(handler):
-    """Sets the handler of SIGTERM; returns the earlier one."""
+    """Set the handler of SIGTERM; returns the earlier one."""
     with contextlib.suppress(ValueError, TypeError):  # not the main thread's, or not set by Python
         return signal.signal(signal.SIGTERM, handler)
 
 
 def _is_connection_error(error: Exception) -> bool:
-    """Whether an error comes from the connection to other processes and not from what this one does."""
+    """Return whether an error comes from the connection to other processes and not from this one's own work."""
     from torch import distributed
 
     if isinstance(error, (distributed.DistBackendError, distributed.DistNetworkError, distributed.DistStoreError)):
@@ -157,44 +142,31 @@ def _is_connection_error(error: Exception) -> bool:
 
 
 def reports_error() -> bool:
-    """Whether this process reports its error: of several that fail together one does."""
+    """Return whether this process reports its error: of several that fail together one does."""
     if _processes is not None:
         return _processes.reports_error()
     return os.environ.get("LOCAL_RANK", "0") == "0"  # they have not joined yet: one on each machine
 
 
-_groups = (None, None)  # the default group that `_host_group` was last asked for, and the one that it returned
+_groups = (None, None)  # the default group that `over_processes` last saw, and the group that it used
 
 
-def _host_group(timeout: timedelta) -> object:
-    """Group whose messages go between the processes' own memories; all processes ask for it at the same place.
+def over_processes(args, numbers: Sequence[int], operation: str = "SUM") -> list[int]:
+    """Return integers of all processes, summed or otherwise reduced one by one; `args` are a trainer's settings.
 
-    A number that is read from a device comes only after all the work that the device was given before.
+    The messages go between the processes' own memories: a number that is read from a device comes only after all the
+    work that the device was given before.
     """
-    from torch import distributed
-
     global _groups
-    world = distributed.group.WORLD
-    if _groups[0] is not world:
-        on_host = "gloo" in distributed.get_backend(world)
-        _groups = world, world if on_host else distributed.new_group(backend="gloo", timeout=timeout)
-    return _groups[1]
-
-
-def over_processes(args, numbers: Sequence[int], operation: distributed.ReduceOp | None = None) -> list[int]:
-    """Integers of all processes, summed or otherwise reduced one by one; `args` are a trainer's settings."""
     if args.world_size == 1:
         return list(numbers)
     import torch
     from torch import distributed
 
+    world = distributed.group.WORLD
+    if _groups[0] is not world:
+        on_host = "gloo" in distributed.get_backend(world)
+        _groups = world, world if on_host else distributed.new_group(backend="gloo", timeout=args.ddp_timeout_delta)
     reduced = torch.tensor(numbers, dtype=torch.int64)
-    distributed.all_reduce(reduced, operation or distributed.ReduceOp.SUM, group=_host_group(args.ddp_timeout_delta))
+    distributed.all_reduce(reduced, getattr(distributed.ReduceOp, operation), group=_groups[1])
     return reduced.tolist()
-
-
-def on_any_process(args, *flags: bool) -> list[bool]:
-    """Whether each flag is up on any process, the same on all: else one would stop while others wait for it."""
-    from torch.distributed import ReduceOp
-
-    return [bool(flag) for flag in over_processes(args, [int(flag) for flag in flags], ReduceOp.MAX)]

@@ -9,15 +9,11 @@ import json
 import logging
 import os
 import re
-import secrets
-import socket
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from .distributed import Processes
 from .errors import UserError, reading
 from .files import (
     NO_LOCKS,
@@ -39,7 +35,6 @@ from .json_and_yaml import read_json
 logger = logging.getLogger(__name__)
 
 RECORD, LOCK = ".vaswani_files.json", ".lock"
-SHARING_SECONDS = 60.0  # NFS may hide for so long what another machine has made (its option acdirmax)
 OWN = (RECORD, LOCK)  # names that are nobody else's
 
 
@@ -93,38 +88,6 @@ def locked(folder: str | Path, name: str = LOCK) -> Iterator[None]:
 def locked_together(folder: str | Path) -> contextlib.AbstractContextManager:
     """As `locked`, for processes that were launched together and write one folder: the first of them locks it."""
     return locked(folder) if is_first_process() else contextlib.nullcontext()
-
-
-def check_shared(folder: str | Path, processes: Processes) -> None:
-    """Refuse a folder that is not on all machines the one that process 0 has locked; all processes call this.
-
-    Process 0 writes a file there for a moment, and the first process of each other machine looks for it. On a single
-    machine nothing happens.
-
-    Raises:
-        UserError: on a machine that sees another folder, with its name.
-    """
-    if processes.is_on_one_machine:
-        return
-    file = unfinished(Path(folder) / secrets.token_hex(8))  # a name that no machine has looked for and remembers
-    try:
-        name, host = processes.share("file in the output folder", lambda: (file.touch(), (file.name, _host()))[1])
-        until = time.monotonic() + SHARING_SECONDS
-        looks = processes.rank != 0 and processes.is_first_of_machine
-        while looks and not (Path(folder) / name).exists():
-            if time.monotonic() > until:
-                raise UserError(
-                    f"{Path(folder).absolute()} on {_host()} is not the folder that process 0 sees on {host}: give an"
-                    " --output that all machines share, under the same path on each"
-                )
-            time.sleep(0.1)
-        processes.wait_for_all("output folder")
-    finally:
-        file.unlink(missing_ok=True)
-
-
-def _host() -> str:
-    return socket.gethostname()
 
 
 def is_empty(folder: Path, *others: str) -> bool:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,12 +19,10 @@ from safetensors.torch import load_file
 from torch import distributed
 from training_logs import log_of
 
-from vaswani_transformer import load_recipe, output_folder, train
+from vaswani_transformer import load_recipe, train
 from vaswani_transformer.data.synthetic import generate_corpus, write_corpus
 from vaswani_transformer.distributed import RESUME, Processes, ProcessLostError
-from vaswani_transformer.errors import UserError
 from vaswani_transformer.model.modeling_vaswani import VaswaniForConditionalGeneration
-from vaswani_transformer.output_folder import check_shared
 from vaswani_transformer.training.checkpoints import complete_checkpoints
 
 CONFIGS = ROOT / "scripts" / "accelerate"
@@ -71,50 +68,6 @@ def test_the_first_process_that_fails_reports_it_and_none_waits_for_it(processes
         pytest.fail("process 0 has prepared nothing")
     with pytest.raises(ProcessLostError):
         processes[2].share("name", lambda: None)
-
-
-def on_three_machines(processes, folders):
-    """What `check_shared` raises on each, in threads."""
-    errors = [None] * 3
-
-    def check(process, folder):
-        try:
-            check_shared(folder, process)
-        except (UserError, ProcessLostError) as error:
-            errors[process.rank] = error
-            process.reports_error()
-
-    threads = [threading.Thread(target=check, args=pair) for pair in zip(processes, folders, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    return errors
-
-
-def test_a_machine_that_sees_another_output_folder_is_named(processes, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    monkeypatch.setattr(output_folder, "SHARING_SECONDS", 0.2)
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    for folder in (ours, theirs):
-        folder.mkdir()
-    (tmp_path / "link").symlink_to(ours)  # another name of the same folder
-    assert on_three_machines(processes, [ours, ours, tmp_path / "link"]) == [None] * 3
-    again = [Processes(process.rank, distributed.PrefixStore("again", process._store)) for process in processes]
-    first, second, third = on_three_machines(again, [ours, theirs, ours])
-    assert isinstance(second, UserError) and isinstance(first, ProcessLostError) and isinstance(third, ProcessLostError)
-    line = f"{theirs} on {socket.gethostname()} is not the folder that process 0 sees on {socket.gethostname()}"
-    assert line in str(second) and "--output" in str(second) and "\n" not in str(second)
-    assert not [*ours.iterdir(), *theirs.iterdir()]
-
-
-def test_nothing_is_written_for_processes_of_one_machine(processes, tmp_path, monkeypatch):
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.setenv(name, "3")
-    for process in (*processes, Processes()):
-        check_shared(tmp_path / "not there", process)
 
 
 def test_one_process_alone_has_nobody_to_wait_for():

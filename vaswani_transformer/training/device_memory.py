@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 from accelerate.utils import send_to_device
-from torch.distributed import ReduceOp
 
 from ..data.batching import MOST_PADDED, PackedCollator, packed_size
 from ..distributed import over_processes
@@ -103,7 +102,7 @@ def choose_tokens_per_device(trainer, meter: MemoryMeter | None = None) -> int:
     with torch.random.fork_rng(devices, device_type=args.device.type), torch.compiler.set_stance("force_eager"):
         chosen = tokens_that_fit(peak_of, limit, most, min(trainer.longest_sentence, most))
     trainer.model.train(was_training)
-    [chosen] = over_processes(args, [chosen], ReduceOp.MIN)
+    [chosen] = over_processes(args, [chosen], "MIN")
     if trainer.is_world_process_zero():
         share = "its whole share of a batch" if chosen == most else f"of its share of {most:,}"
         logger.info("a device takes %s tokens at once, %s: %.1f GB were free", f"{chosen:,}", share, free / 1e9)

@@ -32,7 +32,7 @@ from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..model.packed_sentences_vaswani import can_use_flash_attention
-from ..output_folder import check_shared, locked_together
+from ..output_folder import locked_together
 from ..recipes.recipe import AUTO, Recipe, check_recipe
 from .callbacks import (
     TENSORBOARD,
@@ -284,7 +284,6 @@ class TrainingRun:
         with _determinism(self.recipe.deterministic):
             join_process_group(self.recipe)
             with joined_processes() as processes, locked_together(self.folder):
-                check_shared(self.folder, processes)
                 return self._run(processes)
 
     def _run(self, processes: Processes) -> TrainingResult:

@@ -32,7 +32,7 @@ from ..data.batching import (
     packed_size,
 )
 from ..data.tokenized_pairs import pair_lengths
-from ..distributed import on_any_process, over_processes
+from ..distributed import over_processes
 from ..errors import reading
 from ..files import free_name, publish, remove, unfinished
 from ..model.loss_vaswani import IGNORE_INDEX, label_smoothed_cross_entropy
@@ -419,7 +419,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
                 shutil.rmtree(writing, ignore_errors=True)
                 raise
             failure = error
-        if not any(on_any_process(self.args, failure is not None)):
+        if not any(over_processes(self.args, [int(failure is not None)])):
             return
         if self.args.should_save:
             shutil.rmtree(writing, ignore_errors=True)

@@ -54,9 +54,9 @@ def test_parameters_are_those_of_the_row(row):
 
 
 def test_parsing():
-    ours = {row.training: row.f1 for row in TABLE4 if row.parser.startswith("Transformer")}
+    ours = {row.training: row.f1 for row in TABLE4 if row.model.startswith("Transformer")}
     assert ours == {"WSJ only, discriminative": 91.3, "semi-supervised": 92.7}
-    others = [row for row in TABLE4 if not row.parser.startswith("Transformer")]
+    others = [row for row in TABLE4 if not row.model.startswith("Transformer")]
     single = [row for row in others if row.training.startswith("WSJ")]  # 6.3: all but one are worse
-    assert [row.parser for row in single if row.f1 > ours["WSJ only, discriminative"]] == ["Dyer et al. (2016)"]
+    assert [row.model for row in single if row.f1 > ours["WSJ only, discriminative"]] == ["Dyer et al. (2016)"]
     assert all(row.f1 < ours["semi-supervised"] for row in others if row.training == "semi-supervised")

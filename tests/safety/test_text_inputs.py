@@ -352,8 +352,6 @@ def test_alignments_with_huge_numbers_are_refused_with_their_line(tmp_path):
         "parse train --trees t --dev d --output o --data-workers",
         "prepare small --train-source a --train-target b --output o --workers",
         "translate m --input a --output o --workers",
-        "experiment table3 --jobs",
-        "experiment table3 --processes",
     ],
 )
 def test_an_option_asks_for_no_more_processes_than_a_machine_has(tmp_path, monkeypatch, capsys, words, number):
@@ -367,7 +365,6 @@ def test_an_option_asks_for_no_more_processes_than_a_machine_has(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run.TrainingRun, "_run", never)
     monkeypatch.setattr(prepare, "data_sources", never)
-    monkeypatch.setattr("vaswani_transformer.cli.experiment._run_missing", never)
     assert main([*words.split(), str(number)]) == 2
     error = capsys.readouterr().err
     assert str(number) in error and f"to {MOST_WORKERS}" in error and error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Experiments: tables of cells, each a folder with its recipe, log and result; a finished cell is not run again."""
+"""Run experiments: tables of cells, each a folder with its recipe and result; finished cells are not run again."""
 
 import abc
 import contextlib
@@ -9,7 +9,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,15 @@ import torch
 import yaml
 
 from ..durations import duration
-from ..errors import UserError, one_line
+from ..errors import UserError, one_line, reading
 from ..evaluation.records import versions
-from ..files import unfinished
-from ..hardware import own_processors
 from ..json_and_yaml import read_json, read_yaml
-from ..output_folder import OutputFolder, locked
-from ..plots import new_figure
+from ..output_folder import OutputFolder, is_first_process, locked
 
 logger = logging.getLogger(__name__)
 
-RECIPE, LOG, RESULT = "recipe.yaml", "log.txt", "result.json"
-LOCK = ".cell.lock"  # beside that of a training in the same folder, which other processes may take for the cell
-
-# Entries that every result has, and their types.
-_RESULT_ENTRIES = {"figures": dict, "settings": dict, "machine": dict, "seconds": int | float, "date": str}
+RECIPE, RESULT = "recipe.yaml", "result.json"
+LOCK = ".cell.lock"  # a training in the same folder has a lock of its own
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,6 @@ class Setup:
     output: Path = Path("runs")  # folder of all experiments
     data_dir: Path | None = None  # None where the experiment needs none, or for data of the Hub
     changes: dict[str, str] = field(default_factory=dict)  # settings that replace those of all cells
-    processes: int = 1  # that train one cell together, each on its own device or with its share of the cores
 
 
 @dataclass(frozen=True)
@@ -53,18 +46,10 @@ class Cell:
     name: str  # of its folder
     label: str  # of its row in the table
     settings: dict[str, Any]  # plain values that determine the result; a folder made with others is refused
-    paper: dict[str, float | str] = field(default_factory=dict)  # the paper's figures, by the names of ours
+    paper: dict[str, Any] = field(default_factory=dict)  # the paper's figures, by the names of ours
     group: str = ""  # of the rows that belong together in the paper's table
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a cell will take: trained parameters, FLOPs, optimizer steps (0 where it trains nothing), seconds."""
-
-    parameters: int = 0
-    flops: float = 0.0
-    steps: int = 0
-    seconds: float | None = None
+    parameters: int | None = None  # that are trained
+    flops: float | None = None  # of the training, expected
 
 
 class Experiment(abc.ABC):
@@ -72,262 +57,239 @@ class Experiment(abc.ABC):
 
     name: str
     title: str
-    one_at_a_time = False  # it measures time, which a second cell on the same device would disturb
-    distributed = False  # a cell may train in several processes
 
     @abc.abstractmethod
     def cells(self, setup: Setup) -> list[Cell]:
-        """All cells of a scale, in the order of the paper's table; raises `UserError` for unknown settings."""
+        """Return all cells of a scale, in the order of the paper's table; raises `UserError` for unknown settings."""
 
     def check(self, setup: Setup, cells: Sequence[Cell]) -> None:  # noqa: B027 (some need nothing)
         """Raise `UserError` if data of these cells is missing, before any of them runs."""
 
-    @abc.abstractmethod
-    def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
-        """What a cell will take on a device, a name as `parse_device` takes it; without one no seconds."""
+    def train(self, setup: Setup, cell: Cell, folder: Path) -> None:  # noqa: B027 (some train nothing)
+        """Train a cell, or resume it, with all processes of a launcher; raises `TrainingStopped` after a signal."""
 
     @abc.abstractmethod
-    def run(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
-        """Run a cell, or resume it where an earlier run was interrupted; returns its figures.
-
-        Raises:
-            UserError: for mistakes in the settings or the data.
-            TrainingStopped: after a signal.
-        """
+    def measure(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
+        """Return the figures of a cell, once it is trained."""
 
     @abc.abstractmethod
     def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
-        """The table in Markdown, the paper's figures beside ours; `results` holds finished cells by name."""
+        """Return the table in Markdown, the paper's figures beside ours; `results` holds finished cells by name."""
 
-    @abc.abstractmethod
-    def draw(self, figure, cells: Sequence[Cell], results: dict[str, dict]) -> None:
-        """Draw the finished cells, one at least, into a matplotlib figure."""
+
+def run_experiment(
+    experiment: Experiment, setup: Setup, only: Sequence[str] = (), dry_run: bool = False, report: bool = False
+) -> str:
+    """Run the cells that are missing, one after the other, and return the table.
+
+    Under `torchrun` all processes train each cell together, and process 0 measures it and writes the table.
+
+    `only` names cells, or their groups. `dry_run` runs nothing and returns what the cells will take; `report` runs
+    nothing and returns the table of the finished cells.
+
+    Raises:
+        UserError: for unknown cells or settings, missing data, a folder made with other settings, and failed cells.
+        TrainingStopped: after a signal; the same call resumes.
+    """
+    cells = experiment.cells(setup)
+    chosen = chosen_cells(cells, only)
+    finished = read_results(experiment, setup, cells)
+    missing = [cell for cell in chosen if cell.name not in finished]
+    if dry_run:
+        return _plan(experiment, setup, chosen, missing)
+    if not report:
+        experiment.check(setup, missing)
+        _run_cells(experiment, setup, missing)
+    return write_report(experiment, setup) if is_first_process() else ""
 
 
 def experiment_folder(experiment: Experiment, setup: Setup) -> Path:
-    """Folder of an experiment's cells and tables."""
+    """Return the folder of an experiment's cells and tables."""
     return setup.output / experiment.name / setup.scale
 
 
 def chosen_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells of these names or groups, in the table's order; all if no name is given."""
-    names = {cell.name.lower() for cell in cells} | {cell.group.lower() for cell in cells if cell.group}
+    """Return the cells of these names or groups, in the table's order; all if no name is given."""
+    names = {name.lower(): name for cell in cells for name in (cell.name, cell.group) if name}
     for name in only:
         if name.lower() not in names:
             near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.4)
-            groups = sorted({cell.group for cell in cells if cell.group} - {cell.name for cell in cells})
-            known = ", ".join(cell.name for cell in cells) + (f"; groups {', '.join(groups)}" if groups else "")
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {known}"
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names.values())}"
             raise UserError(f"there is no row {name!r} in this table: {hint}")
     chosen = {name.lower() for name in only}
     return [cell for cell in cells if not only or {cell.name.lower(), cell.group.lower()} & chosen]
 
 
-def check_settings(folder: Path, cell: Cell) -> None:
-    """Raise `UserError` for a cell's folder that was made with other settings, naming up to three and both values."""
-    path = folder / RECIPE
-    advice = f"remove {folder} to run {cell.name} anew"
+def _plan(experiment: Experiment, setup: Setup, cells: Sequence[Cell], missing: Sequence[Cell]) -> str:
+    rows = []
+    for cell in cells:
+        figures = (cell.parameters, ","), (cell.settings.get("max_steps"), ","), (cell.flops, ".2e")
+        figures = ["" if figure is None else format(figure, form) for figure, form in figures]
+        rows.append([cell.name, "missing" if cell in missing else "finished", *figures])
+    table = markdown_table(["cell", "state", "parameters", "steps", "FLOPs"], rows)
+    flops = sum(cell.flops or 0 for cell in missing)
+    title = f"{experiment.name}, {setup.scale} scale: {experiment.title}\nin {experiment_folder(experiment, setup)}"
+    return f"{title}\n\n{table}\n\n{len(missing)} of {_counted(len(cells), 'cell')} to run: {flops:.2e} FLOPs"
+
+
+def read_results(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) -> dict[str, dict]:
+    """Return the results of all finished cells, by name.
+
+    Raises:
+        UserError: for a folder that was made with other settings, and for a damaged result.
+    """
+    folder = experiment_folder(experiment, setup)
+    results = {cell.name: _read_result(folder / cell.name, cell) for cell in cells}
+    return {name: result for name, result in results.items() if result is not None}
+
+
+def _read_result(folder: Path, cell: Cell) -> dict | None:
+    advice = f"remove {folder} to run {cell.name} again"
+    with contextlib.suppress(FileNotFoundError):
+        _check_settings(folder, cell, read_yaml(folder / RECIPE, advice))
     try:
-        earlier = read_yaml(path, advice)
+        result = read_json(folder / RESULT, advice, finite=False)
     except FileNotFoundError:
-        return
-    if not isinstance(earlier, dict):
-        raise UserError(f"{path} holds no settings: {advice}")
-    _compare(folder, cell, earlier)
+        return None
+    _check_settings(folder, cell, result.get("settings"))
+    with reading(folder / RESULT):
+        describe_runs({cell.name: result})
+    return result
 
 
-def _compare(folder: Path, cell: Cell, earlier: dict[str, Any]) -> None:
-    """Settings that are newer than the folder do not count."""
-    settings = _as_json(cell.settings)
-    differ = [name for name in settings if name in earlier and earlier[name] != settings[name]]
+def _check_settings(folder: Path, cell: Cell, earlier: Any) -> None:
+    """Refuse a folder of other settings; those that are newer than the folder do not count."""
+    with reading(folder):
+        settings = _as_json(cell.settings)
+        differ = [name for name in settings if name in earlier and earlier[name] != settings[name]]
     if differ:
         values = ", ".join(f"{name} {earlier[name]} there and {settings[name]} here" for name in differ[:3])
-        more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
         raise UserError(
-            f"{folder} is of another recipe ({values}{more}): give the --set that it was made with, another --output,"
-            " or remove that folder"
+            f"{folder} is of another recipe ({values}{', ...' if len(differ) > 3 else ''}): give the --set that it was"
+            " made with, another --output, or remove that folder"
         )
 
 
 def _as_json(value: Any) -> Any:
-    """A value as it is read from a file again: lists in place of tuples, text for keys."""
+    """Return a value as it is read from a file again: lists in place of tuples, text for keys."""
     return json.loads(json.dumps(value))
 
 
-def read_result(folder: Path, cell: Cell) -> dict | None:
-    """The result of a finished cell; None if it is not finished.
+def _run_cells(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) -> None:
+    """Run cells in turn; one that fails stops no other, and the error names it."""
+    failed = []
+    for cell in cells:
+        try:
+            if is_first_process():
+                run_cell(experiment, setup, cell)
+            else:
+                experiment.train(setup, cell, experiment_folder(experiment, setup) / cell.name)
+        except (UserError, ArithmeticError, RuntimeError) as error:
+            if len(cells) == 1:
+                raise
+            logger.warning("%s: failed: %s", cell.name, one_line(error))
+            failed.append(cell.name)
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(cells)} cells failed ({', '.join(failed)}), see above: the same command tries"
+            " these again"
+        )
+
+
+def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> dict:
+    """Run one cell unless it is finished; returns its `result.json`, which is written last.
+
+    Seconds are those of this session. After a `TrainingStopped` or `KeyboardInterrupt` the next call resumes the cell.
 
     Raises:
-        UserError: as `check_settings`, and for a damaged result file.
-    """
-    check_settings(folder, cell)
-    path = folder / RESULT
-    advice = "remove it to have it made again"
-    try:
-        result = read_json(path, advice, finite=False)
-    except FileNotFoundError:
-        return None
-    for name, kind in _RESULT_ENTRIES.items():
-        if not isinstance(result.get(name), kind):
-            raise UserError(f"{path} is not a result of an experiment ({name} is {result.get(name)!r:.40}): {advice}")
-    _compare(folder, cell, result["settings"])  # its recipe may have been removed
-    return result
-
-
-def read_results(experiment: Experiment, setup: Setup, cells: Sequence[Cell]) -> dict[str, dict]:
-    """The results of all finished cells, by name; raises `UserError` as `read_result`."""
-    folder = experiment_folder(experiment, setup)
-    results = {cell.name: read_result(folder / cell.name, cell) for cell in cells}
-    return {name: result for name, result in results.items() if result is not None}
-
-
-def machine() -> dict[str, Any]:
-    """Processor, accelerator if there is one, number of cores and of threads."""
-    processor = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), processor)
-    facts = {"processor": processor, "cores": len(own_processors()), "threads": torch.get_num_threads()}
-    if torch.cuda.is_available():
-        facts["accelerator"] = torch.cuda.get_device_name()
-    return facts
-
-
-def _processor_seconds() -> float:
-    return sum(os.times()[:4])  # of this process and of its children that have ended
-
-
-@contextlib.contextmanager
-def _logged_to(path: Path) -> Iterator[None]:
-    """Append the package's log to a file, too."""
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
-    package = logging.getLogger("vaswani_transformer")
-    level = package.level
-    package.addHandler(handler)
-    package.setLevel(min(package.getEffectiveLevel(), logging.INFO))
-    try:
-        yield
-    finally:
-        package.setLevel(level)
-        package.removeHandler(handler)
-        handler.close()
-
-
-def run_cell(experiment: Experiment, setup: Setup, cell: Cell, logged: bool = True) -> dict:
-    """Run one cell in this process, unless it is finished; returns its `result.json`, which is written last.
-
-    Seconds are those of this session. `logged=False`, where standard error goes to the cell's log already, does not
-    append to it. After a `TrainingStopped` or `KeyboardInterrupt` the next call resumes the cell.
-
-    Raises:
-        UserError: as `check_settings` and `Experiment.run`, and for a cell that another process is running.
+        UserError: as `read_results`, and for a cell that another process is running.
     """
     folder = experiment_folder(experiment, setup) / cell.name
-    check_settings(folder, cell)
-    with locked(folder, LOCK), _logged_to(folder / LOG) if logged else contextlib.nullcontext():
-        if (earlier := read_result(folder, cell)) is not None:
+    with locked(folder, LOCK):
+        if (earlier := _read_result(folder, cell)) is not None:
             return earlier
-        with locked(folder):  # processes that train for the cell may have outlived the one that started them
-            pass
-        started, processor_started = time.monotonic(), _processor_seconds()
+        started = time.monotonic()
         logger.info("%s %s: started", experiment.name, cell.name)
-        figures = experiment.run(setup, cell, folder)
+        experiment.train(setup, cell, folder)
+        if not (folder / RECIPE).exists():  # which a training writes itself
+            text = yaml.safe_dump(_as_json(cell.settings), sort_keys=False, allow_unicode=True)
+            OutputFolder(folder).write_text(RECIPE, text)
+        figures = experiment.measure(setup, cell, folder)
         seconds = time.monotonic() - started
         result = {
-            "experiment": experiment.name,
-            "scale": setup.scale,
-            "cell": cell.name,
-            "figures": figures,
-            "paper": cell.paper,
-            "seconds": round(seconds, 1),
-            "processor_seconds": round(_processor_seconds() - processor_started, 1),
-            "machine": machine() | ({"processes": setup.processes} if setup.processes > 1 else {}),
-            "versions": versions(),
-            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+            "experiment": experiment.name, "scale": setup.scale, "cell": cell.name,
+            "figures": figures, "paper": cell.paper, "seconds": round(seconds, 1), "machine": _machine(),
+            "versions": versions(), "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             "settings": cell.settings,
-        }
+        }  # fmt: skip
         OutputFolder(folder).write_text(RESULT, json.dumps(result, indent=1) + "\n")
         logger.info("%s %s: finished in %s", experiment.name, cell.name, duration(seconds))
         return _as_json(result)
 
 
-def write_recipe(folder: Path, cell: Cell) -> None:
-    """Write a cell's settings for `check_settings`; a training writes its own recipe in this place."""
-    text = yaml.safe_dump(_as_json(cell.settings), sort_keys=False, allow_unicode=True)
-    OutputFolder(folder).write_text(RECIPE, text)
-
-
-@contextlib.contextmanager
-def _damaged_figures_named(folder: Path) -> Iterator[None]:
-    """Raise `UserError` where a table cannot be made of results: each experiment has figures of its own."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(
-            f"the results in {folder} make no table ({type(error).__name__}: {one_line(error)}): if a {RESULT} there"
-            " was edited, remove it to have it made again"
-        ) from error
+def _machine() -> dict[str, Any]:
+    processor = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), processor)
+    accelerator = {"accelerator": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    return {"processor": processor, "cores": os.cpu_count(), "threads": torch.get_num_threads()} | accelerator
 
 
 def write_report(experiment: Experiment, setup: Setup) -> str:
-    """Write the table of the finished cells as Markdown, which is returned, JSON and, with matplotlib, PNG."""
-    cells = experiment.cells(setup)
+    """Write the table of the finished cells as Markdown, which is returned, and JSON."""
+    cells, folder = experiment.cells(setup), experiment_folder(experiment, setup)
     results = read_results(experiment, setup, cells)
-    folder = experiment_folder(experiment, setup)
-    with _damaged_figures_named(folder):
+    with locked(folder), reading(folder):
         text = experiment.report(setup, cells, results)
-    if setup.changes:
-        changes = ", ".join(f"`{name}={value}`" for name, value in setup.changes.items())
-        text = f"{text.rstrip()}\n\nOther settings than those of this scale: {changes}.\n"
-    with locked(folder):
-        output, names = OutputFolder(folder), [f"{experiment.name}.{kind}" for kind in ("md", "json", "png")]
+        if setup.changes:
+            changes = ", ".join(f"`{name}={value}`" for name, value in setup.changes.items())
+            text = f"{text}\n\nOther settings than those of this scale: {changes}."
+        output, names = OutputFolder(folder), (f"{experiment.name}.md", f"{experiment.name}.json")
         output.check(names)
-        output.write_text(names[0], text)
+        output.write_text(names[0], text + "\n")
         output.write_text(names[1], json.dumps(list(results.values()), indent=1) + "\n")
-        figure = new_figure() if results else None
-        if figure is not None:
-            with _damaged_figures_named(folder):
-                experiment.draw(figure, cells, results)
-            new = unfinished(folder / names[2])
-            figure.savefig(new, dpi=110, format="png")
-            output.move(new, names[2])
     return text
 
 
 def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, a line each row."""
+    """Return a Markdown table, a line each row."""
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in lines)
 
 
-def as_text(value: float | None, form: str = ".2f") -> str:
-    """A figure for a table, empty for None."""
-    return "" if value is None else format(value, form)
+def results_table(cells: Sequence[Cell], results: dict[str, dict], columns: dict[str, Callable]) -> str:
+    """Return a table with a row a cell: `columns` are titles, and functions of a cell's figures and the cell to text.
+
+    What is missing, figures of a cell that is not finished among it, is left empty.
+    """
+
+    def text(column: Callable, cell: Cell) -> str:
+        try:
+            return column(results.get(cell.name, {"figures": {}})["figures"], cell)
+        except KeyError:
+            return ""
+
+    rows = [[cell.label, *(text(column, cell) for column in columns.values())] for cell in cells]
+    return markdown_table(["", *columns], rows)
 
 
-def counted(number: int, noun: str) -> str:
-    """A number and its noun, such as "1 run" and "2 runs"."""
+def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def describe_runs(results: dict[str, dict]) -> str:
-    """One sentence on the number of finished cells, their time, machines and dates."""
+    """Return one sentence on the number of finished cells, their time, machines and dates."""
     if not results:
         return "Nothing is finished yet."
-    machines = []
-    for result in results.values():
-        facts = result["machine"]
-        name = facts.get("accelerator") or facts["processor"]
-        text = f"{name}, {counted(facts['cores'], 'core')}, {counted(facts['threads'], 'thread')}"
-        text += f", {facts['processes']} processes a run" if facts.get("processes", 1) > 1 else ""
-        machines += [text] if text not in machines else []
-    # Seconds are those of a cell's last session, a training's minutes those of all: if more, it was resumed.
-    times = [(r["seconds"] / 60, r["figures"].get("minutes", 0), r.get("processor_seconds")) for r in results.values()]
-    minutes = sum(max(session, training) for session, training, _ in times)
-    known = all(session >= training and work is not None for session, training, work in times)
-    work = f" ({sum(work for *_, work in times) / 60:.1f} minutes of processor time)" if known else ""
-    dates = sorted(result["date"] for result in results.values())
-    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    runs = counted(len(results), "run")
-    return f"{runs}, {minutes:.1f} minutes in all by the clock{work}; {'; '.join(machines)}; {when}."
+    machines = {
+        f"{facts.get('accelerator') or facts['processor']}, {_counted(facts['threads'], 'thread')}": True
+        for facts in (result["machine"] for result in results.values())
+    }
+    # Seconds are those of a cell's last session, a training's minutes those of all.
+    times = (max(result["seconds"] / 60, result["figures"].get("minutes", 0)) for result in results.values())
+    dates = sorted({result["date"] for result in results.values()})
+    return (
+        f"{_counted(len(results), 'run')}, {sum(times):.1f} minutes in all by the clock; {'; '.join(machines)};"
+        f" {' to '.join(dates[:: max(1, len(dates) - 1)])}."
+    )

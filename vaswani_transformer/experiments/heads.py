@@ -1,8 +1,8 @@
 """What the heads of the base model attend to (Section 4 and the appendix): a report over sentences, and pictures."""
 
-import json
-from collections import Counter
+import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +11,14 @@ from ..attention.page import write_attention_page
 from ..attention.pictures import draw_attention
 from ..attention.weights import KINDS, attend
 from ..errors import UserError
-from ..files import write_text
 from ..loading import load_model
-from ..plots import new_figure
-from .base import (
-    Cell,
-    Estimate,
-    Experiment,
-    Setup,
-    describe_runs,
-    experiment_folder,
-    read_results,
-    run_cell,
-    write_recipe,
-)
+from ..plots import can_draw
+from .base import Cell, Experiment, Setup, describe_runs, experiment_folder
 from .table2 import Table2
-from .translation import data_pairs
+from .translation import test_pairs
 
-CELL, MODEL = "heads", "en-de-base"  # the cell here, and the one of Table 2 whose model it is about
+MODEL = "en-de-base"  # the cell of Table 2 whose model it is about
 SENTENCES, WORDS = 3, 10  # that are drawn, and about how many words they have
-REPORT = "heads.json"
 
 
 class HeadStudy(Experiment):
@@ -43,61 +31,33 @@ class HeadStudy(Experiment):
         return next(cell for cell in Table2().cells(setup) if cell.name == MODEL)
 
     def cells(self, setup: Setup) -> list[Cell]:
-        """One, with the settings of its model."""
-        return [Cell(CELL, "heads of the base model", self._model_cell(setup).settings)]
+        """Return one, with the settings of its model."""
+        return [Cell("heads", "heads of the base model", self._model_cell(setup).settings)]
 
     def check(self, setup: Setup, cells: Sequence[Cell]) -> None:
         """Check that the data of Table 2's cell is there."""
-        if cells:
-            Table2().check(setup, [self._model_cell(setup)])
+        Table2().check(setup, [self._model_cell(setup)] if cells else [])
 
-    def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
-        """The training, if it is not finished."""
-        table, trained = Table2(), self._model_cell(setup)
-        is_finished = bool(read_results(table, setup, [trained]))
-        return Estimate(seconds=0.0) if is_finished else table.estimate(setup, trained, device)
+    def train(self, setup: Setup, cell: Cell, folder: Path) -> None:
+        """Train the model, unless it is there."""
+        Table2().train(setup, self._model_cell(setup), experiment_folder(Table2(), setup) / MODEL)
 
-    def run(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
-        """Train the model unless it is there, name its heads on the validation set, draw some of its sentences."""
-        table, model_cell = Table2(), self._model_cell(setup)
-        run_cell(table, setup, model_cell)
-        write_recipe(folder, cell)
-        model, tokenizer = load_model(experiment_folder(table, setup) / MODEL)
-        recipe = table.recipe(setup, table.training(setup, model_cell))
-        pairs = data_pairs(recipe, recipe.validation_source, recipe.validation_target, recipe.validation_split)
-        report = name_heads(model, tokenizer, zip(*pairs, strict=True))
-        write_text(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-        chosen = sorted(zip(*pairs, strict=True), key=lambda pair: abs(len(pair[0].split()) - WORDS))[:SENTENCES]
-        for number, (source, _) in enumerate(chosen, 1):
+    def measure(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
+        """Name the model's heads on the validation set, and draw some of its sentences."""
+        model, tokenizer = load_model(experiment_folder(Table2(), setup) / MODEL)
+        validation = replace(self._model_cell(setup), test="val" if setup.scale == "laptop" else "validation")
+        pairs = list(zip(*test_pairs(validation), strict=True))
+        report = name_heads(model, tokenizer, pairs)
+        pairs.sort(key=lambda pair: abs(len(pair[0].split()) - WORDS))
+        for number, (source, _) in enumerate(pairs[:SENTENCES], 1):
             weights = attend(model, tokenizer, source)
             write_attention_page(weights, folder / f"sentence-{number}.html")
-            self._draw_sentence(weights, folder, number)
-        roles = {kind: Counter(head["role"] for head in heads["heads"]) for kind, heads in report["kinds"].items()}
-        return {"roles": roles, "report": report}
-
-    def _draw_sentence(self, weights, folder: Path, number: int) -> None:
-        for kind in KINDS if new_figure() is not None else ():
-            try:
-                draw_attention(weights, kind, folder / f"sentence-{number}-{kind}.png")
-            except UserError:  # too long for a readable picture of all heads; the page has them
-                continue
+            for kind in KINDS if can_draw() else ():
+                with contextlib.suppress(UserError):  # too long for a readable picture; the page has it
+                    draw_attention(weights, kind, folder / f"sentence-{number}-{kind}.png")
+        return {"report": report}
 
     def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
-        """A row for each head, as `vaswani attention --report` prints it."""
-        if CELL not in results:
-            return f"# Attention, {setup.scale} scale\n\n{describe_runs(results)}\n"
-        return f"{heads_as_markdown(results[CELL]['figures']['report'])}\n\n{describe_runs(results)}\n"
-
-    def draw(self, figure, cells: Sequence[Cell], results: dict[str, dict]) -> None:
-        """Number of heads of each role, by kind of attention."""
-        figure.set_size_inches(9, 4)
-        axis, counts = figure.subplots(), results[CELL]["figures"]["roles"]
-        roles = sorted({role for kind in counts.values() for role in kind})
-        left = dict.fromkeys(counts, 0)
-        for place, role in enumerate(roles):
-            widths = [counts[kind].get(role, 0) for kind in counts]
-            labels = [f"{kind} attention" for kind in counts]
-            axis.barh(labels, widths, left=list(left.values()), label=role, color=f"C{place}")
-            left = {kind: left[kind] + width for kind, width in zip(left, widths, strict=True)}
-        axis.set_xlabel("heads")
-        axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
+        """Return a row for each head, as `vaswani attention --report` prints it."""
+        text = heads_as_markdown(results["heads"]["figures"]["report"]) if results else "# Attention"
+        return f"{text}\n\n{describe_runs(results)}"

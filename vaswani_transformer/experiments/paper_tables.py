@@ -7,38 +7,23 @@ import yaml
 
 
 @dataclass(frozen=True)
-class TranslationRow:
-    """A row of Table 2: BLEU on newstest2014, training cost in FLOPs; None where the table is empty."""
+class Row:
+    """A row of one of the paper's tables; None where it prints no figure."""
 
-    model: str
-    bleu_de: float | None = None
+    model: str = ""  # or parser
+    group: str = ""  # of rows of Table 3
+    preset: str = ""
+    label: str = ""
+    training: str = ""  # of a parser: on what
+    bleu_de: float | None = None  # Table 2, on newstest2014
     bleu_fr: float | None = None
-    flops_de: float | None = None
+    flops_de: float | None = None  # training cost
     flops_fr: float | None = None
-
-
-@dataclass(frozen=True)
-class VariationRow:
-    """A row of Table 3, on newstest2013: perplexity a word piece, BLEU, millions of parameters where it prints them."""
-
-    group: str
-    preset: str
-    label: str
-    perplexity: float
-    bleu: float
-    millions: int | None = None
-
-
-@dataclass(frozen=True)
-class ParsingRow:
-    """A row of Table 4: F1 on section 23 of the Wall Street Journal."""
-
-    parser: str
-    training: str
-    f1: float
+    perplexity: float | None = None  # Table 3, on newstest2013: a word piece
+    bleu: float | None = None
+    millions: int | None = None  # of parameters
+    f1: float | None = None  # Table 4, on section 23 of the Wall Street Journal
 
 
 _TABLES = yaml.safe_load((resources.files(__package__) / "paper_tables.yaml").read_text(encoding="utf-8"))
-TABLE2 = tuple(TranslationRow(**row) for row in _TABLES["table2"])
-TABLE3 = tuple(VariationRow(**row) for row in _TABLES["table3"])
-TABLE4 = tuple(ParsingRow(**row) for row in _TABLES["table4"])
+TABLE2, TABLE3, TABLE4 = ([Row(**row) for row in _TABLES[name]] for name in ("table2", "table3", "table4"))

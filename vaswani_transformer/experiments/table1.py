@@ -1,53 +1,214 @@
 """Table 1: complexity, sequential operations and path length of layer types, the formulas and what is measured."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
+from torch.utils.benchmark import Timer
 
 from ..errors import UserError
-from .base import Cell, Estimate, Experiment, Setup, describe_runs, markdown_table, write_recipe
-from .layer_types import KINDS, LayerCost, fitted_exponent, measure_layer, path_length
+from ..model.local_attention_vaswani import block_mask, restricted_attention
+from .base import Cell, Experiment, Setup, describe_runs, results_table
 
-# Sizes measured: lengths at width `width`, widths at length `length`.
+# Sizes measured: lengths n at width `width`, widths d at length `length`; k and r.
 SCALES = {
     "laptop": {
         "lengths": [128, 256, 512, 1024, 2048, 4096], "width": 64,
-        "widths": [64, 128, 256, 512, 1024], "length": 512,
-        "kernel": 3, "neighbourhood": 64, "path_positions": 33, "rounds": 5,
+        "widths": [64, 128, 256, 512, 1024], "length": 512, "kernel": 3, "neighbourhood": 64,
     },
     "paper": {
         "lengths": [256, 512, 1024, 2048, 4096, 8192, 16384], "width": 512,
-        "widths": [128, 256, 512, 1024, 2048, 4096], "length": 2048,
-        "kernel": 3, "neighbourhood": 64, "path_positions": 33, "rounds": 5,
+        "widths": [128, 256, 512, 1024, 2048, 4096], "length": 2048, "kernel": 3, "neighbourhood": 64,
     },
 }  # fmt: skip
-# Of a layer type on two cores; at paper scale not known before it is measured.
-SECONDS = {"laptop": 10.0, "paper": None}
-PATH_KERNEL, PATH_NEIGHBOURHOOD = 3, 8
+PATH = 33, 3, 8  # n, k and r of the path lengths in the table
+SECONDS = 0.5  # that a layer of one size is timed, or two rounds if they take longer
+
+
+class Attention(nn.Module):
+    """Self-attention (Equation 1) with one head, as Table 1 counts it: without the four projections by default.
+
+    `neighbourhood` is r: attention is the model's `restricted_attention`. `fused` takes torch's
+    `scaled_dot_product_attention`, which need not keep the n x n weights.
+    """
+
+    def __init__(self, width: int, projections: bool = False, neighbourhood: int | None = None, fused: bool = False):
+        super().__init__()
+        self.neighbourhood, self.fused = neighbourhood, fused
+        self.projections = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(4 if projections else 0))
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Map `(batch_size, length, width)` to the same shape."""
+        *projections, out = self.projections or [nn.Identity()] * 4
+        query, key, value = (project(states).unsqueeze(1) for project in projections)
+        scaling = states.shape[-1] ** -0.5
+        if self.neighbourhood is not None:
+            padding_mask = torch.ones(states.shape[:2], device=states.device)
+            mask = block_mask(padding_mask, self.neighbourhood, is_causal=False)
+            return out(restricted_attention(query, key, value, mask, scaling).squeeze(2))
+        if self.fused:
+            return out(nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling).squeeze(1))
+        return out((((query @ key.transpose(-1, -2)) * scaling).softmax(-1) @ value).squeeze(1))
+
+
+class Recurrence(nn.Module):
+    """torch's LSTM or GRU, one layer, one direction."""
+
+    def __init__(self, kind: type[nn.RNNBase], width: int):
+        super().__init__()
+        self.layer = kind(width, width, batch_first=True)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Map `(batch_size, length, width)` to the same shape."""
+        return self.layer(states)[0]
+
+
+class Convolution(nn.Module):
+    """A centred convolution over positions that keeps width and length; the kernel, the paper's k, is odd.
+
+    `separable`: one kernel for each channel, then a matrix product, as in the last paragraph of Section 4.
+    """
+
+    def __init__(self, width: int, kernel: int, dilation: int = 1, separable: bool = False):
+        super().__init__()
+        sizes = {"padding": dilation * (kernel // 2), "dilation": dilation, "groups": width if separable else 1}
+        self.layer = nn.Conv1d(width, width, kernel, **sizes)
+        self.mix = nn.Linear(width, width) if separable else nn.Identity()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Map `(batch_size, length, width)` to the same shape."""
+        return self.mix(self.layer(states.transpose(1, 2)).transpose(1, 2))
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """A row of Table 1, or a variant of one."""
+
+    label: str
+    row: str  # of the paper's table that it belongs to
+    complexity: str  # operations a layer, the paper's O(...)
+    sequential: str  # operations that must follow each other, the paper's O(...)
+    path: str  # longest path between two positions, the paper's O(...)
+    # From n, d, k and r: multiplications with an addition in its matrix products, `complexity` with its constants.
+    operations: Callable[[int, int, int, int], int]
+    make: Callable[[int, int, int], nn.Module]  # from d, k and r
+    # From n, k and r: layers until every position has reached every other; of a recurrent layer, which reaches later
+    # positions only, applications of its cell.
+    layers_needed: Callable[[int, int, int], int]
+
+
+def _stacked(length: int, reach: int) -> int:
+    """Return the layers of the same reach that cross a sequence."""
+    return math.ceil((length - 1) / reach)
+
+
+def _dilated(length: int, kernel: int, neighbourhood: int) -> int:
+    """Return the layers of dilation 1, k, k^2, ... that do: together they reach (k^L - 1) / 2 to either side."""
+    layers = 0
+    while (kernel**layers - 1) // 2 < length - 1:
+        layers += 1
+    return layers
+
+
+_RECURRENT = ("Recurrent", "O(n·d²)", "O(n)", "O(n)")
+_CONVOLUTIONAL = ("Convolutional", "O(k·n·d²)", "O(1)")
+_ATTENTION = ("Self-attention", "O(n²·d)", "O(1)", "O(1)", lambda n, d, k, r: 2 * n * n * d)
+KINDS = {
+    "self-attention": LayerKind(
+        "self-attention", *_ATTENTION, lambda d, k, r: Attention(d), lambda n, k, r: 1),
+    "self-attention-fused": LayerKind(
+        "self-attention, fused kernel", *_ATTENTION, lambda d, k, r: Attention(d, fused=True), lambda n, k, r: 1),
+    "self-attention-projected": LayerKind(
+        "self-attention with its projections", "Self-attention", "O(n²·d + n·d²)", "O(1)", "O(1)",
+        lambda n, d, k, r: 2 * n * n * d + 4 * n * d * d,
+        lambda d, k, r: Attention(d, projections=True), lambda n, k, r: 1),
+    "lstm": LayerKind(
+        "recurrent (LSTM)", *_RECURRENT, lambda n, d, k, r: 8 * n * d * d,
+        lambda d, k, r: Recurrence(nn.LSTM, d), lambda n, k, r: n - 1),
+    "gru": LayerKind(
+        "recurrent (GRU)", *_RECURRENT, lambda n, d, k, r: 6 * n * d * d,
+        lambda d, k, r: Recurrence(nn.GRU, d), lambda n, k, r: n - 1),
+    "convolution": LayerKind(
+        "convolutional, contiguous", *_CONVOLUTIONAL, "O(n/k)", lambda n, d, k, r: k * n * d * d,
+        lambda d, k, r: Convolution(d, k), lambda n, k, r: _stacked(n, k // 2)),
+    "convolution-dilated": LayerKind(
+        "convolutional, dilated", *_CONVOLUTIONAL, "O(log_k(n))", lambda n, d, k, r: k * n * d * d,
+        lambda d, k, r: Convolution(d, k, dilation=k), _dilated),
+    "convolution-separable": LayerKind(
+        "convolutional, separable", "Convolutional", "O(k·n·d + n·d²)", "O(1)", "O(n/k)",
+        lambda n, d, k, r: k * n * d + n * d * d,
+        lambda d, k, r: Convolution(d, k, separable=True), lambda n, k, r: _stacked(n, k // 2)),
+    "self-attention-restricted": LayerKind(
+        "self-attention, restricted", "Self-attention (restricted)", "O(r·n·d)", "O(1)", "O(n/r)",
+        lambda n, d, k, r: 2 * (r + 1) * n * d,
+        lambda d, k, r: Attention(d, neighbourhood=r), lambda n, k, r: _stacked(n, r // 2)),
+}  # fmt: skip
+
+
+def measure_layer(layer: nn.Module, length: int, width: int, device: torch.device) -> dict[str, float]:
+    """Measure a layer on one sequence of random numbers `(1, length, width)`, in float32.
+
+    Returns:
+        `length`, `width`; `forward_seconds`, and `training_seconds` of forward and backward together, the shortest of
+        some rounds, since other programs only ever slow it down; `training_bytes` beside the weights, which the forward
+        pass keeps for the backward pass.
+    """
+    layer = layer.to(device)
+    states = torch.randn(1, length, width, device=device, requires_grad=True)
+
+    def forward() -> None:
+        with torch.no_grad():
+            layer(states)
+
+    def training() -> None:
+        layer.zero_grad(set_to_none=True)
+        states.grad = None
+        layer(states).sum().backward()
+
+    costs: dict[str, float] = {"length": length, "width": width}
+    for name, run in (("forward_seconds", forward), ("training_seconds", training)):
+        timer = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
+        costs[name] = min(timer.blocked_autorange(min_run_time=SECONDS).times)
+    kept: dict[int, int] = {}  # bytes by the address of the memory, which several tensors may share
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(states)
+    for tensor in layer.parameters():
+        kept.pop(tensor.untyped_storage().data_ptr(), None)
+    return costs | {"training_bytes": sum(kept.values())}
+
+
+def fitted_exponent(sizes: Sequence[float], values: Sequence[float], points: int = 3) -> float:
+    """Return the exponent a of values ~ size^a: least squares of logarithms over the largest sizes, two at least.
+
+    At small sizes constant costs dominate. Sizes and values are above 0.
+    """
+    order = np.argsort(sizes)[-points:]
+    x, y = (np.log(np.asarray(column, np.float64)[order]) for column in (sizes, values))
+    return float(np.polyfit(x, y, 1)[0])
 
 
 def table1_settings(setup: Setup) -> dict[str, Any]:
-    """The sizes to measure, with the changes of the call: whole numbers, several separated by commas."""
+    """Return the sizes to measure, with the changes of the call: whole numbers, several separated by commas."""
     settings = dict(SCALES[setup.scale])
     for name, text in setup.changes.items():
-        if name not in settings:
-            raise UserError(f"table1 has no setting {name!r}: there are {', '.join(settings)}")
-        try:
-            values = [int(part) for part in text.split(",")]
-        except ValueError:
-            values = []
-        several = isinstance(settings[name], list)
-        if not values or min(values) < 1 or (not several and len(values) > 1) or (several and len(set(values)) < 2):
-            kind = "two whole numbers or more, such as 128,256" if several else "a whole number of 1 or more"
-            raise UserError(f"{name} is {text!r}: it must be {kind}")
-        settings[name] = sorted(values) if several else values[0]
-    if settings["kernel"] % 2 == 0:
-        raise UserError(f"kernel is {settings['kernel']}: it must be odd, for a centred convolution")
-    if settings["neighbourhood"] % 2:
-        raise UserError(f"neighbourhood is {settings['neighbourhood']}: it must be even, half to either side")
+        several, numbers = isinstance(settings.get(name), list), text.split(",")
+        is_valid = all(number.isdecimal() and int(number) for number in numbers) and (len(set(numbers)) > 1) == several
+        if name not in settings or not is_valid:
+            kinds = (f"{name}={'N,N,...' if isinstance(value, list) else 'N'}" for name, value in settings.items())
+            raise UserError(f"{name}={text} is not a setting of table1: there are {', '.join(kinds)}, N from 1")
+        settings[name] = sorted(map(int, numbers)) if several else int(text)
+    if settings["kernel"] % 2 == 0 or settings["neighbourhood"] % 2:
+        raise UserError("kernel must be odd, for a centred convolution, and neighbourhood even, half to either side")
     return settings
 
 
@@ -56,120 +217,64 @@ class Table1(Experiment):
 
     name = "table1"
     title = "layer types: complexity, sequential operations and path length, formulas and measurements"
-    one_at_a_time = True
 
     def cells(self, setup: Setup) -> list[Cell]:
-        """One for each of `KINDS`."""
-        cells = []
-        for name, kind in KINDS.items():
-            paper = {"complexity": kind.complexity, "sequential": kind.sequential, "path": kind.path}
-            cells.append(Cell(name, kind.label, table1_settings(setup) | {"layer": name}, paper, kind.row))
-        return cells
+        """Return one for each of `KINDS`."""
+        settings = table1_settings(setup)
+        return [
+            Cell(name, kind.label, settings | {"layer": name},
+                 {"complexity": kind.complexity, "sequential": kind.sequential, "path": kind.path}, kind.row)
+            for name, kind in KINDS.items()
+        ]  # fmt: skip
 
-    def estimate(self, setup: Setup, cell: Cell, device: str | None) -> Estimate:
-        """Ten seconds at laptop scale, unknown at paper scale; nothing is trained."""
-        return Estimate(seconds=SECONDS[setup.scale])
-
-    def run(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
-        """Measure a layer over lengths, then over widths, and find its longest path."""
-        write_recipe(folder, cell)
-        settings, kind = cell.settings, KINDS[cell.name]
+    def measure(self, setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
+        """Measure a layer over lengths, then over widths."""
+        settings = cell.settings
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-        def measured(length: int, width: int) -> LayerCost:
-            layer = kind.make(width, settings["kernel"], settings["neighbourhood"])
-            return measure_layer(layer, length, width, device, settings["rounds"])
+        def measured(length: int, width: int) -> dict[str, float]:
+            layer = KINDS[cell.name].make(width, settings["kernel"], settings["neighbourhood"])
+            return measure_layer(layer, length, width, device)
 
-        over_lengths = [measured(length, settings["width"]) for length in settings["lengths"]]
-        over_widths = [measured(settings["length"], width) for width in settings["widths"]]
-        exponents = {
-            f"{name}_{what}": fitted_exponent(sizes, [getattr(cost, what) for cost in costs])
-            for name, sizes, costs in (
-                ("n", settings["lengths"], over_lengths), ("d", settings["widths"], over_widths))
-            for what in ("forward_seconds", "training_seconds", "forward_bytes", "training_bytes")
-        }  # fmt: skip
-        positions = settings["path_positions"]
         return {
-            "over_lengths": [asdict(cost) for cost in over_lengths],
-            "over_widths": [asdict(cost) for cost in over_widths],
-            "exponents": exponents,
-            "path_length": path_length(cell.name, positions, PATH_KERNEL, PATH_NEIGHBOURHOOD),
+            "over_lengths": [measured(length, settings["width"]) for length in settings["lengths"]],
+            "over_widths": [measured(settings["length"], width) for width in settings["widths"]],
         }
 
     def report(self, setup: Setup, cells: Sequence[Cell], results: dict[str, dict]) -> str:
-        """The formulas with the measured path, then exponents and costs at the largest size."""
+        """Return the formulas, then exponents and costs at the largest size."""
         settings = table1_settings(setup)
-        positions, lengths, widths = settings["path_positions"], settings["lengths"], settings["widths"]
-        kernel, neighbourhood = settings["kernel"], settings["neighbourhood"]
-        formulas, measured = [], []
-        for cell in cells:
-            kind, figures = KINDS[cell.name], results.get(cell.name, {}).get("figures")
-            exact = kind.layers_needed(positions, PATH_KERNEL, PATH_NEIGHBOURHOOD)
-            path = str(figures["path_length"]) if figures else ""
-            formulas.append([kind.label, kind.complexity, kind.sequential, kind.path, str(exact), path])
-            if figures:
-                fitted, largest = figures["exponents"], figures["over_lengths"][-1]
-                over_n = [kind.operations(n, settings["width"], kernel, neighbourhood) for n in lengths]
-                over_d = [kind.operations(settings["length"], d, kernel, neighbourhood) for d in widths]
-                exponents = (
-                    fitted["n_training_seconds"], fitted_exponent(lengths, over_n),
-                    fitted["d_training_seconds"], fitted_exponent(widths, over_d),
-                    fitted["n_training_bytes"], fitted["d_training_bytes"],
-                )  # fmt: skip
-                costs = [1e3 * largest[f"{what}_seconds"] for what in ("forward", "training")]
-                costs += [largest[f"{what}_bytes"] / 1e6 for what in ("forward", "training")]
-                measured.append([kind.label, *(f"{a:.2f}" for a in exponents), *(f"{cost:.1f}" for cost in costs)])
-        at = f"n = {lengths[-1]:,}"
-        titles = ["one layer", "time ~ n^", "formula", "time ~ d^", "formula", "memory ~ n^", "memory ~ d^",
-                  f"forward, {at} (ms)", "and backward (ms)", "memory, forward (MB)", "and backward (MB)"]  # fmt: skip
-        return "\n".join([
-            f"# Table 1, {setup.scale} scale\n",
-            markdown_table(
-                ["layer type", "complexity a layer", "sequential operations", "maximum path length",
-                 f"at n = {positions}, k = {PATH_KERNEL}, r = {PATH_NEIGHBOURHOOD}", "by gradients"], formulas),
-            "", markdown_table(titles, measured), "", self._notes(settings), describe_runs(results), "",
-        ])  # fmt: skip
-
-    def _notes(self, settings: dict) -> str:
-        lengths, widths = settings["lengths"], settings["widths"]
-        return (
+        lengths, widths, rest = settings["lengths"], settings["widths"], (settings["kernel"], settings["neighbourhood"])
+        formulas = {
+            "complexity a layer": lambda _, cell: cell.paper["complexity"],
+            "sequential operations": lambda _, cell: cell.paper["sequential"],
+            "maximum path length": lambda _, cell: cell.paper["path"],
+            "at n = {}, k = {}, r = {}".format(*PATH): lambda _, cell: str(KINDS[cell.name].layers_needed(*PATH)),
+        }
+        measured: dict[str, Callable] = {}
+        for letter, sizes, over in (("n", lengths, "over_lengths"), ("d", widths, "over_widths")):
+            for title, cost in (("time", "training_seconds"), ("memory", "training_bytes")):
+                measured[f"{title} ~ {letter}^"] = lambda ours, _, sizes=sizes, over=over, cost=cost: (
+                    f"{fitted_exponent(sizes, [costs[cost] for costs in ours[over]]):.2f}"
+                )
+            pairs = [(n, settings["width"]) if letter == "n" else (settings["length"], n) for n in sizes]
+            measured[f"operations ~ {letter}^"] = lambda _, cell, sizes=sizes, pairs=pairs: (
+                f"{fitted_exponent(sizes, [KINDS[cell.name].operations(*pair, *rest) for pair in pairs]):.2f}"
+            )
+        for title, cost, factor in (
+            ("forward (ms)", "forward_seconds", 1e3), ("and backward (ms)", "training_seconds", 1e3),
+            ("memory (MB)", "training_bytes", 1e-6),
+        ):  # fmt: skip
+            measured[f"n = {lengths[-1]:,}: {title}"] = lambda ours, _, cost=cost, factor=factor: (
+                f"{factor * ours['over_lengths'][-1][cost]:.1f}"
+            )
+        notes = (
             f"One sequence, float32; n from {lengths[0]:,} to {lengths[-1]:,} at d = {settings['width']}, d from"
             f" {widths[0]:,} to {widths[-1]:,} at n = {settings['length']:,}; k = {settings['kernel']}, r ="
-            f" {settings['neighbourhood']}. Exponents: least squares of logarithms over the three largest sizes, of"
-            f" forward and backward together; time is the shortest of some rounds ({settings['rounds']}; more where"
-            ' they are short, two where they are long); "formula": the same fit to the number of the layer\'s'
-            " operations, since a formula with two terms has no exponent of its own; memory is the most that torch's"
-            " allocator had given out beyond weights and input. Self-attention is one head and without projections, as"
-            " the table counts it, unless named otherwise; the restricted one is the model's (`attention_window`). Path"
-            " by gradients: layers (in a recurrent one, applications of its cell) until"
-            " every output changes with every input."
+            f" {settings['neighbourhood']}. Exponents: least squares of logarithms over the three largest sizes; time"
+            " is of forward and backward together, operations are counted, memory is what the forward pass keeps for"
+            " the backward pass. Self-attention is one head and without projections, as the table counts it, unless"
+            " named otherwise; the restricted one is the model's (`attention_window`)."
         )
-
-    def draw(self, figure, cells: Sequence[Cell], results: dict[str, dict]) -> None:
-        """Time and memory of forward and backward over n and over d, log-log."""
-        figure.set_size_inches(15, 8)
-        axes = figure.subplots(2, 2)
-        units = (("training_seconds", 1e3, "ms"), ("training_bytes", 1e-6, "MB"))
-        for row, (what, factor, unit) in zip(axes, units, strict=True):
-            sides = (("over_lengths", "length", "n (positions)"), ("over_widths", "width", "d"))
-            for axis, (costs, size, title) in zip(row, sides, strict=True):
-                for place, (name, result) in enumerate(results.items()):
-                    figures = result["figures"]
-                    exponent = figures["exponents"][f"{'n' if size == 'length' else 'd'}_{what}"]
-                    axis.loglog(
-                        [cost[size] for cost in figures[costs]], [factor * cost[what] for cost in figures[costs]],
-                        marker="os^vDPX*<"[place % 9], markersize=4, color=f"C{place}",
-                        linestyle=("-", "--", ":")[place % 3],  # some lie on each other
-                        label=f"{KINDS[name].label}: {exponent:.2f}",
-                    )  # fmt: skip
-                axis.set_xlabel(title)
-                axis.set_ylabel(f"{'time' if unit == 'ms' else 'memory'}, forward and backward ({unit})")
-                axis.grid(alpha=0.3, which="both")
-                sizes = [cost[size] for cost in next(iter(results.values()))["figures"][costs]]
-                axis.set_xticks(sizes, [f"{value:,}" for value in sizes])
-                axis.set_xticks([], minor=True)
-                axis.legend(
-                    fontsize=8, title="exponent, three largest sizes", title_fontsize=8, loc="upper left",
-                    bbox_to_anchor=(1, 1),
-                )  # fmt: skip
-        figure.suptitle("Table 1 measured: one layer, one sequence")
+        tables = (results_table(cells, results, columns) for columns in (formulas, measured))
+        return "\n\n".join([f"# Table 1, {setup.scale} scale", *tables, f"{notes} {describe_runs(results)}"])

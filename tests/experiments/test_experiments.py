@@ -109,9 +109,9 @@ def test_a_damaged_result_is_reported_and_not_overwritten(tmp_path, text):
 
 def test_two_processes_do_not_run_one_cell(tmp_path):
     experiment, setup = Squares(), Setup(output=tmp_path)
-    folder = tmp_path / "squares/laptop/two"
+    folder = tmp_path / "squares/laptop"
     folder.mkdir(parents=True)
-    code = f"import fcntl, time; f = open({str(folder / '.cell.lock')!r}, 'w'); fcntl.flock(f, fcntl.LOCK_EX)"
+    code = f"import fcntl, time; f = open({str(folder / '.two.lock')!r}, 'w'); fcntl.flock(f, fcntl.LOCK_EX)"
     code += "; print(flush=True); time.sleep(60)"
     cell = experiment.cells(setup)[0]
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

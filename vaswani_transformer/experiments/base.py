@@ -26,7 +26,6 @@ from ..output_folder import OutputFolder, is_first_process, locked
 logger = logging.getLogger(__name__)
 
 RECIPE, RESULT = "recipe.yaml", "result.json"
-LOCK = ".cell.lock"  # a training in the same folder has a lock of its own
 
 
 @dataclass(frozen=True)
@@ -205,13 +204,14 @@ def run_cell(experiment: Experiment, setup: Setup, cell: Cell) -> dict:
         UserError: as `read_results`, and for a cell that another process is running.
     """
     folder = experiment_folder(experiment, setup) / cell.name
-    with locked(folder, LOCK):
+    with locked(folder.parent, f".{cell.name}.lock"):  # a training locks the folder itself
         if (earlier := _read_result(folder, cell)) is not None:
             return earlier
         started = time.monotonic()
         logger.info("%s %s: started", experiment.name, cell.name)
         experiment.train(setup, cell, folder)
         if not (folder / RECIPE).exists():  # which a training writes itself
+            folder.mkdir(exist_ok=True)
             text = yaml.safe_dump(_as_json(cell.settings), sort_keys=False, allow_unicode=True)
             OutputFolder(folder).write_text(RECIPE, text)
         figures = experiment.measure(setup, cell, folder)

@@ -17,6 +17,7 @@ from ..distributed import joined_processes
 from ..errors import UserError
 from ..files import write_text
 from ..output_folder import OutputFolder
+from ..output_folder import locked
 from ..recipes.recipe import Recipe, check_paths
 from ..training.run import check_trainable, join_process_group
 from ..training.run_folder import CHECKPOINTS, check_output
@@ -241,7 +242,8 @@ def parsing_recipe(
     with joined_processes() as processes, processes.first_process_first():
         if processes.is_first_of_machine:
             check_trainable(recipe, tokenizer)
-            _write_training_text(recipe, files)
+            with locked(recipe.output):
+                _write_training_text(recipe, files)
     return recipe
 
 

@@ -16,8 +16,7 @@ from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
 from ..distributed import joined_processes
 from ..errors import UserError
 from ..files import write_text
-from ..output_folder import OutputFolder
-from ..output_folder import locked
+from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
 from ..training.run import check_trainable, join_process_group
 from ..training.run_folder import CHECKPOINTS, check_output

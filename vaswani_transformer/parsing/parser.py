@@ -251,18 +251,14 @@ def _write_training_text(recipe: Recipe, files: dict[str, str]) -> None:
     resumed = check_output(recipe) is not None
     output = OutputFolder(recipe.output)
     files = {f"{TEXT}/{name}": text for name, text in files.items()}
-    changed = [name for name, text in files.items() if not _holds(output.path / name, text)]
-    if resumed and any((output.path / name).exists() for name in changed):
+    earlier = {name: (output.path / name).read_bytes() for name in files if (output.path / name).is_file()}
+    if resumed and any(files[name].encode() != text for name, text in earlier.items()):
         raise UserError(
             f"{recipe.output} holds an interrupted training on other trees, or on another form of them: give the same"
             f" ones to resume it, give another --output, or remove {Path(recipe.output) / CHECKPOINTS} to start anew"
         )
     for name, text in files.items():
         output.write_text(name, text)
-
-
-def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_bytes() == text.encode("utf-8")
 
 
 class FileParser(FileTranslator):

@@ -18,7 +18,7 @@ from .hardware import PRECISIONS, choose_device
 from .json_and_yaml import read_json
 from .model.checkpoint_vaswani import WEIGHT_TYPES, check_finite, check_shard_name
 from .model.configuration_vaswani import VaswaniConfig
-from .model.generation_vaswani import take_back_defaults
+from .model.generation_vaswani import unset_trainer_defaults
 from .model.modeling_vaswani import VaswaniForConditionalGeneration
 from .model.settings_vaswani import LENGTH_NORMALIZATIONS, SETTING_RANGES, broken_range
 
@@ -44,7 +44,7 @@ def load_model(
     model = _read_model(Path(folder))
     tokenizer = load_tokenizer(Path(folder))
     check_tokenizer_matches(tokenizer, model.config)
-    take_back_defaults(model.generation_config, set())  # of models saved before training did
+    unset_trainer_defaults(model.generation_config, set())  # of models saved before training did
     for name in ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"):
         if getattr(model.generation_config, name) is None:  # a generation_config.json without it
             setattr(model.generation_config, name, getattr(model.config, name))

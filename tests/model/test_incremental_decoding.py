@@ -11,8 +11,8 @@ from passes import OTHER_TOOLKITS
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 
-from vaswani_transformer.model import generation_vaswani, linear_vaswani, modeling_vaswani, search_vaswani
 from vaswani_transformer.model import incremental_decoding_vaswani as decoding_vaswani
+from vaswani_transformer.model import linear_vaswani, modeling_vaswani, search_vaswani
 from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
 from vaswani_transformer.model.linear_vaswani import Projection, has_onednn, project
 
@@ -120,7 +120,7 @@ def test_a_large_vocabulary_is_searched_whole(options):
     model = tiny_model(vocab_size=3000, scale=2.0)
     with patch.object(search_vaswani, "_BLOCK", 10**6):
         expected = search(model, num_beams=3, **options)
-    with patch.object(generation_vaswani, "candidates", side_effect=generation_vaswani.candidates) as candidates:
+    with patch.object(search_vaswani, "candidates", side_effect=search_vaswani.candidates) as candidates:
         found = search(model, num_beams=3, **options)
     assert candidates.called and torch.equal(found.sequences, expected.sequences)
     assert torch.equal(found.sequences_scores, expected.sequences_scores)

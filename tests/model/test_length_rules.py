@@ -37,7 +37,7 @@ def test_power_is_transformers_own_search(alpha, early_stopping):
         model = tiny_model(seed=seed, vocab_size=9, scale=1.5)
         input_ids, attention_mask = padded_batch((7, 4, 2), seed=seed, vocab_size=9)
         theirs = stock(model).generate(input_ids, attention_mask=attention_mask, output_scores=True, **options)
-        for more in ({}, {"output_scores": True}):  # by our search, and by the hooks into transformers'
+        for more in ({}, {"output_scores": True}):  # by either of our searches
             more |= options | {"length_normalization": "power"}
             ours = model.generate(input_ids, attention_mask=attention_mask, **more)
             assert torch.equal(ours.sequences, theirs.sequences)

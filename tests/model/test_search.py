@@ -8,13 +8,21 @@ from conftest import padded_batch, random_ids, tiny_model
 from every_output import END, EVERY_PREFIX, PAD, START, VOCABULARY, every_output, peaked_model, without_padding
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LogitsProcessor, MaxTimeCriteria, MinNewTokensLengthLogitsProcessor, TextStreamer
+from transformers import (
+    LogitsProcessor,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    MinNewTokensLengthLogitsProcessor,
+    StoppingCriteria,
+    TextStreamer,
+)
 from transformers.generation import GenerationMixin
+from transformers_loop import transformers_loop
 
 from vaswani_transformer import VaswaniForConditionalGeneration
-from vaswani_transformer.model import generation_vaswani, search_vaswani
+from vaswani_transformer.model import search_vaswani
 from vaswani_transformer.model.incremental_decoding_vaswani import IncrementalDecoder
-from vaswani_transformer.model.search_vaswani import Search, SearchSettings
+from vaswani_transformer.model.search_vaswani import ForwardSearch, Search, SearchSettings
 
 VOCAB = 9
 KINDS = {
@@ -46,7 +54,13 @@ def ours(model, *args, **options):
 
 def theirs(model, *args, **options):
     """The same by transformers' loops, with the scores."""
-    with patch.object(generation_vaswani, "search_settings", lambda *_: None), patch.object(Search, "step", None):
+    with transformers_loop(), patch.object(Search, "step", None), patch.object(ForwardSearch, "run", None):
+        return model.generate(*args, return_dict_in_generate=True, output_scores=True, **options)
+
+
+def by_forward(model, *args, **options):
+    """The same by our search whose steps are the model's `forward`, with the scores."""
+    with patch.object(Search, "step", None):
         return model.generate(*args, return_dict_in_generate=True, output_scores=True, **options)
 
 
@@ -90,6 +104,8 @@ def test_outputs_and_scores_are_those_of_transformers_loop(
     expected = theirs(model, **options)
     assert_same(ours(model, **options), expected)
     assert torch.equal(model.generate(**options), expected.sequences)  # where sentences leave the batch
+    if num_beams > 1:
+        assert_same(by_forward(model, **options), expected)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -184,12 +200,58 @@ def subclass(model, **methods):
     return twin.eval()
 
 
+class EvenRowsEndAtSix(StoppingCriteria):
+    """Looks at tokens, at scores and at the rows."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return (input_ids[:, -1] == 6) & (input_ids[:, 0] == START) & torch.tensor(input_ids.shape[1] > 3)
+
+
+CONSTRAINTS = {
+    "a processor": {"logits_processor": [Nothing()]},
+    "criteria": {"stopping_criteria": [EvenRowsEndAtSix()], "max_new_tokens": 12},
+    "a criterion that ends everything": {"stopping_criteria": [MaxLengthCriteria(4)]},
+    "settings that make processors": {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "forced_bos_token_id": 4},
+    "of the source": {"encoder_no_repeat_ngram_size": 1},
+    "phrases": {"bad_words_ids": [[4, 5], [6]], "sequence_bias": [[[3], 2.0]]},
+    "a forced end": {"forced_eos_token_id": END, "renormalize_logits": True},
+    "a prefix function": {
+        "prefix_allowed_tokens_fn": lambda row, ids: [3 + row % 2, 5, END] if len(ids) < 4 else [END]
+    },
+    "an end beyond the vocabulary": {"eos_token_id": 100},
+    "scores and logits": {"output_logits": True},
+    "attentions": {"output_attentions": True, "output_hidden_states": True},
+    "no cache": {"use_cache": False},
+    "chunks": {"prefill_chunk_size": 4},
+}
+
+
+@pytest.mark.parametrize("rule", ["gnmt", "power"])
+@pytest.mark.parametrize("options", CONSTRAINTS.values(), ids=CONSTRAINTS)
+def test_processors_criteria_and_outputs_of_steps_are_as_in_transformers_loop(options, rule):
+    model = model_of("plain")
+    model.set_attn_implementation("eager" if "output_attentions" in options else "sdpa")
+    input_ids, attention_mask = padded_batch((6, 2, 4), vocab_size=VOCAB)
+    options = {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.6, "max_extra_tokens": 4, **options}
+    options |= {"input_ids": input_ids, "attention_mask": attention_mask, "length_normalization": rule}
+    one, other = by_forward(model, **options), theirs(model, **options)
+    assert_same(one, other)
+    assert one.keys() == other.keys()
+    torch.testing.assert_close(one.scores[0], other.scores[0])
+    steps = model.compute_transition_scores(one.sequences, one.scores, one.beam_indices)
+    torch.testing.assert_close(
+        steps, model.compute_transition_scores(other.sequences, other.scores, other.beam_indices)
+    )
+    for name in ("decoder_attentions", "cross_attentions", "decoder_hidden_states", "encoder_attentions"):
+        if name in other:
+            assert [[part.shape for part in step] for step in one[name]] == [
+                [part.shape for part in step] for step in other[name]
+            ]
+
+
 OTHERS = {
     "a processor": {"logits_processor": [Nothing()]},
     "a criterion": {"stopping_criteria": [MaxTimeCriteria(100)]},
-    "a setting that makes a processor": {"repetition_penalty": 1.5},
-    "a prefix function": {"prefix_allowed_tokens_fn": lambda *_: list(range(VOCAB))},
-    "time": {"max_time": 100.0},
     "samples": {"do_sample": True},
     "sampled beams": {"do_sample": True, "num_beams": 2},
     "scores of steps": {"output_scores": True, "return_dict_in_generate": True},
@@ -203,7 +265,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
-def test_whatever_else_is_asked_for_transformers_loop_does(options):
+def test_whatever_else_is_asked_for_no_sentence_joins(options):
     with patch.object(Search, "step", None):
         model_of("plain").generate(random_ids(2, 4, vocab_size=VOCAB), max_new_tokens=3, **options)
         assert model_of("plain").open_search(max_new_tokens=3, **options) is None
@@ -221,7 +283,7 @@ def test_a_processor_of_ones_own_that_counts_otherwise(num_beams):
     assert_same(ours(model, source, **options), theirs(model, source, **options))
 
 
-def test_processes_that_wait_for_each_other_are_transformers_loops():
+def test_processes_wait_for_each_other_if_they_are_asked_to():
     with pytest.raises(ValueError, match="process group has not been initialized"):
         model_of("plain").generate(random_ids(2, 4, vocab_size=VOCAB), num_beams=2, synced_gpus=True)
 

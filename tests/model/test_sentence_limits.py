@@ -1,6 +1,7 @@
 """Each sentence on its own: its limit (Section 6.1), and a result that no other sentence of its batch touches."""
 
 import threading
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessor
 from transformers.modeling_outputs import BaseModelOutput
+
+from vaswani_transformer.model.search_vaswani import SearchSettings
 
 LENGTHS = (7, 2, 4)
 SEARCHES = {
@@ -198,7 +201,7 @@ def test_a_source_without_a_mask_ends_where_its_padding_begins(num_beams):
 @pytest.mark.parametrize("returned", [1, 3])
 @pytest.mark.parametrize("limit", [{}, {"max_new_tokens": 15}], ids=str)
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 2.0])
-def test_ending_early_changes_no_result(alpha, limit, returned, monkeypatch):
+def test_ending_early_changes_no_result(alpha, limit, returned):
     options = {
         "num_beams": 3,
         "length_penalty": alpha,
@@ -210,10 +213,8 @@ def test_ending_early_changes_no_result(alpha, limit, returned, monkeypatch):
         model = tiny_model(seed=seed, vocab_size=9, scale=1.6, dtype=torch.float64)
         input_ids, attention_mask = padded_batch((7, 4, 2), seed=seed, vocab_size=9)
         stopped = search(model, input_ids, attention_mask, options)
-        monkeypatch.setattr(
-            model, "_check_early_stop_heuristic", lambda **known: known["is_early_stop_heuristic_unsatisfied"]
-        )
-        full = search(model, input_ids, attention_mask, {**options, "output_scores": True})
+        with patch.object(SearchSettings, "may_improve", lambda *_: True):
+            full = search(model, input_ids, attention_mask, options)
         assert [rows for rows, _ in stopped] == [rows for rows, _ in full]
         for (_, one), (_, other) in zip(stopped, full, strict=True):
             assert one == pytest.approx(other, abs=1e-6)

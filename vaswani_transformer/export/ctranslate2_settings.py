@@ -7,7 +7,7 @@ from transformers import GenerationConfig
 
 from ..errors import UserError
 from ..loading import check_generation_config
-from ..model.generation_vaswani import take_back_defaults
+from ..model.generation_vaswani import unset_trainer_defaults
 
 # Settings of a generation configuration that this search does not follow, and the values at which they do nothing.
 _NEUTRAL = {
@@ -25,7 +25,7 @@ def read_generation_config(folder: str | Path, vocab_size: int) -> GenerationCon
         return GenerationConfig(num_beams=4, length_penalty=0.6)
     check_generation_config(path, vocab_size)
     settings = GenerationConfig.from_pretrained(folder)
-    take_back_defaults(settings, set())
+    unset_trainer_defaults(settings, set())
     for name in _NEUTRAL:
         value = getattr(settings, name, None)
         if not does_nothing(name, value):

@@ -89,7 +89,7 @@ class VaswaniCheckpointMixin:
         for module in self.modules():  # layers for inference alone raise here, before a file is written
             getattr(module, "refuse_saving", bool)()
         if getattr(self, "generation_config", None) is not None:
-            getattr(self, "_take_back_defaults", bool)()  # a user's own class may generate in its own way
+            getattr(self, "_unset_trainer_defaults", bool)()  # a user's own class may generate in its own way
         if self._auto_class is not None and f"modeling_vaswani.{type(self).__name__}" in AUTO_MAP.values():
             # Imported here to save time; transformers copies the file because it finds this line.
             from .pipeline_vaswani import CUSTOM_PIPELINES

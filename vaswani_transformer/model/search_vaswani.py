@@ -1,33 +1,39 @@
-"""Greedy and beam search (Section 6.1): what `generate()` runs where nothing else is asked for.
+"""Greedy and beam search (Section 6.1), which `generate()` runs in place of transformers' loops.
 
 A step of the model is followed by a few operations that find the best continuations of each sentence; the rest is
 bookkeeping in Python, about one row of numbers a sentence, for which a device is waited for once. A hypothesis is a
 chain of back-pointers until it is returned. transformers' loop copies tensors of all outputs several times a step.
 
-Sentences join a `Search` at any step, and those that are done leave it, so that steps compute no rows in vain.
+Sentences join a `Search` at any step, and those that are done leave it, so that no step computes a row in vain. A
+`ForwardSearch` takes logits processors, stopping criteria and caches of any kind; its sentences stay to the end.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers.generation import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
+from transformers.generation import (
+    GenerateBeamEncoderDecoderOutput,
+    GenerateEncoderDecoderOutput,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
 
 from .incremental_decoding_vaswani import DecodingCache, IncrementalDecoder
 from .settings_vaswani import LENGTH_NORMALIZATIONS, length_normalization
 
-NO_SCORE = -1.0e8  # places without a hypothesis have less; no log-probability comes near
+NO_SCORE = -1.0e8  # beams without a hypothesis have less; no log-probability comes near
 
-_EMPTY = -1.0e9  # the score of such a place, as in transformers
+_EMPTY = -1.0e9  # the score of such a beam, as in transformers
 _BLOCK = 64  # neighbouring tokens of which only the best is looked at first
-_LEAVING = 4  # sentences that are done leave when they are one in so many; moving the others costs some time
+_LEAVING = 4  # finished sentences leave when they are a quarter of all: moving the others costs some time
 
 
 def candidates(scores: torch.Tensor, count: int) -> torch.LongTensor:
-    """Some tokens of each row, the best `count` among them: `(rows, vocab_size)` scores to `(rows, candidates)` ids.
+    """Return some tokens of each row, the best `count` among them, as `(rows, candidates)` ids.
 
-    The best tokens are in the blocks of neighbours with the highest maxima. torch finds maxima several times faster
-    than the best of all tokens.
+    `scores` is `(rows, vocab_size)`. The best tokens are in the blocks of neighbours with the highest maxima, and torch
+    finds maxima several times faster than the best of all tokens.
     """
     rows, vocab_size = scores.shape
     blocks = vocab_size // _BLOCK
@@ -39,30 +45,31 @@ def candidates(scores: torch.Tensor, count: int) -> torch.LongTensor:
 
 
 def has_candidates(scores: torch.Tensor, count: int) -> bool:
-    """Whether looking at the `candidates` of `(rows, vocab_size)` scores is faster than looking at all tokens."""
+    """Return whether the `candidates` of `(rows, vocab_size)` scores are faster to search than all tokens."""
     return scores.is_cpu and scores.shape[1] >= 4 * _BLOCK * count
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What is searched for, in the words of transformers' generation configuration where it has them."""
+    """The rules of a search, named as in transformers' generation configuration where it has them."""
 
     num_beams: int = 1
     num_return_sequences: int = 1
     length_normalization: str = LENGTH_NORMALIZATIONS[0]
     length_penalty: float = 1.0
     early_stopping: bool | str = False
+    do_sample: bool = False  # draw the continuations of beams
     end_ids: frozenset[int] = frozenset()  # tokens that end an output
     min_tokens: int = 0  # tokens of an output before its end may come
-    forced_end_ids: frozenset[int] = frozenset()  # what may come at an output's limit, if only this may
+    forced_end_ids: frozenset[int] = frozenset()  # the only tokens at an output's limit, if there are any
     forbidden_ids: frozenset[int] = frozenset()  # tokens that no output has
 
     def divisor(self, length: int) -> float:
-        """The divisor of the log-probability of a hypothesis of `length` generated tokens."""
+        """Return the divisor of the log-probability of a hypothesis of `length` generated tokens."""
         return length_normalization(length, self.length_penalty, self.length_normalization)
 
     def judges_by_limit(self) -> bool:
-        """Whether running hypotheses are given up by the score that they would have at their limit.
+        """Return whether running hypotheses are pruned by the score that they would have at their limit.
 
         Their log-probability can only fall, so under the paper's rule the best final score is today's log-probability
         at the most favourable length that is still possible: stopping by it changes no result. transformers' own rule
@@ -71,7 +78,7 @@ class SearchSettings:
         return self.length_penalty > 0 and (self.length_normalization == "gnmt" or self.early_stopping == "never")
 
     def may_improve(self, running: float, best_score: float, finished: Sequence[float]) -> bool:
-        """Whether a sentence may still get a better result.
+        """Return whether a sentence may still get a better result.
 
         Args:
             running: log-probability of its best running hypothesis.
@@ -110,7 +117,7 @@ class Sentence:
         self.is_done = self.length >= self.limit or token in self.settings.end_ids
 
     def outputs(self) -> list[Output]:
-        """The one output."""
+        """Return the one output."""
         return [Output(self._tokens)]
 
 
@@ -126,7 +133,13 @@ class BeamSentence(Sentence):
         self.horizon = settings.divisor(limit) if settings.judges_by_limit() else None
 
     def extend(
-        self, values: list[float], scores: list[float], bounds: list[float], beams: list[float], tokens: list[float]
+        self,
+        values: list[float],
+        scores: list[float],
+        bounds: list[float],
+        beams: list[float],
+        tokens: list[float],
+        stops: Sequence[bool] = (),
     ) -> tuple[list[float], list[float], list[float]]:
         """Add the best continuations, best first.
 
@@ -136,23 +149,30 @@ class BeamSentence(Sentence):
             bounds: these over the divisor that running hypotheses are judged by.
             beams: the running hypotheses that they continue.
             tokens: their last tokens.
+            stops: which of them a stopping criterion ends, if there are criteria.
 
         Returns:
             values, beams and tokens of those that continue, one for each beam.
         """
         settings, count = self.settings, self.settings.num_beams
-        step, kept = self.length, range(count)
+        step, values = self.length, list(values)
         self.length += 1
         is_last = self.length >= self.limit
-        if is_last or not settings.end_ids.isdisjoint(tokens):
-            for rank in range(count):  # others are there only so that enough continue
-                is_output = values[rank] > NO_SCORE or scores[rank] >= _EMPTY  # or an empty place, as in transformers
-                if is_output and (is_last or tokens[rank] in settings.end_ids):
+        ended = [rank for rank, token in enumerate(tokens) if token in settings.end_ids or (stops and stops[rank])]
+        kept = range(count)
+        if is_last or ended:
+            for rank in range(count):  # the others only replace hypotheses that end
+                is_output = values[rank] > NO_SCORE or scores[rank] >= _EMPTY  # or an empty beam, as in transformers
+                if is_output and (is_last or rank in ended):
                     self._finished.append((scores[rank], step, beams[rank], tokens[rank]))
             self._finished.sort(key=lambda hypothesis: -hypothesis[0])
             del self._finished[count:]
             if not is_last:
-                kept = [rank for rank, token in enumerate(tokens) if token not in settings.end_ids][:count]
+                kept = [rank for rank in range(len(tokens)) if rank not in ended]
+                for rank in ended[: max(0, count - len(kept))]:  # empty beams, where criteria end too many
+                    values[rank] += _EMPTY
+                    kept.append(rank)
+                del kept[count:]
         best, finished = kept[0], [hypothesis[0] for hypothesis in self._finished]
         self.is_done = is_last or not settings.may_improve(values[best], bounds[best], finished)
         self._tokens.append([tokens[rank] for rank in kept])
@@ -160,14 +180,14 @@ class BeamSentence(Sentence):
         return [values[rank] for rank in kept], self._beams[-1], self._tokens[-1]
 
     def wanted(self) -> list[tuple[int, int]]:
-        """Beams and tokens of continuations that `extend` has to be given, however unlikely they are.
+        """Return beams and tokens of continuations that `extend` has to be given, however unlikely they are.
 
         With them it gets the likeliest of each beam, or a likely one might leave the others none but these.
         """
         return []
 
     def outputs(self) -> list[Output]:
-        """The outputs that are asked for, best first; where fewer were possible, empty ones behind."""
+        """Return the outputs that are asked for, best first; where fewer were possible, empty ones after them."""
         outputs = []
         for score, step, beam, token in self._finished[: self.settings.num_return_sequences]:
             tokens, beams = [int(token)], [int(beam)]
@@ -178,7 +198,91 @@ class BeamSentence(Sentence):
         return outputs + [Output([], _EMPTY, [])] * (self.settings.num_return_sequences - len(outputs))
 
 
-class Search:
+class _Search:
+    """The rows of a search: a group for each sentence, one row for each of its beams."""
+
+    def __init__(self, settings: SearchSettings):
+        self.settings = settings
+        self.sentences: list[Sentence] = []  # of each group of rows; some may be done
+        self._values: torch.Tensor | None = None  # (sentences, beams), log-probabilities of running hypotheses
+
+    @property
+    def running(self) -> int:
+        """Number of sentences that are not done."""
+        return sum(not sentence.is_done for sentence in self.sentences)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any sentence is not done."""
+        return self.running > 0
+
+    def _first_values(self, sentences: int, device: torch.device) -> torch.Tensor:
+        """Return the first `(sentences, beams)` log-probabilities: all beams begin alike, so only the first counts."""
+        values = torch.full((sentences, self.settings.num_beams), _EMPTY, device=device)
+        values[:, 0] = 0
+        return values
+
+    def _constrain(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return `(rows, vocab_size)` scores with those of tokens that may not follow ruled out."""
+        raise NotImplementedError
+
+    def _advance(self, tokens: torch.LongTensor, origins: torch.LongTensor) -> None:
+        """Continue each row from the beam of its sentence that `origins` numbers, by its token; both `(rows,)`."""
+        raise NotImplementedError
+
+    def _extend_beams(self, log_probs: torch.Tensor) -> None:
+        log_probs, beams = self._constrain(log_probs), self.settings.num_beams
+        values, tokens, origins = [], [], []
+        for sentence, continuations in zip(self.sentences, self._continuations(log_probs), strict=True):
+            if sentence.is_done:
+                kept = [0.0] * beams, range(beams), [0] * beams
+            else:
+                kept = sentence.extend(*continuations)
+            for all_rows, of_sentence in zip((values, origins, tokens), kept, strict=True):
+                all_rows += of_sentence
+        device = log_probs.device
+        self._values = torch.tensor(values, dtype=torch.float32, device=device).view(-1, beams)
+        self._advance(*torch.tensor([tokens, origins], dtype=torch.long, device=device))
+
+    def _best(self, log_probs: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return log-probability, beam and token of each sentence's best `count` continuations, or of drawn ones."""
+        number, beams = len(self.sentences), self.settings.num_beams
+        is_drawn = self.settings.do_sample
+        tokens = candidates(log_probs, count) if not is_drawn and has_candidates(log_probs, count) else None
+        log_probs = log_probs if tokens is None else log_probs.gather(1, tokens)
+        width = log_probs.shape[1]
+        total = (log_probs.view(number, beams, width) + self._values[..., None]).flatten(1)
+        if is_drawn:
+            indices = total.softmax(dim=-1).multinomial(count)
+            values, order = total.gather(1, indices).sort(dim=1, descending=True)
+            indices = indices.gather(1, order)
+        else:
+            values, indices = total.topk(count)
+        tokens = indices % width if tokens is None else tokens.view(number, -1).gather(1, indices)
+        return values, indices // width, tokens
+
+    def _continuations(self, log_probs: torch.Tensor) -> list[tuple[list, ...]]:
+        """Return the arguments of each sentence's `BeamSentence.extend`: enough to continue if all others end."""
+        settings, beams = self.settings, self.settings.num_beams
+        values, origins, tokens = self._best(log_probs, max(2, 1 + len(settings.end_ids)) * beams)
+        today = [settings.divisor(sentence.length + 1) for sentence in self.sentences]
+        judged = [divisor if sentence.horizon is None else sentence.horizon
+                  for sentence, divisor in zip(self.sentences, today, strict=True)]  # fmt: skip
+        divisors = torch.tensor([today, judged], dtype=torch.float32, device=values.device)[..., None]
+        columns = torch.stack([values, *(values / divisors), origins, tokens])  # float32 holds these integers
+        continuations = list(zip(*columns.tolist(), strict=True))  # the device is waited for here
+        for index, sentence in enumerate(self.sentences):
+            if not sentence.is_done and (wanted := sentence.wanted()):
+                wanted += enumerate(log_probs[index * beams : (index + 1) * beams].argmax(dim=-1).tolist())
+                rows, more = torch.tensor(wanted, device=values.device).T
+                more = (self._values[index, rows] + log_probs[index * beams + rows, more]).tolist()
+                scores = [[value / divisor for value in more] for divisor in (today[index], judged[index])]
+                added = more, *scores, *map(list, zip(*wanted, strict=True))
+                continuations[index] = tuple(old + new for old, new in zip(continuations[index], added, strict=True))
+        return continuations
+
+
+class Search(_Search):
     """A search that sentences may join at any step, and leave when they are done.
 
         search = Search(IncrementalDecoder(model), settings)
@@ -188,41 +292,16 @@ class Search:
 
     Args:
         decoder: computes the steps.
-        settings: what is searched for.
+        settings: the rules of the search.
         cache: an empty cache of one's own, if it is wanted afterwards. Sentences that are done then stay in it.
-        tokens: a shortlist, `(size,)` ids in ascending order: only they are looked at. What ends an output is in it.
     """
 
-    def __init__(
-        self,
-        decoder: IncrementalDecoder,
-        settings: SearchSettings,
-        cache: DecodingCache | None = None,
-        tokens: torch.LongTensor | None = None,
-    ):
-        self.settings, self._stay, self._tokens = settings, cache is not None, tokens
-        decoder = decoder if tokens is None else decoder.limited_to(tokens)
+    def __init__(self, decoder: IncrementalDecoder, settings: SearchSettings, cache: DecodingCache | None = None):
+        super().__init__(settings)
+        self._stay = cache is not None
         self.cache = DecodingCache(decoder, settings.num_beams) if cache is None else cache
-        groups = settings.forbidden_ids, settings.end_ids, settings.forced_end_ids
-        self._forbidden, self._ends, self._forced = map(self._columns, groups)
-        self.sentences: list[Sentence] = []  # of each group of rows of the cache; some may be done
+        self._forbidden = torch.tensor(sorted(settings.forbidden_ids), dtype=torch.long)
         self._input: torch.Tensor | None = None  # (rows, new tokens), the decoder's next input
-        self._values: torch.Tensor | None = None  # (sentences, beams), log-probabilities of running hypotheses
-
-    def _columns(self, ids: frozenset[int]) -> torch.LongTensor:
-        """Where scores have these tokens."""
-        wanted = torch.tensor(sorted(ids), dtype=torch.long)
-        return wanted if self._tokens is None else torch.isin(self._tokens.cpu(), wanted).nonzero().flatten()
-
-    @property
-    def running(self) -> int:
-        """Number of sentences that are not done."""
-        return sum(not sentence.is_done for sentence in self.sentences)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is anything left to do."""
-        return not all(sentence.is_done for sentence in self.sentences)
 
     @property
     def source_length(self) -> int:
@@ -237,13 +316,13 @@ class Search:
         start: torch.LongTensor,
         kinds: Sequence[Callable[[int, SearchSettings], Sentence]] | None = None,
     ) -> list[Sentence]:
-        """Let sentences join, in places of those that are done and behind the others.
+        """Let sentences join, in the rows of those that are done and after the others.
 
         Args:
             states: the encoder's output, `(sentences, source_length, d_model)`.
             mask: `(sentences, source_length)`, 0 for padding; None where there is none.
             limits: the most tokens that each may generate.
-            start: `(sentences, prompt_length)` ids that outputs start from; behind others `prompt_length` is 1.
+            start: `(sentences, prompt_length)` ids that outputs start from; beside others `prompt_length` is 1.
             kinds: what makes each sentence from its limit and the settings, if some are sentences of their own kind.
 
         Returns:
@@ -252,32 +331,30 @@ class Search:
         kinds = kinds or [Sentence if self.settings.num_beams == 1 else BeamSentence] * len(limits)
         added = [kind(limit, self.settings) for kind, limit in zip(kinds, limits, strict=True)]
         beams = self.settings.num_beams
-        values = torch.full((len(added), beams), _EMPTY, device=states.device)
-        values[:, 0] = 0  # all beams begin alike: only the first counts
-        rows = start.repeat_interleave(beams, dim=0)
+        values, rows = self._first_values(len(added), states.device), start.repeat_interleave(beams, dim=0)
         if not self.is_open:
             if self.sentences:
                 self.cache = DecodingCache(self.cache.decoder, beams)
             self.cache.decoder.read_source(states, mask, self.cache)
             self.sentences, self._input, self._values = list(added), rows, values
             return added
-        places = [place for place, sentence in enumerate(self.sentences) if sentence.is_done][: len(added)]
-        places += range(len(self.sentences), len(self.sentences) + len(added) - len(places))
-        self.cache.decoder.read_source(states, mask, self.cache, places)
-        self.sentences += added[: max(0, places[-1] + 1 - len(self.sentences))]
+        groups = [index for index, sentence in enumerate(self.sentences) if sentence.is_done][: len(added)]
+        groups += range(len(self.sentences), len(self.sentences) + len(added) - len(groups))
+        self.cache.decoder.read_source(states, mask, self.cache, groups)
+        self.sentences += added[: max(0, groups[-1] + 1 - len(self.sentences))]
         more = len(self.sentences) - len(self._values)
         self._values = torch.cat((self._values, values[:more]))
         self._input = torch.cat((self._input, rows[: more * beams])).view(len(self.sentences), beams)
-        for place, sentence in zip(places, added, strict=True):
-            self.sentences[place] = sentence
-        self._values[places], self._input[places] = values, rows.view(-1, beams)
+        for index, sentence in zip(groups, added, strict=True):
+            self.sentences[index] = sentence
+        self._values[groups], self._input[groups] = values, rows.view(-1, beams)
         self._input = self._input.view(-1, 1)
         self._leave(1)
         return added
 
     @torch.no_grad()
     def step(self) -> list[Sentence]:
-        """Compute the next token of all sentences; returns those that it has finished."""
+        """Compute the next token of all sentences; return those that it has finished."""
         if not self._stay:
             self._leave(len(self.sentences) // _LEAVING + 1)
         running = [sentence for sentence in self.sentences if not sentence.is_done]
@@ -292,23 +369,23 @@ class Search:
         return done
 
     def give_up(self, sentences: Sequence[Sentence]) -> None:
-        """Let sentences be done whose outputs nobody waits for; those of the others do not change."""
+        """Mark sentences as done whose outputs nobody waits for; those of the others do not change."""
         for sentence in sentences:
             sentence.is_done = True
         self._retire()
 
     def _retire(self) -> None:
-        self.cache.retire([place for place, sentence in enumerate(self.sentences) if sentence.is_done])
+        self.cache.retire([index for index, sentence in enumerate(self.sentences) if sentence.is_done])
 
     def _leave(self, least: int) -> None:
-        """Drop the rows of sentences that are done, if there are so many: the last others take their places."""
+        """Drop the rows of finished sentences, if there are at least `least`: the last others move into them."""
         running = self.running
         if len(self.sentences) - running < least or not running:
             return
-        free = [place for place, sentence in enumerate(self.sentences[:running]) if sentence.is_done]
-        moved = [place for place in range(running, len(self.sentences)) if not self.sentences[place].is_done]
-        for place, old in zip(free, moved, strict=True):
-            self.sentences[place] = self.sentences[old]
+        free = [index for index, sentence in enumerate(self.sentences[:running]) if sentence.is_done]
+        moved = [index for index in range(running, len(self.sentences)) if not self.sentences[index].is_done]
+        for new, old in zip(free, moved, strict=True):
+            self.sentences[new] = self.sentences[old]
         del self.sentences[running:]
         beams = self.settings.num_beams
         rows = self._input.view(-1, beams)
@@ -316,21 +393,22 @@ class Search:
         self._values, self._input = self._values[:running], rows[:running].view(-1, 1)
         self.cache.move(moved, free, running)
 
-    def _constrain(self, scores: torch.Tensor) -> None:
-        """Forbid tokens, and ends that come too early, and force those at a limit, in `(rows, vocab_size)` scores."""
+    def _constrain(self, scores: torch.Tensor) -> torch.Tensor:
+        # In place: forbids tokens, and ends that come too early, and forces those at a limit.
         settings, sentences = self.settings, self.sentences
         if len(self._forbidden):
             scores.index_fill_(1, self._forbidden.to(scores.device), -torch.inf)
         grouped = scores.view(len(sentences), -1, scores.shape[1])
-        early = [place for place, sentence in enumerate(sentences) if sentence.length < settings.min_tokens]
-        for token in self._ends if early else ():
+        early = [index for index, sentence in enumerate(sentences) if sentence.length < settings.min_tokens]
+        for token in settings.end_ids if early else ():
             grouped[early if len(early) < len(sentences) else slice(None), :, token] = -torch.inf
         if settings.forced_end_ids:
-            last = [place for place, sentence in enumerate(sentences) if sentence.length == sentence.limit - 1]
+            last = [index for index, sentence in enumerate(sentences) if sentence.length == sentence.limit - 1]
             if last:
                 grouped[last] = -torch.inf
-                for token in self._forced:
+                for token in settings.forced_end_ids:
                     grouped[last, :, token] = 0
+        return scores
 
     def _extend_greedily(self, logits: torch.Tensor) -> None:
         self._constrain(logits)
@@ -339,54 +417,122 @@ class Search:
             self._input = tokens.gather(1, logits.gather(1, tokens).argmax(dim=-1, keepdim=True))
         else:
             self._input = logits.argmax(dim=-1, keepdim=True)
-        if self._tokens is not None:
-            self._input = self._tokens[self._input]
         for sentence, (token,) in zip(self.sentences, self._input.tolist(), strict=True):
             if not sentence.is_done:
                 sentence.extend(token)
 
-    def _extend_beams(self, log_probs: torch.Tensor) -> None:
-        self._constrain(log_probs)
-        beams, number = self.settings.num_beams, len(self.sentences)
-        values, tokens, origins = [], [], []
-        for sentence, continuations in zip(self.sentences, self._continuations(log_probs), strict=True):
-            if sentence.is_done:
-                kept = [0.0] * beams, range(beams), [0] * beams
-            else:
-                kept = sentence.extend(*continuations)
-            for all_sentences, own in zip((values, origins, tokens), kept, strict=True):
-                all_sentences += own
-        device = log_probs.device
-        self._values = torch.tensor(values, dtype=torch.float32, device=device).view(number, beams)
-        self._input, origins = torch.tensor([tokens, origins], dtype=torch.long, device=device)
-        self._input = self._input[:, None]
+    def _advance(self, tokens: torch.LongTensor, origins: torch.LongTensor) -> None:
+        self._input = tokens[:, None]
         self.cache.reorder_cache(origins)
 
-    def _continuations(self, log_probs: torch.Tensor) -> list[tuple[list[float], ...]]:
-        """What `BeamSentence.extend` takes, for each sentence: so many that enough continue if all others end."""
-        settings, beams, number = self.settings, self.settings.num_beams, len(self.sentences)
-        count = max(2, 1 + len(settings.end_ids)) * beams
-        tokens = candidates(log_probs, count) if has_candidates(log_probs, count) else None
-        all_log_probs, log_probs = log_probs, log_probs if tokens is None else log_probs.gather(1, tokens)
-        width = log_probs.shape[1]
-        values, places = (log_probs.view(number, beams, width) + self._values[..., None]).flatten(1).topk(count)
-        tokens = places % width if tokens is None else tokens.view(number, -1).gather(1, places)
-        tokens = tokens if self._tokens is None else self._tokens[tokens]
-        today = [settings.divisor(sentence.length + 1) for sentence in self.sentences]
-        judged = [own if (own := sentence.horizon) is not None else divisor
-                  for sentence, divisor in zip(self.sentences, today, strict=True)]  # fmt: skip
-        divisors = torch.tensor([today, judged], dtype=torch.float32, device=values.device)[..., None]
-        columns = torch.stack([values, *(values / divisors), places // width, tokens])  # float32 holds these integers
-        found = list(zip(*columns.tolist(), strict=True))  # the device is waited for here
-        for place, sentence in enumerate(self.sentences):
-            if not sentence.is_done and (wanted := sentence.wanted()):
-                wanted += enumerate(all_log_probs[place * beams : (place + 1) * beams].argmax(dim=-1).tolist())
-                rows, more = torch.tensor(wanted, device=values.device).T
-                more = (self._values[place, rows] + all_log_probs[place * beams + rows, more]).tolist()
-                scores = [[value / divisor for value in more] for divisor in (today[place], judged[place])]
-                added = more, *scores, *map(list, zip(*wanted, strict=True))
-                found[place] = tuple(own + new for own, new in zip(found[place], added, strict=True))
-        return found
+
+class ForwardSearch(_Search):
+    """A beam search of one batch whose steps the model's own `forward` computes, with a cache of any kind or none.
+
+    Args:
+        model: a model with `GenerationMixin`.
+        settings: the rules of the search, without `min_tokens`, forced and forbidden tokens.
+        generation_config: the prepared one of the call; it says what to record of each step.
+        processors: applied to log-probabilities as transformers does, `(rows, vocab_size)`.
+        criteria: end hypotheses besides `settings.end_ids` and the limits.
+        model_kwargs: further inputs of `forward`, as `generate()` prepares them.
+    """
+
+    def __init__(
+        self,
+        model,
+        settings: SearchSettings,
+        generation_config,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        model_kwargs: dict,
+    ):
+        super().__init__(settings)
+        self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
+        self._processors, self._criteria = processors, criteria
+        self._sequences: torch.LongTensor | None = None  # (rows, length), with the prompts
+        names = ("scores", "logits", "attentions", "hidden_states")
+        is_asked = generation_config.return_dict_in_generate
+        self._records: dict[str, list] = {
+            name: [] for name in names if is_asked and getattr(generation_config, f"output_{name}")
+        }
+
+    def run(self, prompts: torch.LongTensor, limits: Sequence[int], synced_gpus: bool) -> list[Output]:
+        """Search from `(rows, prompt_length)` ids, with a most number of tokens for each sentence."""
+        self.sentences = [BeamSentence(limit, self.settings) for limit in limits]
+        self._sequences, self._values = prompts, self._first_values(len(limits), prompts.device)
+        is_first = True
+        while self._model._has_unfinished_sequences(not self.is_open, synced_gpus, device=prompts.device):
+            outputs = self._step(is_first)
+            is_first = False
+            if self.is_open:  # or other processes are waited for
+                logits = outputs.logits[:, -1].to(copy=True, dtype=torch.float32, device=prompts.device)
+                self._record(outputs, logits)
+                self._extend_beams(logits.log_softmax(dim=-1))
+        return [output for sentence in self.sentences for output in sentence.outputs()]
+
+    def _step(self, is_first: bool):
+        model = self._model
+        if is_first:
+            outputs = model._prefill(self._sequences, self._config, self._model_kwargs)
+        else:
+            new = 1 if self._model_kwargs["use_cache"] else None
+            inputs = model.prepare_inputs_for_generation(
+                self._sequences, next_sequence_length=new, **self._model_kwargs
+            )
+            outputs = model(**inputs, return_dict=True)
+        self._model_kwargs = model._update_model_kwargs_for_generation(
+            outputs, self._model_kwargs, is_encoder_decoder=True
+        )
+        return outputs
+
+    def _record(self, outputs, logits: torch.Tensor) -> None:
+        if "logits" in self._records:
+            self._records["logits"].append(logits.clone())
+        if "attentions" in self._records:
+            self._records["attentions"].append((outputs.decoder_attentions, outputs.cross_attentions))
+        if "hidden_states" in self._records:
+            self._records["hidden_states"].append(outputs.decoder_hidden_states)
+
+    def records(self) -> Iterator[tuple[str, object]]:
+        """Yield the further fields of transformers' output: what was asked for of each step, and the cache."""
+        encoded = self._model_kwargs["encoder_outputs"]
+        for name in ("scores", "logits"):
+            if name in self._records:
+                yield name, tuple(self._records[name])
+        if "attentions" in self._records:
+            yield "encoder_attentions", encoded.get("attentions")
+            by_kind = zip(*self._records["attentions"], strict=True)
+            yield from zip(("decoder_attentions", "cross_attentions"), by_kind, strict=True)
+        if "hidden_states" in self._records:
+            yield "encoder_hidden_states", encoded.get("hidden_states")
+            yield "decoder_hidden_states", tuple(self._records["hidden_states"])
+        yield "past_key_values", self._model_kwargs.get("past_key_values")
+
+    def _constrain(self, scores: torch.Tensor) -> torch.Tensor:
+        scores = self._processors(self._sequences, scores)
+        if "scores" in self._records:
+            self._records["scores"].append(scores.clone())
+        return scores
+
+    def _continuations(self, log_probs: torch.Tensor) -> list[tuple[list, ...]]:
+        continuations = super()._continuations(log_probs)
+        if not self._criteria:
+            return continuations
+        beams = self.settings.num_beams
+        rows = [index * beams + int(beam) for index, own in enumerate(continuations) for beam in own[3]]
+        tokens = [[int(token)] for own in continuations for token in own[4]]
+        tokens = torch.tensor(tokens, device=self._sequences.device)
+        stops = self._criteria(torch.cat((self._sequences[rows], tokens), dim=1), self._records.get("scores"))
+        stops = stops.view(len(continuations), -1).tolist()
+        return [(*own, of_sentence) for own, of_sentence in zip(continuations, stops, strict=True)]
+
+    def _advance(self, tokens: torch.LongTensor, origins: torch.LongTensor) -> None:
+        beams = self.settings.num_beams
+        rows = origins + torch.arange(len(self.sentences), device=origins.device).repeat_interleave(beams) * beams
+        self._sequences = torch.cat((self._sequences[rows], tokens[:, None]), dim=1)
+        if (cache := self._model_kwargs.get("past_key_values")) is not None:
+            cache.reorder_cache(rows)
 
 
 class OpenSearch(Search):
@@ -403,7 +549,7 @@ class OpenSearch(Search):
         attention_mask: torch.LongTensor,
         kinds: Sequence[Callable[[int, SearchSettings], Sentence]] | None = None,
     ) -> list[Sentence]:
-        """Let sources join, `(sentences, source_length)` ids padded on the right and their mask; see `add`."""
+        """Add sources, `(sentences, source_length)` ids padded on the right and their mask; see `add`."""
         device = self._model.device
         input_ids, attention_mask, lengths = input_ids.to(device), attention_mask.to(device), attention_mask.sum(dim=1)
         states = self._model.get_encoder()(input_ids, attention_mask=attention_mask).last_hidden_state
@@ -412,9 +558,12 @@ class OpenSearch(Search):
 
 
 def as_generated(
-    outputs: list[Output], prompts: torch.LongTensor, settings: SearchSettings, pad: int, cache: DecodingCache
+    outputs: list[Output], prompts: torch.LongTensor, settings: SearchSettings, pad: int, **more
 ) -> GenerateEncoderDecoderOutput | GenerateBeamEncoderDecoderOutput:
-    """Outputs as transformers' loops return them, behind their prompts, `(outputs, prompt_length)`."""
+    """Return outputs as transformers' loops do, after their prompts, `(outputs, prompt_length)`.
+
+    `more` are further fields, such as `past_key_values`.
+    """
     longest, device = max(len(output.tokens) for output in outputs), prompts.device
 
     def filled(rows: list[list[int]], value: int, dtype: torch.dtype) -> torch.Tensor:
@@ -423,12 +572,12 @@ def as_generated(
 
     sequences = torch.cat((prompts, filled([output.tokens for output in outputs], pad, torch.long)), dim=1)
     if settings.num_beams == 1:
-        return GenerateEncoderDecoderOutput(sequences=sequences, past_key_values=cache)
+        return GenerateEncoderDecoderOutput(sequences=sequences, **more)
     first = [settings.num_beams * (number // settings.num_return_sequences) for number in range(len(outputs))]
     indices = [[row + beam for beam in output.beams] for row, output in zip(first, outputs, strict=True)]
     return GenerateBeamEncoderDecoderOutput(
         sequences=sequences,
         sequences_scores=torch.tensor([output.score for output in outputs], dtype=torch.float32, device=device),
         beam_indices=filled(indices, -1, torch.int32),
-        past_key_values=cache,
+        **more,
     )

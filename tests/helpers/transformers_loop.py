@@ -12,7 +12,8 @@ from transformers.generation import GenerationMixin
 
 from vaswani_transformer import VaswaniForConditionalGeneration
 from vaswani_transformer.model import generation_vaswani
-from vaswani_transformer.model.search_vaswani import NO_SCORE, length_normalization
+from vaswani_transformer.model.search_vaswani import NO_SCORE
+from vaswani_transformer.model.settings_vaswani import length_normalization
 
 
 @contextmanager

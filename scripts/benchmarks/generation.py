@@ -302,12 +302,10 @@ def translators(options: argparse.Namespace, folder: Path) -> dict[str, tuple[Pa
     """Whoever translates a text, by name: where its weights lie, and a function of lines, beams and batch size."""
     from vaswani_transformer import Translator, load_model
     from vaswani_transformer.decoding.cpu_inference import prepare_for_inference
-    from vaswani_transformer.decoding.shortlist import SHORTLIST, read_shortlist
 
-    def by_us(precision: str, has_shortlist: bool) -> Callable:
+    def by_us(precision: str) -> Callable:
         model, tokenizer = load_model(options.model, "cpu")
-        shortlist = read_shortlist(options.model, model.config, tokenizer) if has_shortlist else None
-        prepare_for_inference(model, precision, shortlist)
+        prepare_for_inference(model, precision)
         own = {beams: Translator(model, tokenizer, 10**9, num_beams=beams) for beams in options.beams}
         return lambda lines, beams, sentences: list(own[beams].translate(lines, window=sentences))
 
@@ -326,9 +324,7 @@ def translators(options: argparse.Namespace, folder: Path) -> dict[str, tuple[Pa
 
     weights, makers = options.model / "model.safetensors", {}
     for precision in ("float32", "int8"):
-        makers[f"ours, {precision}"] = weights, partial(by_us, precision, False)
-        if (options.model / SHORTLIST).exists():
-            makers[f"ours, {precision}, shortlist"] = weights, partial(by_us, precision, True)
+        makers[f"ours, {precision}"] = weights, partial(by_us, precision)
     try:
         import ctranslate2
 

@@ -270,8 +270,7 @@ def profile(options: argparse.Namespace) -> None:
     timed(IncrementalDecoder, "read_source", "source")
     timed(IncrementalDecoder, "step", "layers")
     timed(IncrementalDecoder, "logits", "step")
-    for name in ("__call__", "relu", "plus"):
-        timed(Projection, name, "products")
+    timed(Projection, "__call__", "products")
     more = {"logits_processor": [lambda ids, scores: scores]} if options.loop == "transformers" else {}
     runs = [by_generate(model, options, **more) for model in models]
     head = ["batch", "beam", "encoder", "source", "products", "other", "output layer", "search", "all"]

@@ -15,10 +15,9 @@ from translating import run
 
 from vaswani_transformer import Translator, load_model
 from vaswani_transformer.decoding import cpu_inference as inference
-from vaswani_transformer.decoding.cpu_inference import Int8Linear, PackedLinear, prepare_for_inference
+from vaswani_transformer.decoding.cpu_inference import Int8Linear, PackedLinear, has_onednn, prepare_for_inference
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.model.incremental_decoding_vaswani import DecodingCache
-from vaswani_transformer.model.linear_vaswani import has_onednn
 
 folder = translating.model
 needs_onednn = pytest.mark.skipif(not has_onednn(torch.float32), reason="this torch has no oneDNN operator")

@@ -4,21 +4,122 @@ Each linear layer is replaced by one that cannot be trained or saved. The decode
 queries, keys and values in one product: with few rows three products take 1.5 times as long as one.
 """
 
+import time
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import NoReturn
 
 import torch
 from torch import nn
+from torch.nn.functional import linear, relu
 
 from ..errors import UserError
 from ..hardware import keep_freed_memory
 from ..model.layers_vaswani import VaswaniAttention
-from ..model.linear_vaswani import by_onednn, by_torch, has_onednn, is_onednn_faster
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 _ROWS = 16  # rows that weights are laid out for; measured from 1 to 400 rows, no other number was better for any
 _SMALL = 1 << 16  # weights of a layer that is kept in two layouts
+
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def _pointwise(states, weight, bias, activation="none"):
+    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, activation, [], "")
+
+
+def _plus(states, residual, weight, bias):
+    return torch.ops.mkldnn._linear_pointwise.binary(states, residual, weight, bias, "add")
+
+
+def by_onednn(operation, states, weight, bias, residual=None):
+    """A product (`""`), the product's positive part (`"relu"`), or its sum with `residual` (`"plus"`)."""
+    if operation == "plus":
+        return _plus(states, residual, weight, bias)
+    return _pointwise(states, weight, bias, operation or "none")
+
+
+def by_torch(operation, states, weight, bias, residual=None):
+    """The same by torch's public functions."""
+    output = linear(states, weight, bias)
+    if operation == "plus":
+        return output.add_(residual)
+    return output.relu_() if operation else output
+
+
+@cache
+def has_onednn(dtype: torch.dtype) -> bool:
+    """Whether this torch has oneDNN's operator and it computes correctly in this type."""
+    if dtype not in _DTYPES or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    weight, states = torch.tensor([[1.0, -2.0], [0.5, 4.0], [-1.0, 1.0]]).to(dtype), torch.eye(2).to(dtype)
+    bias = torch.tensor([0.25, 0.5, -3.0]).to(dtype)
+    expected = linear(states, weight, bias)
+    try:
+        results = [
+            (_pointwise(states, weight, bias), expected),
+            (_pointwise(states, weight, None), linear(states, weight)),
+            (_pointwise(states, weight, bias, "relu"), relu(expected)),
+            (_plus(states, expected, weight, bias), expected + expected),
+        ]
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+        return False
+    return all(torch.equal(result, reference) for result, reference in results)
+
+
+_CHOICES: dict[tuple, bool] = {}
+_MANY = 64  # rows from which on the faster one is the same
+_WEIGHTS, _WORK = 1 << 20, 1 << 24  # weights and multiplications of a product that is measured, at most
+_COPIES = 1 << 22  # weights in all copies: too many for a core's own cache, as those of a large model are
+_ROUNDS, _SECONDS = 5, 0.004  # of a measurement, at most
+_MARGIN = 1.15  # times as fast torch has to be in a measurement, so that the next run of a program chooses the same
+
+
+def is_onednn_faster(
+    operation: str,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    rows: int,
+    pack: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> bool:
+    """Whether oneDNN is to compute an operation (see `by_onednn`) of so many rows; measured once in a process.
+
+    Not measured, and true, where `torch.use_deterministic_algorithms` asks for the same sums in every run. `pack` gives
+    the weights the memory layout in which oneDNN has them.
+    """
+    rows = min(_MANY, 1 << max(0, rows - 1).bit_length())  # a power of two stands for those up to it
+    key = (operation, *weight.shape, weight.dtype, rows, torch.get_num_threads(), pack is None)
+    if key not in _CHOICES:
+        if torch.are_deterministic_algorithms_enabled():
+            return True
+        _CHOICES.setdefault(key, _measure(operation, weight, bias, rows, pack))
+    return _CHOICES[key]
+
+
+def _measure(operation, weight, bias, rows: int, pack: Callable | None) -> bool:
+    width = weight.shape[1]
+    weight = weight[: max(1, min(_WEIGHTS, _WORK // rows) // width)]  # its first outputs stand for all
+    bias = None if bias is None else bias[: len(weight)]
+    weights = [weight, *(weight.clone() for _ in range(min(2 * _ROUNDS, _COPIES // weight.numel()) - 1))]
+    states, residual = weight.new_ones(rows, width), weight.new_ones(rows, len(weight))
+    ways = {by_onednn: [pack(weight) for weight in weights] if pack else weights, by_torch: weights}
+    best = dict.fromkeys(ways, float("inf"))
+    for compute in ways:
+        compute(operation, states, ways[compute][0], bias, residual)  # the first call of a shape prepares
+    ends = time.perf_counter() + _SECONDS
+    for number in range(_ROUNDS):
+        if number > 1 and time.perf_counter() > ends:
+            break
+        for place, compute in enumerate(ways):
+            chosen = ways[compute][(2 * number + place) % len(weights)]
+            started = time.perf_counter()
+            compute(operation, states, chosen, bias, residual)
+            best[compute] = min(best[compute], time.perf_counter() - started)
+    return best[by_onednn] < _MARGIN * best[by_torch]
 
 
 class _FrozenLinear(nn.Module):

@@ -75,7 +75,7 @@ class _Attention:
             output, _ = attention(query, key, value, mask, self.scaling)
         else:
             output = scaled_dot_product_attention(query, key, value, mask, scale=self.scaling)
-        return self.out_proj.plus(output.transpose(1, 2).reshape(residual.shape[0], -1), residual)
+        return self.out_proj(output.transpose(1, 2).reshape(residual.shape[0], -1)) + residual
 
 
 def _split_heads(states: torch.Tensor, sentences: int, width: int) -> torch.Tensor:
@@ -149,7 +149,8 @@ class IncrementalDecoder:
             query = layer.encoder_attn.queries(states, source[0].shape[0])
             attended = layer.encoder_attn.attend(query, *source, cache.source_mask, states)
             states = _normalize(layer.norms[1], attended)
-            states = _normalize(layer.norms[2], layer.fc2.plus(layer.fc1.activated(states, self.activation), states))
+            inner = getattr(nn.functional, self.activation)(layer.fc1(states))
+            states = _normalize(layer.norms[2], layer.fc2(inner) + states)
         return states if self.stack.layer_norm is None else _normalize(self.stack.layer_norm, states)
 
     def _embed(self, input_ids: torch.LongTensor, cache: "DecodingCache") -> torch.Tensor:

@@ -17,7 +17,7 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vaswani import VaswaniConfig
-from .linear_vaswani import has_hooks, product_dtype, project, project_together
+from .linear_vaswani import has_hooks, product_dtype, project_together
 from .local_attention_vaswani import NeighbourMask, restricted_attention
 from .packed_sentences_vaswani import PackedSentences, flash_attention, gather, spread
 
@@ -204,7 +204,7 @@ class VaswaniAttention(nn.Module):
         if key_value_states is None:
             projected = project_together([self.q_proj, self.k_proj, self.v_proj], hidden_states)
         else:
-            query = project(self.q_proj, hidden_states)
+            query = self.q_proj(hidden_states)
             projected = query, *project_together([self.k_proj, self.v_proj], key_value_states)
         widths = self.d_k, self.d_k, self.d_v
         return [self._split_heads(states, width) for states, width in zip(projected, widths, strict=True)]
@@ -218,8 +218,8 @@ class VaswaniAttention(nn.Module):
             layers = cache.cross_attention_cache if is_cross_attention else cache.self_attention_cache
         else:
             layers = cache
-        key = self._split_heads(project(self.k_proj, states), self.d_k)
-        value = self._split_heads(project(self.v_proj, states), self.d_v)
+        key = self._split_heads(self.k_proj(states), self.d_k)
+        value = self._split_heads(self.v_proj(states), self.d_v)
         if layers is not None:
             key, value = layers.update(key, value, self.layer_idx)
             if is_cross_attention and isinstance(cache, EncoderDecoderCache):
@@ -247,15 +247,15 @@ class VaswaniAttention(nn.Module):
         if self.training and past_key_values is None:
             query, key, value = self._project_together(hidden_states, key_value_states)
         else:
-            query = self._split_heads(project(self.q_proj, hidden_states), self.d_k)
+            query = self._split_heads(self.q_proj(hidden_states), self.d_k)
             key, value = self._keys_and_values(states, past_key_values, is_cross_attention)
         p = self.dropout if self.training else 0.0
         if isinstance(attention_mask, NeighbourMask):
             output = restricted_attention(query, key, value, attention_mask, self.scaling, p)
-            return project(self.out_proj, output.flatten(-2)), None
+            return self.out_proj(output.flatten(-2)), None
         if isinstance(attention_mask, PackedSentences):
             output = self._attend_to_own_sentence(query, key, value, attention_mask, p)
-            return project(self.out_proj, output.flatten(-2)), None
+            return self.out_proj(output.flatten(-2)), None
         if is_flash_attention_requested(self.config):
             if (missing := self.d_v - self.d_k) > 0:  # one width for all: transformers pads narrower values only
                 query, key = nn.functional.pad(query, (0, missing)), nn.functional.pad(key, (0, missing))
@@ -265,7 +265,7 @@ class VaswaniAttention(nn.Module):
         # Equation (1), by transformers' name for it: "eager" is `attention` above, "sdpa" torch's fused kernels.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         output, weights = attend(self, query, key, value, attention_mask, dropout=p, scaling=self.scaling, **kwargs)
-        return project(self.out_proj, output.flatten(-2)), weights
+        return self.out_proj(output.flatten(-2)), weights
 
     def _attend_to_own_sentence(self, query, key, value, packed: PackedSentences, p: float) -> torch.Tensor:
         if packed.mask is None:
@@ -328,9 +328,9 @@ class VaswaniLayer(GradientCheckpointingLayer):
 
         The maximum is the ReLU, in whose place `config.activation_function` may name another function.
         """
-        inner = getattr(nn.functional, self.activation)(project(self.fc1, hidden_states))  # (batch_size, length, d_ff)
+        inner = getattr(nn.functional, self.activation)(self.fc1(hidden_states))  # (batch_size, length, d_ff)
         inner = dropout(inner, p=self.activation_dropout, training=self.training)
-        return self.add_and_norm(self.final_layer_norm, hidden_states, project(self.fc2, inner))
+        return self.add_and_norm(self.final_layer_norm, hidden_states, self.fc2(inner))
 
 
 class VaswaniEncoderLayer(VaswaniLayer):

@@ -40,7 +40,6 @@ from .layers_vaswani import (
     normalized,
     stream_dtype,
 )
-from .linear_vaswani import project
 from .local_attention_vaswani import in_window, restricted_mask
 from .loss_vaswani import IGNORE_INDEX, can_be_fused, label_smoothed_cross_entropy, projected_cross_entropy
 from .packed_sentences_vaswani import PackedSentences, SentencePlaces, check_packed, pack_sentences, place_sentences
@@ -595,7 +594,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             weight, bias = self.lm_head.weight, self.lm_head.bias
             loss = projected_cross_entropy(hidden_states, weight, labels, smoothing, num_items_in_batch, bias)
             return Seq2SeqLMOutput(loss=loss)  # accelerate copies all that is returned to float32
-        logits = project(self.lm_head, hidden_states)  # Section 3.4
+        logits = self.lm_head(hidden_states)  # Section 3.4
         if labels is not None:
             loss = label_smoothed_cross_entropy(logits, labels, smoothing, num_items_in_batch)
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}

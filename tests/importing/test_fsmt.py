@@ -73,8 +73,8 @@ def test_parameters_that_do_not_fit_are_named(folder, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "src_vocab_size": 60, "tgt_vocab_size": 60}))
     line = error_of(import_model, folder, tmp_path / "out")
-    assert "model.encoder.embed_tokens.weight has the shape (61, 32) and should have (60, 32)" in line
-    assert "model.decoder.embed_tokens.weight has the shape (53, 32) and should have (60, 32)" in line
+    assert "size mismatch for model.encoder.embed_tokens.weight" in line
+    assert "size mismatch for model.decoder.embed_tokens.weight" in line
 
 
 def test_positions_are_known(folder, tmp_path):

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
 from vaswani_transformer import VaswaniTokenizer, import_model
-from vaswani_transformer.importing import fairseq, marian, refused, sentencepiece, subword_nmt
-from vaswani_transformer.importing.checkpoints import read_checkpoint, read_pickle
+from vaswani_transformer.importing import fairseq, marian, sentencepiece
 from vaswani_transformer.importing.source import ImportOptions
+from vaswani_transformer.importing.tables import read_pickle, tensors_of
 from vaswani_transformer.model.sentencepiece_vaswani import CharacterMap
 from vaswani_transformer.model.words_vaswani import SubwordText
 
@@ -35,14 +35,12 @@ def marianmt(tmp_path) -> Path:
 
 
 def test_a_pickle_whose_tensors_have_more_numbers_than_it_has(tmp_path):
-    for content in (torch.zeros(1).expand(10**6, 10**6), {"model": [({"a": torch.zeros(3).expand(9, 3)},)]}):
-        torch.save(content, tmp_path / "model.pt")
-        assert "tensors of more numbers than it has" in error_of(read_pickle, tmp_path / "model.pt", "save it again")
-    matrix = torch.ones(4, 4)
-    content = {"a": matrix, "b": matrix, "c": matrix[1:].T, "d": torch.ones(0), "e": [1, None]}
-    content["e"].append(content["e"])
-    torch.save(content, tmp_path / "model.pt")
-    assert read_checkpoint(tmp_path / "model.pt", "save it again").keys() == content.keys()
+    path = tmp_path / "model.pt"
+    torch.save({"a": torch.zeros(1).expand(10**6, 10**6)}, path)
+    assert "holds no table of weights" in error_of(tensors_of, read_pickle(path), path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model/data.pkl", bytes(10**6))
+    assert "is compressed" in error_of(read_pickle, path)
 
 
 def test_options_whose_text_has_no_end(tmp_path):
@@ -56,23 +54,10 @@ def test_options_whose_text_has_no_end(tmp_path):
 
 def test_the_number_of_heads_is_not_guessed(tmp_path):
     original = import_differences.fairseq(tmp_path, torch.float32)
-    content = read_checkpoint(original.source, "", [argparse.Namespace])
+    content = read_pickle(original.source, [argparse.Namespace])
     del content["args"].encoder_attention_heads, content["args"].decoder_attention_heads
     torch.save(content, original.source)
     assert "encoder_attention_heads" in error_of(import_model, original.source, tmp_path / "out")
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_damaged_archives_are_left_to_their_reader(tmp_path, method):
-    path = tmp_path / "model.pt"
-    with zipfile.ZipFile(path, "w", method) as archive:
-        archive.writestr("model/data.pkl", b"copy_attn_force" * 100)
-    if method == zipfile.ZIP_STORED:
-        assert "an OpenNMT-py model" in error_of(refused.refuse, path)
-        path.write_bytes(path.read_bytes().replace(b"copy", b"cope", 1))  # the check sum is another one
-    refused.refuse(path)
-    path.write_bytes(path.read_bytes().replace(b"PK\1\2", b"PK\1\3"))
-    refused.refuse(path)
 
 
 # Weights that are missing
@@ -90,7 +75,9 @@ def test_a_missing_embedding_is_not_replaced_by_another(tmp_path, kind):
     weights = load_file(path)
     del weights["model.encoder.embed_tokens.weight"]
     save_file(weights, path, {"format": "pt"})
-    assert "model.encoder.embed_tokens.weight is missing" in error_of(import_model, original.source, tmp_path / "out")
+    assert "there is no entry 'model.encoder.embed_tokens.weight'" in error_of(
+        import_model, original.source, tmp_path / "out"
+    )
 
 
 # Values of a wrong kind
@@ -156,7 +143,7 @@ def test_search_settings_of_marian_beyond_floats(tmp_path):
 
 def test_long_options_of_marian(tmp_path):
     np.savez(tmp_path / "model.npz", **{marian.CONFIG: np.full(1 << 22, ord("a"), dtype=np.int8)})
-    assert "it has more than 262,144 bytes" in error_of(marian.read, tmp_path / "model.npz", ImportOptions())
+    assert "model.npz: " in error_of(marian.read, tmp_path / "model.npz", ImportOptions())
 
 
 def test_arrays_of_marian_of_other_dimensions(tmp_path, recwarn):
@@ -165,7 +152,7 @@ def test_arrays_of_marian_of_other_dimensions(tmp_path, recwarn):
         arrays = dict(archive)
     for shape in ((), (2, 2, 2)):
         np.savez(path, **arrays | {"encoder_l1_ffn_W1": np.zeros(shape, dtype=np.float32)})
-        assert f"layers.0.fc1.weight has the shape {shape}" in error_of(import_model, path, tmp_path / "out")
+        assert "size mismatch for model.encoder.layers.0.fc1.weight" in error_of(import_model, path, tmp_path / "out")
     assert not [warning for warning in recwarn if "T" in str(warning.message) and "dim" in str(warning.message)]
 
 
@@ -189,17 +176,12 @@ def model_with(pieces=("▁a",), characters: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"\xff" * 5_000_000,  # a number of five million bytes
-        model_with(["a" * 1_000_000]),
-        field(1, field(1, b"a") + b"\x15" + struct.pack("<f", float("nan"))),
-        b"none",
-    ],
+    [b"\xff" * 5_000_000, model_with(["a" * 1_000_000]), field(1, field(1, b"a") + b"\x15" + b"\xff" * 4), b"none"],
     ids=["a long number", "a long piece", "a score that is none", "another kind"],
 )
-def test_sentencepiece_models(content):
-    line = error_of(sentencepiece.backend, content)
-    assert "is no SentencePiece model (" in line and "(6)" not in line
+def test_sentencepiece_models(tmp_path, content):
+    (tmp_path / "a.spm").write_bytes(content)
+    assert "a.spm" in error_of(sentencepiece.backend, tmp_path / "a.spm")
 
 
 def table(units: list[int]) -> bytes:
@@ -210,11 +192,11 @@ def table(units: list[int]) -> bytes:
 CIRCLES = table([label | sentencepiece.HAS_VALUE for label in range(256)] * 4)
 
 
-@pytest.mark.parametrize("characters", [CIRCLES, table([]), table([1 << 10] * 9), b"\4\0\0"])
-def test_tables_of_characters(characters):
-    with pytest.raises((ValueError, sentencepiece.Unsupported)):
-        sentencepiece.backend(model_with(characters=characters))
-        raise ValueError("a table without an entry is harmless")
+@pytest.mark.parametrize("characters", [CIRCLES, table([]), b"\4\0\0"])
+def test_tables_of_characters(tmp_path, characters):
+    (tmp_path / "a.spm").write_bytes(model_with(characters=characters))
+    with pytest.raises(ValueError):
+        sentencepiece.backend(tmp_path / "a.spm")
 
 
 def test_a_damaged_table_of_a_saved_tokenizer_raises_nothing():
@@ -223,13 +205,6 @@ def test_a_damaged_table_of_a_saved_tokenizer_raises_nothing():
         units = generator.integers(0, 1 << 32, 64, dtype=np.uint32) & 0x800007FF
         rewrite = CharacterMap(units.nbytes.to_bytes(4, "little") + units.tobytes() + generator.bytes(30))
         rewrite(generator.bytes(40).decode("latin-1"))
-
-
-def test_merges_without_end(tmp_path):
-    (tmp_path / "codes").write_text("a b\n" * 1_000_002)
-    ids = {"<s>": 0, "</s>": 1, "<unk>": 2}
-    line = error_of(subword_nmt.backend, tmp_path / "codes", ids, special_tokens=list(ids), end="</s>", unknown="<unk>")
-    assert "more than 1,000,000 lines" in line
 
 
 def test_merges_with_nothing():

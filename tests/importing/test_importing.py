@@ -2,7 +2,6 @@
 
 import json
 import os
-import zipfile
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from vaswani_transformer import load_model, train_tokenizer
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.hub.existing_card import is_sealed
 from vaswani_transformer.importing import importing
-from vaswani_transformer.importing.download import _chosen
+from vaswani_transformer.importing.download import _patterns
 from vaswani_transformer.importing.importing import import_model
 from vaswani_transformer.importing.source import Facts, Imported, embeddings
 
@@ -54,7 +53,7 @@ class Toolkit:
         self.generation = {"num_beams": 3}
         self.facts = Facts("Toykit", license="cc-by-4.0", languages=("fr", "en"), notes=("A note [of](x) it.",))
 
-    def is_one(self, source):
+    def matches(self, source):
         return source.name == "model.toy"
 
     def read(self, source, options):
@@ -124,7 +123,9 @@ def test_an_output_that_is_there(toy, tmp_path):
     output = tmp_path / "out"
     output.mkdir()
     (output / "notes.txt").write_text("mine")
-    assert "is not empty: give another one, or --overwrite" in error_of(import_model, toy.source, output)
+    assert "is not empty: give another folder (it holds no imported model)" in error_of(
+        import_model, toy.source, output
+    )
     assert "holds no imported model" in error_of(import_model, toy.source, output, overwrite=True)
     (output / "notes.txt").unlink()
     import_model(toy.source, output)
@@ -139,7 +140,7 @@ def test_nothing_is_left_of_an_import_that_fails(toy, tmp_path):
     toy.model = tiny_model(vocab_size=300, d_ff=48)
     toy.model.config.d_ff = 40
     line = error_of(import_model, toy.source, tmp_path / "out")
-    assert line.count("fc1.weight has the shape (48, 24) and should have (40, 24)") == 4 and "fc2" in line
+    assert "size mismatch for model.encoder.layers.0.fc1.weight" in line
     assert not (tmp_path / "out").exists()
 
 
@@ -148,62 +149,34 @@ def test_options_that_do_not_apply(folder, toy, tmp_path):
     assert line == "--vocabulary does not apply to a toy: leave it out"
     import_model(toy.source, tmp_path / "out", positions="marian")
     line = error_of(import_model, toy.source, tmp_path / "other", bpe_codes=tmp_path / "nowhere")
-    assert "nowhere is no file" in line
+    assert "nowhere: No such file" in line
 
 
 def test_nothing_is_there(folder, tmp_path):
     os.mkfifo(tmp_path / "pipe")  # at which a reader would wait for ever
-    assert "is neither a file nor a folder" in error_of(import_model, tmp_path / "pipe", tmp_path / "out")
+    assert "is in no format" in error_of(import_model, tmp_path / "pipe", tmp_path / "out")
     (tmp_path / "pipe").rename(folder / "pytorch_model.bin")
     assert "pytorch_model.bin is not a regular file" in error_of(import_model, folder, tmp_path / "out")
-    assert error_of(import_model, tmp_path / "nowhere", tmp_path / "out").startswith(f"there is no {tmp_path}/nowhere")
-
-
-def write(folder, **files):
-    folder.mkdir()
-    for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(text)
+    assert "nowhere (which does not exist" in error_of(import_model, tmp_path / "nowhere", tmp_path / "out")
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("name", "content", "described"),
     [
-        (
-            {"config__json": '{"model_type": "m2m_100"}'},
-            "NLLB or M2M100, which cannot be imported: it normalises before",
-        ),
-        ({"config__json": '{"model_type": "mbart"}'}, "mBART, which cannot be imported: it normalises before"),
-        ({"config__json": '{"model_type": "bart"}'}, "BART, which cannot be imported: it normalises the embeddings"),
-        ({"config__json": '{"model_type": "t5"}'}, "T5, which cannot be imported: it normalises before"),
-        ({"config__json": '{"model_type": "bert"}'}, "(a 'bert' model of transformers) is in no format"),
-        ({"model__bin": "", "shared_vocabulary__json": ""}, "a model for CTranslate2, which cannot"),
-        ({"model__00__safetensors": "", "config__json": "{}"}, "an Eole model, which cannot"),
-        (
-            {"a__txt": "", "b__txt": ""},
-            "(a folder with a.txt, b.txt) is in no format that can be imported. There are: ",
-        ),
-        ({}, "(an empty folder) is in no format"),
-        ({"config__json": "{"}, "config.json is damaged"),
+        ("config.json", '{"model_type": "m2m_100"}', "(a 'm2m_100' model of transformers) is in no format"),
+        ("config.json", '{"model_type": ["bert"]}', "(a folder) is in no format that can be imported. Known are: "),
+        ("model.bin", "", "what was converted for CTranslate2 stays there"),
+        ("config.json", "{", "config.json is damaged"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=str,
 )
-def test_folders_that_are_refused(tmp_path, files, expected):
-    write(tmp_path / "source", **files)
-    assert expected in error_of(import_model, tmp_path / "source", tmp_path / "out")
+def test_sources_that_are_refused(tmp_path, name, content, described):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / name).write_text(content)
+    assert described in error_of(import_model, tmp_path / "source", tmp_path / "out")
+    torch.save({"model": {}, "opt": {"copy_attn_force": True}}, tmp_path / "step_10.pt")
+    assert "(a file) is in no format" in error_of(import_model, tmp_path / "step_10.pt", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_files_that_are_refused(tmp_path):
-    with zipfile.ZipFile(tmp_path / "translate-en_de.argosmodel", "w") as archive:
-        archive.writestr("metadata.json", "{}")
-    line = error_of(import_model, tmp_path / "translate-en_de.argosmodel", tmp_path / "out")
-    assert "an Argos Translate package, which cannot be imported: it normalises before" in line
-    options = {"global_attention_function": "softmax"}
-    torch.save({"model": {}, "generator": {}, "opt": options}, tmp_path / "step_10.pt")
-    line = error_of(import_model, tmp_path / "step_10.pt", tmp_path / "out")
-    assert "an OpenNMT-py model, which cannot be imported: it normalises before" in line
-    (tmp_path / "some.thing").write_text("hello")
-    assert "(a file of 5 bytes) is in no format" in error_of(import_model, tmp_path / "some.thing", tmp_path / "out")
 
 
 @pytest.mark.parametrize("pattern", ["eee", "edd", "eed", "ede", "edo"])
@@ -246,20 +219,20 @@ def test_a_model_on_the_hub(hub, folder, tmp_path, model, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     import_model("owner/pickled", tmp_path / "again")
     line = error_of(import_model, "owner/another", tmp_path / "other")
-    assert "cannot be fetched from the Hub" in line and "try again with a connection" in line
+    assert line.startswith("owner/another: ")
     assert not (tmp_path / "other").exists()
 
 
 def test_names_that_the_hub_does_not_know(hub, tmp_path):
     line = error_of(import_model, "owner/nothing", tmp_path / "out")
-    assert line.startswith("there is neither a file or folder owner/nothing nor a model of this name on the Hub")
+    assert line.startswith("owner/nothing: ") and "Repository Not Found" in line
     hub.faults.append(Fault("GET", "/api/models", times=99, status=403))
-    assert "cannot be fetched from the Hub" in error_of(import_model, "owner/nothing", tmp_path / "out")
+    assert "owner/nothing: " in error_of(import_model, "owner/nothing", tmp_path / "out")
 
 
 def test_one_kind_of_weights_is_fetched_and_no_code():
     files = ["config.json", "pytorch_model.bin", "tf_model.h5", "rust_model.ot", "source.spm", "model.py", "README.md"]
     files += ["onnx/config.json", "checkpoint-5/pytorch_model.bin", "training_args.bin", "vocab.json", "merges.txt"]
     expected = {"config.json", "source.spm", "README.md", "training_args.bin", "vocab.json", "merges.txt"}
-    assert set(_chosen(files)) == expected | {"pytorch_model.bin"}
-    assert set(_chosen([*files, "model.safetensors"])) == expected | {"model.safetensors"}
+    assert set(_patterns(files)) == expected | {"pytorch_model.bin"}
+    assert set(_patterns([*files, "model.safetensors"])) == expected | {"model.safetensors"}

@@ -125,15 +125,15 @@ def test_positions_are_marians_unless_transformers_trained_it(folder, left, posi
             {"static_position_embeddings": False},
             "static_position_embeddings in {config} is False: only models with True",
         ),
-        ({"activation_function": "gelu_new"}, "activation_function in {config} is 'gelu_new': it must be one of relu"),
-        ({"decoder_ffn_dim": 48}, "encoder_ffn_dim in {config} is 40 and decoder_ffn_dim 48"),
-        ({"decoder_attention_heads": 8}, "encoder_attention_heads in {config} is 4 and decoder_attention_heads 8"),
-        ({"d_model": "wide"}, "has no usable config.json"),
+        ({"activation_function": "gelu_new"}, "activation_function in {config} is 'gelu_new': only models with relu"),
+        ({"decoder_ffn_dim": 48}, "decoder_ffn_dim in {config} is 48: only models with 40"),
+        ({"decoder_attention_heads": 8}, "decoder_attention_heads in {config} is 8: only models with 4"),
+        ({"d_model": "wide"}, "config.json: Field 'd_model' expected int"),
         ({"d_model": 34}, "d_model 34 is not a multiple of num_heads 4"),
         ({"vocab_size": 0}, "vocab_size is 0: it must be 1 or more"),
-        ({"vocab_size": 62}, "model.shared.weight has the shape (61, 32) and should have (62, 32)"),
-        ({"encoder_layers": 3}, "model.encoder.layers.2.self_attn.k_proj.weight is missing"),
-        ({"encoder_layers": 1}, "'model.encoder.layers.1.self_attn.k_proj.weight' is left over"),
+        ({"vocab_size": 62}, "size mismatch for model.shared.weight"),
+        ({"encoder_layers": 3}, 'Missing key(s) in state_dict: "model.encoder.layers.2'),
+        ({"encoder_layers": 1}, 'Unexpected key(s) in state_dict: "model.encoder.layers.1'),
     ],
     ids=str,
 )
@@ -147,9 +147,9 @@ def test_what_cannot_be_imported(folder, tmp_path, changes, message):
 def test_weights_that_are_cut_off_or_gone(folder, tmp_path):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    assert f"{path} is damaged or not complete" in error_of(import_model, folder, tmp_path / "out")
+    assert f"{path}: " in error_of(import_model, folder, tmp_path / "out")
     path.unlink()
-    assert f"{folder} holds no weights" in error_of(import_model, folder, tmp_path / "out")
+    assert "pytorch_model.bin.index.json: No such file" in error_of(import_model, folder, tmp_path / "out")
 
 
 def test_a_search_setting_that_is_wrong(folder, tmp_path):

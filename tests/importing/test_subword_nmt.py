@@ -140,12 +140,12 @@ def test_against_subword_nmt_and_its_vocabulary(tmp_path, version):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("#version: 0.3\na b\n", ["version '0.3'"]),
-        ("#version: 0.2\na b\nabc\n", ["line 3", "abc"]),
-        ("a b 7\nc d\n", ["line 2", "c d"]),
-        ("a b c d\n", ["line 1"]),
+        ("#version: 0.3\na b\n", ["no entry '0.3'"]),
+        ("#version: 0.2\na b\nabc\n", ["expected"]),
+        ("a b 7\nc d\n", ["not enough values"]),
+        ("a b c d\n", ["too many values"]),
         (b"\xff\xfe", ["utf-8"]),
-        (None, ["there is no file"]),
+        (None, ["No such file"]),
     ],
 )
 def test_files_that_hold_no_merges(tmp_path, content, words):

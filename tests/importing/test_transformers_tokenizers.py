@@ -123,16 +123,16 @@ def test_bad_folders_of_marian_are_one_line(pairs, tmp_path):
     folder = marian_folder(tmp_path / "folder", pairs)
     vocabulary = json.loads((folder / "vocab.json").read_text())
     for content, fault in (
-        ({"a": 0}, "has no </s> and no <unk> and no <pad>"),
-        ({**vocabulary, "a": 0}, "one number"),
+        ({"a": 0}, "there is no entry"),
+        ({**vocabulary, "a": 0}, "not a vocabulary"),
         ({**vocabulary, "a": "b"}, "not a vocabulary"),
-        ({**vocabulary, "a": 10**12}, "far apart"),
+        ({**vocabulary, "a": 10**12}, "not a vocabulary"),
     ):
         (folder / "vocab.json").write_text(json.dumps(content))
         with pytest.raises(UserError, match=fault):
             marian_tokenizer(folder)
     (folder / "vocab.json").unlink()
-    with pytest.raises(UserError, match=r"there is no .*vocab\.json"):
+    with pytest.raises(UserError, match=r"vocab\.json: No such file"):
         marian_tokenizer(folder)
 
 
@@ -179,5 +179,5 @@ def test_bad_folders_of_fsmt_are_one_line(tmp_path, monkeypatch):
         ):
             fsmt_tokenizer(folder)
     (folder / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(UserError, match="does not name the two languages"):
+    with pytest.raises(UserError, match="needs to be a list of 2 langs"):
         fsmt_tokenizer(folder)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import validate_repo_id
 from transformers import GenerationConfig
 
@@ -223,6 +225,19 @@ def read_import(folder: str | Path) -> dict:
         "notes": list(filter(_is_text, notes)),
         "languages": list(filter(is_language, languages)),
         "license": values["license"] if is_license(values.get("license")) else None,
+    }
+
+
+def metadata(card: Path) -> dict[str, Any]:
+    """Return licence and languages in the front matter of a model card, as far as they have the form that they need."""
+    data = ModelCardData()
+    with contextlib.suppress(OSError, ValueError, TypeError, yaml.YAMLError):
+        data = ModelCard.load(card).data
+    languages = data.language if isinstance(data.language, list) else [data.language]
+    languages = ["no" if language is False else language for language in languages]  # Norwegian, to YAML
+    return {
+        "license": data.license if is_license(data.license) else None,
+        "languages": list(filter(is_language, languages)),
     }
 
 

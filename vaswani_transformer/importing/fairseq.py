@@ -10,36 +10,24 @@ from typing import Any
 
 import torch
 
-from ..errors import UserError, one_line, shortened
+from ..errors import UserError, reading, shortened
 from ..model.configuration_vaswani import VaswaniConfig
-from .checkpoints import holds_entries, read_checkpoint, tensors_of
 from .fairseq_vocabulary import read_dictionaries, read_tokenizer
 from .source import ACTIVATIONS, Facts, Imported, ImportOptions, sizes_of
+from .tables import holds_entries, read_pickle, tensors_of
 
 NAME = "a checkpoint of fairseq (.pt)"
 
 PAD, END = 1, 2  # numbers of every dictionary of fairseq's
-_ADVICE = (
-    "load it in fairseq and torch.save({'args': argparse.Namespace(...), 'model': state['model']}) with plain values"
-)
-#: Options of models that compute something else than the paper's post-norm Transformer, and what is then different.
+_OTHER_TRANSFORMERS = ("transformer_lm", "transformer_ulm")
+#: Options of models that compute something else than the paper's post-norm Transformer of one table for each side.
 #: Dropout of layers and quantisation noise of the kind "pq" are not here: both act in training alone.
-_REFUSED = {
-    "encoder_normalize_before": "it is pre-norm: a layer normalises its input",
-    "decoder_normalize_before": "it is pre-norm: a layer normalises its input",
-    "layernorm_embedding": "it normalises embeddings",
-    "no_token_positional_embeddings": "it has no positions",
-    "adaptive_input": "it has adaptive embeddings",
-    "adaptive_softmax_cutoff": "it has an adaptive softmax",
-    "char_inputs": "it reads characters",
-    "merge_src_tgt_embed": "it has one table of embeddings for two vocabularies",
-    "no_cross_attention": "its decoder does not see the source as the paper's does",
-    "cross_self_attention": "its decoder does not see the source as the paper's does",
-    "base_layers": "it has layers of experts",
-    "quant_noise_scalar": "its weights are quantised",
-    "encoder_xformers_att_config": "it has attention of xFormers",
-    "decoder_xformers_att_config": "it has attention of xFormers",
-}
+_REFUSED = (
+    "encoder_normalize_before", "decoder_normalize_before", "layernorm_embedding", "no_token_positional_embeddings",
+    "adaptive_input", "adaptive_softmax_cutoff", "char_inputs", "merge_src_tgt_embed", "no_cross_attention",
+    "cross_self_attention", "base_layers", "quant_noise_scalar", "encoder_xformers_att_config",
+    "decoder_xformers_att_config",
+)  # fmt: skip
 #: Pairs of options that must agree.
 _EQUAL = {
     "encoder_embed_dim": "decoder_embed_dim",
@@ -68,36 +56,32 @@ _NAMES_TO_KNOW_IT_BY = (
 )
 
 
-def is_one(source: Path) -> bool:
-    """Whether a source is fairseq's: a checkpoint, or a folder that holds one."""
-    return any(_looks_right(path) for path in (source.glob("*.pt") if source.is_dir() else [source]))
+def matches(source: Path) -> bool:
+    """Return whether a source is fairseq's: a checkpoint, or a folder that holds one."""
+    return any(_is_checkpoint(path) for path in (source.glob("*.pt") if source.is_dir() else [source]))
 
 
-def _looks_right(path: Path) -> bool:
+def _is_checkpoint(path: Path) -> bool:
     return any(
         holds_entries(path, ("model", options, name)) for options in ("args", "cfg") for name in _NAMES_TO_KNOW_IT_BY
     )
 
 
 def read(source: Path, options: ImportOptions) -> Imported:
-    """A `transformer` of fairseq's in our terms, with the dictionaries and merges that lie beside it or are given.
+    """Return a `transformer` of fairseq's in our terms, with its dictionaries and merges.
 
     Raises:
         UserError: for a checkpoint that is damaged or holds more than plain values, an option without a counterpart
             here, by its name, dictionaries that are missing or do not fit, and merges that are missing.
     """
     path = _checkpoint(source)
-    # An argparse.Namespace is made from its attributes alone: reading one runs nothing that stands in the file.
-    content = read_checkpoint(path, _ADVICE, [argparse.Namespace])
-    settings = _settings(content, path)
-    _check(settings, path)
-    weights = _renamed(tensors_of(content, "model", path))
-    try:
+    with reading(path):
+        # An argparse.Namespace is made from its attributes alone: reading one runs nothing of the file's.
+        content = read_pickle(path, [argparse.Namespace])
+        settings = _settings(content)
+        _check(settings, path)
+        weights = _renamed(tensors_of(content["model"], path))
         config = _config(settings, weights)
-    except KeyError as error:
-        raise UserError(f"{path} is no whole model: {one_line(error)}") from error
-    except Exception as error:  # values of a wrong kind make errors of many kinds
-        raise UserError(f"{path} has options that make no model: {one_line(error)}") from error
     languages = _languages(settings)
     sizes = config.vocab_size, config.target_vocab_size
     dictionaries = read_dictionaries(path, options.vocabularies, languages, sizes)
@@ -111,20 +95,19 @@ def read(source: Path, options: ImportOptions) -> Imported:
 
 
 def _checkpoint(source: Path) -> Path:
-    """The one checkpoint that a source stands for."""
+    """Return the checkpoint in a folder, or the file that was named."""
     if not source.is_dir():
         return source
-    paths = sorted(path for path in source.glob("*.pt") if _looks_right(path))
-    for path in paths:
-        if len(paths) == 1 or path.name in ("model.pt", "checkpoint_best.pt"):
-            return path
-    names = ", ".join(path.name for path in paths)
-    raise UserError(f"{source} holds {len(paths)} checkpoints of fairseq ({shortened(names)}): give one of the files")
+    paths = sorted(path for path in source.glob("*.pt") if _is_checkpoint(path))
+    best = [path for path in paths if path.name in ("model.pt", "checkpoint_best.pt")]
+    if len(paths) > 1 and not best:
+        raise UserError(f"{source} holds {len(paths)} checkpoints of fairseq: give one of the files")
+    return (best or paths)[0]
 
 
-def _settings(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The options that a model was trained with, made flat: `args`, or the parts of `cfg` of newer checkpoints."""
-    cfg = content.get("cfg") if isinstance(content.get("cfg"), dict) else {}
+def _settings(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that a model was trained with, flat: `args`, or the parts of `cfg` of newer checkpoints."""
+    cfg = content.get("cfg") or {}
     settings: dict[str, Any] = {}
     for part in (*(cfg.get(name) for name in ("task", "bpe", "tokenizer", "model")), content.get("args")):
         part = vars(part) if isinstance(part, argparse.Namespace) else part
@@ -133,8 +116,6 @@ def _settings(content: dict[str, Any], path: Path) -> dict[str, Any]:
             new = {f"{name}_{key}": inner for key, inner in value.items()} if is_group else {name: value}
             # Of others it counts whether they are empty: the text of lists within lists may have no end.
             settings |= {key: inner if isinstance(inner, _PLAIN) else bool(inner) for key, inner in new.items()}
-    if not settings:
-        raise UserError(f"{path} holds no options of fairseq under args or cfg: {_ADVICE}")
     for kind in ("bpe", "tokenizer"):
         if isinstance(cfg.get(kind), dict):
             settings[kind] = cfg[kind].get("_name")
@@ -144,31 +125,21 @@ def _settings(content: dict[str, Any], path: Path) -> dict[str, Any]:
 def _check(settings: dict[str, Any], path: Path) -> None:
     """Refuse what computes something else than our model, by the option's name."""
     architecture = str(settings.get("arch") or "transformer")
-    if not architecture.startswith("transformer") or architecture.startswith(("transformer_lm", "transformer_ulm")):
-        raise UserError(
-            f"{path} has the architecture {shortened(architecture, 60)}: of fairseq's models its 'transformer' alone,"
-            " from one language to another, can be imported"
-        )
-    for name, reason in _REFUSED.items():
-        if settings.get(name):
-            value = shortened(str(settings[name]), 60)
-            raise UserError(f"{path} was trained with {name}={value} and cannot be imported: {reason}")
+    is_known = architecture.startswith("transformer") and not architecture.startswith(_OTHER_TRANSFORMERS)
+    activation = settings.get("activation_fn") or "relu"
+    faults = {} if is_known else {"arch": "only a 'transformer' from one language to another"}
+    faults |= {name: "the paper's Transformer (post-norm) has none of it" for name in _REFUSED if settings.get(name)}
+    faults |= {} if activation in ACTIVATIONS else {"activation_fn": f"only {', '.join(ACTIVATIONS)}"}
     for name, other in _EQUAL.items():
         if name in settings and other in settings and settings[name] != settings[other]:
-            raise UserError(
-                f"{path} was trained with {name}={shortened(str(settings[name]), 60)} and {other}="
-                f"{shortened(str(settings[other]), 60)}: only models in which both are the same can be imported"
-            )
-    activation = settings.get("activation_fn") or "relu"
-    if activation not in ACTIVATIONS:
-        raise UserError(
-            f"{path} was trained with activation_fn={shortened(str(activation), 60)}:"
-            f" only {', '.join(ACTIVATIONS)} can be imported"
-        )
+            faults[name] = f"only models with the same {other}, which is {shortened(str(settings[other]), 60)}"
+    for name, reason in faults.items():
+        value = shortened(str(settings[name]), 60)
+        raise UserError(f"{path} was trained with {name}={value} and cannot be imported: {reason}")
 
 
 def _renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The parameters under our names, which are those of fairseq's newer checkpoints behind `model.`."""
+    """Return the parameters under our names, which are those of fairseq's newer checkpoints behind `model.`."""
     weights = {}
     for name, tensor in state.items():
         if _WITHOUT_MEANING.fullmatch(name):
@@ -180,7 +151,7 @@ def _renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         elif match := re.fullmatch(r"(.*_attn\.)in_proj_(weight|bias)", name):  # three in one, in old checkpoints
             for part, rows in zip("qkv", tensor.chunk(3), strict=False):
                 weights[f"model.{match[1]}{part}_proj.{match[2]}"] = rows
-        elif name.endswith(".embed_positions.weight"):  # row `PAD` and those above it stand for no position
+        elif name.endswith(".embed_positions.weight"):  # row `PAD` and those above it are of no position
             weights[f"model.{name}"] = tensor[PAD + 1 :]
         else:
             weights[f"model.{name}"] = tensor
@@ -190,7 +161,7 @@ def _renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _config(settings: dict[str, Any], weights: dict[str, torch.Tensor]) -> VaswaniConfig:
-    """The configuration that a model's options and the shapes of its parameters describe."""
+    """Return the configuration that a model's options and the shapes of its parameters describe."""
     positions = weights.get("model.encoder.embed_positions.weight")
     limits = [settings.get(f"max_{side}_positions") or 1024 for side in ("source", "target")]
     shares_all = bool(settings.get("share_all_embeddings"))
@@ -217,6 +188,6 @@ def _config(settings: dict[str, Any], weights: dict[str, torch.Tensor]) -> Vaswa
 
 
 def _languages(settings: dict[str, Any]) -> tuple[str, ...]:
-    """Source and target, as fairseq knows them by the endings of files; empty where it does not."""
+    """Return source and target, as fairseq knows them by the endings of files; empty where it does not."""
     names = [settings.get(f"{side}_lang") for side in ("source", "target")]
     return tuple(names) if all(isinstance(name, str) and re.fullmatch(r"[\w.-]{1,40}", name) for name in names) else ()

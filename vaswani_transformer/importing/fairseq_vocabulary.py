@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, shortened
+from ..errors import UserError, reading, shortened
 from ..json_and_yaml import read_text
 from ..model.tokenization_vaswani import VaswaniTokenizer
 from . import sentencepiece, subword_nmt
@@ -19,53 +19,37 @@ _SHARE = 0.01  # of a dictionary's entries that look like parts of words, so tha
 
 
 def read_dictionaries(
-    checkpoint: Path, given: Sequence[Path], languages: Sequence[str], sizes: tuple[int, int]
+    checkpoint: Path, paths: Sequence[Path], languages: Sequence[str], sizes: tuple[int, int]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """The numbers of a model's words, of its source and of its target.
+    """Return the numbers of a model's words, of its source and of its target.
 
     Args:
-        checkpoint: dictionaries are looked for beside it.
-        given: one file of both sides or two, instead.
+        checkpoint: by default the dictionaries beside it are read.
+        paths: one file of both sides, or two; empty for the default.
         languages: source and target, as in the names of the files; empty if they are not known.
         sizes: rows of the embeddings of source and target.
 
     Raises:
         UserError: for a dictionary that is missing, damaged, or has another size.
     """
-    paths = list(given) or _beside(checkpoint, languages)
-    if len(paths) not in (1, 2):
-        raise UserError(f"{len(paths)} dictionaries were given: give one of both sides, or those of source and target")
+    paths = list(paths) or [checkpoint.parent / f"dict.{language}.txt" for language in languages]
+    if len(paths) not in (1, 2) or not all(path.is_file() for path in paths):
+        names = " and ".join(path.name for path in paths) or "dictionaries"
+        raise UserError(f"{names} must be beside {checkpoint}: copy them, or give --vocabulary SOURCE TARGET")
     ids = [_read(path) for path in paths]
-    for side, path, numbers, size in zip(
-        ("source", "target"), (paths[0], paths[-1]), (ids[0], ids[-1]), sizes, strict=True
-    ):
-        if max(numbers.values()) + 1 != size:
+    for path, numbers, size in zip((paths[0], paths[-1]), (ids[0], ids[-1]), sizes, strict=True):
+        if (entries := max(numbers.values()) + 1) != size:
             raise UserError(
-                f"{path} has {max(numbers.values()) + 1:,} entries, the {len(SPECIAL_TOKENS)} special ones counted, and"
-                f" {checkpoint} embeddings of {size:,} for the {side}: {_ADVICE}"
+                f"{path} has {entries:,} entries, the {len(SPECIAL_TOKENS)} special ones counted, and {checkpoint}"
+                f" embeddings of {size:,}: {_ADVICE}"
             )
     return ids[0], ids[-1]
 
 
-def _beside(checkpoint: Path, languages: Sequence[str]) -> list[Path]:
-    folder = checkpoint.parent
-    paths = [folder / f"dict.{language}.txt" for language in languages]
-    if not paths:
-        raise UserError(f"{checkpoint} does not say its languages: give --vocabulary SOURCE TARGET, its dictionaries")
-    if missing := [path.name for path in paths if not path.is_file()]:
-        raise UserError(
-            f"{' and '.join(missing)} must lie beside {checkpoint}: copy what fairseq-preprocess wrote, or give"
-            " --vocabulary SOURCE TARGET"
-        )
-    return paths
-
-
 def _read(path: Path) -> dict[str, int]:
-    """The numbers of a dictionary's words: lines of a word and how often it was seen."""
-    try:
+    """Return the numbers of a dictionary's words: lines of a word and how often it was seen."""
+    with reading(path):
         lines = read_text(path, _ADVICE, _MOST_BYTES).split("\n")
-    except FileNotFoundError:
-        raise UserError(f"there is no dictionary {path}: {_ADVICE}") from None
     ids = {token: number for number, token in enumerate(SPECIAL_TOKENS)}
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):
         word, _, count = line.rstrip().rpartition(" ")
@@ -73,10 +57,8 @@ def _read(path: Path) -> dict[str, int]:
         overwrites = count == "#fairseq:overwrite"
         if overwrites:
             word, _, count = word.rpartition(" ")
-        if not word or not count.isdecimal():
-            raise UserError(f"{path}, line {number}, is no word with a count ({shortened(line, 60)!r}): {_ADVICE}")
-        if word in ids and not overwrites:
-            raise UserError(f"{path}, line {number}, has the word {word[:60]!r} again: {_ADVICE}")
+        if not word or not count.isdecimal() or (word in ids and not overwrites):
+            raise UserError(f"{path}, line {number}, is no new word and count ({shortened(line, 60)!r}): {_ADVICE}")
         ids[word] = len(SPECIAL_TOKENS) + number - 1
     return ids
 
@@ -88,7 +70,7 @@ def read_tokenizer(
     languages: Sequence[str],
     dictionaries: tuple[dict[str, int], dict[str, int]],
 ) -> tuple[VaswaniTokenizer | None, str]:
-    """A tokenizer that does to texts what was done before fairseq's training, and a note for the card, perhaps empty.
+    """Return a tokenizer that prepares texts as for fairseq's training, and a note for the card, perhaps empty.
 
     Raises:
         UserError: the dictionaries are of parts of words, and the merges are missing or something else.
@@ -144,7 +126,7 @@ def _has_parts_of_words(ids: dict[str, int]) -> bool:
 
 
 def _wants_moses(settings: dict[str, Any], dictionaries: tuple[dict[str, int], ...]) -> bool:
-    """Whether texts went through Moses' tokenizer, which few checkpoints record but dictionaries show.
+    """Return whether texts went through Moses' tokenizer, which few checkpoints record but dictionaries show.
 
     It writes an apostrophe as `&apos;` and a quotation mark as `&quot;`.
     """

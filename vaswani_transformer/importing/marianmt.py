@@ -5,17 +5,17 @@ from pathlib import Path
 import torch
 from transformers import MarianConfig
 
-from ..errors import UserError
+from ..hub.card_facts import is_language
+from ..json_and_yaml import read_json
 from ..model.configuration_vaswani import VaswaniConfig
-from .pickles import read_weights
 from .source import Imported, ImportOptions, embeddings, model_type
+from .tables import read_weights
 from .transformers_folders import (
     config_of,
     facts_of_folder,
     search_settings,
     shared_settings,
     take,
-    tokenizer_languages,
     was_trained_there,
 )
 from .transformers_tokenizers import marian_tokenizer
@@ -32,26 +32,24 @@ _NOTES = {
 _NEVER = -1e4  # a logit for padding, to which Marian gives no probability; float16 can express it
 
 
-def is_one(source: Path) -> bool:
-    """Whether this is a folder of a `MarianMTModel`."""
+def matches(source: Path) -> bool:
+    """Return whether this is a folder of a `MarianMTModel`."""
     return model_type(source) == MarianConfig.model_type
 
 
 def read(source: Path, options: ImportOptions) -> Imported:
-    """The model of a folder, with Marian's own positions unless it was trained with those of transformers.
+    """Return the model of a folder, with Marian's own positions unless it was trained with those of transformers.
 
     Raises:
         UserError: for a folder that is incomplete or damaged, and settings that our architecture does not have.
     """
     positions = options.positions or ("transformers" if was_trained_there(source) else "marian")
-    if positions not in _POSITIONS:
-        raise UserError(f"positions is {positions!r}: it must be one of {', '.join(_POSITIONS)}")
     config = config_of(source, MarianConfig)
-    ties, weights = _renamed(read_weights(source), config, source)
+    ties, weights = _renamed(read_weights(source), config)
     if positions == "marian":
         weights["lm_head.bias"][config.pad_token_id] = _NEVER
     encoding, epsilon = _POSITIONS[positions]
-    facts = facts_of_folder(source, _TRAINED_BY[positions], tokenizer_languages(source))
+    facts = facts_of_folder(source, _TRAINED_BY[positions], _languages(source))
     facts.notes = (_NOTES[positions],)
     return Imported(
         VaswaniConfig(
@@ -71,17 +69,23 @@ def read(source: Path, options: ImportOptions) -> Imported:
     )
 
 
-def _renamed(
-    weights: dict[str, torch.Tensor], config: MarianConfig, source: Path
-) -> tuple[dict[str, bool], dict[str, torch.Tensor]]:
-    """The ties of the embeddings, and the weights by our names, which differ in the embeddings and the bias alone."""
+def _languages(folder: Path) -> tuple[str, ...]:
+    """Return source and target language as the tokenizer's configuration names them; empty where it does not."""
+    path = folder / "tokenizer_config.json"
+    values = read_json(path, "copy it again") if path.is_file() else {}
+    languages = values.get("source_lang"), values.get("target_lang")
+    return languages if all(map(is_language, languages)) else ()
+
+
+def _renamed(weights: dict[str, torch.Tensor], config: MarianConfig) -> tuple[dict[str, bool], dict[str, torch.Tensor]]:
+    """Return the ties of the embeddings, and the weights by our names; only embeddings and bias have others."""
     for stack in ("encoder", "decoder"):
         weights.pop(f"model.{stack}.embed_positions.weight", None)  # computed, not trained
-    # What is tied may stand under one of its names alone.
+    # A tied matrix may be stored under one of its names alone.
     shared = ["model.shared.weight", "lm_head.weight"] if config.share_encoder_decoder_embeddings else []
-    decoder = take(weights, source, "model.decoder.embed_tokens.weight", *shared, "lm_head.weight")
-    output = take(weights, source, "lm_head.weight", "model.decoder.embed_tokens.weight", *shared)
-    encoder = take(weights, source, "model.encoder.embed_tokens.weight", *shared)
+    decoder = take(weights, "model.decoder.embed_tokens.weight", *shared, "lm_head.weight")
+    output = take(weights, "lm_head.weight", "model.decoder.embed_tokens.weight", *shared)
+    encoder = take(weights, "model.encoder.embed_tokens.weight", *shared)
     for name in ("encoder.embed_tokens", "decoder.embed_tokens", "shared"):
         weights.pop(f"model.{name}.weight", None)
     weights.pop("lm_head.weight", None)

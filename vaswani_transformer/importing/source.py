@@ -1,4 +1,4 @@
-"""What every format gives the frame of `importing.py`: a model of another toolkit in our terms."""
+"""What every format returns to `importing.py`: a model of another toolkit in our terms."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from ..json_and_yaml import read_json
 from ..model.configuration_vaswani import VaswaniConfig
 
 #: Activation functions by the names that fairseq and transformers have for them, and by ours.
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Facts:
     """Where a model comes from, for its card; what is empty or None is not known."""
 
     toolkit: str  # that trained it, in words, such as "Marian"
-    source: str = ""  # name or URL of the original; the frame fills in the name of the source that was given
+    source: str = ""  # name or URL of the original; `importing.py` fills in the name of the source
     license: str | None = None  # the Hub's identifier
     languages: tuple[str, ...] = ()  # ISO 639 codes, source first
     notes: tuple[str, ...] = ()  # sentences about this import
@@ -40,7 +40,7 @@ class Imported:
 
 @dataclass
 class ImportOptions:
-    """What a user may say about a source; what is empty or None is found out."""
+    """What a user may say about a source; what is empty or None is detected."""
 
     vocabularies: tuple[Path, ...] = ()  # one of both sides, or source and target
     bpe_codes: Path | None = None
@@ -48,7 +48,7 @@ class ImportOptions:
 
 
 def model_type(source: Path) -> str | None:
-    """The `model_type` of a folder's `config.json`, if it is a folder of transformers.
+    """Return the `model_type` of a folder's `config.json`, if it is a folder of transformers.
 
     Raises:
         UserError: for a `config.json` that is damaged.
@@ -60,7 +60,7 @@ def model_type(source: Path) -> str | None:
 
 
 def sizes_of(weights: dict[str, torch.Tensor]) -> dict[str, int | None]:
-    """The entries of a configuration that the shapes of weights show, which have our names.
+    """Return the entries of a configuration that the shapes of weights show, which have our names.
 
     Raises:
         KeyError: with the name of a weight that is missing.
@@ -81,7 +81,7 @@ def sizes_of(weights: dict[str, torch.Tensor]) -> dict[str, int | None]:
 def embeddings(
     encoder: torch.Tensor, decoder: torch.Tensor, output: torch.Tensor
 ) -> tuple[dict[str, bool], dict[str, torch.Tensor]]:
-    """The ties between the two embeddings and the output projection, and these matrices under our names.
+    """Return the ties between both embeddings and the output projection, and these matrices under our names.
 
     Args:
         encoder: `(vocab_size, d_model)`, and `decoder` and `output` of the decoder's vocabulary.

@@ -6,7 +6,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from ..data.slow_tokenizers import load_slow_tokenizer
-from ..errors import UserError
+from ..errors import UserError, reading
 from ..json_and_yaml import read_json
 from ..model.tokenization_vaswani import VaswaniTokenizer
 from .sentencepiece import Unsupported, backend
@@ -15,12 +15,13 @@ _AGAIN = "copy the whole folder of the model"
 _MOST_BYTES = 1 << 25  # of a vocabulary; one of 256,000 entries takes 16 MB at most
 # Entries of tokenizer_config.json that are kept.
 _KEPT = ("model_max_length", "source_lang", "target_lang")
+_MARIAN_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
 def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a MarianMT folder: source.spm, target.spm, vocab.json, perhaps target_vocab.json.
+    """Return the tokenizer of a MarianMT folder: source.spm, target.spm, vocab.json, perhaps target_vocab.json.
 
-    Its ids are those of `MarianTokenizer`, but that "</s>" in a text is text, and so is a beginning such as ``>>Oh<<``
+    Its ids are those of `MarianTokenizer`, but that "</s>" in a text is text, and so is a prefix such as ``>>Oh<<``
     for models without language codes, as for Marian itself. Where two ways to cut a text have the same score, the other
     one may be taken: SentencePiece adds scores in float32 and `tokenizers` in float64.
 
@@ -32,37 +33,31 @@ def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             ids in the two vocabularies, or `MarianTokenizer` is needed and sentencepiece is not installed.
     """
     settings = _settings(folder)
-    separate = bool(settings.get("separate_vocabs", False))
-    names = ("vocab.json", "target_vocab.json" if separate else "vocab.json")
+    names = ("vocab.json", "target_vocab.json" if settings.get("separate_vocabs") else "vocab.json")
     vocabularies = [_vocabulary(folder / name) for name in names]
     tokens = {name: _text(settings.get(name)) or default for name, default in _MARIAN_TOKENS.items()}
-    for name, vocabulary in zip(names, vocabularies, strict=True):
-        if lacking := [token for token in tokens.values() if token not in vocabulary]:
-            raise UserError(f"{folder / name} has no {' and no '.join(lacking)}: {_AGAIN}")
     if added := sorted(_added_tokens(folder, settings) - vocabularies[0].keys()):
         raise UserError(
             f"{folder} has tokens that were added to its tokenizer ({', '.join(added)[:200]}), which are not kept: add"
             " them to vocab.json and to the SentencePiece models, or import the model without them"
         )
-    try:
-        if settings.get("sp_model_kwargs"):
-            raise Unsupported("it draws pieces at random")
-        backends = [
-            backend(
-                _existing(folder / file),
-                vocabulary,
-                eos_token=tokens["eos_token"],
-                unk_token=tokens["unk_token"],
-                special_tokens=[tokens["pad_token"]],
-                codes=[token for token in vocabulary if token.startswith(">>") and token.endswith("<<")],
-            )
-            for file, vocabulary in zip(("source.spm", "target.spm"), vocabularies, strict=True)
-        ]
-    except Unsupported:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it recommends sacremoses, which it does not use
-            return load_slow_tokenizer(folder, "MarianTokenizer")
-    try:
+    with reading(folder):
+        try:
+            backends = [
+                backend(
+                    folder / file,
+                    vocabulary,
+                    eos_token=tokens["eos_token"],
+                    unk_token=tokens["unk_token"],
+                    special_tokens=[tokens["pad_token"]],
+                    codes=[token for token in vocabulary if token.startswith(">>") and token.endswith("<<")],
+                )
+                for file, vocabulary in zip(("source.spm", "target.spm"), vocabularies, strict=True)
+            ]
+        except Unsupported:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it recommends sacremoses, which it does not use
+                return load_slow_tokenizer(folder, "MarianTokenizer")
         return VaswaniTokenizer(
             tokenizer_object=backends[0],
             target_tokenizer_object=backends[1],
@@ -70,27 +65,20 @@ def marian_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             **tokens,
             **{name: settings[name] for name in _KEPT if settings.get(name) is not None},
         )
-    except ValueError as error:
-        raise UserError(f"the vocabularies of {folder} do not fit together: {error}") from error
-
-
-_MARIAN_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
 def fsmt_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of an FSMT folder: vocab-src.json, vocab-tgt.json, merges.txt.
+    """Return the tokenizer of an FSMT folder: vocab-src.json, vocab-tgt.json, merges.txt.
 
     It is transformers' own, since Moses' rules have no counterpart in `tokenizers`.
 
     Raises:
         UserError: a file is missing or damaged, or sacremoses is not installed.
     """
-    settings = _settings(folder)
     for name in ("vocab-src.json", "vocab-tgt.json"):
         _vocabulary(folder / name)
-    if not isinstance(settings.get("langs"), list) or len(settings["langs"]) != 2:
-        raise UserError(f"{folder / 'tokenizer_config.json'} does not name the two languages as langs: add them")
-    return load_slow_tokenizer(folder, "FSMTTokenizer")
+    with reading(folder):
+        return load_slow_tokenizer(folder, "FSMTTokenizer")  # which needs the two languages as langs
 
 
 def _settings(folder: Path) -> dict:
@@ -99,7 +87,7 @@ def _settings(folder: Path) -> dict:
 
 
 def _added_tokens(folder: Path, settings: dict) -> set[str]:
-    """The texts of tokens that were added to a tokenizer after its training."""
+    """Return the texts of tokens that were added to a tokenizer after its training."""
     path = folder / "added_tokens.json"
     added = read_json(path, _AGAIN, most_bytes=_MOST_BYTES) if path.exists() else {}
     listed = settings.get("added_tokens_decoder")
@@ -107,19 +95,14 @@ def _added_tokens(folder: Path, settings: dict) -> set[str]:
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
-    vocabulary = read_json(_existing(path), _AGAIN, most_bytes=_MOST_BYTES)
-    numbers = list(vocabulary.values())
-    if not numbers or not all(type(number) is int and number >= 0 for number in numbers):
-        raise UserError(f"{path} is not a vocabulary, tokens with their numbers: {_AGAIN}")
-    if len(set(numbers)) < len(numbers) or max(numbers) >= 2 * len(numbers) + 100:
-        raise UserError(f"{path} gives two tokens one number, or numbers far apart: {_AGAIN}")
+    with reading(path):
+        vocabulary = read_json(path, _AGAIN, most_bytes=_MOST_BYTES)
+    numbers = set(vocabulary.values())
+    # Numbers far apart would make a table of as many names.
+    is_whole = all(type(number) is int and 0 <= number < 2 * len(numbers) + 100 for number in numbers)
+    if not is_whole or not 0 < len(vocabulary) == len(numbers):
+        raise UserError(f"{path} is not a vocabulary, tokens with numbers of their own from 0 on: {_AGAIN}")
     return vocabulary
-
-
-def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise UserError(f"there is no {path}: {_AGAIN}")
-    return path
 
 
 def _text(token) -> str | None:

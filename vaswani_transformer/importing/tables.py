@@ -1,0 +1,101 @@
+"""Tables of tensors by name: pickles, read by torch's restricted reader, and safetensors, in one file or several."""
+
+import re
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from ..errors import UserError, reading
+from ..json_and_yaml import read_json
+from ..model.checkpoint_vaswani import PICKLED_WEIGHTS
+
+SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+_HEAD = 1 << 22  # bytes in which the names of a checkpoint's entries are; tensors follow
+
+
+def first_bytes(path: Path) -> bytes:
+    """Return the start of a file, in which a pickle has the names of its entries; nothing if it is not a file."""
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(_HEAD)
+
+
+def holds_entries(path: Path, names: Sequence[str]) -> bool:
+    """Return whether a file starts as a pickle of torch that has these names in it; a quick look without reading it."""
+    head = first_bytes(path)
+    # A string in a pickle of protocol 2, which torch.save writes: X and its length in 4 bytes.
+    return all(b"X" + len(name).to_bytes(4, "little") + name.encode() in head for name in names)
+
+
+def is_compressed(path: Path) -> bool:
+    """Return whether a file is a zip archive with compressed entries, which could grow without bounds."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
+
+
+def read_pickle(path: Path, classes: Sequence[type] = ()) -> Any:
+    """Return what `torch.save` wrote, of tensors, plain values and instances of `classes`; on the CPU.
+
+    Args:
+        path: the file.
+        classes: classes that run nothing of a file's when their instances are read.
+
+    Raises:
+        UserError: for a file that cannot be read, is damaged, or holds other objects, which could run code.
+    """
+    with reading(path):
+        problem = "is compressed, or holds more than tensors"
+        if not is_compressed(path):
+            try:
+                with torch.serialization.safe_globals(list(classes)):
+                    return torch.load(path, map_location="cpu", weights_only=True)
+            except Exception as error:  # torch's own words recommend reading without the restriction
+                name = re.search(r"GLOBAL ([\w.]+)", str(error))
+                problem = f"holds {name[1]}" if name else "is damaged, or holds more than tensors"
+        raise UserError(f"{path} {problem}, which could run code: torch.save the state_dict alone")
+
+
+def tensors_of(table: Any, path: Path) -> dict[str, torch.Tensor]:
+    """Return a table of tensors by name that was read from a file.
+
+    Raises:
+        UserError: for anything else, and for a tensor of more numbers than the file has, by strides of 0.
+    """
+    size = path.stat().st_size
+    is_table = isinstance(table, dict) and all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) and tensor.numel() <= size
+        for name, tensor in table.items()
+    )
+    if not (is_table and table):
+        raise UserError(f"{path} holds no table of weights by name: save model.state_dict()")
+    return dict(table)
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return all tensors of a folder by name, from safetensors or else from pickles, in one file or several.
+
+    Raises:
+        UserError: for a folder without weights, files that are damaged or hold anything else, and an index that leads
+            out of the folder.
+    """
+    is_safe = any((folder / name).is_file() for name in SAFETENSORS)
+    single, index = (folder / name for name in (SAFETENSORS if is_safe else PICKLED_WEIGHTS))
+    weights: dict[str, torch.Tensor] = {}
+    for path in [single] if single.is_file() else _files_of_index(index):
+        with reading(path):
+            weights |= load_file(path) if is_safe else tensors_of(read_pickle(path), path)
+    return weights
+
+
+def _files_of_index(index: Path) -> list[Path]:
+    """Return the files that an index of weights lists, all in the index's own folder."""
+    with reading(index):
+        names = read_json(index, "copy it again")["weight_map"].values()
+        return sorted({index.parent / Path(name).name for name in names})

@@ -12,11 +12,9 @@ from conftest import ROOT, tiny_config, tiny_model
 from huggingface_hub import ModelCard, ModelCardData
 
 from vaswani_transformer import VaswaniConfig, load_recipe
-from vaswani_transformer.decoding.confidence import Calibration, Reliability
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.hub.card_facts import (
     CardFacts,
-    _calibration_of,
     datasets_of,
     file_name,
     languages_of,
@@ -403,15 +401,3 @@ def test_forms_of_metadata():
             check_metadata([], bad, [])
     with pytest.raises(UserError, match="no dataset name"):
         check_metadata([], None, ["a/b/c"])
-
-
-def test_how_sure_the_model_is(tmp_path):
-    """The figures of a calibration, its picture, and nothing of a calibration that is none."""
-    found = Reliability([0.25, 0.9], [0.2, 0.8], [40, 160])
-    card = render_card(facts(calibration=Calibration([1.0, 0.0, 0.0], "ab" * 32, 1234, found, found)))
-    assert "![Reliability diagram](calibration.png)" in card
-    assert "| 25% | 20% | 40 |" in card and "| 90% | 80% | 160 |" in card
-    assert "200 words of 1,234 sentences" in card and "0.090" in card
-    assert "How sure" not in render_card(facts())
-    (tmp_path / "calibration.json").write_text('{"format": "mine"}')
-    assert _calibration_of(tmp_path) is None

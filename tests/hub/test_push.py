@@ -15,8 +15,6 @@ from hub_server import SPACE_TEXT, Fault
 from huggingface_hub import ModelCard
 from pushing import REPO, weights_of
 
-from vaswani_transformer.decoding.confidence import Calibration, Reliability, read_calibration
-from vaswani_transformer.evaluation.records import tensors_sha256
 from vaswani_transformer.hub.existing_card import is_sealed
 
 model = pushing.model
@@ -69,19 +67,6 @@ def test_the_settings_of_imported_tokenizers_come_along(push, hub, model, tmp_pa
     assert published.items() >= {**settings, "moses": moses}.items()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"moses": {"languages": ["en", "/home/me"]}}))
     assert "moses of tokenizer_config.json" in push(folder=folder).err
-
-
-def test_a_calibration_goes_up_with_its_model(push, hub, model, tmp_path):
-    folder = shutil.copytree(model, tmp_path / "calibrated")
-    found = Reliability([0.25, 0.9], [0.2, 0.8], [40, 160])
-    Calibration([1.0, 0.5, 0.0], tensors_sha256(folder), 12, found, found).write(folder)
-    push(folder=folder)
-    files = hub.files(REPO)
-    assert "(calibration.png)" in files["README.md"].decode() and files["calibration.png"].startswith(b"\x89PNG")
-    for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
-    assert read_calibration(tmp_path) == read_calibration(folder)
-    assert "nothing was changed" in push(folder=folder).out
 
 
 def test_the_card_on_the_hub_is_the_one_of_the_dry_run(push, hub):

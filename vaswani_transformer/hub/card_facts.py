@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import logging
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,6 @@ from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.utils import validate_repo_id
 from transformers import GenerationConfig
 
-from ..decoding.confidence import CALIBRATION, Calibration, read_calibration
 from ..errors import UserError, one_line
 from ..evaluation.records import search_settings
 from ..json_and_yaml import read_json, read_yaml
@@ -24,8 +22,6 @@ from ..model.generation_vaswani import LENGTH_NORMALIZATIONS
 from ..recipes.recipe import Recipe, convert
 from ..training.callbacks import read_training_log
 from ..training.run_folder import DISTILLATION, IMPORT, LOG, RECIPE
-
-logger = logging.getLogger(__name__)
 
 # Score in an evaluation file -> metric on the Hub, its label, decimals shown (the front matter has all of them).
 METRICS = {
@@ -64,7 +60,6 @@ class CardFacts:
     remote_code: bool = False  # whether the model's code is saved beside the weights
     pipeline: str | None = None  # a pipeline task whose code is saved with the model
     weights: str | None = None  # `tensors_sha256`
-    calibration: Calibration | None = None  # of these weights
 
     @property
     def name(self) -> str:
@@ -301,15 +296,4 @@ def facts_of(model, repo_id: str, folder: str | Path | None, weights: str | None
         datasets=datasets_of(recipe),
         **code_facts(vars(model.config)),
         weights=weights,
-        calibration=_calibration_of(folder),
     )
-
-
-def _calibration_of(folder: str | Path | None) -> Calibration | None:
-    if folder is None or not (Path(folder) / CALIBRATION).exists():
-        return None
-    try:
-        return read_calibration(folder)
-    except UserError as error:
-        logger.warning("%s is left out: %s", CALIBRATION, error)
-        return None

@@ -16,13 +16,11 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from ..decoding.confidence import PICTURE, Calibration
 from ..durations import duration
 from ..errors import UserError, one_line
 from ..evaluation.records import tensors_sha256
 from ..json_and_yaml import read_json
 from ..model.configuration_vaswani import VaswaniConfig
-from ..plots import can_draw
 from .card_facts import (
     METRICS,
     CardFacts,
@@ -334,20 +332,6 @@ def _evaluation(evaluation: Mapping) -> dict:
     }
 
 
-def confidence(calibration: Calibration) -> dict:
-    """What a card says of a calibration: the picture's name, and rows of its ranges."""
-    after, before = calibration.after, calibration.before
-    ranges = zip(after.confidence, after.right, after.words, strict=True)
-    return {
-        "picture": PICTURE if can_draw() else None,
-        "sentences": f"{calibration.sentences:,}",
-        "words": f"{sum(after.words):,}",
-        "before": f"{before.error:.3f}",
-        "after": f"{after.error:.3f}",
-        "rows": [(f"{sure:.0%}", f"{right:.0%}", f"{words:,}") for sure, right, words in ranges],
-    }
-
-
 def front_matter(facts: CardFacts, kind: str) -> ModelCardData:
     """The card's metadata; what is not known is left out."""
     results = evaluation_results(facts, kind)
@@ -389,7 +373,6 @@ def render_card(facts: CardFacts, card: str | None = None) -> str:
         "training": training_rows(facts),
         "decoding": decoding_rows(facts.generation),
         "evaluations": list(map(_evaluation, facts.evaluations)),
-        "confidence": None if facts.calibration is None else confidence(facts.calibration),
         "direction": facts.languages if len(facts.languages) == 2 else None,
         "license": facts.license,
         "longest": facts.recipe.get("max_length"),
@@ -443,6 +426,5 @@ def card_for_push(model, repo_id: str, card: str) -> str:
         return card
     unchanged = bool(model.name_or_path) and weights is not None and tensors_sha256(model.name_or_path) == weights
     folder = model.name_or_path if unchanged else None
-    # No file of a calibration goes up with the model.
-    facts = replace(facts_of(model, repo_id, folder, weights), calibration=None, **code)
+    facts = replace(facts_of(model, repo_id, folder, weights), **code)
     return render_card(carry_over(facts, card))

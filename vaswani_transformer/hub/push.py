@@ -151,8 +151,6 @@ def publish(
         given = {name: value for name, value in given.items() if value}
         records, more = _read_evaluations(model_folder, evaluations)
         facts = replace(facts_of(model, repo_id, model_folder, tensors_sha256(staging)), evaluations=records, **given)
-        if facts.calibration is not None:
-            facts.calibration.write(staging)
         if _stamps(model_folder) != before:
             raise UserError(f"{model_folder} changed while it was read: push again when nothing writes to it")
         if left_out | more:

@@ -98,9 +98,7 @@ def test_a_wrong_rule_in_a_model_folder_is_one_clear_line(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"length_normalization": "wu"}))
-    with pytest.raises(
-        UserError, match=r"generation_config.json: length_normalization is 'wu': it must be one of gnmt, power$"
-    ):
+    with pytest.raises(UserError, match=r"generation_config.json: .*'wu': it must be one of gnmt, power$"):
         load_model(tmp_path, "cpu")
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..durations import duration
-from ..errors import UserError
 from .command import add_command, add_recipe_options, command_name, is_first_process, leave_process_group, resumable
 from .options import load_for_decoding
 
@@ -23,18 +22,16 @@ def add_train(commands) -> None:
         " The same command resumes an interrupted training."
     )
     parser = add_command(commands, "train", _train, "train a model from a recipe", description)
-    parser.usage = "vaswani train RECIPE [--FIELD VALUE ...] [--dry-run [--device NAME]]"
+    parser.usage = "vaswani train RECIPE [--FIELD VALUE ...] [--dry-run]"
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe, or path of a YAML file")
     add_recipe_options(parser, dataclasses.fields(Recipe))
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     plan = parser.add_argument_group("plan")
-    plan.add_argument("--dry-run", action="store_true", help="print what it takes (tokens, FLOPs, time, disk), and end")
-    plan.add_argument("--device", metavar="NAME", help="with --dry-run: time on it, such as 'p100 x8' or here")
-    share = "with --dry-run: assumed share of the device's peak (default: 0.35, of a P100 0.308)"
-    plan.add_argument("--utilisation", type=float, metavar="X", help=share)
+    what = "print what it takes (tokens, FLOPs, memory, time by a trial of ten steps), and end"
+    plan.add_argument("--dry-run", action="store_true", help=what)
 
 
-def _print_plan(recipe, arguments: argparse.Namespace) -> int:
+def _print_plan(recipe) -> int:
     import datasets
 
     from ..training.plan import describe_plan, make_plan
@@ -42,7 +39,7 @@ def _print_plan(recipe, arguments: argparse.Namespace) -> int:
     datasets.disable_progress_bars()
     processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate launch and torchrun
     if is_first_process():
-        print(describe_plan(make_plan(recipe, arguments.device, processes, arguments.utilisation)))
+        print(describe_plan(make_plan(recipe, processes)))
     return 0
 
 
@@ -62,10 +59,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
     recipe = _recipe(arguments, arguments.recipe)
     if arguments.dry_run:
-        return _print_plan(recipe, arguments)
-    for option in ("device", "utilisation"):
-        if getattr(arguments, option) is not None:
-            raise UserError(f"--{option} is for --dry-run: training takes the devices that it is launched on")
+        return _print_plan(recipe)
     return _run(partial(train, recipe, progress=not arguments.quiet))
 
 

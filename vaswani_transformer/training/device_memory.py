@@ -2,10 +2,9 @@
 
 import logging
 import math
-from collections.abc import Callable
 
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import find_executable_batch_size, send_to_device
 
 from ..data.batching import MOST_PADDED, PackedCollator, packed_size
 from ..distributed import over_processes
@@ -14,94 +13,47 @@ from .monitoring import count_tokens
 
 logger = logging.getLogger(__name__)
 
-TRIAL_TOKENS = 4096  # fills a block of the fused loss: below, a token takes more memory than above
-SHARE = 0.85  # of the memory that is free; the rest is for gaps between blocks and what libraries take later
-_LESS = 0.8  # of a size that does not fit, to try next
+SPARE = 0.15  # of the memory that is free: for gaps between blocks and what libraries take later
 
 
-class MemoryMeter:
-    """The memory of a device, as torch's allocator counts it.
-
-    Raises:
-        AttributeError: for a device that does not count, such as a CPU.
-    """
-
-    def __init__(self, device: torch.device):
-        self.device, self._module = device, torch.get_device_module(device)
-        self.free()
-
-    def free(self) -> int:
-        """Bytes that can still be taken."""
-        self._module.empty_cache()
-        return self._module.mem_get_info(self.device)[0]
-
-    def peak_of(self, step: Callable[[], None]) -> float:
-        """Bytes that a step takes at most, beyond what is taken now; infinity if they are not there."""
-        before = self._module.memory_allocated(self.device)
-        self._module.reset_peak_memory_stats(self.device)
-        try:
-            step()
-            self._module.synchronize(self.device)
-        except torch.OutOfMemoryError:
-            return math.inf
-        return self._module.max_memory_allocated(self.device) - before
+def free_memory(device: torch.device) -> int | None:
+    """Return the bytes of a device that can still be taken; None for one that does not count them, such as a CPU."""
+    module = torch.get_device_module(device)
+    return module.mem_get_info(device)[0] if hasattr(module, "mem_get_info") else None
 
 
-def tokens_that_fit(peak_of: Callable[[int], float], limit: float, most: int, least: int) -> int:
-    """The number of tokens from `least` to `most` whose step takes `limit` bytes or little less.
-
-    Memory grows linearly with tokens from `TRIAL_TOKENS` on: two small steps predict the size, a step of it confirms.
-
-    Args:
-        peak_of: bytes that a step of so many tokens takes.
-        limit: the most that it may take.
-        most: is not exceeded.
-        least: is returned where nothing fits.
-    """
-    tokens = most
-    if most > 2 * TRIAL_TOKENS:
-        first, second = peak_of(TRIAL_TOKENS), peak_of(2 * TRIAL_TOKENS)
-        if second < math.inf:
-            predicted = TRIAL_TOKENS * (1 + (limit - first) / max(second - first, 1))
-            tokens = int(min(most, max(least, predicted)))
-        else:
-            tokens = TRIAL_TOKENS
-    while tokens > least and peak_of(tokens) > limit:
-        tokens = int(_LESS * tokens)
-    return max(tokens, least)
-
-
-def choose_tokens_per_device(trainer, meter: MemoryMeter | None = None) -> int:
-    """What each device of a `VaswaniTrainer` takes at once, the same on all: its share of the batch, if that fits.
+def choose_tokens_per_device(trainer) -> int:
+    """Return what each device of a `VaswaniTrainer` takes at once, the same on all: its share of a batch, if that fits.
 
     Weights, gradients, random numbers and counts stay as they are.
     """
-    args = trainer.args
+    args, model = trainer.args, trainer.model
+    free = free_memory(args.device)
+    # FSDP has not spread the model over devices yet.
+    if free is None or trainer.train_dataset is None or trainer.is_fsdp_enabled:
+        return min(CPU_TOKENS, args.tokens_per_batch)
     most = math.ceil(args.tokens_per_batch / args.world_size)
-    try:
-        meter = meter or MemoryMeter(args.device)
-    except AttributeError:
-        return min(CPU_TOKENS, args.tokens_per_batch)
-    if trainer.train_dataset is None or trainer.is_fsdp_enabled:  # which has not spread the model over devices yet
-        return min(CPU_TOKENS, args.tokens_per_batch)
-    weights = sum(
-        weight.numel() * weight.element_size() for weight in trainer.model.parameters() if weight.requires_grad
-    )
-    free = meter.free()
-    limit = SHARE * free - 2 * weights  # Adam's averages come with the first step
+    least = min(trainer.longest_sentence, most)
+    averages = 2 * sum(weight.nbytes for weight in model.parameters() if weight.requires_grad)  # Adam's
+    # Held during the trials, so that what fits beside it fits in training too.
+    reserve = torch.empty(averages + int(SPARE * free), dtype=torch.uint8, device=args.device)
 
-    def peak_of(tokens: int) -> float:
-        peak = meter.peak_of(lambda: _step(trainer, tokens))
-        trainer.model.zero_grad()
-        meter.free()
-        return peak
+    @find_executable_batch_size(starting_batch_size=most)
+    def tokens_that_fit(tokens: int) -> int:
+        try:
+            if tokens > least:
+                _step(trainer, tokens)
+            return max(tokens, least)
+        finally:
+            model.zero_grad()
 
-    was_training = trainer.model.training
+    was_training = model.training
     devices = [] if args.device.type == "cpu" else [args.device]
     # Compiled code takes no more memory, and would be compiled for each size.
     with torch.random.fork_rng(devices, device_type=args.device.type), torch.compiler.set_stance("force_eager"):
-        chosen = tokens_that_fit(peak_of, limit, most, min(trainer.longest_sentence, most))
-    trainer.model.train(was_training)
+        chosen = tokens_that_fit()
+    model.train(was_training)
+    del reserve
     [chosen] = over_processes(args, [chosen], "MIN")
     if trainer.is_world_process_zero():
         share = "its whole share of a batch" if chosen == most else f"of its share of {most:,}"

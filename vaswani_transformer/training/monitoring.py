@@ -16,52 +16,37 @@ from .callbacks import read_training_log
 
 
 class ThroughputMeter:
-    """Target tokens a second and the share of padding since it was read last, validation left out."""
+    """Target tokens a second and the share of padding since the last reading, validation left out."""
 
     def __init__(self):
         self._since = None
-        self._tokens, self._positions, self._timed_tokens = (np.zeros(2, np.int64) for _ in range(3))
+        self._tokens, self._positions = (np.zeros(2, np.int64) for _ in range(2))
 
-    def start(self) -> None:
-        """Start the clock; what was counted before stays counted."""
-        self._since = time.monotonic()
+    def start(self, tokens: np.ndarray, positions: np.ndarray) -> None:
+        """Start the clock; source and target `tokens` and `positions` that were seen before do not count."""
+        self._since, self._tokens, self._positions = time.monotonic(), tokens.copy(), positions.copy()
 
-    def state(self) -> dict[str, list[int]]:
-        """What was counted when it was last read, for `restore`."""
-        return {"tokens": self._tokens.tolist(), "positions": self._positions.tolist()}
-
-    def restore(self, state: dict[str, list[int]], tokens: np.ndarray) -> None:
-        """Continue an earlier session's counts; the `tokens` that it has seen do not count for this one's speed."""
-        self._tokens, self._positions = (np.array(state[name], np.int64) for name in ("tokens", "positions"))
-        self._timed_tokens = tokens.copy()
-
-    def pause(self) -> float:
-        """The time in seconds when something else than training begins, for `resume`."""
-        return time.monotonic()
-
-    def resume(self, paused: float) -> None:
-        """Leave out the time since `paused`."""
+    def leave_out(self, seconds: float) -> None:
+        """Leave out time that was spent on something else than training."""
         if self._since is not None:
-            self._since += time.monotonic() - paused
+            self._since += seconds
 
     def read(self, tokens: np.ndarray, positions: np.ndarray) -> dict[str, float]:
-        """`target_tokens_per_second` and `padding` (the share of positions without a token) since the last reading.
+        """Return `target_tokens_per_second` and `padding` (the share of positions without a token) since the last time.
 
         Source and target `tokens` are counted from the start of training, without padding, and `positions` with it.
         """
-        now, result = time.monotonic(), {}
-        new_tokens, new_positions = tokens - self._tokens, positions - self._positions
+        new_tokens, new_positions, result = tokens - self._tokens, positions - self._positions, {}
         if self._since is not None:
-            result["target_tokens_per_second"] = float(tokens[1] - self._timed_tokens[1]) / max(now - self._since, 1e-9)
+            result["target_tokens_per_second"] = float(new_tokens[1]) / max(time.monotonic() - self._since, 1e-9)
         if new_positions.sum():
             result["padding"] = float(1 - new_tokens.sum() / new_positions.sum())
-        self._since, self._tokens, self._positions = now, tokens.copy(), positions.copy()
-        self._timed_tokens = self._tokens
+        self.start(tokens, positions)
         return result
 
 
 def count_tokens(batch: dict[str, torch.Tensor]) -> np.ndarray:
-    """Source and target tokens of a training batch, padded or not, and its source and target positions, `(4,)`.
+    """Return source and target tokens of a training batch, padded or not, and its two sides' positions, `(4,)`.
 
     A batch without padding has its `source_tokens`, which are taken out: the model does not know them.
     """
@@ -72,11 +57,8 @@ def count_tokens(batch: dict[str, torch.Tensor]) -> np.ndarray:
 
 
 def is_read_at_once(loss: torch.Tensor) -> bool:
-    """Whether a loss can be read without waiting for a device."""
+    """Return whether a loss can be read without waiting for a device."""
     return loss.is_cpu
-
-
-_SAVED = ("loss", "steps_done", "learning_rate", "parameters_not_finite", "pairs")  # entries of a saved batch
 
 
 class NonFiniteLossError(UserError):
@@ -107,13 +89,13 @@ class FiniteLossGuard:
         self._read(wait=is_read_at_once(loss))
 
     def count(self, wait: bool = False) -> int:
-        """How many losses were not finite; with `wait` including the latest."""
+        """Return how many losses were not finite; with `wait` including the latest."""
         if wait:
             self._read(wait=True)
         return self._count
 
     def broken_weights(self) -> list[str]:
-        """Names of the trained weights that hold a number that is not finite, each matrix once.
+        """Return the names of the trained weights that hold a number that is not finite, each matrix once.
 
         A gradient may be infinite though the loss is finite; the next loss would be the first to show it.
         """
@@ -145,8 +127,8 @@ class FiniteLossGuard:
                 pair |= {side: side_of(tokenizer, side).decode(pair[f"{side}_ids"]) for side in SIDES}
             pairs.append(pair)
         rate = trainer.optimizer.param_groups[0]["lr"] if trainer.optimizer is not None else None
-        values = str(loss), trainer.state.global_step, rate, self.broken_weights(), pairs
-        record = dict(zip(_SAVED, values, strict=True))
+        record = {"loss": str(loss), "steps_done": trainer.state.global_step, "learning_rate": rate}
+        record |= {"parameters_not_finite": self.broken_weights(), "pairs": pairs}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return path
@@ -169,7 +151,7 @@ class FiniteLossGuard:
 
 
 def _token_ids(inputs: dict) -> list[tuple[list[int], list[int]]]:
-    """The pairs of a batch, padded or not, as token ids."""
+    """Return the pairs of a batch, padded or not, as token ids."""
     inputs = {name: value.cpu() for name, value in inputs.items() if torch.is_tensor(value)}
     ids, labels = inputs["input_ids"], inputs["labels"]
     if "source_offsets" in inputs:
@@ -181,14 +163,6 @@ def _token_ids(inputs: dict) -> list[tuple[list[int], list[int]]]:
         rows = zip(ids, masks, labels, strict=True)
         pairs = [(source[mask], target[target != IGNORE_INDEX]) for source, mask, target in rows]
     return [(source.tolist(), target.tolist()) for source, target in pairs if len(target)]  # others are filling
-
-
-def is_saved_batch(path: Path) -> bool:
-    """Whether a file holds the batch of a loss that was not finite, as it is written here."""
-    try:
-        return not path.is_symlink() and tuple(json.loads(path.read_text(encoding="utf-8"))) == _SAVED
-    except (OSError, ValueError, TypeError, RecursionError):
-        return False
 
 
 def plot_learning_curve(log: str | Path, picture: str | Path) -> bool:

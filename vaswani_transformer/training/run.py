@@ -1,10 +1,9 @@
 """One training run: from a recipe to a model folder that is complete."""
 
-import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -77,11 +76,6 @@ from .trainer import VaswaniTrainer, VaswaniTrainingArguments
 
 logger = logging.getLogger(__name__)
 
-_OF_DETERMINISM = (  # variables that transformers sets
-    "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "FLASH_ATTENTION_DETERMINISTIC", "ASCEND_LAUNCH_BLOCKING",
-    "HCCL_DETERMINISTIC",
-)  # fmt: skip
-
 CURVE_SECONDS = 60.0  # between two pictures of the learning curve during training
 
 
@@ -106,7 +100,7 @@ class TrainingResult:
 
 
 def make_tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer that the recipe names, or of the run that is resumed, or one trained on the training pairs."""
+    """Return the tokenizer that the recipe names, or of the resumed run, or one trained on the training pairs."""
     if resumed and recipe.tokenizer is None:  # the model that was started from may be gone
         return load_tokenizer(Path(recipe.output) / CHECKPOINTS / TOKENIZER)
     if recipe.tokenizer_folder is not None:
@@ -114,27 +108,43 @@ def make_tokenizer(recipe: Recipe, train: datasets.Dataset, resumed: bool = Fals
     return new_tokenizer(recipe, train)
 
 
+def tokenized_pairs(
+    recipe: Recipe, tokenizer_of: Callable[[datasets.Dataset], PreTrainedTokenizerBase]
+) -> tuple[datasets.Dataset, datasets.Dataset, str]:
+    """Return training and validation pairs of a recipe's text as token ids, and in words how many training pairs.
+
+    Args:
+        recipe: names the text, and limits the lengths of its pairs.
+        tokenizer_of: makes the tokenizer, of the training text.
+    """
+    texts, parts, counts = load_training_pairs(recipe), [], []
+    tokenizer = tokenizer_of(texts[0])
+    limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
+    for name, text in zip(("training", "validation"), texts, strict=True):
+        pairs, count = tokenize_pairs(text, tokenizer, **limits, description=f"tokenizing {name} pairs")
+        logger.info("%s data: %s", name, count)
+        parts.append(pairs)
+        counts.append(str(count))
+    return *parts, counts[0]
+
+
 def join_process_group(recipe: Recipe) -> None:
     """Join torch's process group, if this process was launched as one of several."""
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and on_cpu():
-        raise UserError(
-            "FSDP was launched without a GPU, where accelerate would train without it: launch with"
-            " scripts/accelerate/cpu.yaml, or use GPUs"
-        )
-    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if launched != "no":
-        logger.info("the launcher's mixed_precision %s is not used: the recipe's precision decides", launched)
+        raise UserError("FSDP was launched without a GPU, where accelerate would train without it: use GPUs")
+    if os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no":
+        logger.info("the launcher's mixed_precision is not used: the recipe's precision decides")
         os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
     state = PartialState(cpu=on_cpu(), timeout=timedelta(seconds=recipe.ddp_timeout))  # the Trainer finds it made
     if os.environ.get("WORLD_SIZE", str(state.num_processes)) != str(state.num_processes):
         raise UserError(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and this process is alone, since it is not told which GPU of the"
-            " machine is its own: set LOCAL_RANK too, or start with accelerate launch or torchrun"
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and this process is alone: set LOCAL_RANK too, or start with"
+            " accelerate launch or torchrun"
         )
 
 
 def reporters(names: str) -> list[str]:
-    """transformers' integrations that the log is also sent to (`"tensorboard,wandb"`, `"none"`), each tried out."""
+    """Return transformers' integrations that the log is also sent to (`"tensorboard,wandb"`, `"none"`), tried out."""
     chosen = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
     for name in chosen:
         try:
@@ -147,7 +157,7 @@ def reporters(names: str) -> list[str]:
 
 
 def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments:
-    """The recipe in the Trainer's terms; `longest` is the number of tokens of the longest validation sentence."""
+    """Return the recipe in the Trainer's terms; `longest` is the tokens of the longest validation sentence."""
     workers = making_batches() if recipe.data_workers == AUTO else recipe.data_workers
     if recipe.compress_gradients and on_cpu():
         raise UserError("compress_gradients is true, which needs GPUs: leave it out")
@@ -199,7 +209,7 @@ def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments
 
 
 def is_padding_free(recipe: Recipe, config: VaswaniConfig, arguments: VaswaniTrainingArguments) -> bool:
-    """Whether to train on batches without padding; by itself only where attention takes them as they are.
+    """Return whether to train on batches without padding; by default only where attention takes them as they are.
 
     Raises:
         UserError: where the recipe asks for them and restricted self-attention takes none, or the GPU has no attention
@@ -211,14 +221,11 @@ def is_padding_free(recipe: Recipe, config: VaswaniConfig, arguments: VaswaniTra
     if recipe.padding_free == AUTO:
         return is_quick and recipe.attention == AUTO and config.attention_window is None
     if recipe.padding_free and config.attention_window is not None:
-        raise UserError(
-            f"padding_free is true and attention_window is {config.attention_window}, which needs padded batches:"
-            " leave one of them out"
-        )
+        raise UserError("padding_free is true and attention_window needs padded batches: leave one of them out")
     if recipe.padding_free and not is_quick and not states.is_cpu:  # sentences would be padded to max_length each
         raise UserError(
-            "padding_free is true, which this GPU or model cannot: it takes a GPU of compute capability 8.0, bf16 or"
-            " fp16, equal d_k and d_v in multiples of 8 up to 256, and no attention_dropout; leave padding_free out"
+            "padding_free is true, which takes a GPU of compute capability 8.0, bf16 or fp16, equal d_k and d_v in"
+            " multiples of 8 up to 256, and no attention_dropout"
         )
     return recipe.padding_free
 
@@ -248,26 +255,6 @@ def _end_workers(trainer: VaswaniTrainer) -> None:
             getattr(loader, "base_dataloader", loader)._iterator = None
 
 
-@contextlib.contextmanager
-def _determinism(asked: bool) -> Iterator[None]:
-    """Around a training, whose Trainer asks for deterministic kernels in all of the process: afterwards as before."""
-    if not asked:
-        yield
-        return
-    cudnn = torch.backends.cudnn
-    mode, before = torch.get_deterministic_debug_mode(), (cudnn.deterministic, cudnn.benchmark)
-    variables = {name: os.environ.get(name) for name in _OF_DETERMINISM}
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)
-        cudnn.deterministic, cudnn.benchmark = before
-        for name, value in variables.items():
-            os.environ.pop(name, None)
-            os.environ.update({} if value is None else {name: value})
-
-
 class TrainingRun:
     """A recipe on its way: data, tokenizer, model, trainer; `run()` does it all. The arguments are those of `train`."""
 
@@ -281,10 +268,13 @@ class TrainingRun:
         if on_cpu():
             keep_freed_memory()
         use_tf32()
-        with _determinism(self.recipe.deterministic):
+        mode = torch.get_deterministic_debug_mode()
+        try:
             join_process_group(self.recipe)
             with joined_processes() as processes, locked_together(self.folder):
                 return self._run(processes)
+        finally:
+            torch.set_deterministic_debug_mode(mode)  # which the recipe may have had changed for all of the process
 
     def _run(self, processes: Processes) -> TrainingResult:
         recipe = self.recipe
@@ -328,7 +318,7 @@ class TrainingRun:
         return model_of_folder(recipe, recipe.from_model)
 
     def _prepared_folder(self, processes: Processes, resumed: bool) -> str | Path | None:
-        """The prepared data of the recipe, or in the run's own folder that of large text; None for less text."""
+        """Return the prepared data of the recipe, or in the run's own folder that of large text; None for less."""
         own = self.folder / PREPARED
         if self.recipe.prepared is not None:
             return self.recipe.prepared
@@ -337,8 +327,8 @@ class TrainingRun:
         return processes.share("prepared", lambda: prepare_if_large(self.recipe, own, self.progress))
 
     def _load_data(self, processes: Processes, resumed: bool) -> tuple:
-        """Training and validation pairs as token ids; sets the tokenizer."""
-        recipe, loaded = self.recipe, []
+        """Return training and validation pairs as token ids; sets the tokenizer."""
+        recipe = self.recipe
         if (folder := self._prepared_folder(processes, resumed)) is not None:
             prepared = open_prepared(folder)
             if not resumed:  # the pairs themselves are compared then
@@ -350,14 +340,12 @@ class TrainingRun:
             for name, part in (("training", TRAIN), ("validation", VALIDATION)):
                 logger.info("%s data: %s", name, prepared.counts(part))
             return prepared.train, prepared.validation.as_dataset()
-        texts = load_training_pairs(recipe)
-        self.tokenizer = processes.share("tokenizer", lambda: make_tokenizer(recipe, texts[0], resumed))
-        limits = {"max_length": recipe.max_length, "max_length_ratio": recipe.max_length_ratio}
-        for name, text in zip(("training", "validation"), texts, strict=True):
-            pairs, counts = tokenize_pairs(text, self.tokenizer, **limits, description=f"tokenizing {name} pairs")
-            logger.info("%s data: %s", name, counts)
-            loaded.append(pairs)
-        return tuple(loaded)
+        train, validation, _ = tokenized_pairs(recipe, lambda train: self._share_tokenizer(processes, train, resumed))
+        return train, validation
+
+    def _share_tokenizer(self, processes: Processes, train: datasets.Dataset, resumed: bool):
+        self.tokenizer = processes.share("tokenizer", lambda: make_tokenizer(self.recipe, train, resumed))
+        return self.tokenizer
 
     def _train(self, trainer: VaswaniTrainer, checkpoint: Path | None) -> None:
         """Train to the end, from a checkpoint if there is one; raises `TrainingStopped` after a signal."""
@@ -382,7 +370,7 @@ class TrainingRun:
             raise TrainingStopped(trainer.state.global_step, self.stopper.received)
 
     def _has_ended(self, state: TrainerState) -> bool:
-        """Whether a run with this state has nothing left to train, by the recipe's present limits."""
+        """Return whether a run with this state has nothing left to train, by the recipe's present limits."""
         recipe = self.recipe
         worse = stored_attribute(state, ResumableEarlyStoppingCallback, "early_stopping_patience_counter", 0)
         seconds = stored_attribute(state, TrainingLogCallback, "earlier_seconds", 0)

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,20 +112,11 @@ class VaswaniTrainer(Seq2SeqTrainer):
     architecture is computed here, of its logits. All else is as in `Seq2SeqTrainer`.
 
     Raises:
-        ValueError: without a model, for other settings than `VaswaniTrainingArguments`, or for a loss given as well.
+        ValueError: for `padding_free` with another architecture.
     """
 
-    def __init__(self, model=None, args: VaswaniTrainingArguments | None = None, **kwargs):
-        if model is None:
-            raise ValueError("VaswaniTrainer needs a model (it does not support model_init)")
-        if kwargs.get("compute_loss_func") is not None:
-            raise ValueError(
-                "compute_loss_func was given to VaswaniTrainer, whose loss is cross-entropy smoothed by"
-                " label_smoothing_factor: leave it out, or use Seq2SeqTrainer for a loss of your own"
-            )
+    def __init__(self, model, args: VaswaniTrainingArguments | None = None, **kwargs):
         args = VaswaniTrainingArguments() if args is None else args
-        if not isinstance(args, VaswaniTrainingArguments):
-            raise ValueError(f"args are {type(args).__name__}: give VaswaniTrainer a VaswaniTrainingArguments")
         if args.n_gpu > 1:
             logger.warning("training on one of %d GPUs: start with `accelerate launch` to use all", args.n_gpu)
             args._n_gpu = 1  # torch's DataParallel would split a batch by sentences and weigh its parts wrongly
@@ -133,7 +125,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         if changed or not hasattr(model.config, "label_smoothing"):  # other logits, or a loss that is not smoothed
             if args.padding_free:
                 raise ValueError("padding_free is for VaswaniForConditionalGeneration: leave it out")
-            kwargs["compute_loss_func"] = self._loss_of_logits
+            kwargs.setdefault("compute_loss_func", self._loss_of_logits)
         else:
             model.config.label_smoothing = args.label_smoothing_factor
         super().__init__(model=model, args=args, **kwargs)
@@ -161,7 +153,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     @cached_property
     def batch_sampler(self) -> TokenBatchSampler | WindowedBatchSampler:
-        """The batches of `train_dataset` for these settings; many prepared pairs are batched window by window."""
+        """Return the batches of `train_dataset` for these settings; many prepared pairs are batched in windows."""
         options = {"micro_batches": self.micro_batches, "seed": self.args.seed}
         starts = getattr(self.train_dataset, "starts", ())
         if starts and starts[-1] > WINDOW:
@@ -176,11 +168,11 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     @cached_property
     def longest_sentence(self) -> int:
-        """Tokens of the longest sentence that is trained on."""
+        """Return the tokens of the longest sentence that is trained on."""
         return max(int(side.max()) for side in map(np.asarray, self._lengths))
 
     def _training_collator(self) -> Callable:
-        """Makes training's batches; without padding they are all of one size on a device."""
+        """Return what makes training's batches; without padding they are all of one size on a device."""
         if not self.args.padding_free:
             return self.data_collator
         longest, size = max(2, self.longest_sentence), None
@@ -189,7 +181,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         return PackedCollator(self.model.config.pad_token_id, longest, size, size)
 
     def get_train_dataloader(self) -> DataLoader:
-        """Micro-batches in order, sharded over processes by accelerate."""
+        """Return micro-batches in order, sharded over processes by accelerate."""
         pairs = self.train_dataset
         if isinstance(pairs, datasets.Dataset):
             pairs = pairs.select_columns(["input_ids", "labels"])
@@ -214,11 +206,11 @@ class VaswaniTrainer(Seq2SeqTrainer):
         return loader
 
     def _loader_generator(self) -> torch.Generator:
-        """Seeds a loader's workers: by dropout's generator a resumed run would draw other numbers."""
+        """Return what seeds a loader's workers: by dropout's generator a resumed run would draw other numbers."""
         return torch.Generator().manual_seed(self.args.seed + self.args.process_index)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device):
-        """One optimizer step's micro-batches of this process, with their tokens counted over all processes.
+        """Return one optimizer step's micro-batches of this process, with their tokens over all processes.
 
         Raises:
             NonFiniteLossError: on all processes, if the loss of the step before was not finite on one of them.
@@ -249,11 +241,12 @@ class VaswaniTrainer(Seq2SeqTrainer):
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
         """As in `Trainer`, without logits that nothing reads; in evaluation a batch's loss is its own mean."""
         if self.compute_loss_func is not None and "labels" in inputs and "decoder_input_ids" not in inputs:
-            shift = self._unwrapped.prepare_decoder_input_ids_from_labels  # the Trainer takes the labels away from it
-            inputs = {**inputs, "decoder_input_ids": shift(inputs["labels"])}
+            # The Trainer takes the labels away from the model.
+            shifted = self._unwrapped.prepare_decoder_input_ids_from_labels(inputs["labels"])
+            inputs = {**inputs, "decoder_input_ids": shifted}
         if not self.model.training:
             num_items_in_batch = None
-        elif "labels" in inputs and not return_outputs and self._can_skip_logits():
+        elif "labels" in inputs and not return_outputs and self._can_skip_logits:
             inputs = {**inputs, "skip_logits": True}
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
@@ -263,11 +256,12 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     @cached_property
     def _unwrapped(self) -> torch.nn.Module:
-        """The model itself; to look for it in each step would walk through all its modules."""
+        """Return the model itself; looking for it in each step would walk through all its modules."""
         return self.accelerator.unwrap_model(self.model)
 
+    @property
     def _can_skip_logits(self) -> bool:
-        is_ours = type(self._unwrapped).forward is _FORWARD  # another may use them
+        is_ours = type(self._unwrapped).forward is _FORWARD and self.compute_loss_func is None  # others may use them
         return is_ours and self.args.fused_loss and not self._unwrapped._forward_hooks
 
     def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
@@ -277,11 +271,14 @@ class VaswaniTrainer(Seq2SeqTrainer):
         return loss
 
     def floating_point_ops(self, inputs) -> int:
-        """0: `Trainer` would walk through the model for each batch to estimate what `model_flops` counts."""
+        """Return 0: `Trainer` would walk through the model for each batch to estimate what `model_flops` counts."""
         return 0
 
     def _get_grad_norm(self, model, grad_norm=None):
-        """As in `Trainer`, where it is logged: without clipping it is one more visit to all gradients."""
+        """As in `Trainer`, where it is logged: without clipping it is one more visit to all gradients.
+
+        Overridden as of transformers 5.23, whose loop asks for the norm in every step and has no setting against it.
+        """
         step, every, args = self.state.global_step + 1, self.state.logging_steps, self.args
         by_steps = args.logging_strategy == "steps" and not (step == 1 and args.logging_first_step)
         if grad_norm is None and by_steps and step % every:
@@ -320,7 +317,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
 
     def evaluation_loop(self, dataloader, description, *args, metric_key_prefix: str = "eval", **kwargs):
         """As in `Trainer`, with the loss averaged over tokens instead of sentences, and perplexity."""
-        pause = self._meter.pause()
+        start = time.monotonic()
         self._evaluation_totals = [0.0, 0]
         self.gather_function = self.accelerator.gather_for_metrics  # Seq2SeqTrainer's choice keeps repeated pairs
         output = super().evaluation_loop(dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs)
@@ -332,7 +329,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss, 700.0))
         if metric_key_prefix.startswith("eval"):  # with several sets of evaluation pairs, "eval_NAME"
             self._validated_step = self.state.global_step
-        self._meter.resume(pause)
+        self._meter.leave_out(time.monotonic() - start)
         return output
 
     # The log
@@ -346,38 +343,23 @@ class VaswaniTrainer(Seq2SeqTrainer):
         super().log(logs, *args, **kwargs)
 
     def _note_progress(self) -> None:
-        """Put into the state what a resumed log continues from: tokens seen, and losses since the last line."""
-        loss = self.accelerator.reduce(self._tr_loss.detach(), "mean")
-        self.state.stateful_callbacks[type(self).__name__] = {
-            "args": {},
-            "attributes": {
-                "tokens_seen": self.tokens_seen.tolist(),
-                "positions_seen": self.positions_seen.tolist(),
-                "meter": self._meter.state(),
-                "loss_since_logged": float(loss),
-                "loss_logged": self._total_loss_scalar,
-                "logged_step": self._globalstep_last_logged,
-            },
-        }
+        """Put into the state what a resumed log continues from: the tokens seen."""
+        attributes = {"tokens_seen": self.tokens_seen.tolist(), "positions_seen": self.positions_seen.tolist()}
+        self.state.stateful_callbacks[type(self).__name__] = {"args": {}, "attributes": attributes}
 
     def _restore_progress(self) -> None:
-        """Restore what `_note_progress` stored; transformers would restart its sums of losses."""
-        stored = self.state.stateful_callbacks.get(type(self).__name__)
-        if self.state.global_step == 0 or not isinstance(stored, dict):
-            return
-        checkpoint = Path(f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-        with reading(checkpoint):
-            progress = stored["attributes"]
-            self.tokens_seen[:], self.positions_seen[:] = progress["tokens_seen"], progress["positions_seen"]
-            self._meter.restore(progress["meter"], self.tokens_seen)
-            self._tr_loss += float(progress["loss_since_logged"])
-            self._total_loss_scalar, self._initial_global_step = float(progress["loss_logged"]), 0
-            self._globalstep_last_logged = int(progress["logged_step"])
+        """Restore what `_note_progress` stored."""
+        if self.state.global_step and (stored := self.state.stateful_callbacks.get(type(self).__name__)):
+            with reading(f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"):
+                self.tokens_seen[:] = stored["attributes"]["tokens_seen"]
+                self.positions_seen[:] = stored["attributes"]["positions_seen"]
 
     # Checkpoints, in the form that `checkpoints` describes
 
     def _save_checkpoint(self, model, trial) -> None:
         """As in `Trainer`, but whole or not at all: under another name first, with a manifest.
+
+        Overridden as of transformers 5.23, which writes a checkpoint file by file under its final name.
 
         Raises:
             CheckpointError: on all processes, if one of them could not write; nothing of it is left then.
@@ -409,7 +391,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         self.remove_surplus(folder)
 
     def _write_together(self, write: Callable, final: Path, on_main_process: bool = False) -> None:
-        """One part of writing a checkpoint; all processes wait for it, and all fail if one does."""
+        """Write one part of a checkpoint; all processes wait for it, and all fail if one does."""
         failure, writing = None, unfinished(final)
         try:
             if self.args.should_save or not on_main_process:
@@ -448,7 +430,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         publish(writing, final)
 
     def _save_reasons(self) -> set[str]:
-        """Why a checkpoint is written now; callbacks that ask for one give theirs in `save_reasons`."""
+        """Return why a checkpoint is written now; callbacks that ask for one give theirs in `save_reasons`."""
         step, every = self.state.global_step, self.state.save_steps
         reasons = set().union(*(getattr(callback, "save_reasons", ()) for callback in self.callback_handler.callbacks))
         if self._validated_step == step:
@@ -480,7 +462,7 @@ class _StartCallback(TrainerCallback):
             torch.manual_seed(args.seed + args.process_index)  # or all would drop the same units
         state.compute_steps(args, state.max_steps)  # a state from a checkpoint has the intervals of then
         self.trainer._restore_progress()
-        self.trainer._meter.start()
+        self.trainer._meter.start(self.trainer.tokens_seen, self.trainer.positions_seen)
 
     def on_epoch_begin(self, args, state, control, **kwargs):
         sampler = self.trainer.batch_sampler

@@ -15,8 +15,7 @@ from vaswani_transformer import hardware
 from vaswani_transformer.hardware import (
     FreeProcessors,
     FreeThreads,
-    memory_limit,
-    processor_quota,
+    control_group_limit,
     share_processors,
     use_free_threads,
 )
@@ -53,63 +52,17 @@ def four_threads(nothing_set):
             },
             3.0,
         ),
-        (
-            {
-                "proc/self/cgroup": "5:memory:/docker/1\n4:cpu,cpuacct:/docker/1\n0::/\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            0.5,
-        ),
-        (
-            {
-                "proc/self/cgroup": "4:cpu,cpuacct:/\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            math.inf,
-        ),
     ],
-    ids=["no Linux", "none", "container", "unlimited", "of a parent", "version 1", "version 1, unlimited"],
+    ids=["no Linux", "none", "container", "unlimited", "of a parent"],
 )
 def test_what_control_groups_grant(files, expected, tmp_path):
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        for path in (tmp_path / name, tmp_path / name.replace("cpu.max", "memory.max")):
+            path.parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert processor_quota(tmp_path) == expected
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, math.inf),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, math.inf),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "4294967296\n"}, 2**32),
-        (
-            {
-                "proc/self/cgroup": "0::/system.slice/x.service\n",
-                "sys/fs/cgroup/system.slice/memory.max": "2000\n",
-                "sys/fs/cgroup/system.slice/x.service/memory.max": "max\n",
-            },
-            2000,
-        ),
-        (
-            {
-                "proc/self/cgroup": "5:memory:/docker/1\n4:cpu,cpuacct:/docker/1\n0::/\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "1000\n",
-                "sys/fs/cgroup/cpu/memory.limit_in_bytes": "1\n",
-            },
-            1000,
-        ),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "\n"}, math.inf),
-    ],
-    ids=["no Linux", "unlimited", "container", "of a parent", "version 1", "damaged"],
-)
-def test_memory_that_control_groups_grant(files, expected, tmp_path):
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert memory_limit(tmp_path) == expected
+        (tmp_path / name.replace("cpu.max", "memory.max")).write_text(text.replace(" 100000", ""))
+    assert control_group_limit("cpu.max", tmp_path) == expected
+    assert control_group_limit("memory.max", tmp_path) == expected * 100_000
 
 
 def test_free_is_what_idles_and_what_we_use():
@@ -155,7 +108,7 @@ def test_two_looks_in_a_row_must_agree(looks, expected, four_threads):
 
 def test_no_more_threads_than_granted(four_threads):
     for quota, expected in ((2.5, 2), (0.5, 1), (64.0, 1)):
-        with mock.patch.object(hardware, "processor_quota", lambda quota=quota: quota):
+        with mock.patch.object(hardware, "control_group_limit", lambda _, quota=quota: quota):
             FreeThreads()
         assert torch.get_num_threads() == expected
 

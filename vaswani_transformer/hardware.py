@@ -7,10 +7,7 @@ import ctypes
 import math
 import os
 import platform
-import re
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,77 +16,8 @@ from .errors import UserError
 if TYPE_CHECKING:
     import torch
 
-HERE = "here"  # the name of this machine
 CPU_TOKENS = 4096  # tokens a side that a CPU takes at once, where nothing else is asked for
 MOST_WORKERS = 256  # processes or threads that an option may ask for: the processors of a large machine
-DEFAULT_UTILISATION = 0.35
-# Where the default comes from, for whoever reads a plan.
-UTILISATION_SOURCE = (
-    "the paper's step times make it 31% (base) and 42% (big) of a P100's 9.5; NVIDIA's own code, big, fp16, with its",
-    "tokens/s taken as target tokens: 34% on one V100 (32,942) and one A100 (82,059), 28% on eight A100 (551,599)",
-)
-
-
-@dataclass(frozen=True)
-class Device:
-    """One kind of device; peaks of dense matrix products in TFLOPS, 0 where it does not compute in that precision."""
-
-    fp32: float  # without TF32
-    fp16: float = 0.0  # with float32 sums, like bf16
-    bf16: float = 0.0
-    source: str = "published dense peak"  # of the figures
-
-    def peak(self, precision: str, name: str) -> tuple[str, float]:
-        """The precision that training takes on it, and the peak in FLOP/s.
-
-        Raises:
-            UserError: for a precision that it does not compute in.
-        """
-        chosen = ("bf16" if self.bf16 else "fp32") if precision == "auto" else precision
-        teraflops = getattr(self, chosen)
-        if chosen == "fp32" and self.fp32:
-            teraflops = max(self.fp32, self.bf16 / 2)  # training multiplies in TF32, at half of bf16's rate, if it can
-        if not teraflops:
-            known = [kind for kind in ("bf16", "fp16", "fp32") if getattr(self, kind)]
-            raise UserError(f"precision is {precision!r}, which a {name} does not compute in: use {', '.join(known)}")
-        return chosen, teraflops * 1e12
-
-
-_PAPER = "sustained, by the paper (footnote 5)"
-# Footnote 5 of the paper for the first four, the makers' data sheets for the others; SXM boards where there are many.
-DEVICES = {
-    "k80": Device(2.8, source=_PAPER),
-    "k40": Device(3.7, source=_PAPER),
-    "m40": Device(6.0, source=_PAPER),
-    "p100": Device(9.5, source=_PAPER),
-    "v100": Device(15.7, 125.0),
-    "t4": Device(8.1, 65.0),
-    "a10": Device(31.2, 125.0, 125.0),
-    "a100": Device(19.5, 312.0, 312.0),
-    "l4": Device(30.3, 121.0, 121.0),
-    "l40s": Device(91.6, 362.0, 362.0),
-    "h100": Device(67.0, 989.0, 989.0),
-    "h100pcie": Device(51.0, 756.0, 756.0),
-    "h200": Device(67.0, 989.0, 989.0),
-    "rtx3090": Device(35.6, 71.0, 71.0),
-    "rtx4090": Device(82.6, 165.2, 165.2),
-}
-
-
-def parse_device(text: str) -> tuple[str, int | None]:
-    """A name of `DEVICES`, or `HERE`, and a number or None, from texts such as `"p100 x8"`, `"8x A100"`, `"RTX 4090"`.
-
-    Raises:
-        UserError: for an unknown device, with the known names.
-    """
-    words = text.lower().replace("×", "x")
-    match = re.fullmatch(r"(?:(\d{1,6})\s*x\s+)?(\S.*?)(?:\s*(?<=[\d\s])x\s*(\d{1,6}))?", words.strip())
-    name = re.sub(r"[\s_-]|nvidia|geforce|tesla", "", match[2]) if match else ""
-    counts = [int(count) for count in (match[1], match[3]) if count] if match else []
-    if (name not in DEVICES and name != HERE) or len(counts) > 1 or 0 in counts:
-        known = ", ".join(DEVICES)
-        raise UserError(f"--device {text!r} is not known: give one of {known} or {HERE}, several as in 'p100 x8'")
-    return name, counts[0] if counts else None
 
 
 def check_workers(name: str, number: int, least: int = 1) -> None:
@@ -98,8 +26,8 @@ def check_workers(name: str, number: int, least: int = 1) -> None:
         raise UserError(f"{name} is {number}: it must be from {least} to {MOST_WORKERS}")
 
 
-def measure_device(precision: str, seconds: float = 1.0) -> Device:
-    """This machine's rate of multiplying matrices in `"fp32"`, `"fp16"` or `"bf16"`, as a device of that precision."""
+def measure_peak(precision: str, seconds: float = 1.0) -> float:
+    """Return the FLOP/s of this machine's matrix products in `"fp32"`, `"fp16"` or `"bf16"`."""
     import torch
     from torch.utils.benchmark import Timer
 
@@ -110,19 +38,18 @@ def measure_device(precision: str, seconds: float = 1.0) -> Device:
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     timer = Timer("left @ right", globals={"left": left, "right": right}, num_threads=torch.get_num_threads())
     times = sorted(timer.blocked_autorange(min_run_time=seconds).times)
-    peak = 2 * size**3 / times[len(times) // 10] / 1e12  # near the best: other programs only ever slow it down
-    return Device(**{"fp32": 0.0, precision: peak}, source=f"measured on this {device.type}")
+    return 2 * size**3 / times[len(times) // 10]  # near the best: other programs only ever slow it down
 
 
 def accelerator() -> torch.device | None:
-    """The kind of accelerator that is here, without a number."""
+    """Return the kind of accelerator that is here, without a number."""
     import torch
 
     return torch.accelerator.current_accelerator(check_available=True)
 
 
 def choose_device(name: str | int | torch.device = "auto") -> torch.device:
-    """The device of this name or number; `"auto"` takes an accelerator if any, each of several processes its own.
+    """Return the device of this name or number; `"auto"`: an accelerator if any, each of several processes its own.
 
     Raises:
         UserError: for a device that torch does not know or that is not there.
@@ -154,12 +81,12 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 def on_cpu() -> bool:
-    """Whether there is no accelerator to train on."""
+    """Return whether there is no accelerator to train on."""
     return accelerator() is None
 
 
 def has_tf32() -> bool:
-    """Whether the GPU multiplies float32 matrices faster in TF32, with 10 bits of their 23."""
+    """Return whether the GPU multiplies float32 matrices faster in TF32, with 10 bits of their 23."""
     import torch
 
     return torch.cuda.is_available() and torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)
@@ -177,15 +104,15 @@ def use_tf32() -> None:
         torch.set_float32_matmul_precision("high")
 
 
-def making_batches() -> int:
-    """How many processes should make batches ahead of this one: none for a CPU, which would have to share itself."""
+def default_num_workers() -> int:
+    """Return how many processes should make batches ahead of this one: none for a CPU, which would share itself."""
     if on_cpu():
         return 0
-    return min(4, max(1, len(own_processors()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1))
+    return min(4, max(1, len(available_cpus()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1))
 
 
 def choose_precision(precision: str) -> dict[str, bool]:
-    """`bf16` and `fp16` for `TrainingArguments`; auto means bf16 where the hardware multiplies matrices in it.
+    """Return `bf16` and `fp16` for `TrainingArguments`; auto means bf16 where the hardware multiplies matrices in it.
 
     Raises:
         UserError: for a precision that this machine does not train in.
@@ -218,50 +145,38 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
 
 
-def own_processors() -> list[int]:
-    """Numbers of the processors that this process may run on."""
+def available_cpus() -> list[int]:
+    """Return the numbers of the CPUs that this process may run on."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def processor_quota(root: Path = Path("/")) -> float:
-    """Processors' time that the control groups of Linux, version 1 or 2, grant this process; infinity without a limit.
+own_processors = available_cpus  # until its callers have the new name
 
-    A container on 64 processors may have been given the time of two; neither torch nor psutil knows. `root` is the
-    root of the file system.
+
+def control_group_limit(name: str, root: Path = Path("/")) -> float:
+    """Return what Linux' control groups (version 2) grant this process; infinity without a limit.
+
+    A container on 64 CPUs may have been given the time of two; neither torch nor psutil knows. A limit holds for all
+    groups below.
+
+    Args:
+        name: `"cpu.max"` for a number of CPUs, `"memory.max"` for bytes.
+        root: of the file system.
     """
-    quotas = [math.inf]
-    for folder, version in _control_groups("cpu", root):
-        with contextlib.suppress(OSError, ValueError):  # a container sees its own group as the root
-            if version == 1:
-                limit, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-            else:
-                limit, period = (folder / "cpu.max").read_text().split()
-            quotas += [int(limit) / int(period)] if int(limit) > 0 else []
-    return min(quotas)
-
-
-def memory_limit(root: Path = Path("/")) -> float:
-    """Bytes of memory that the control groups of Linux grant this process; as `processor_quota`."""
-    limits = [math.inf]
-    for folder, version in _control_groups("memory", root):
-        with contextlib.suppress(OSError, ValueError):
-            limits.append(int((folder / ("memory.limit_in_bytes" if version == 1 else "memory.max")).read_text()))
+    limits, mount = [math.inf], root / "sys/fs/cgroup"
+    with contextlib.suppress(OSError):  # another system
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        own = mount / next((line[len("0::/") :] for line in lines if line.startswith("0::/")), "")
+        for folder in (own, *own.parents[: len(own.relative_to(mount).parts)]):
+            with contextlib.suppress(OSError, ValueError):  # no file, or "max"
+                limit, period, *_ = [*(folder / name).read_text().split(), 1]
+                limits.append(int(limit) / int(period))
     return min(limits)
 
 
-def _control_groups(controller: str, root: Path) -> Iterator[tuple[Path, int]]:
-    """The folders of the groups that may limit this process, and their version; a limit holds for all groups below."""
-    try:
-        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
-    except OSError:  # another system
-        return
-    for _, controllers, path in groups:
-        if controllers and controller not in controllers.split(","):
-            continue
-        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
-        place = mount / path.strip("/")
-        for folder in (place, *place.parents[: len(place.relative_to(mount).parts)]):
-            yield folder, 1 if controllers else 2
+def memory_limit() -> float:
+    """Return the bytes of memory that this process is granted; infinity without a limit."""
+    return control_group_limit("memory.max")
 
 
 class FreeProcessors:
@@ -272,7 +187,7 @@ class FreeProcessors:
     def __init__(self):
         import psutil
 
-        self._process, self._numbers = psutil.Process(), own_processors()
+        self._process, self._numbers = psutil.Process(), available_cpus()
         self._before = self._times()
 
     def _times(self) -> tuple[float, float]:
@@ -305,7 +220,7 @@ class FreeThreads:
     def __init__(self, workers: int = 1):
         import torch
 
-        self.most = max(1, int(min(torch.get_num_threads(), processor_quota())) // workers)
+        self.most = max(1, int(min(torch.get_num_threads(), control_group_limit("cpu.max"))) // workers)
         torch.set_num_threads(self.most)
         self.threads = self.most
         self._free, self._last = FreeProcessors(), None

@@ -141,7 +141,7 @@ def train_ours(options: argparse.Namespace, folder: Path, name: str, model_confi
 
     from vaswani_transformer import VaswaniForConditionalGeneration
     from vaswani_transformer.data.tokenization import load_tokenizer
-    from vaswani_transformer.hardware import making_batches
+    from vaswani_transformer.hardware import default_num_workers
     from vaswani_transformer.training.trainer import VaswaniTrainer, VaswaniTrainingArguments
 
     row, results = ROWS[name], {}
@@ -162,7 +162,7 @@ def train_ours(options: argparse.Namespace, folder: Path, name: str, model_confi
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        dataloader_num_workers=making_batches(),  # as `vaswani train` has
+        dataloader_num_workers=default_num_workers(),  # as `vaswani train` has
         bf16=True,
         optim="adamw_torch_fused",
         use_cpu=options.device == "cpu",

@@ -227,9 +227,6 @@ def test_what_adapters_leave_is_no_model_and_is_removed_by_overwriting(recipe, t
     train(changed(recipe, from_model=None, vocab_size=300, **TINY_OF_NEW, overwrite=True), progress=False)
     assert [path.name for path in (folder / "adapter").iterdir()] == ["mine.txt"]
     assert not (folder / "started_from.json").exists()
-    (tmp_path / "other" / "adapter").mkdir(parents=True)
-    message = error_of(train, changed(recipe, lora_rank=2, output=str(tmp_path / "other")), progress=False)
-    assert f"{tmp_path / 'other' / 'adapter'} was not written by this program" in message
 
 
 # What is refused
@@ -334,14 +331,11 @@ def test_the_plan_says_where_weights_come_from_and_what_is_trained(source, text,
     total = vt.load_model(source, device="cpu")[0].num_parameters()
     assert not (tmp_path / "run").exists()
     if rank is None:
-        assert f"{total:,} parameters (sizes of the model to start from, vocabulary 300)" in lines
-        assert f"weights: of {source}; all of them are trained" in lines
+        assert f"{total:,} parameters (weights of {source}, vocabulary 300)\n" in lines
     else:
         shapes = [w.shape for name, w in weights_of(source).items() if name.split(".")[-2] in ADAPTED and w.dim() == 2]
         trained = sum(rank * sum(shape) for shape in shapes)
-        assert (
-            f"adapters of rank {rank}: {trained:,} are trained" in lines and f"{total + trained:,} parameters" in lines
-        )
+        assert f"of which {trained:,} are trained" in lines and f"{total + trained:,} parameters" in lines
 
 
 def test_the_command_trains_on_a_translation_memory_prepared_with_the_models_tokenizer(source, tmp_path, capsys, text):

@@ -1,5 +1,6 @@
 """The same training for any number of processes: batches, losses, weights, rates, resuming with another number."""
 
+import functools
 import json
 import math
 import os
@@ -16,7 +17,7 @@ import torch
 from conftest import free_port
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_device_memory import FREE, FakeMeter, fits
+from test_device_memory import POSITIONS, step_where_positions_are_limited
 from test_trainer import (
     assert_same_training,
     evaluation_pairs,
@@ -194,16 +195,13 @@ def impatient(rank, folder, name, world_size, parts, more):
     assert time.monotonic() - start < 2.5
 
 
-class MetersOf(FakeMeter):
-    """The first process has room for more than the second."""
-
-    def free(self):
-        return super().free() * (2 - torch.distributed.get_rank())
-
-
 def choose_together(rank, folder, name, world_size, parts, more):
-    """Each process tries out its own device."""
-    with patch.object(device_memory, "MemoryMeter", MetersOf), patch.object(device_memory, "TRIAL_TOKENS", 16):
+    """Each process tries out its own device; the first has room for more than the second."""
+    limited = functools.partial(step_where_positions_are_limited, limit=POSITIONS * (2 - rank))
+    with (
+        patch.object(device_memory, "free_memory", lambda device: 1000),
+        patch.object(device_memory, "_step", limited),
+    ):
         trainer = make_trainer(folder / name, make_pairs(PAIRS), **settings(parts, more) | {"tokens_per_device": None})
     (folder / f"{name}-{rank}.json").write_text(json.dumps([trainer.tokens_per_device, trainer.micro_batches]))
 
@@ -426,7 +424,7 @@ def test_processes_stop_together_by_one_message_a_step(folder):
 def test_processes_take_what_the_smallest_device_holds(folder):
     chosen, other = reports(folder, "chosen", 2)
     assert chosen == other
-    assert fits(chosen[0] - 8, FREE) and not fits(1.3 * chosen[0], FREE)
+    assert 1.5 * chosen[0] <= POSITIONS < 1.5 * 1.3 * chosen[0]
 
 
 def test_processes_drop_different_units(folder):

@@ -13,7 +13,7 @@ from ..decoding.scoring import score_pairs
 from ..decoding.translator import Translator
 from ..errors import UserError, reading
 from ..evaluation.metrics import PerplexityMetric, moses_tokenizer, paper_bleu, score_translations
-from ..hardware import HERE, choose_precision, measure_device
+from ..hardware import choose_precision, measure_peak
 from ..loading import load_model
 from ..output_folder import OutputFolder
 from ..recipes.recipe import Recipe, load_recipe, model_config
@@ -135,7 +135,7 @@ SCORES = {
 @functools.cache
 def _peak_here(precision: str) -> float:
     """Return the FLOP/s of this process' device."""
-    return measure_device(precision).peak(precision, HERE)[1]
+    return measure_peak(precision)
 
 
 def trained(folder: Path) -> dict[str, float]:

@@ -13,6 +13,7 @@ from ..data.recipe_data import data_sources
 from ..data.tokenization import load_tokenizer, train_tokenizer
 from ..data.tokenized_pairs import pair_lengths
 from ..durations import duration
+from ..errors import UserError
 from ..hardware import accelerator, choose_precision, on_cpu
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
@@ -146,13 +147,19 @@ def _epoch_of_text(recipe: Recipe, config: VaswaniConfig, micro_batches: int) ->
     """Count an epoch by tokenising as a training would, or estimate it where the data is not here or too large."""
     origin = "no training data is named"
     if recipe.train_source or recipe.train_target or recipe.train_data:
-        files = data_sources(recipe)[0].files  # raises for bad ones, however large they are
-        size = sum(file.stat().st_size for file in files)
-        if files and size <= LARGEST_READ:
-            train, _, counts = tokenized_pairs(recipe, lambda train: make_tokenizer(recipe, train))
-            return {**_counted(recipe, config, micro_batches, *pair_lengths(train)), "origin": counts}
-        origin = f"{size / 1e6:,.0f} MB are too much to read: `vaswani prepare` counts them"
-        origin = origin if files else "nothing is downloaded for a plan"
+        origin = "nothing is downloaded for a plan"
+        try:
+            files = data_sources(recipe)[0].files  # raises for bad ones, however large they are
+            size = sum(file.stat().st_size for file in files)
+            if files and size <= LARGEST_READ:
+                train, _, counts = tokenized_pairs(recipe, lambda train: make_tokenizer(recipe, train))
+                return {**_counted(recipe, config, micro_batches, *pair_lengths(train)), "origin": counts}
+            if files:
+                origin = f"{size / 1e6:,.0f} MB are too much to read: `vaswani prepare` counts them"
+        except UserError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            origin = f"training would stop: {error}"
     source, target = recipe.expected_source_length, recipe.expected_target_length
     known = source is not None and target is not None
     source, target = (source, target) if known else (EXPECTED_LENGTH, EXPECTED_LENGTH)

@@ -26,7 +26,7 @@ from ..distributed import Processes, joined_processes
 from ..errors import UserError, one_line
 from ..evaluation.metrics import score_translations
 from ..files import is_local, unfinished
-from ..hardware import choose_precision, keep_freed_memory, making_batches, on_cpu, use_tf32
+from ..hardware import choose_precision, default_num_workers, keep_freed_memory, on_cpu, use_tf32
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
@@ -158,7 +158,7 @@ def reporters(names: str) -> list[str]:
 
 def training_arguments(recipe: Recipe, longest: int) -> VaswaniTrainingArguments:
     """Return the recipe in the Trainer's terms; `longest` is the tokens of the longest validation sentence."""
-    workers = making_batches() if recipe.data_workers == AUTO else recipe.data_workers
+    workers = default_num_workers() if recipe.data_workers == AUTO else recipe.data_workers
     if recipe.compress_gradients and on_cpu():
         raise UserError("compress_gradients is true, which needs GPUs: leave it out")
     return VaswaniTrainingArguments(

@@ -139,12 +139,12 @@ def average_models(folders: Sequence[str | Path], output: str | Path, overwrite:
 def _average_models(folders: list[Path], output: Path, overwrite: bool) -> Path:
     if not overwrite and not is_empty(output):
         raise UserError(f"output {output} is not empty: give another one, or --overwrite to replace the model in it")
-    written = OutputFolder(output)
-    written.check_ours()
-    written.check([WEIGHTS, *(path.name for path in _files_to_copy(folders))])
     if any(".lora_A." in name for name in _open_checkpoints(folders)[0]):  # mistakes are found before the work
         raise UserError(f"{folders[0]} holds adapters (LoRA), which their training merges: average finished models")
     _check_same_model(folders)
+    written = OutputFolder(output)
+    written.check_ours()
+    written.check([WEIGHTS, *(path.name for path in _files_to_copy(folders))])
     with written.staging() as staging:
         _copy_rest(folders, staging)
         average = average_checkpoints(folders)

@@ -242,8 +242,6 @@ def test_overrides_win_and_may_be_text(write):
         ("best_by: chrf", ["best_by is 'chrf'", "loss, bleu"]),
         ("best_by: bleu\nvalidation_bleu: 0", ["best_by", "validation_bleu"]),
         ("length_penalty: long", ["length_penalty", "a number or auto"]),
-        ("max_length: 5000", ["max_length 5000", "tokens_per_device 4096"]),
-        ("tokens_per_device: 100", ["max_length 256", "tokens_per_device 100"]),
         ("dropout: 1.0", ["dropout is 1.0", "below 1"]),
         ("d_model: 31\nnum_heads: 1", ["d_model is 31", "even"]),
         ("d_model: 30", ["d_model 30", "num_heads 8"]),
@@ -297,7 +295,6 @@ def test_mistakes_in_overrides():
     check_error(lambda: load_recipe("multi30k-en-de", {"max_steps": "x"}), "max_steps is 'x'", "a whole number")
     check_error(lambda: load_recipe("multi30k-en-de", {"seed": "1.0"}), "seed is '1.0'", "a whole number")
     check_error(lambda: load_recipe("multi30k-en-de", {"seed": ""}), "seed", "a whole number")
-    check_error(lambda: load_recipe("multi30k-en-de", {"max_length": "5000"}), "max_length 5000")
 
 
 def test_a_recipe_written_out_is_read_back(write):

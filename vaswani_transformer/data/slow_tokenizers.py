@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers.models.fsmt import tokenization_fsmt as fsmt
 
-from ..errors import UserError
+from ..errors import UserError, reading
 from ..model.tokenization_vaswani import TwoSidedCall
 
 try:
@@ -24,9 +24,7 @@ class _TwoSides(TwoSidedCall):
     """`side`, and targets encoded by it."""
 
     def side(self, name: str):
-        """A tokenizer of the same class for ``"source"`` or ``"target"`` alone."""
-        if name not in ("source", "target"):
-            raise ValueError(f"a tokenizer has the sides source and target, not {name!r}")
+        """Return a tokenizer of the same class for ``"source"`` or ``"target"`` alone."""
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
         if name == "target":
@@ -46,7 +44,7 @@ class FSMTTokenizer(_TwoSides, fsmt.FSMTTokenizer):
         self.src_lang, self.encoder = self.tgt_lang, {token: number for number, token in self.decoder.items()}
 
     def state(self) -> dict[str, Any]:
-        """All that decides the ids."""
+        """Return all that decides the ids."""
         return {
             "languages": [self.src_lang, self.tgt_lang],
             "vocabularies": [self.encoder, {token: number for number, token in self.decoder.items()}],
@@ -67,7 +65,7 @@ if _StockMarianTokenizer is not None:
                 self.encoder = self.current_encoder = self.target_encoder
 
         def state(self) -> dict[str, Any]:
-            """All that decides the ids."""
+            """Return all that decides the ids."""
             models = [model.serialized_model_proto() for model in (self.spm_source, self.spm_target)]
             return {
                 "vocabularies": [self.encoder, self.target_encoder if self.separate_vocabs else self.encoder],
@@ -75,7 +73,7 @@ if _StockMarianTokenizer is not None:
             }
 
 
-# By the name in tokenizer_config.json: files, those that may be missing, and what must be installed.
+# By the name in tokenizer_config.json: files, and what must be installed.
 FILES = {
     "MarianTokenizer": ("source.spm", "target.spm", "vocab.json"),
     "FSMTTokenizer": ("vocab-src.json", "vocab-tgt.json", "merges.txt"),
@@ -84,13 +82,12 @@ _PACKAGES = {"MarianTokenizer": ("sentencepiece", "sentencepiece"), "FSMTTokeniz
 
 
 def load_slow_tokenizer(folder: Path, name: str):
-    """The tokenizer of one of these classes in a local folder, of its own files only.
+    """Load the tokenizer of one of these classes from a local folder, of its own files only.
 
     Raises:
         UserError: a file or the package that it needs is missing.
     """
-    missing = [file for file in FILES[name] if not (folder / file).is_file()]
-    if missing:
+    if missing := [file for file in FILES[name] if not (folder / file).is_file()]:
         raise UserError(f"the {name} in {folder} lacks {', '.join(missing)}: copy the whole folder")
     package, extra = _PACKAGES[name]
     try:
@@ -99,5 +96,5 @@ def load_slow_tokenizer(folder: Path, name: str):
         raise UserError(
             f"the {name} in {folder} needs the package {package}: pip install 'vaswani_transformer[{extra}]'"
         ) from error
-    # "</s>" in a text is text, as for our own tokenizers.
-    return globals()[name].from_pretrained(str(folder), local_files_only=True, split_special_tokens=True)
+    with reading(folder):  # "</s>" in a text is text, as for our own tokenizers
+        return globals()[name].from_pretrained(str(folder), local_files_only=True, split_special_tokens=True)

@@ -5,11 +5,9 @@ English-French with 32,000 word pieces. Both kinds here work on the bytes of the
 be encoded without an unknown token and decoded to exactly the same text.
 """
 
-import base64
-import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
-from ..errors import UserError, one_line
+from ..errors import UserError, reading
 from ..files import check_path
 from ..json_and_yaml import read_json
 
@@ -77,8 +75,6 @@ def train_tokenizer(
             f"vocabulary size {vocab_size} is too small: a {kind} vocabulary holds all bytes and the special tokens, "
             f"give at least {_MIN_VOCAB_SIZE[kind]}"
         )
-    if isinstance(texts, str):
-        raise UserError("one string was given to train a tokenizer on: give a list or an iterator of sentences")
     sentences = filter(None, texts)
     first = next(sentences, None)
     if first is None:
@@ -124,13 +120,6 @@ def finished_tokenizer(backend: Tokenizer, **settings) -> PreTrainedTokenizerFas
     )
 
 
-_JSON_FILES = (
-    "tokenizer_config.json",
-    "tokenizer.json",
-    "target_tokenizer.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
 _FAST_FILES = ("tokenizer.json", "target_tokenizer.json")
 # Tokenizers of transformers that are not of the library tokenizers, of local files alone.
 _SLOW_FILES = {
@@ -139,27 +128,16 @@ _SLOW_FILES = {
 }
 #: What tokenizers are made of, beside their configuration.
 TOKENIZER_FILES = (*_FAST_FILES, *chain(*_SLOW_FILES.values()))
-_MOST_BYTES = 1 << 28  # of tokenizer.json; a vocabulary of 256,000 tokens takes 34 MB
-# Entries by which a configuration would have something else read than the files that are checked here.
-_OTHER_SOURCES = (
-    "fast_tokenizer_files", "gguf_file", "init_inputs", "tokenizer_object", "backend_tokenizer", "_tokenizer",
-    "target_tokenizer_object", "sp_model_kwargs",
-)  # fmt: skip
-_NONE = object()
-_NO_SOURCE = {"sp_model_kwargs": (_NONE, None, {})}  # what transformers writes of itself
-_MOST_GROWTH = 1000  # letters that normalisation, or decoding, may make of one
-_LONGEST_PIECE = 10_000  # characters
 _PROBE = "a b"
-_MOST_PROBE_TOKENS = 100
 
 
 def tokenizer_files(settings: dict) -> tuple[str, ...]:
-    """The files that a tokenizer consists of besides its configuration, `settings`."""
+    """Return the files that a tokenizer consists of besides its configuration, `settings`."""
     return _SLOW_FILES.get(str(settings.get("tokenizer_class")), _FAST_FILES)
 
 
 def refuse_special_files(folder: Path) -> None:
-    """Raise `UserError` for a pipe, socket or device among a folder's files, at which reading could wait for ever."""
+    """Raise `UserError` for a pipe, socket or device among a folder's files, at which reading could block."""
     for path in folder.iterdir():
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise UserError(f"{path} is not a regular file: remove it from the folder")
@@ -173,8 +151,8 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         names these.
 
     Raises:
-        UserError: The folder does not exist, holds no tokenizer, its files cannot be read as one, its rules could take
-            memory without bounds, it does not end a text with its end token, or its package is not installed.
+        UserError: The folder does not exist, holds no tokenizer, its files cannot be read as one, it does not end a
+            text with its end token, or its package is not installed.
     """
     check_path(folder, "the tokenizer folder")
     folder = Path(folder)
@@ -182,12 +160,19 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     if not folder.is_dir():
         raise UserError(f"tokenizer folder {str(folder)!r} does not exist: give a folder written by save_pretrained")
     refuse_special_files(folder)
-    slow = _check_files(folder)
-    try:
-        if slow is not None:
+    config = folder / "tokenizer_config.json"
+    settings = read_json(config, "save or train the tokenizer again") if config.exists() else {}
+    kind = settings.get("tokenizer_class")
+    needed = config, *([] if kind in list(_SLOW_FILES) else [folder / "tokenizer.json"])
+    if missing := [path.name for path in needed if not path.is_file()]:
+        raise UserError(f"folder {str(folder)!r} holds no tokenizer, {' and '.join(missing)} missing: train one first")
+    with reading(f"the tokenizer in {folder}"):
+        if isinstance(kind, str) and tokenizer_class_from_name(kind) is None:
+            raise ValueError(f"transformers has no {kind!r:.100}, and code in a folder is not run")
+        if len(needed) == 1:
             from .slow_tokenizers import load_slow_tokenizer
 
-            tokenizer = load_slow_tokenizer(folder, slow)
+            tokenizer = load_slow_tokenizer(folder, kind)
         else:
             # Without trust_remote_code=False, transformers would ask on standard input whether to run code in there.
             tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
@@ -198,123 +183,24 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         if has_two_sides(tokenizer):
             probes.append(tokenizer(text_target=[_PROBE])["input_ids"][0])
         tokenizer.batch_decode(probes[-1:], skip_special_tokens=True)
-    except (KeyboardInterrupt, SystemExit, UserError):
-        raise
-    except BaseException as error:  # `tokenizers` raises bare Exception, and a BaseException where its code panics
-        raise UserError(
-            f"the tokenizer in {str(folder)!r} is broken ({one_line(error)}): save or train it again"
-        ) from error
-    if (most := max(map(len, probes))) > _MOST_PROBE_TOKENS:
-        raise UserError(f"the tokenizer in {str(folder)!r} makes {most:,} tokens of {_PROBE!r}: train it again")
-    if tokenizer.eos_token_id is not None and not all(tokenizer.eos_token_id in ids for ids in probes):
-        raise UserError(
-            f"the tokenizer in {str(folder)!r} does not end texts with its end token {tokenizer.eos_token!r}, on which"
-            " models are trained: add it in the post_processor of tokenizer.json"
-        )
+        if tokenizer.eos_token_id is not None and not all(tokenizer.eos_token_id in ids for ids in probes):
+            end = f"end token {tokenizer.eos_token!r}, on which models are trained"
+            raise ValueError(f"it does not end texts with its {end}: add it in the post_processor of tokenizer.json")
     return tokenizer
 
 
-def _check_files(folder: Path) -> str | None:
-    """Refuse what is no JSON, leads to other files, or would take memory without bounds.
-
-    Returns the class of a tokenizer that is not of the library tokenizers, else None.
-    """
-    contents = {}
-
-    def read(names: Iterable[str]) -> None:
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                contents[name] = read_json(folder / name, "save or train the tokenizer again", most_bytes=_MOST_BYTES)
-
-    read(_JSON_FILES)
-    kind = contents.get("tokenizer_config.json", {}).get("tokenizer_class")
-    slow = kind if isinstance(kind, str) and kind in _SLOW_FILES else None
-    if slow is not None:
-        read(name for name in _SLOW_FILES[slow] if name.endswith(".json"))
-    elif isinstance(kind, str) and tokenizer_class_from_name(kind) is None:
-        raise UserError(
-            f"tokenizer_class in {folder / 'tokenizer_config.json'} is {kind!r:.100}, which transformers does not have,"
-            " and code in a folder is not run: save the tokenizer by a class of transformers"
-        )
-    missing = [name for name in ("tokenizer.json", "tokenizer_config.json") if name not in contents]
-    if missing and (slow is None or "tokenizer_config.json" in missing):
-        raise UserError(f"folder {str(folder)!r} holds no tokenizer, {' and '.join(missing)} missing: train one first")
-    path = folder / "tokenizer_config.json"
-    for name in _OTHER_SOURCES:
-        if contents[path.name].get(name, _NONE) not in _NO_SOURCE.get(name, (_NONE,)):
-            raise UserError(f"{name} in {path} stands for another tokenizer than tokenizer.json: remove it")
-    for path in (folder / name for name in ("tokenizer.json", "target_tokenizer.json") if name in contents):
-        _check_growth(contents[path.name], path)
-        check_pieces(contents[path.name], path)
-    return slow
-
-
-def check_pieces(content: Any, path: Path) -> None:
-    """Refuse a `tokenizer.json` whose unigram model has a piece so long that `tokenizers` would crash on it.
-
-    Raises:
-        UserError: naming the file.
-    """
-    model = content.get("model") if isinstance(content, dict) else None
-    pieces = model.get("vocab") if isinstance(model, dict) else None
-    # `tokenizers` has those of a unigram model in a tree that it takes down by recursion.
-    for entry in pieces if isinstance(pieces, list) else ():
-        if isinstance(entry, list) and entry and isinstance(entry[0], str) and len(entry[0]) > _LONGEST_PIECE:
-            raise UserError(f"{path} has a piece of more than {_LONGEST_PIECE:,} characters: train it again")
-
-
-def _check_growth(content: dict, path: Path) -> None:
-    for part in ("normalizer", "pre_tokenizer", "decoder"):
-        growth = 1.0
-        for rule in _rules(content.get(part), f"{part} in {path}"):
-            growth *= _growth(rule)
-            if growth > _MOST_GROWTH:
-                raise UserError(
-                    f"the replacements of the {part} in {path} can make a text more than {_MOST_GROWTH:,} times as"
-                    " long: use fewer of them"
-                )
-
-
-def _rules(rule: Any, where: str) -> Iterator[dict]:
-    """A part of a tokenizer and all parts that it consists of."""
-    if rule is None:
-        return
-    # `tokenizers` takes other forms too, without names, which would not be seen here.
-    if not isinstance(rule, dict) or not isinstance(rule.get("type"), str):
-        raise UserError(f"{where} must consist of objects with a type: save or train the tokenizer again")
-    yield rule
-    for inner in ("normalizers", "pretokenizers", "decoders"):
-        for one in rule.get(inner) if isinstance(rule.get(inner), list) else ():
-            yield from _rules(one, where)
-
-
-def _growth(rule: dict) -> float:
-    """How many letters a part of a tokenizer makes of one, at most; 1 for all but replacements and prefixes."""
-    if rule.get("type") == "Prepend":
-        return max(1, len(str(rule.get("prepend"))))
-    if rule.get("type") == "Precompiled":  # a table of characters, the texts at its end
-        table = base64.b64decode(str(rule.get("precompiled_charsmap")))
-        return max(1, *(len(text) for text in table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")))
-    if rule.get("type") != "Replace":
-        return 1
-    pattern, content = rule.get("pattern"), rule.get("content")
-    text = pattern.get("String") if isinstance(pattern, dict) else None
-    # A regular expression may match a single letter.
-    return max(1, len(str(content)) / max(1, len(text) if isinstance(text, str) else 1))
-
-
 def has_two_sides(tokenizer: Any) -> bool:
-    """Whether a tokenizer encodes targets (``text_target=``) otherwise than sources."""
+    """Return whether a tokenizer encodes targets (``text_target=``) otherwise than sources."""
     return hasattr(tokenizer, "side")
 
 
 def side_of(tokenizer: Any, side: str) -> Any:
-    """The tokenizer for the `"source"` or `"target"` alone: what it is for both, unless it has two sides."""
+    """Return the tokenizer for the `"source"` or `"target"` alone: the same for both, unless it has two sides."""
     return tokenizer.side(side) if has_two_sides(tokenizer) else tokenizer
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase, side: str) -> Callable[[Sequence[str]], list[list[int]]]:
-    """A function from texts of the `"source"` or `"target"` to their ids, for several threads at once."""
+    """Return a function from texts of the `"source"` or `"target"` to their ids, for several threads at once."""
     tokenizer = side_of(tokenizer, side)
     if not tokenizer.is_fast:
         return lambda texts: tokenizer(list(texts), verbose=False)["input_ids"]
@@ -330,7 +216,7 @@ def encoder(tokenizer: PreTrainedTokenizerBase, side: str) -> Callable[[Sequence
 
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict:
-    """All that decides a tokenizer's ids: the content of its `tokenizer.json`, or of both sides' files.
+    """Return all that decides a tokenizer's ids: the content of its `tokenizer.json`, or of both sides' files.
 
     The padding and truncation of earlier calls are left out.
     """
@@ -347,7 +233,7 @@ def _backend_state(tokenizer: PreTrainedTokenizerFast) -> dict:
 
 
 def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 in hexadecimal of all that decides what a tokenizer does; the same for a copy in another folder."""
+    """Return the SHA-256 of all that decides what a tokenizer does; the same for a copy in another folder."""
     state = tokenizer_state(tokenizer)
     special = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "pad", "eos", "unk")]
     facts = [state, special, bool(tokenizer.split_special_tokens)]
@@ -355,7 +241,7 @@ def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def vocabulary_sizes(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """The ids that sources and targets take, from 0: a number for each."""
+    """Return how many ids, from 0, sources and targets take."""
     sizes = []
     for name in SIDES if has_two_sides(tokenizer) else SIDES[:1]:
         side = side_of(tokenizer, name)

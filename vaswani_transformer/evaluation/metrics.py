@@ -61,14 +61,14 @@ class PerplexityMetric(evaluate.Metric):
 
 
 def perplexity(losses: Sequence[float], counts: Sequence[int]) -> float:
-    """What `PerplexityMetric` computes, without its files: exp of the nats a token, at most e^700."""
+    """Compute exp of the nats a token, at most e^700, as `PerplexityMetric` without its files."""
     if not sum(counts):
         raise ValueError("no tokens to compute a perplexity of")
     return math.exp(min(math.fsum(losses) / sum(counts), 700.0))
 
 
 def score_translations(predictions: Sequence[str], references: Sequence[str]) -> dict:
-    """The scores of `TranslationMetric`, without its files."""
+    """Compute the scores of `TranslationMetric`, without its files."""
     _check_pairs(predictions, references)
     bleu, chrf = BLEU(), CHRF()
     exact = sum(prediction == reference for prediction, reference in zip(predictions, references, strict=True))
@@ -89,12 +89,12 @@ def _check_pairs(predictions: Sequence[str], references: Sequence[str]) -> None:
 
 
 def split_compounds(text: str) -> str:
-    """`a-b` as `a ##AT##-##AT## b`, as tensor2tensor's get_ende_bleu.sh and fairseq's compound_split_bleu.sh do."""
+    """Write `a-b` as `a ##AT##-##AT## b`: tensor2tensor's get_ende_bleu.sh, fairseq's compound_split_bleu.sh."""
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", text)
 
 
 def moses_tokenizer(language: str) -> Callable[[str], str]:
-    """Moses' tokeniser: a function from raw text to tokens between spaces, special characters escaped.
+    """Return Moses' tokeniser: a function from raw text to tokens between spaces, special characters escaped.
 
     Raises:
         UserError: if sacremoses, Moses' tokenizer.perl in Python, is not installed, and for an ISO 639-1 code that it
@@ -112,7 +112,7 @@ def moses_tokenizer(language: str) -> Callable[[str], str]:
 
 
 def paper_tokens(texts: Sequence[str], language: str) -> list[str]:
-    """Raw text as the authors' script prepares it for BLEU: Moses' tokens; in German, compounds split at hyphens.
+    """Prepare raw text as the authors' script does for BLEU: Moses' tokens; in German, compounds split at hyphens.
 
     The script is get_ende_bleu.sh of tensor2tensor in its first form; a later one first turns Unicode punctuation in
     the output into ASCII. It is for German; French compounds stay whole here, since no source says that they were
@@ -123,7 +123,7 @@ def paper_tokens(texts: Sequence[str], language: str) -> list[str]:
 
 
 def multi_bleu(translations: Sequence[str], references: Sequence[str]) -> float:
-    """BLEU (0 to 100) of tokens between spaces, as Moses' multi-bleu.perl prints it: cased, unsmoothed, one reference.
+    """Compute BLEU (0 to 100) of tokens as Moses' multi-bleu.perl prints it: cased, unsmoothed, one reference.
 
     It is 0 if no 4-gram of the whole corpus is right.
     """
@@ -133,7 +133,7 @@ def multi_bleu(translations: Sequence[str], references: Sequence[str]) -> float:
 
 
 def paper_bleu(translations: Sequence[str], references: Sequence[str], language: str) -> float:
-    """BLEU as in Table 2, 0 to 100, of detokenised sentences in a language (`"de"`, `"fr"`, ...).
+    """Compute BLEU as in Table 2, 0 to 100, of detokenised sentences in a language (`"de"`, `"fr"`, ...).
 
     Raises:
         UserError: as `moses_tokenizer`.

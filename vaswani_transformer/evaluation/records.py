@@ -22,6 +22,7 @@ _NO_SETTINGS = {"transformers_version", "pad_token_id", "bos_token_id", "eos_tok
 _NO_SETTINGS |= {"use_cache", "return_dict_in_generate"}
 _CONFIGURATIONS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 # Types of entries of a record, by the ends of their names; scores are checked where they are shown.
+_REQUIRED = {"test_set": str, "weights_sha256": str, "command": str, "generation": dict}
 _ENTRIES = {"_file": str, "_sha256": str, "_signature": str, "date": str, "sentences": int, "versions": dict}
 _EXPORTED_FILES = ("export.json", "model.bin", "shared_vocabulary.json")  # of an export to CTranslate2
 # Of tokenizers with two sides. Other folders have none, and the sums that they had before these were known.
@@ -32,7 +33,7 @@ _OF_TWO_SIDES = (
 
 
 def is_weights_file(name: str) -> bool:
-    """Whether `save_pretrained` writes a model's weights, or a shard of them, under this name."""
+    """Return whether `save_pretrained` writes a model's weights, or a shard of them, under this name."""
     return re.fullmatch(r"model(-\d{5}-of-\d{5})?\.safetensors", name) is not None
 
 
@@ -41,7 +42,7 @@ def _weights_files(folder: str | Path) -> list[Path]:
 
 
 def weights_sha256(folder: str | Path) -> str | None:
-    """One SHA-256 over a model folder's safetensors files in the order of their names; None if there are none."""
+    """Return one SHA-256 over a model folder's safetensors files by name; None if there are none."""
     paths = _weights_files(folder)
     if len(paths) == 1:
         return file_sha256(paths[0])
@@ -49,7 +50,7 @@ def weights_sha256(folder: str | Path) -> str | None:
 
 
 def model_sha256(folder: str | Path) -> str:
-    """One SHA-256 over every file of a folder, exported or not, that outputs depend on."""
+    """Return one SHA-256 over every file of a folder, exported or not, that outputs depend on."""
     paths = [Path(folder) / name for name in (*_CONFIGURATIONS, *_EXPORTED_FILES)]
     parts = [str(weights_sha256(folder)), *(file_sha256(path) if path.is_file() else "" for path in paths)]
     parts += [f"{name} {file_sha256(path)}" for name in _OF_TWO_SIDES if (path := Path(folder) / name).is_file()]
@@ -57,7 +58,7 @@ def model_sha256(folder: str | Path) -> str:
 
 
 def tensors_sha256(folder: str | Path) -> str | None:
-    """One SHA-256 over names, types, shapes and bytes of a folder's tensors, however they are split into files.
+    """Return one SHA-256 over names, types, shapes and bytes of a folder's tensors, however they are split into files.
 
     None if there are none or they cannot be read.
     """
@@ -73,7 +74,7 @@ def tensors_sha256(folder: str | Path) -> str | None:
 
 
 def name_of_test_set(source: str | Path, reference: str | Path) -> str:
-    """A name for two aligned files: what their names have in common.
+    """Return a name for two aligned files: what their names have in common.
 
     >>> name_of_test_set("data/test_2016_flickr.en.gz", "data/test_2016_flickr.de.gz")
     'test_2016_flickr'
@@ -84,7 +85,7 @@ def name_of_test_set(source: str | Path, reference: str | Path) -> str:
 
 
 def search_settings(generation_config) -> dict:
-    """What a generation configuration sets over the library's defaults, apart from the tokens that every model has."""
+    """Return the settings of a search over the library's defaults, without the tokens that every model has."""
     settings = {
         name: value
         for name, value in generation_config.to_diff_dict().items()
@@ -94,7 +95,7 @@ def search_settings(generation_config) -> dict:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that scores depend on."""
+    """Return the versions of Python and of the libraries that scores depend on."""
     from .. import __version__
 
     libraries = {name: metadata.version(name) for name in ("transformers", "torch", "tokenizers", "sacrebleu")}
@@ -109,7 +110,7 @@ def evaluation_record(
     options: dict,
     test_set: str | None = None,
 ) -> dict:
-    """How scores were obtained, for others to repeat. Paths are cut to file names, since records may go to the Hub.
+    """Return how scores were obtained. Paths are cut to file names, since records may go to the Hub.
 
     Args:
         model_folder: the evaluated model.
@@ -142,7 +143,7 @@ def evaluation_record(
 
 
 def read_evaluation(path: str | Path) -> dict:
-    """The record and scores that `vaswani evaluate --json` wrote.
+    """Read the record and scores that `vaswani evaluate --json` wrote.
 
     Raises:
         UserError: for a file that is missing, is not JSON, or does not say what it is an evaluation of.
@@ -151,17 +152,13 @@ def read_evaluation(path: str | Path) -> dict:
         record = read_json(path, "give a file of `vaswani evaluate --json`")
     except FileNotFoundError as error:
         raise UserError(f"cannot read evaluation file {path}: {error.strerror}") from error
-    advice = "evaluate again with `vaswani evaluate --json` of this version"
-    required = {"test_set": str, "weights_sha256": str, "command": str, "generation": dict}
-    if not all(isinstance(record.get(name), kind) for name, kind in required.items()):
-        raise UserError(f"{path} does not say which weights were evaluated and how: {advice}")
-    for name, value in record.items():
-        kind = next((kind for ending, kind in _ENTRIES.items() if name.endswith(ending)), object)
-        if not isinstance(value, kind) or (name == "versions" and not _all_text(value)):
-            rule = {str: "text", int: "a whole number", dict: "an object whose values are text"}[kind]
-            raise UserError(f"{name} in {path} is {value!r:.40}: it must be {rule}; {advice}")
+    types = dict.fromkeys(_REQUIRED) | record
+    for name in types:
+        kind = _REQUIRED.get(name) or next((kind for ending, kind in _ENTRIES.items() if name.endswith(ending)), object)
+        values = record.get(name).values() if name == "versions" and isinstance(record[name], dict) else ()
+        if not isinstance(record.get(name), kind) or not all(isinstance(value, str) for value in values):
+            raise UserError(
+                f"{name} in {path} is {record.get(name)!r:.40}, not {kind.__name__}: evaluate again with `vaswani"
+                " evaluate --json` of this version"
+            )
     return record
-
-
-def _all_text(values: dict) -> bool:
-    return all(isinstance(value, str) for value in values.values())

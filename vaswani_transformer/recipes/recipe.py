@@ -107,7 +107,7 @@ class Recipe:
     data_workers: int | Literal["auto"] = _option(
         AUTO, "processes that make batches ahead; 0: the training process does; auto: some for a GPU", BATCHES
     )
-    ddp_timeout: int = _option(1800, "seconds after which processes give up one that stands still", BATCHES)
+    ddp_timeout: int = _option(1800, "seconds to wait for an unresponsive process before giving up", BATCHES)
 
     max_steps: int = _option(100_000, "optimizer steps in all", OPTIMIZER)
     max_minutes: float = _option(0.0, "stop after this many minutes of training; 0 for no limit", OPTIMIZER)
@@ -166,31 +166,31 @@ class Recipe:
     output: str | None = _option(None, "folder for the model; runs/NAME-OF-THE-RECIPE if none", OUTPUT)
     overwrite: bool = _option(
         False,
-        "start anew where another run has been: its model, checkpoints (with the batch of a non-finite loss), log,"
+        "start again where another run has been: its model, checkpoints (with the batch of a non-finite loss), log,"
         " TensorBoard events and data prepared otherwise are removed from the output folder. An interrupted run of the"
         " same settings is resumed",
         OUTPUT,
     )
 
     def model_overrides(self) -> dict:
-        """The configuration fields that this recipe sets over its preset."""
+        """Return the configuration fields that this recipe sets over its preset."""
         names = [field.name for field in dataclasses.fields(self) if field.metadata["group"] == MODEL]
         values = {name: getattr(self, name) for name in names if name not in ("from_model", "preset")}
         return {name: value for name, value in values.items() if value is not None}
 
     @property
     def known_tokens_per_device(self) -> int:
-        """`tokens_per_device`; where the device's memory decides, what is certain to be tried."""
+        """Return `tokens_per_device`; where the device's memory decides, what is certain to be tried."""
         return CPU_TOKENS if self.tokens_per_device == AUTO else self.tokens_per_device
 
     @property
     def save_every(self) -> int:
-        """Steps between the checkpoints that are averaged if the clock does not decide."""
+        """Return the steps between the checkpoints that are averaged if the clock does not decide."""
         return self.average_every or self.evaluate_every
 
     @property
     def tokenizer_folder(self) -> str | None:
-        """Where the tokenizer is; None if it is trained on the data."""
+        """Return the tokenizer's folder; None if it is trained on the data."""
         return self.tokenizer if self.from_model is None else self.from_model
 
 
@@ -205,13 +205,13 @@ _GONE = {"bpe_dropout": 0.0}  # fields of earlier versions, with their default
 
 
 def field_type(name: str) -> tuple[type, bool]:
-    """The plain type of a field, and whether it may be none."""
+    """Return the plain type of a field, and whether it may be none."""
     kinds = typing.get_args(_TYPES[name]) or (_TYPES[name],)
     return kinds[0], type(None) in kinds
 
 
 def _is_automatic(name: str, value) -> bool:
-    """Whether a value leaves the field to the machine."""
+    """Return whether a value leaves the field to the machine."""
     return value == AUTO and Literal["auto"] in typing.get_args(_TYPES[name])
 
 
@@ -221,7 +221,7 @@ def _nearest(name: str, names: Iterable[str], command: str) -> str:
 
 
 def convert(name: str, value) -> object:
-    """A value from YAML or the command line (a string) as the type of its field.
+    """Convert a value from YAML or the command line (a string) to the type of its field.
 
     Raises:
         UserError: for a value of another type, also where YAML has made a number, a date or true and false of a text,
@@ -260,19 +260,19 @@ def convert(name: str, value) -> object:
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that ship with the package."""
+    """Return the names of the recipes that ship with the package."""
     folder = resources.files(__package__)
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
 def describe(name: str) -> str:
-    """The first comment line of a shipped recipe."""
+    """Return the first comment line of a shipped recipe."""
     text = (resources.files(__package__) / f"{name}.yaml").read_text(encoding="utf-8")
     return text.splitlines()[0].lstrip("# ")
 
 
 def read_recipe(name_or_path: str) -> tuple[str, str]:
-    """Text of a recipe, shipped or one's own, and a name for it.
+    """Return the text of a recipe, shipped or one's own, and a name for it.
 
     Raises:
         UserError: for a file or a name that is not there, or a file that is no text of a recipe's size.
@@ -290,7 +290,7 @@ def read_recipe(name_or_path: str) -> tuple[str, str]:
 
 
 def load_recipe(name_or_path: str, overrides: dict | None = None) -> Recipe:
-    """A shipped recipe by name, or one's own by path, with some fields replaced.
+    """Load a shipped recipe by name, or one's own by path, with some fields replaced.
 
     Args:
         name_or_path: one of `recipe_names()`, or a YAML file.
@@ -378,11 +378,6 @@ def check_recipe(recipe: Recipe) -> None:
             f"keep_weights is 'average' but average_checkpoints is {recipe.average_checkpoints}: set it to 2 or more"
             " or keep other weights"
         )
-    if recipe.max_length > min(recipe.tokens_per_batch, recipe.known_tokens_per_device):
-        raise UserError(
-            f"max_length {recipe.max_length} is above tokens_per_batch {recipe.tokens_per_batch} or tokens_per_device"
-            f" {recipe.known_tokens_per_device}: a sentence has to fit in a batch"
-        )
     _check_start(recipe)
     config = model_config(recipe, recipe.vocab_size)
     if config.position_encoding == "learned" and recipe.max_length > config.max_position_embeddings:
@@ -409,7 +404,7 @@ def _check_start(recipe: Recipe) -> None:
 
 
 def model_config(recipe: Recipe, vocab_size: int) -> "VaswaniConfig":  # noqa: F821 (transformers takes seconds to import)
-    """The configuration of the recipe's model, for a vocabulary of this many entries.
+    """Return the configuration of the recipe's model, for a vocabulary of this many entries.
 
     Raises:
         UserError: for an unknown preset or sizes that no model can have, in one line.

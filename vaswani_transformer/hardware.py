@@ -1,4 +1,4 @@
-"""Devices, precisions and threads: which ones are here, what they can multiply at most, what others leave free."""
+"""Devices, precisions, threads and memory: which ones this machine has, and how much of them this process may use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import ctypes
 import math
 import os
 import platform
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -179,89 +178,21 @@ def memory_limit() -> float:
     return control_group_limit("memory.max")
 
 
-class FreeProcessors:
-    """How many processors other programs leave to this process, as seen from one look to the next."""
+def limit_threads(workers: int = 1) -> None:
+    """Let torch take at most the CPUs that this process is granted, shared among `workers` of them on this machine.
 
-    SECONDS = 1.0  # from one look to the next, at least
-
-    def __init__(self):
-        import psutil
-
-        self._process, self._numbers = psutil.Process(), available_cpus()
-        self._before = self._times()
-
-    def _times(self) -> tuple[float, float]:
-        """The clock, and seconds so far in which our processors did nothing or worked for this process."""
-        import psutil
-
-        own, all_times = self._process.cpu_times(), psutil.cpu_times(percpu=True)
-        processors = [all_times[number] for number in self._numbers if number < len(all_times)]
-        idle = sum(times.idle + getattr(times, "iowait", 0.0) for times in processors)
-        return time.monotonic(), idle + own.user + own.system
-
-    def look(self) -> float | None:
-        """Processors that were free or ours since the last look; None if that was a moment ago."""
-        if time.monotonic() - self._before[0] < self.SECONDS:
-            return None
-        before, self._before = self._before, self._times()
-        return (self._before[1] - before[1]) / (self._before[0] - before[0])
-
-
-class FreeThreads:
-    """As many threads of torch as others leave processors free, from one to those that it has at first.
-
-    Of `workers` processes that do the same on this machine each takes its share.
-
-    torch's threads wait for each other by spinning. One thread more than there are free processors holds up all others:
-    beside one busy program two threads on two processors are slower than one (`scripts/benchmarks/busy_machine.py`).
-    To wait passively (`OMP_WAIT_POLICY`) would cost a fifth to a half of the speed of a quiet machine.
+    Nothing changes where the user has set a number of threads, or in one of several processes, whose launcher does.
     """
+    import torch
 
-    def __init__(self, workers: int = 1):
-        import torch
-
-        self.most = max(1, int(min(torch.get_num_threads(), control_group_limit("cpu.max"))) // workers)
-        torch.set_num_threads(self.most)
-        self.threads = self.most
-        self._free, self._last = FreeProcessors(), None
-
-    def adjust(self) -> None:
-        """Take another number where two looks in a row agree that it should be lower, or higher.
-
-        Where somebody else has set the number since, it stays.
-        """
-        import torch
-
-        if self.most == 1 or torch.get_num_threads() != self.threads:
-            return
-        free = self._free.look()
-        if free is None:
-            return
-        wanted = max(1, min(self.most, round(free)))
-        lower, higher = sorted((wanted, wanted if self._last is None else self._last))
-        self._last = wanted
-        threads = min(max(self.threads, lower), higher)
-        if threads != self.threads:
-            self.threads = threads
-            torch.set_num_threads(threads)
-
-
-_free_threads: FreeThreads | None = None
-
-
-def share_processors(workers: int = 1) -> None:
-    """For commands: from now on `use_free_threads` adapts torch's threads to what other programs leave free.
-
-    Nothing changes where the user has set a number of threads, or in one of several processes, whose launcher does;
-    `workers` are those that a command has started itself.
-    """
-    global _free_threads
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
     if not any(name in os.environ for name in names) and os.environ.get("LOCAL_WORLD_SIZE", "1") == "1":
-        _free_threads = FreeThreads(workers)
+        granted = min(torch.get_num_threads(), control_group_limit("cpu.max"))
+        torch.set_num_threads(max(1, int(granted) // workers))
+
+
+share_processors = limit_threads  # until its callers have the new name
 
 
 def use_free_threads() -> None:
-    """For loops of long work, every time round: take as many threads as processors are free, if a command wants it."""
-    if _free_threads is not None:
-        _free_threads.adjust()
+    """Do nothing, until the last callers are gone."""

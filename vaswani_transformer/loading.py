@@ -80,8 +80,8 @@ def _read_model(folder: Path) -> VaswaniForConditionalGeneration:
             )
         for kind in ("missing", "unexpected", "mismatched"):
             if keys := report[f"{kind}_keys"]:
-                name = min(key if isinstance(key, str) else key[0] for key in keys)  # or a name with both shapes
-                raise UserError(f"{folder} does not fit its own config.json: {kind} weights, such as {name}")
+                example = min(map(str, keys))  # a name, or a name with the shapes in the file and of config.json
+                raise UserError(f"{folder} does not fit its own config.json: {kind} weights, such as {example}")
         for name in ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"):
             if getattr(model.generation_config, name) is None:  # a generation_config.json without it
                 setattr(model.generation_config, name, getattr(model.config, name))

@@ -33,7 +33,6 @@ from vaswani_transformer.decoding.output import notes_path
 from vaswani_transformer.decoding.parts import cut, parts_folder
 from vaswani_transformer.decoding.streaming import in_windows
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.hardware import FreeThreads
 
 model = translating.model
 expected = translating.expected
@@ -293,27 +292,18 @@ def test_each_worker_has_its_own_gpu_and_its_share_of_the_processors(model, sour
     monkeypatch.setattr(hardware, "accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    monkeypatch.setattr(hardware, "_free_threads", None)
-    seen = []
+    seen, threads = [], []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     make = parts.FileInParts._write
 
     def look(self, number, files, advance):
-        seen.append((str(hardware.choose_device("auto")), hardware._free_threads.most))
+        seen.append((str(hardware.choose_device("auto")), threads[-1]))
         return make(self, number, files, advance)
 
     monkeypatch.setattr(parts.FileInParts, "_write", look)
     command = ["translate", model, "--input", source, "--output", tmp_path / "out", *OPTIONS, "--device", "cpu"]
     assert run(*command, "--workers", "3") == 0
     assert list(dict.fromkeys(seen)) == [("cuda:0", 2), ("cuda:1", 2)]
-
-
-@pytest.mark.parametrize(("threads", "workers", "share"), [(8, 1, 8), (8, 3, 2), (2, 4, 1)])
-def test_shares_of_threads(threads, workers, share, monkeypatch):
-    set_to = []
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
-    assert FreeThreads(workers).most == share and set_to == [share]
 
 
 # Refused

@@ -357,7 +357,7 @@ def test_ids_beyond_the_vocabulary_are_refused():
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("width", [40, 64, 200])
-@pytest.mark.parametrize("rows", [0, 1, 5, 8, 9])
+@pytest.mark.parametrize("rows", [0, 1, 3, 12, 13])
 @torch.no_grad()
 def test_products_of_few_rows(rows, width, bias):
     module, states = nn.Linear(24, width, bias=bias), torch.randn(rows, 24)

@@ -218,14 +218,6 @@ def test_a_damaged_index_is_one_line(folder, capsys, content):
     one_error(capsys, ["translate", folder, "words"])
 
 
-def test_a_weight_in_two_shards_is_refused(folder, capsys):
-    shard(folder)
-    first, second = sorted(folder.glob("model-*.safetensors"))[:2]
-    twice = next(iter(load_file(first)))
-    save_file(load_file(second) | {twice: load_file(first)[twice]}, second, {"format": "pt"})
-    assert twice in one_error(capsys, ["translate", folder, "words"])
-
-
 HEADERS = {
     "overlap": {"a": ("F32", [2], [0, 8]), "b": ("F32", [2], [4, 12])},
     "overflow": {"a": ("F32", [2**32, 2**32, 2], [0, 8])},

@@ -8,7 +8,6 @@ from test_trainer import make_model, make_pairs
 from waiting import META, WaitingOperations, complete
 
 from vaswani_transformer.training.callbacks import (
-    FreeThreadsCallback,
     LearningCurveCallback,
     StopAndSaveCallback,
     TrainingLogCallback,
@@ -60,7 +59,6 @@ def waiting_by_step(folder, monkeypatch, trainer_class=CountingTrainer, **settin
         StopAndSaveCallback(log, max_minutes=60, checkpoint_minutes=10),
         LearningCurveCallback(lambda: None, 60),
         TrainingProgressCallback(log),
-        FreeThreadsCallback(),
     ]
     trainer = trainer_class(model=model, args=arguments, train_dataset=make_pairs(60), callbacks=callbacks)
     trainer.accelerator.device_placement = False

@@ -100,14 +100,14 @@ def _on_a_line(message: str) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns 0, 1 (the machine failed), 2 (a mistake of the user) or 130 (Ctrl-C)."""
     try:
-        from ..hardware import share_processors
+        from ..hardware import limit_threads
 
         arguments, unknown = make_parser().parse_known_args(argv)
         if unknown:
             arguments.parser.refuse_unknown(unknown)
         arguments.parser.check_paths(arguments)
         _quiet_libraries()
-        share_processors()
+        limit_threads()
         status = arguments.run(arguments)
         sys.stdout.flush()  # here, so that a closed pipe is noticed below
         return status

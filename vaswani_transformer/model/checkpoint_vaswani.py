@@ -27,7 +27,7 @@ WEIGHT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16
 
 
 class VaswaniCheckpointMixin:
-    """Saving and loading; stands before `PreTrainedModel` in the bases of a model."""
+    """Saving and loading; comes before `PreTrainedModel` in the bases of a model."""
 
     #: Returns the model card of `push_to_hub`, given the model, the repository and the card that transformers would
     #: push. The package sets it; without the package transformers' card is pushed.
@@ -35,30 +35,29 @@ class VaswaniCheckpointMixin:
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, use_safetensors: bool | None = None, **kwargs):
-        """As in `PreTrainedModel`, from safetensors only.
+        """Load as `PreTrainedModel` does, from safetensors only.
 
         Raises:
-            ValueError: for pickled weights (`pytorch_model.bin`, or `use_safetensors=False`), for damaged files, for
-                weights outside the model's folder, in other types than floating point or not finite, and for a
-                configuration that does not belong to the weights.
+            ValueError: for pickled weights (`pytorch_model.bin`, or `use_safetensors=False`), for weights outside the
+                model's folder, in other types than floating point or not finite, and for a configuration that does not
+                belong to the weights.
             OSError: if there are no weights.
         """
         if use_safetensors is False:
             raise ValueError("use_safetensors=False asks for pickled weights: this model is read from safetensors only")
+        folder = Path(pretrained_model_name_or_path) / (kwargs.get("subfolder") or "")
         try:
             loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, use_safetensors=True, **kwargs)
-            model = loaded[0] if isinstance(loaded, tuple) else loaded
-            check_finite(model.named_parameters(), str(pretrained_model_name_or_path))
-            return loaded
         except OSError as error:
-            folder = Path(pretrained_model_name_or_path) / (kwargs.get("subfolder") or "")
             if not any((folder / name).is_file() for name in PICKLED_WEIGHTS):
                 raise
             raise ValueError(
                 f"{folder} holds its weights in {PICKLED_WEIGHTS[0]}, a pickle, which can run code when it is read:"
-                f" `vaswani import {folder} --output FOLDER` (of the package vaswani_transformer) writes them as"
-                " safetensors, reading tensors and nothing else from it"
+                f" `vaswani import {folder} --output FOLDER` (of the package vaswani_transformer) writes safetensors"
             ) from error
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        check_finite(model.named_parameters(), str(pretrained_model_name_or_path))
+        return loaded
 
     @staticmethod
     def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
@@ -74,7 +73,7 @@ class VaswaniCheckpointMixin:
         return parent._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
     def save_pretrained(self, save_directory, *args, **kwargs):
-        """As in `PreTrainedModel`, with the code that users without this package need beside the weights.
+        """Save as `PreTrainedModel` does, with the code that users without this package need beside the weights.
 
         The code, its `auto_map` and the translation pipelines (`custom_pipelines`) are written for classes registered
         by `register_for_auto_class`, as importing the package does for its own.
@@ -86,8 +85,6 @@ class VaswaniCheckpointMixin:
                 return self.save_pretrained(save_directory, *args, **kwargs)
             finally:
                 self.__class__ = sharded
-        for module in self.modules():  # layers for inference alone raise here, before a file is written
-            getattr(module, "refuse_saving", bool)()
         if getattr(self, "generation_config", None) is not None:
             getattr(self, "_unset_trainer_defaults", bool)()  # a user's own class may generate in its own way
         if self._auto_class is not None and f"modeling_vaswani.{type(self).__name__}" in AUTO_MAP.values():
@@ -119,7 +116,7 @@ class VaswaniCheckpointMixin:
 
 
 def untied_weights(files: list[str]) -> dict | None:
-    """The weights in safetensors files with the shared matrix under three names; None if they hold none."""
+    """Return weights in safetensors files with the shared matrix under three names; None if they hold none."""
     names = []
     for file in files:
         with safe_open(file, framework="pt") as weights:
@@ -135,9 +132,9 @@ def untied_weights(files: list[str]) -> dict | None:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether no number of a tensor is infinite or NaN.
+    """Return whether no number of a tensor is infinite or NaN.
 
-    Of a sharded tensor only the part that lies here is looked at: asking all would wait for the other processes.
+    Of a sharded tensor only the local part is looked at: asking all would wait for the other processes.
     """
     here = tensor.detach()
     here = here.to_local() if hasattr(here, "to_local") else here
@@ -145,7 +142,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
         return True
     # No sum with an infinite number or NaN in it is finite, and a sum is ten times as fast as a look at each number. It
     # may be too large itself, so that only then each is looked at. On a CPU one thread sums a part of this size:
-    # after work on several, a process that is forked, such as a worker that loads data, could wait for ever.
+    # after work on several, a process that is forked, such as a worker that loads data, could hang.
     wide = None if here.dtype == torch.float64 else torch.float32
     parts = here.reshape(-1).split(_ONE_THREAD) if here.is_cpu else [here]
     total = torch.stack([part.sum(dtype=wide) for part in parts]).sum()
@@ -163,7 +160,7 @@ def check_finite(weights: Iterable[tuple[str, torch.Tensor]], where: str) -> Non
 
 
 def check_shard_name(name: str) -> None:
-    """Raise `ValueError` for an entry of a weight index that does not lie beside the index."""
+    """Raise `ValueError` for an entry of a weight index that is not a file beside the index."""
     if not isinstance(name, str) or Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
         raise ValueError(
             f"the weight index names the file {name!r:.200}: it must be a .safetensors file in the index's own folder"
@@ -171,42 +168,36 @@ def check_shard_name(name: str) -> None:
 
 
 def check_weights(files: list[str], model: torch.nn.Module, types: Iterable[str] | None = WEIGHT_TYPES) -> None:
-    """Read the headers of weight files and compare their size with that of the configuration's model.
+    """Read the headers of weight files and compare them with the configuration's model, on the meta device.
 
     Args:
-        files: the files of one model.
+        files: the safetensors files of one model.
         model: the configuration's, on the meta device.
         types: those of safetensors that the model's weights may have; any if None.
 
     Raises:
-        ValueError: for a file that is not a complete safetensors file, a weight of another type or in two files, or a
-            model far larger than its weights.
+        ValueError: for a damaged file, for a weight of another type, which would be cast in silence, and for a model
+            far larger than its weights, which would fill the memory.
     """
-    numbers, known, parameters = 0, set(), model.num_parameters()
+    numbers, parameters = 0, model.num_parameters()
     # A file's other entries are not loaded, and a decoder alone may be loaded from the file of a whole model.
     own = {"shared.weight"} | {key.removeprefix("model.") for key in model.state_dict()}
     for file in files:
-        if not str(file).endswith(".safetensors"):
-            raise ValueError(f"{file} is not a safetensors file: make it one with `vaswani import FOLDER`")
-        if Path(file).exists() and not Path(file).is_file():
-            raise ValueError(f"{file} is not a regular file: copy or download it again")
         try:
             with safe_open(file, framework="pt") as weights:
-                for key in weights.keys():  # noqa: SIM118 (no dictionary)
-                    numbers += math.prod(weights.get_slice(key).get_shape())
-                    found = weights.get_slice(key).get_dtype()
-                    if types is not None and found not in types and key.removeprefix("model.") in own:
-                        raise ValueError(
-                            f"{key:.200} in {file} has numbers of type {found}: weights must be in one of"
-                            f" {', '.join(types)}; convert them to one of these"
-                        )
-                    if key in known:
-                        raise ValueError(f"{key:.200} is in {file} and in another file of the same model: keep one")
-                    known.add(key)
-        except SafetensorError as error:
+                parts = [(key, weights.get_slice(key)) for key in weights.keys()]  # noqa: SIM118 (no dictionary)
+                headers = [(key, part.get_shape(), part.get_dtype()) for key, part in parts]
+        except SafetensorError as error:  # which does not name the file
             raise ValueError(
                 f"{file} is damaged or not complete ({error}): copy or download it again, or use another checkpoint"
             ) from error
+        for key, shape, kind in headers:
+            numbers += math.prod(shape)
+            if types is not None and kind not in types and key.removeprefix("model.") in own:
+                raise ValueError(
+                    f"{key:.200} in {file} has numbers of type {kind}: weights must be in one of {', '.join(types)};"
+                    " convert them to one of these"
+                )
     if numbers < _LEAST_SHARE * parameters and parameters > _HARMLESS:
         raise ValueError(
             f"the configuration does not fit the weights: it describes a {type(model).__name__} of {parameters:,}"

@@ -15,8 +15,6 @@ def copy_sharing_weights(model: nn.Module) -> nn.Module:
     """
     shared = {}  # what `deepcopy` takes for copied, by id
     for module in model.modules():
-        if hasattr(module, "refuse_saving"):  # of `prepare_for_inference`: its weights never change
-            shared[id(module)] = module
         for own in vars(module).values():
             values = own.values() if isinstance(own, dict) else [own] if isinstance(own, torch.Tensor) else []
             shared |= {id(value): value for value in values if not isinstance(value, nn.Module)}

@@ -42,8 +42,6 @@ class _Attention:
         self.q_proj, self.k_proj = Projection(module.q_proj), Projection(module.k_proj)
         self.v_proj, self.out_proj = Projection(module.v_proj), Projection(module.out_proj)
         self.d_k, self.d_v, self.scaling = module.d_k, module.d_v, module.scaling
-        joined = getattr(module, "qkv_proj", None)  # `prepare_for_inference` makes it
-        self.qkv_proj = None if joined is None else Projection(joined)
 
     def queries(self, states: torch.Tensor, sentences: int) -> torch.Tensor:
         """Queries of `(rows, d_model)`, `(sentences, num_heads, rows of a sentence, d_k)`."""
@@ -53,14 +51,6 @@ class _Attention:
         """Keys and values in the same form, of width `d_k` and `d_v`."""
         key, value = self.k_proj(states), self.v_proj(states)
         return _split_heads(key, sentences, self.d_k), _split_heads(value, sentences, self.d_v)
-
-    def project(self, states: torch.Tensor, sentences: int) -> Sequence[torch.Tensor]:
-        """Queries, keys and values, in one product if the weights are joined."""
-        if self.qkv_proj is None:
-            return self.queries(states, sentences), *self.keys_and_values(states, sentences)
-        heads, widths = self.out_proj.module.in_features // self.d_v, (self.d_k, self.d_k, self.d_v)
-        parts = self.qkv_proj(states).split([heads * width for width in widths], dim=-1)
-        return [_split_heads(part, sentences, width) for part, width in zip(parts, widths, strict=True)]
 
     def attend(
         self,
@@ -143,7 +133,8 @@ class IncrementalDecoder:
         written, seen, mask = cache.take_slots(len(input_ids), input_ids.shape[1], states)
         groups = len(input_ids) // cache.beams
         for layer, (keys, values), source in zip(self.layers, cache.target, cache.source, strict=True):
-            query, keys[:, :, written], values[:, :, written] = layer.self_attn.project(states, groups)
+            query = layer.self_attn.queries(states, groups)
+            keys[:, :, written], values[:, :, written] = layer.self_attn.keys_and_values(states, groups)
             attended = layer.self_attn.attend(query, keys[:, :, seen], values[:, :, seen], mask, states)
             states = _normalize(layer.norms[0], attended)
             query = layer.encoder_attn.queries(states, source[0].shape[0])

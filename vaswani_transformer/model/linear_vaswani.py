@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # DTenso
 
 _CAPTURES = "transformers.utils.output_capturing"
 # For so many rows a CPU multiplies blocks of a weight's rows up to three times as fast as the whole matrix.
-_FEW, _BLOCK = range(3, 9), 64
+_FEW, _BLOCK = range(3, 13), 64
 
 
 def product_dtype(states: torch.Tensor) -> torch.dtype:

@@ -16,7 +16,6 @@ from transformers.trainer_callback import ExportableState
 from ..durations import duration
 from ..errors import UserError, one_line
 from ..files import sync, write_text
-from ..hardware import use_free_threads
 from ..json_and_yaml import parse_json
 from ..output_folder import OutputFolder
 from .checkpoints import STOP, TIME
@@ -97,14 +96,6 @@ class TrainingProgressCallback(TrainerCallback):
         if self.bar is not None:
             self.bar.close()
             self.bar = None
-
-
-class FreeThreadsCallback(TrainerCallback):
-    """Leaves other programs the processors that they use; a number of threads changes the order of sums."""
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        """Take as many threads as processors are free."""
-        use_free_threads()
 
 
 class LearningCurveCallback(TrainerCallback):

@@ -35,7 +35,6 @@ from ..output_folder import locked_together
 from ..recipes.recipe import AUTO, Recipe, check_recipe
 from .callbacks import (
     TENSORBOARD,
-    FreeThreadsCallback,
     LearningCurveCallback,
     NoteEventsCallback,
     ResumableEarlyStoppingCallback,
@@ -409,8 +408,6 @@ class TrainingRun:
         callbacks = [self.log, LearningCurveCallback(self._draw_learning_curve, CURVE_SECONDS), self.stopper]
         if self.progress:
             callbacks.append(TrainingProgressCallback(self.log, recipe.max_minutes))
-        if not recipe.deterministic:
-            callbacks.append(FreeThreadsCallback())
         if recipe.early_stopping:
             callbacks.append(ResumableEarlyStoppingCallback(recipe.early_stopping))
         for callback in callbacks:

@@ -156,7 +156,7 @@ def check_onnx(arguments, reference, tokenizer, ours, references, folder: Path) 
     """Rows of the report for ONNX: greedy search, and logits of the model's own outputs."""
     from translate_onnx import OnnxTranslator
 
-    from vaswani_transformer.export.folder import ExportFacts
+    from vaswani_transformer.export.facts import ExportFacts
     from vaswani_transformer.export.to_onnx import decode_in_parts
 
     (greedy, _), _ = ours

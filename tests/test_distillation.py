@@ -359,7 +359,7 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(teachers, stranger, stude
         (*command, "--interpolate", "--text", student.with_name("short.en")): "--text has none",
         (*command, "--validation-source", tmp_path / "gone.en"): "gone.en",
         (*command, "--d-model", 15): "d_model",
-        (*command, "--teacher-precision", "int7"): "--precision is 'int7'",
+        (*command, "--teacher-precision", "int7"): "precision is 'int7'",
     }.items():
         assert message in fails(*words), words
         assert not out.exists(), words

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "vaswani_transformer"
 SHELVES = [
     "errors durations",
     "files json_and_yaml plots hardware distributed",
-    "output_folder",
+    "output_folder exported",
     "model",
     "recipes evaluation marian_format",
     "data",

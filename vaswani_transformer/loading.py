@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from .data.tokenization import check_tokenizer_matches, load_tokenizer, refuse_special_files
 from .errors import UserError, reading
+from .exported import refuse_exported
 from .files import check_path
 from .hardware import PRECISIONS, choose_device
 from .json_and_yaml import read_json
@@ -193,28 +194,3 @@ def _are_ids(value: Any, vocab_size: int) -> bool:
     """Return whether a value is a token of a vocabulary, or a list of some and not of all."""
     ids = value if isinstance(value, list) else [value]
     return 0 < len(ids) < vocab_size and all(type(token) is int and 0 <= token < vocab_size for token in ids)
-
-
-FACTS = "export.json"  # in the folder of an exported model: what it is and what it needs
-
-
-def is_exported(folder: str | Path) -> bool:
-    """Return whether a folder was written by `vaswani export`."""
-    return (Path(folder) / FACTS).is_file()
-
-
-def refuse_exported(folder: str | Path) -> None:
-    """Raise `UserError` for the folder of an exported model, naming what takes it."""
-    if not is_exported(folder):
-        return
-    path = Path(folder) / FACTS
-    format = read_json(path, "export the model again").get("format")
-    use = {
-        "ctranslate2": "`vaswani translate`, `score` and `evaluate` and CTranslate2Translator take it",
-        "onnx": "ONNX Runtime runs it (scripts/translate_onnx.py)",
-        "marian": "marian-decoder runs it, and `vaswani import` reads its model.npz",
-    }
-    raise UserError(
-        f"{folder} holds a model exported to {format}, which cannot be made a model again: give the folder that it was"
-        f" exported from; {use.get(str(format), 'another program takes it')}"
-    )

@@ -299,6 +299,7 @@ def profile(options: argparse.Namespace) -> None:
 
 def translators(options: argparse.Namespace, folder: Path) -> dict[str, tuple[Path, Callable]]:
     """Whoever translates a text, by name: where its weights lie, and a function of lines, beams and batch size."""
+
     from vaswani_transformer import Translator, load_model
     from vaswani_transformer.decoding.cpu_inference import prepare_for_inference
 

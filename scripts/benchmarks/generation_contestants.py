@@ -276,7 +276,7 @@ def _onnx(folder: Path, options: argparse.Namespace) -> Callable:
     import numpy as np
     import torch
 
-    from vaswani_transformer.export.folder import ExportFacts
+    from vaswani_transformer.export.facts import ExportFacts
     from vaswani_transformer.export.to_onnx import DECODER, ENCODER, cache_names, open_session
 
     facts = ExportFacts.read(folder, "onnx")

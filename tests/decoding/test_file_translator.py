@@ -137,7 +137,7 @@ def test_mistakes_in_options(model, source, tmp_path, fails):
         ("--top-p", ["A dog.", "--top-p", "0.5"]),
         ("--temperature is 0.0", ["A dog.", "--sample", "--temperature", "0"]),
         ("--length-penalty is nan", ["A dog.", "--length-penalty", "nan"]),
-        ("--precision is 'int3': it must be one of float32", ["A dog.", "--precision", "int3"]),
+        ("precision is 'int3': it must be one of float32", ["A dog.", "--precision", "int3"]),
         ("--output", ["--input", source, "--resume"]),
         ("give --input FILE", ["A dog.", "--resume", "--output", tmp_path / "out"]),
         ("give a prefix for each line", ["--input", source, "--prefix", tmp_path / "prefix"]),
@@ -160,7 +160,7 @@ def test_a_batch_too_large_for_the_memory(model, monkeypatch, fails):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(Translator, "_generate", full)
+    monkeypatch.setattr("vaswani_transformer.decoding.search.generate", full)
     assert fails("translate", model, "A dog.", status=1).endswith("out of memory: lower --tokens-per-batch")
     large = ["--beams", "9000", "--max-new-tokens", "1000000"]
     fix = "lower --beams or --max-new-tokens or --tokens-per-batch"

@@ -20,12 +20,12 @@ from vaswani_transformer.decoding.glossary import (
     Progress,
     Term,
     Terms,
-    TermsSentence,
     Tokens,
     beams_for,
     read_glossary,
     term_forms,
 )
+from vaswani_transformer.decoding.glossary_search import TermsSentence
 from vaswani_transformer.decoding.scoring import TokenText
 
 repetition_free, model = translating.model, translating.papers_model

@@ -174,9 +174,9 @@ def test_outputs_that_cannot_be_resumed(tmp_path):
         ResumableOutput(path, {}, resume=True)
     assert path.read_text() == "of another program\n"
     ResumableOutput(path, {}).close()  # without --resume it is replaced, as ever
-    for notes in ("{", "[" * 10**5, '{"--seed": 1, "--seed": 1}', '{"--seed": "x"}', '{"--seed": 1e3}', "{}"):
+    for notes in ("{", "[" * 10**5, '{"--seed": 1, "--seed": 1}', '{"--seed": "x"}', "{}"):
         notes_path(path).write_text(notes)
-        with pytest.raises(UserError, match="is damaged"):
+        with pytest.raises(UserError, match=r"out\.unfinished\.json"):
             ResumableOutput(path, {}, resume=True, drawn={"--seed": 3})
 
 

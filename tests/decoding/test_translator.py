@@ -14,7 +14,7 @@ from vaswani_transformer import Translator, train_tokenizer
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.decoding.file_translator import FileTranslator, Layout
 from vaswani_transformer.decoding.output import StreamOutput
-from vaswani_transformer.decoding.translator import ForcedPrefixes
+from vaswani_transformer.decoding.search import ForcedPrefixes
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.model.search_vaswani import OpenSearch
 
@@ -55,7 +55,7 @@ def test_sentences_that_join_others_are_translated_as_in_batches(model, tokenize
         return sentences
 
     monkeypatch.setattr(OpenSearch, "join", noted)
-    monkeypatch.setattr("vaswani_transformer.decoding.translator._joining_pays", lambda model: True)
+    monkeypatch.setattr("vaswani_transformer.decoding.search.continuous_batching_pays", lambda model: True)
     assert list(translator.hypotheses(sources, 25)) == expected
     assert sum(new for _, new, _ in joined) == 40
     assert all((running + new) * length <= max(tokens, length) for running, new, length in joined)

@@ -151,7 +151,7 @@ def test_pairs_tokenized_and_prepared(world, cache, tmp_path):
 def test_exported_to_ctranslate2(world, tmp_path):
     pytest.importorskip("ctranslate2")
     from vaswani_transformer import export_model
-    from vaswani_transformer.export.exporting import load_exported
+    from vaswani_transformer.export.engine import load_exported
 
     assert export_model(world.folder, tmp_path / "exported").difference < 1e-4
     assert (tmp_path / "exported" / "target_vocabulary.json").is_file()

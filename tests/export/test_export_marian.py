@@ -207,7 +207,7 @@ def test_the_command(tmp_path, capsys):
     line = error_of(load_model, tmp_path / "out")
     assert "holds a model exported to marian" in line and "marian-decoder runs it" in line
     line = error_of(export_model, folder, tmp_path / "int8", "marian", "int8")
-    assert line == "quantization is 'int8': weights exported to marian are float32; for others use ctranslate2"
+    assert line == "quantization is 'int8': weights exported to marian are float32"
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from passes import OTHER_TOOLKITS
 from vaswani_transformer import Translator, export_model, load_model
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.errors import UserError
-from vaswani_transformer.export.exporting import load_exported
-from vaswani_transformer.export.folder import ExportFacts
+from vaswani_transformer.export.engine import load_exported
+from vaswani_transformer.export.facts import ExportFacts
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")

@@ -8,7 +8,7 @@ from exporting_models import save_model, small_tokenizer
 
 from vaswani_transformer import average_models, export_model, load_ensemble, load_model, pipeline, publish
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.export.folder import ExportFacts
+from vaswani_transformer.export.facts import ExportFacts
 from vaswani_transformer.importing.importing import import_model
 
 TAKE_IT = {"ctranslate2": "`vaswani translate`, `score` and `evaluate`", "onnx": "ONNX Runtime runs it"}

@@ -7,6 +7,7 @@ import torch
 from random_trees import TINY, tree_of
 
 from vaswani_transformer import UserError, load_model
+from vaswani_transformer.decoding import search
 from vaswani_transformer.decoding.translator import Hypothesis
 from vaswani_transformer.output_folder import OutputFolder
 from vaswani_transformer.parsing.parser import Parser, load_trees
@@ -130,14 +131,14 @@ def test_an_interrupted_output_is_gone_on_with(model, run, sentences, tmp_path, 
     assert len(whole.read_text().splitlines()) == 10
     with monkeypatch.context() as patch:
         given = iter([True, True])
-        generate = Parser.__init__.__globals__["TreeTranslator"]._generate
+        generate = search.generate
 
-        def stopping(self, pieces):
+        def stopping(translator, pieces):
             if next(given, None) is None:
                 raise KeyboardInterrupt
-            return generate(self, pieces)
+            return generate(translator, pieces)
 
-        patch.setattr("vaswani_transformer.parsing.parser.TreeTranslator._generate", stopping)
+        patch.setattr(search, "generate", stopping)
         err = run(*command, "--output", output, status=130).err
         assert "--resume" in err
     written = output.read_text()

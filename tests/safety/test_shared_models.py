@@ -24,7 +24,6 @@ from vaswani_transformer import (
     score_pairs,
     train_tokenizer,
 )
-from vaswani_transformer.decoding.cpu_inference import prepare_for_inference
 
 SOURCES = [source for source, _ in PAIRS[:6]]
 TARGETS = [target for _, target in PAIRS[:6]]
@@ -100,14 +99,12 @@ def test_a_model_in_training_is_read_without_dropout(tokenizer, reader):
     assert READERS[reader](new_model(tokenizer, dropout=0.5).train(), tokenizer) == expected
 
 
-@pytest.mark.parametrize("kind", ["as built", "window", "int8", "compiled"])
+@pytest.mark.parametrize("kind", ["as built", "window", "compiled"])
 def test_translations_are_right_while_another_thread_looks(tokenizer, kind):
     """The other thread is stopped inside of its pass, where it would have changed what it changes."""
     model = new_model(tokenizer, attention_window=4 if kind == "window" else None)
     if kind == "compiled":
         model.model.encoder.layers[0] = torch.compile(model.model.encoder.layers[0], backend="eager")
-    elif kind == "int8":
-        prepare_for_inference(model, "int8")
     main, inside, go_on = threading.current_thread(), threading.Event(), threading.Event()
 
     def stop(module, given):

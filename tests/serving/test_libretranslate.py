@@ -77,7 +77,7 @@ def test_languages_and_settings(make, folder):
     assert settings["charLimit"] == 50_000 and settings["keyRequired"] is False
     assert settings["language"]["target"] == {"code": "de", "name": "German"}
     assert list(settings["details"]) == ["en-de", "en-pt-BR", "xx-yy-en"]
-    assert settings["details"]["en-de"] == {"alignments": True, "token_scores": True}
+    assert settings["details"]["en-de"] == {"alignments": True, "confidence": True}
     assert ask(app, "POST", "/translate", json={"q": "A dog.", "source": "EN", "target": "PT-br"})[0] == 200
 
 
@@ -221,7 +221,7 @@ def test_pages_of_other_sites_may_ask(make):
 def test_an_exported_model(tmp_path, make, folder):
     pytest.importorskip("ctranslate2", reason="needs CTranslate2: pip install 'vaswani_transformer[ctranslate2]'")
     from vaswani_transformer import CTranslate2Translator, export_model
-    from vaswani_transformer.export.exporting import load_exported
+    from vaswani_transformer.export.engine import load_exported
 
     export_model(folder, tmp_path / "exported")
     app = make(f"en-de={tmp_path / 'exported'}", load=lambda folder: load_exported(folder, "cpu"))
@@ -229,7 +229,7 @@ def test_an_exported_model(tmp_path, make, folder):
     alone = CTranslate2Translator(tmp_path / "exported")
     assert answer["translatedText"] == list(alone.translate(SENTENCES[:9]))
     wanted = {"text": SENTENCES[0], "target": "de"}
-    answer = ask(app, "POST", "/v1/translations", json=wanted | {"nbest": 2, "scores": True, "token_scores": True})[1]
+    answer = ask(app, "POST", "/v1/translations", json=wanted | {"nbest": 2, "scores": True, "confidence": True})[1]
     assert answer["precision"] == "float32" and len(answer["translations"][0]["sentences"][0]["translations"]) == 2
     for what in ({"alignments": True}, {"prefix": "Ein"}):
         line = error_of(ask(app, "POST", "/v1/translations", json=wanted | what))

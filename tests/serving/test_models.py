@@ -177,7 +177,7 @@ def test_by_default_they_are_unloaded_when_memory_is_short(make, folder, monkeyp
         app = make(f"en-de={folder}", f"de-en={folder}")
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_answer_has_the_precision(make, precision):
     def load(path):
         from vaswani_transformer import prepare_for_inference

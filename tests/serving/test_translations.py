@@ -2,23 +2,14 @@
 
 import asyncio
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 import served
 from served import SENTENCES, Limits, Translator, ask, client_of, translated
 
 from vaswani_transformer import align, score_tokens
-from vaswani_transformer.decoding.confidence import (
-    CALIBRATION,
-    Calibration,
-    Reliability,
-    mean_confidence,
-    read_calibration,
-)
+from vaswani_transformer.decoding.confidence import mean_confidence, word_confidences
 from vaswani_transformer.decoding.glossary import Glossary, Term
-from vaswani_transformer.evaluation.records import tensors_sha256
 from vaswani_transformer.serving import translations
 
 folder, loaded, make, post = served.folder, served.loaded, served.make, served.post
@@ -89,17 +80,8 @@ def test_prefixes(post, loaded):
     assert post("/v1/translations", json=wanted)[1]["translations"][0]["text"].startswith(wanted["prefix"])
 
 
-def calibrated(folder, tmp_path) -> Path:
-    """The folder with a calibration of any weights."""
-    copied, part = tmp_path / "calibrated", Reliability([0.5], [0.5], [200])
-    shutil.copytree(folder, copied)
-    Calibration([0.5, 0.25, -0.5], tensors_sha256(copied), 100, part, part).write(copied)
-    return copied
-
-
-def test_confidence(make, folder, loaded, tmp_path):
-    path = calibrated(folder, tmp_path)
-    app, wanted = make(f"en-de={path}"), {"text": TEXT, "target": "de", "nbest": 2, "confidence": True}
+def test_confidence(make, folder, loaded):
+    app, wanted = make(f"en-de={folder}"), {"text": TEXT, "target": "de", "nbest": 2, "confidence": True}
     details = {"en-de": {"alignments": True, "confidence": True}}
     assert ask(app, "GET", "/frontend/settings")[1]["details"] == details
     status, answer = ask(app, "POST", "/v1/translations", json=wanted)
@@ -107,7 +89,7 @@ def test_confidence(make, folder, loaded, tmp_path):
     sentences = answer["translations"][0]["sentences"]
     found = [(sentence["source"], one) for sentence in sentences for one in sentence["translations"]]
     sources, texts = [source for source, _ in found], [one["text"] for _, one in found]
-    expected = read_calibration(path).confide(*loaded, sources, texts)
+    expected = word_confidences(*loaded, sources, texts)
     assert len(found) == 6 and any(expected)
     for (_, one), words in zip(found, expected, strict=True):
         assert [word["text"] for word in one["words"]] == one["text"].split()
@@ -116,21 +98,6 @@ def test_confidence(make, folder, loaded, tmp_path):
     events = [event for name, event in events_of(app, wanted) if name == "sentence"]
     assert [event["translations"] for event in events] == [one["translations"] for one in sentences]
     assert "words" not in ask(app, "POST", "/v1/translations", json=wanted | {"confidence": False})[1]
-
-
-def test_confidence_of_a_model_without_calibration(make, folder, tmp_path, caplog):
-    path = calibrated(folder, tmp_path)
-    shutil.copy(path / CALIBRATION, path / "old")
-    (path / CALIBRATION).write_text("{")
-    app, wanted = make(f"en-de={folder}", f"de-en={path}"), {"text": "A.", "confidence": True}
-    for target in ("de", "en"):
-        answer = ask(app, "POST", "/v1/translations", json=wanted | {"target": target})
-        name = {"de": "en-de", "en": "de-en"}[target]
-        line = f"Invalid request: the model for {name} has not been calibrated: leave confidence out"
-        assert answer == (400, {"error": line})
-    assert f"vaswani calibrate {folder}" in caplog.text and f"{path / CALIBRATION}" in caplog.text
-    shutil.copy(path / "old", path / CALIBRATION)  # what is repaired works
-    assert ask(app, "POST", "/v1/translations", json=wanted | {"target": "en"})[0] == 200
 
 
 def test_glossaries(make, loaded):

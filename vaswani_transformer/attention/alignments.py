@@ -6,10 +6,10 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from ..data.batching import PairCollator, batches_by_length
+from ..data.batching import PairCollator
 from ..data.tokenization import SIDES, has_two_sides, side_of
 from ..data.words import word_places, words_at
-from ..decoding.scoring import check_length
+from ..decoding.scoring import batches_by_length, check_length
 from ..errors import UserError
 from ..model.sentencepiece_vaswani import SEPARATOR
 from .weights import forming_attention, pass_with_attention

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..data.batching import PairCollator, batches_by_length
+from ..data.batching import PairCollator
 from ..data.text_files import read_lines
 from ..data.tokenization import SIDES, side_of
-from ..decoding.scoring import check_length
+from ..decoding.scoring import batches_by_length, check_length
 from ..decoding.translator import Translator
 from ..errors import UserError
 from .alignments import Links, parts_in_words, strongest_links, tokens_and_words

@@ -55,7 +55,7 @@ def add_attention(commands) -> None:
 
 
 def _attention(arguments: argparse.Namespace) -> int:
-    from ..loading import is_exported
+    from ..exported import is_exported
 
     check_options(arguments)
     if (arguments.sentence is None) == (arguments.report is None):

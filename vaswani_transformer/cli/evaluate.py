@@ -1,4 +1,4 @@
-"""The commands that compare a model with given translations: `vaswani evaluate`, `score` and `calibrate`."""
+"""The commands that compare a model with given translations: `vaswani evaluate` and `score`."""
 
 import argparse
 import contextlib
@@ -131,7 +131,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 def _how_obtained(arguments: argparse.Namespace, translator) -> dict:
     from ..evaluation.records import evaluation_record, search_settings
-    from ..loading import is_exported
+    from ..exported import is_exported
 
     generation = search_settings(translator.model.generation_config) | translator.generate_options
     names = ["beams", "length_penalty", "max_new_tokens", "precision", "paper_bleu"]
@@ -259,56 +259,3 @@ def _scan_pairs(arguments: argparse.Namespace) -> dict[str, TextScan]:
             " translation of line n of the other"
         )
     return scans
-
-
-def add_calibrate(commands) -> None:
-    """Add `vaswani calibrate`."""
-    description = (
-        "Translates a text, compares the words with references, and notes in the model's folder how sure the model may"
-        " be of a word: `vaswani translate --confidence` and the model card show it. Give text that the model was not"
-        " trained on."
-    )
-    help_text = "fit how sure a model is to how often it is right"
-    parser = add_command(commands, "calibrate", _calibrate, help_text, description)
-    parser.add_argument(
-        "model", metavar="MODEL", help="model folder; calibration.json and calibration.png are put there"
-    )
-    parser.add_argument("--source", required=True, metavar="FILE", help="sources, one a line (.gz works)")
-    how = "reference translations, line n for line n of --source"
-    parser.add_argument("--reference", required=True, metavar="FILE", help=how)
-    add_search_options(parser)
-    add_model_options(parser, ensemble=False)
-
-
-def _calibrate(arguments: argparse.Namespace) -> int:
-    from tqdm.auto import tqdm
-
-    from ..decoding.confidence import CALIBRATION, check_folder, fit
-    from ..decoding.scoring import score_tokens
-    from ..decoding.translator import Translator
-    from ..evaluation.records import tensors_sha256
-    from ..loading import is_exported
-
-    check_options(arguments)
-    check_files(arguments, read=("source", "reference"), written=())
-    if is_exported(arguments.model):
-        raise UserError(f"{arguments.model} is an exported model: calibrate the model that it was made from")
-    check_folder(arguments.model)
-    pairs = [pair for pair in _pairs(arguments.source, arguments.reference) if all(side.strip() for side in pair)]
-    model, tokenizer = load_for_decoding(arguments)
-    translator = Translator(model, tokenizer, arguments.tokens_per_batch, **generate_options(arguments, model))
-    sources = [source for source, _ in pairs]
-    with tqdm(total=len(sources), desc="translating", unit=" sentences", file=sys.stderr) as bar:
-        outputs = list(translator.translate(sources, progress=bar))
-    scores = score_tokens(model, tokenizer, sources, outputs, arguments.tokens_per_batch)
-    calibration = fit(scores, [reference for _, reference in pairs], tensors_sha256(arguments.model))
-    calibration.write(arguments.model)
-    right, words = calibration.after.right, calibration.after.words
-    share = sum(one * number for one, number in zip(right, words, strict=True)) / sum(words)
-    print(f"{sum(words):,} words of {calibration.sentences:,} sentences, {share:.1%} of them as in the references")
-    print(
-        f"expected calibration error {calibration.before.error:.3f} by the model's probabilities,"
-        f" {calibration.after.error:.3f} calibrated (on sentences that the fit had not seen)"
-    )
-    print(f"{Path(arguments.model) / CALIBRATION}")
-    return 0

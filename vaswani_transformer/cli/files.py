@@ -13,7 +13,6 @@ from typing import Any
 
 from ..data.engines import LOCAL
 from ..data.text_files import TextScan, decode_lines, read_lines
-from ..decoding.confidence import CALIBRATION
 from ..decoding.ensemble import COMBINATIONS
 from ..decoding.output import ResumableOutput, StreamOutput
 from ..distributed import is_launched
@@ -161,9 +160,6 @@ def open_output(
     values |= {"window": window, "combine": arguments.combine or COMBINATIONS[0]}
     if values.get("pictures") is not None:
         values["pictures"] = str(Path(values["pictures"]).resolve())  # the same folder however it is spelled
-    for name, file in (("confidence", CALIBRATION),):
-        if values.get(name):
-            values[name] = file_sha256(Path(arguments.model) / file)
     settings |= {option_flag(name): value for name, value in values.items()}
     return ResumableOutput(path, settings, lines_per_record, arguments.resume, drawn)
 

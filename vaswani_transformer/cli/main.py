@@ -13,7 +13,7 @@ from .attention import add_attention
 from .clean import add_clean
 from .command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, Parser, is_first_process, leave_failed
 from .data import add_lists, add_prepare, add_tokenizer
-from .evaluate import add_calibrate, add_evaluate, add_score
+from .evaluate import add_evaluate, add_score
 from .experiment import add_experiment
 from .files import option_flag
 from .models import add_average, add_export, add_import, add_push
@@ -25,7 +25,7 @@ from .translate import add_translate
 _LONGEST = 1500  # letters of an error message
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _COMMANDS = (
-    add_demo, add_train, add_translate, add_serve, add_score, add_evaluate, add_calibrate, add_distill,
+    add_demo, add_train, add_translate, add_serve, add_score, add_evaluate, add_distill,
     add_average, add_export, add_push, add_attention, add_parse, add_experiment, add_clean, add_prepare, add_tokenizer,
     add_import, add_lists,
 )  # fmt: skip

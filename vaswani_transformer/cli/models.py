@@ -237,7 +237,7 @@ def _import(arguments: argparse.Namespace) -> int:
 
 def add_export(commands) -> None:
     """Add `vaswani export`."""
-    from ..export.folder import EXTRAS, QUANTIZATIONS
+    from ..export.facts import EXTRAS, QUANTIZATIONS
 
     parser = add_command(
         commands,

@@ -7,7 +7,6 @@ from typing import Any
 
 from ..decoding.ensemble import COMBINATIONS
 from ..errors import UserError
-from ..loading import is_exported
 from ..model.settings_vaswani import SETTING_RANGES, broken_range
 from .files import option_flag
 
@@ -103,48 +102,19 @@ def check_options(arguments: argparse.Namespace) -> None:
 
 
 def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """The model or the ensemble that the options name, and its tokenizer.
+    """The model or the ensemble that the options name, and its tokenizer."""
+    from ..export.engine import load_for_decoding as load
 
-    On a CPU it has been prepared by `prepare_for_inference`.
-    """
-    from ..hardware import PRECISIONS
-    from ..loading import load_model
-
-    folders = [arguments.model, *getattr(arguments, "ensemble", [])]
-    if any(map(is_exported, folders)):
-        return _load_exported(arguments)
-    in_int8 = arguments.precision == "int8"
-    if arguments.precision not in (None, "int8", *PRECISIONS):
-        known = ", ".join((*PRECISIONS, "int8"))
-        raise UserError(f"--precision is {arguments.precision!r}: it must be one of {known}")
-    precision = None if in_int8 else arguments.precision
-    if len(folders) > 1:
-        from ..decoding.ensemble import load_ensemble
-
-        for folder in folders[1:] if getattr(arguments, "sentences", None) is not None else ():
-            if not Path(folder).exists():
-                raise UserError(f"--ensemble: there is no model folder {folder} (sentences stand before --ensemble)")
-        combine = arguments.combine or COMBINATIONS[0]
-        model, tokenizer = load_ensemble(folders, arguments.device, combine, precision=precision)
-    else:
-        model, tokenizer = load_model(arguments.model, arguments.device, precision)
-    if model.device.type == "cpu":
-        from ..decoding.cpu_inference import prepare_for_inference
-
-        for member in getattr(model, "members", [model]):
-            prepare_for_inference(member, "int8" if in_int8 else None)
-    elif in_int8:
-        raise UserError(f"--precision int8 is for a CPU and the model is on {model.device}: give --device cpu")
-    return model, tokenizer
-
-
-def _load_exported(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    from ..export.exporting import load_exported
-
-    for name in ("ensemble", "sample", "alignments", "confidence", "glossary", "prefix"):
-        if getattr(arguments, name, None):
-            raise UserError(f"{option_flag(name)} is not possible with an exported model: give the model itself")
-    return load_exported(arguments.model, arguments.device, arguments.precision)
+    ensemble = getattr(arguments, "ensemble", [])
+    for folder in ensemble if getattr(arguments, "sentences", None) is not None else ():
+        if not Path(folder).exists():
+            raise UserError(f"--ensemble: there is no model folder {folder} (sentences go before --ensemble)")
+    needs = [
+        name for name in ("sample", "alignments", "glossary", "prefix", "constrained") if getattr(arguments, name, None)
+    ]
+    combine = getattr(arguments, "combine", None)
+    folders, needs = [arguments.model, *ensemble], [option_flag(name) for name in needs]
+    return load(folders, arguments.device, arguments.precision, combine=combine, needs=needs)
 
 
 def generate_options(arguments: argparse.Namespace, model: Any) -> dict[str, Any]:

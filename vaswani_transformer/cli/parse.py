@@ -136,7 +136,7 @@ def _add_predict(commands) -> None:
 
 
 def _load_parser(arguments: argparse.Namespace):
-    from ..loading import is_exported
+    from ..exported import is_exported
     from ..parsing.parser import Parser as TreeParser
 
     if any(map(is_exported, [arguments.model, *getattr(arguments, "ensemble", [])])):

@@ -2,11 +2,12 @@
 
 import argparse
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UserError
 from .command import add_command
-from .options import add_model_options, check_options, load_for_decoding
+from .options import add_model_options, check_options
 
 
 def add_serve(commands) -> None:
@@ -47,13 +48,14 @@ def _serve(arguments: argparse.Namespace) -> int:
         from ..serving.server import listen, make_server
     except ModuleNotFoundError as error:
         raise UserError(f"serving needs {error.name}: pip install 'vaswani_transformer[serve]'") from error
+    from ..export.engine import load_for_decoding
     from ..serving.models import find_models
     from ..serving.service import Limits
 
     places = find_models(arguments.models)
 
-    def load(folder: Path):
-        return load_for_decoding(argparse.Namespace(**{**vars(arguments), "model": str(folder)}))
+    def load(folder: Path, needs: Sequence[str] = ()):
+        return load_for_decoding(folder, arguments.device, arguments.precision, needs=needs)
 
     app = make_app(
         places,

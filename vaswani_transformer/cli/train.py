@@ -120,7 +120,12 @@ def _distill(arguments: argparse.Namespace) -> int:
     recipe = _recipe(arguments, arguments.student)
     first, *others = arguments.teachers
     teachers = argparse.Namespace(
-        model=first, ensemble=others, combine=None, device="auto", precision=arguments.teacher_precision
+        model=first,
+        ensemble=others,
+        combine=None,
+        device="auto",
+        precision=arguments.teacher_precision,
+        sample=arguments.sample,
     )
     teaching = Teaching(
         arguments.beams, arguments.sample, arguments.interpolate, arguments.keep, arguments.teacher_precision

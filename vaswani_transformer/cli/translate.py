@@ -63,7 +63,7 @@ def add_translate(commands) -> None:
     layout = parser.add_argument_group("what is written")
     layout.add_argument("--nbest", metavar="N", type=int, help="N translations of each line: line number, score, text")
     layout.add_argument("--scores", action="store_true", help="the score before each translation")
-    how = "how sure the model is, as the share of words that should be right: see `vaswani calibrate`"
+    how = "how sure the model is: the mean probability of the words"
     layout.add_argument("--confidence", action="store_true", help=how)
     how = "word alignments after each, as 0-0 1-2"
     layout.add_argument("--alignments", "--return-alignments", action="store_true", help=how)
@@ -102,8 +102,6 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in ("prefix", "ensemble", "sample"):
         if arguments.glossary is not None and getattr(arguments, name):
             raise UserError(f"--glossary and {option_flag(name)} cannot be combined: leave one of them out")
-    if arguments.confidence and arguments.ensemble:
-        raise UserError("--confidence is of one model and --ensemble gives several: leave one of them out")
     if arguments.prefix is not None and arguments.input is None:
         raise UserError("--prefix is for the lines of a file: give --input")
     if arguments.format in FORMATS:
@@ -278,6 +276,6 @@ def _aligner(arguments: argparse.Namespace, translator):
 def _confider(arguments: argparse.Namespace, translator):
     if not arguments.confidence:
         return None
-    from ..decoding.confidence import read_calibration
+    from ..decoding.confidence import word_confidences
 
-    return partial(read_calibration(arguments.model).confide, translator.model, translator.tokenizer)
+    return partial(word_confidences, translator.model, translator.tokenizer)

@@ -361,17 +361,6 @@ class WindowedBatchSampler:
         return replace(self._sampler(0)[0].statistics(), **whole)
 
 
-def batches_by_length(lengths: list[int], tokens: int) -> list[list[int]]:
-    """Return indices in batches of at most `tokens` tokens with padding, longest first; a longer one is alone."""
-    longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    batches, start = [], 0
-    while start < len(longest_first):
-        size = max(1, tokens // lengths[longest_first[start]])
-        batches.append(longest_first[start : start + size])
-        start += size
-    return batches
-
-
 @dataclass(frozen=True)
 class BatchStatistics:
     """Sizes of an epoch of batches; tokens without padding, padding as the share of all positions."""

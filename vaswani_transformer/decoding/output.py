@@ -1,11 +1,7 @@
 """Where translations are written: a stream, or a file that an interrupted program can resume."""
 
-import contextlib
 import json
 import os
-import signal
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,8 +12,8 @@ try:
 except ImportError:  # on Windows
     fcntl = None
 
-from ..errors import UserError
-from ..files import check_no_locks, sync, write_text
+from ..errors import UserError, reading
+from ..files import sync, write_text
 from ..json_and_yaml import read_json
 
 
@@ -33,31 +29,15 @@ def _open_alone(path: Path) -> int:
         UserError: for a file that another process writes.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        if fcntl is not None:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UserError(f"another process is writing {path}: wait, or give another --output") from error
-            except OSError as error:
-                check_no_locks(error)
-    except BaseException:
-        os.close(descriptor)
-        raise
+    if fcntl is not None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise UserError(f"another process is writing {path}: wait, or give another --output") from error
+        except OSError:  # a file system without locks
+            pass
     return descriptor
-
-
-@contextlib.contextmanager
-def _not_interrupted() -> Iterator[None]:
-    """Ctrl-C waits until the body has ended, so that no line is left half written."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class StreamOutput:
@@ -71,40 +51,44 @@ class StreamOutput:
     unfinished = None  # path of a file that can be resumed
 
     def __init__(self, target: TextIO | Path):
-        self._is_own = isinstance(target, Path)
-        if self._is_own and target.is_file() and notes_path(target).exists():
-            raise UserError(
-                f"{target} is unfinished: finish it with --resume and the command that started it, or delete it and"
-                f" {notes_path(target).name}"
-            )
-        if self._is_own and (target.is_file() or not target.exists()):
-            descriptor = _open_alone(target)
-            os.ftruncate(descriptor, 0)
-            self.stream = os.fdopen(descriptor, "w", encoding="utf-8")
+        self._path = target if isinstance(target, Path) else None
+        if self._path is None:
+            self.stream = target
+        elif target.is_file() or not target.exists():
+            if notes_path(target).exists():
+                raise UserError(
+                    f"{target} is unfinished: finish it with --resume and the command that started it, or delete it and"
+                    f" {notes_path(target).name}"
+                )
+            self.stream = os.fdopen(_open_alone(target), "w", encoding="utf-8")
+            self.stream.truncate(0)
         else:
-            self.stream = target.open("w", encoding="utf-8") if self._is_own else target
+            self.stream = target.open("w", encoding="utf-8")
 
     def write(self, text: str) -> None:
         """Write whole lines, which readers see at once."""
-        # A progress bar on standard error may stand on the line of the terminal that is written to now.
-        with _not_interrupted(), tqdm.external_write_mode(self.stream):
+        # A progress bar on standard error may be on the line of the terminal that is written to now.
+        with tqdm.external_write_mode(self.stream):
             self.stream.write(text)
             self.stream.flush()
 
     def finish(self) -> None:
-        """Nothing to do once all is written."""
+        """Do nothing: all is written."""
 
     def close(self) -> None:
         """Close it, if it was opened here."""
-        if self._is_own:
+        if self._path is not None:
             self.stream.close()
 
 
 class ResumableOutput:
     """A file of records that have equally many lines; while it is unfinished, `notes_path` holds its settings.
 
+    What is resumed is the count of whole records at the start of the file: a line that an end cut short is written
+    again.
+
     Args:
-        path: a regular file, or where there is none yet.
+        path: a regular file, or a name that is free.
         settings: what the records depend on, as JSON; all of it has to be the same to resume. The attribute `settings`
             has those of the first start, `drawn` ones included.
         lines_per_record: lines of each record; the attribute `done` counts the records that are in the file already.
@@ -136,22 +120,17 @@ class ResumableOutput:
             raise
 
     def _start(self, lines_per_record: int, resume: bool, drawn: dict[str, Any], is_new: bool) -> None:
-        path = self.path
-        notes = None if is_new else self._read_notes()
-        if resume and notes is not None:
-            self._check_settings(notes, drawn)
-            self.settings = notes
-            self.done, end = _whole_records(path, lines_per_record)
-            self._file.truncate(end)
-            self._file.seek(end)
+        if not is_new and self._notes.exists():
+            if not resume:
+                raise UserError(
+                    f"{self.path} is unfinished: give --resume to continue it, or delete it and {self._notes.name} to"
+                    " start again"
+                )
+            self._resume(lines_per_record, drawn)
             return
-        if notes is not None:
+        if resume and self.path.stat().st_size:
             raise UserError(
-                f"{path} is unfinished: give --resume to continue it, or delete it and {self._notes.name} to start anew"
-            )
-        if resume and path.stat().st_size:
-            raise UserError(
-                f"{path} cannot be resumed: it has no {self._notes.name} beside it, so it is finished or another"
+                f"{self.path} cannot be resumed: it has no {self._notes.name} beside it, so it is finished or another"
                 " program's; delete it, or give another --output"
             )
         self.settings |= drawn
@@ -159,38 +138,30 @@ class ResumableOutput:
         self._file.truncate(0)
         write_text(self._notes, json.dumps(self.settings, indent=1) + "\n")
 
-    def _read_notes(self) -> dict[str, Any] | None:
-        if not self._notes.exists():
-            return None
-        return read_json(self._notes, f"delete it and {self.path} to start anew")
-
-    def _check_settings(self, notes: dict[str, Any], drawn: dict[str, Any]) -> None:
-        for name, now in drawn.items():
-            if type(notes.get(name)) is not type(now) or not abs(notes[name]) < 2**63:
-                raise UserError(f"{self._notes} is damaged ({name}): delete it and {self.path} to start anew")
+    def _resume(self, lines_per_record: int, drawn: dict[str, Any]) -> None:
+        notes = read_json(self._notes, f"delete it and {self.path} to start again")
+        with reading(self._notes):
+            drawn = {name: type(value)(notes[name]) for name, value in drawn.items()}
         for name in dict.fromkeys([*self.settings, *notes]):
             before, now = notes.get(name), self.settings.get(name)
             if before != now and name not in drawn:
                 is_checksum = isinstance(before, str) and len(before) == 64  # which says nothing to a reader
                 before, now = ("not given" if value is None else f"{value!s:.100}" for value in (before, now))
-                how = "has changed" if is_checksum else f"was {before} and is {now} now"
+                change = "has changed" if is_checksum else f"was {before} and is {now} now"
                 raise UserError(
-                    f"{self.path} cannot be resumed: {name} {how}; give what it was started with, or delete it and"
-                    f" {self._notes.name} to start anew"
+                    f"{self.path} cannot be resumed: {name} {change}; give what it was started with, or delete it and"
+                    f" {self._notes.name} to start again"
                 )
+        self.settings = notes | drawn
+        self.done, end = _whole_records(self.path, lines_per_record)
+        self._file.truncate(end)
+        self._file.seek(end)
 
     def write(self, text: str) -> None:
-        """Write whole records, which readers see at once; after an error or Ctrl-C no line is left half written."""
-        start, data = self._file.tell(), text.encode("utf-8")
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except BaseException:
-            with contextlib.suppress(OSError):
-                written = self._file.seek(0, os.SEEK_END) - start
-                self._file.truncate(start + data.rfind(b"\n", 0, written) + 1)
-            raise
+        """Write whole records, which readers see at once."""
+        rest = memoryview(text.encode("utf-8"))
+        while rest:
+            rest = rest[self._file.write(rest) :]
 
     def sync(self) -> None:
         """Wait until what was written is on the disk."""
@@ -208,7 +179,7 @@ class ResumableOutput:
 
 
 def _whole_records(path: Path, lines_per_record: int) -> tuple[int, int]:
-    """How many whole records a file starts with, and how many bytes they have."""
+    """The number of whole records that a file starts with, and their bytes."""
     records, end, position = 0, 0, 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):

@@ -15,8 +15,8 @@ from transformers import (
 from transformers.pipelines.base import Pipeline
 
 from ..errors import UserError, one_line
+from ..exported import refuse_exported
 from ..hardware import choose_device, on_cpu
-from ..loading import refuse_exported
 from ..model.pipeline_vaswani import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
 
 PIPELINES = {

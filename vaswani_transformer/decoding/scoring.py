@@ -1,4 +1,4 @@
-"""How likely a model finds given translations: the log-probability of each of their tokens."""
+"""Scores of given translations: the log-probability of each of their tokens under a model."""
 
 import json
 import math
@@ -6,19 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from ..data.batching import PairCollator, batches_by_length
 from ..errors import UserError
-from ..hardware import use_free_threads
-from ..model.configuration_vaswani import VaswaniConfig
-from ..model.search_vaswani import length_normalization
-from .streaming import Remarks, Window
+from ..model.settings_vaswani import length_normalization
+from .streaming import Remarks, Window, batches_by_length
 
 TOKENS_PER_BATCH = 4096
 
 
-def check_length(config: VaswaniConfig, number: int, tokens: int) -> None:
+def check_length(config, number: int, tokens: int) -> None:
     """Raise `UserError` for a sentence of more tokens, `</s>` included, than a model with learned positions can take.
 
     `number` is the line of the sentence, from 1.
@@ -30,7 +25,6 @@ def check_length(config: VaswaniConfig, number: int, tokens: int) -> None:
         )
 
 
-@torch.no_grad()
 def score_ids(
     model,
     sources: Sequence[Sequence[int]],
@@ -58,13 +52,18 @@ def score_ids(
     for number, row in enumerate(scores, 1):
         if not all(map(math.isfinite, row)):
             raise UserError(
-                f"the model finds a log-probability of {next(one for one in row if not math.isfinite(one))} for output"
-                f" {number}: its numbers are out of range; give --precision float32 or bfloat16, or another model"
+                f"output {number} has a log-probability that is infinite or NaN: the model's numbers are out of range;"
+                " give --precision float32 or bfloat16, or another model"
             )
     return scores
 
 
 def _score_ids(model, sources, targets, tokens_per_batch: int) -> list[list[float]]:
+    import torch
+
+    from ..data.batching import PairCollator
+    from ..hardware import use_free_threads
+
     scores: list[list[float]] = [[] for _ in targets]
     filled = [index for index, target in enumerate(targets) if len(target)]
     lengths = [max(len(sources[index]), len(targets[index])) for index in filled]
@@ -75,7 +74,8 @@ def _score_ids(model, sources, targets, tokens_per_batch: int) -> list[list[floa
         inputs = collator([{"input_ids": sources[index], "labels": targets[index]} for index in indices])
         inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
         labels = inputs.pop("labels")
-        logits = model(**inputs, decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels)).logits
+        with torch.no_grad():
+            logits = model(**inputs, decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels)).logits
         losses = torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
         for index, row in zip(indices, losses.tolist(), strict=True):
             scores[index] = [-loss for loss in row[: len(targets[index])]]
@@ -119,14 +119,14 @@ class PairScore:
         return rule.score(self.log_probability, len(self.tokens))
 
 
-_BROKEN = "\ufffd"  # what a tokenizer shows for a part of a letter
-_LETTER_TOKENS = 4  # bytes of a letter in UTF-8, and so tokens it may have, at most
+_BROKEN = "\ufffd"  # what a tokenizer shows for a part of a character
+_MOST_TOKENS = 4  # of a character, which has at most as many bytes in UTF-8
 
 
 class TokenText:
     """The texts of tokens as people read them: with leading spaces, special tokens by name; joined, the whole text.
 
-    The text of a letter that consists of several tokens goes to the first of them.
+    The text of a character that consists of several tokens goes to the first of them.
     """
 
     def __init__(self, tokenizer):
@@ -138,7 +138,7 @@ class TokenText:
         texts: list[str] = []
         while len(texts) < len(ids):
             start = len(texts)
-            runs = (tuple(ids[start:end]) for end in range(start + 1, min(start + _LETTER_TOKENS, len(ids)) + 1))
+            runs = (tuple(ids[start:end]) for end in range(start + 1, min(start + _MOST_TOKENS, len(ids)) + 1))
             run = next((run for run in runs if _BROKEN not in self._text(run)), (ids[start],))
             texts += [self._text(run), *[""] * (len(run) - 1)]
         return texts
@@ -152,7 +152,7 @@ class TokenText:
 
 
 def _tokenize(
-    config: VaswaniConfig, tokenizer, pairs: Sequence[tuple[str, str]], numbers: Sequence[int]
+    config, tokenizer, pairs: Sequence[tuple[str, str]], numbers: Sequence[int]
 ) -> tuple[list[tuple[list[int], list[int]]], UserError | None]:
     """Token ids of pairs with these line numbers, up to one that is too long, and the error that names it."""
     ids = []
@@ -176,7 +176,7 @@ def _score(model, tokenizer, ids: list[tuple[list[int], list[int]]], tokens_per_
 def score_tokens(
     model, tokenizer, sources: list[str], targets: list[str], tokens_per_batch: int = TOKENS_PER_BATCH
 ) -> list[PairScore]:
-    """How likely the model finds each token of each target, given its source and the target's beginning.
+    """Score each token of each target, given its source and the tokens before it.
 
     Args:
         model: the model, or an ensemble, in evaluation mode.
@@ -201,7 +201,7 @@ def score_tokens(
 def score_pairs(
     model, tokenizer, sources: list[str], targets: list[str], tokens_per_batch: int = TOKENS_PER_BATCH
 ) -> tuple[list[float], list[int]]:
-    """How likely the model finds each target as a whole, with Args and Raises as of `score_tokens`.
+    """Score each target as a whole; Args and Raises as of `score_tokens`.
 
     Returns:
         for each pair the negative log-probability of its target in nats, and the target's tokens, `</s>` counted.

@@ -33,7 +33,7 @@ class Window:
 
 @dataclass
 class Remarks:
-    """What is left to say when lines are written."""
+    """What is left to report when lines are written."""
 
     split: list[int] = field(default_factory=list)  # numbers of the lines that were translated in parts
     cut: list[int] = field(default_factory=list)  # and of those whose translation repeated itself to its limit
@@ -47,12 +47,23 @@ class Remarks:
             raise self.error
 
 
-def _name_lines(numbers: list[int], what: str) -> None:
+def _name_lines(numbers: list[int], remark: str) -> None:
     if numbers:
         named = ", ".join(f"{number:,}" for number in numbers[:_NAMED])
         more = f" and {len(numbers) - _NAMED:,} more" if len(numbers) > _NAMED else ""
         lines = "1 line was" if len(numbers) == 1 else f"{len(numbers):,} lines were"
-        logger.warning(f"{lines} {what}: {named}{more}")
+        logger.warning(f"{lines} {remark}: {named}{more}")
+
+
+def batches_by_length(lengths: list[int], tokens: int) -> list[list[int]]:
+    """Indices in batches of at most `tokens` tokens, padding counted, longest first; one that is longer alone."""
+    longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    batches, start = [], 0
+    while start < len(longest_first):
+        size = max(1, tokens // lengths[longest_first[start]])
+        batches.append(longest_first[start : start + size])
+        start += size
+    return batches
 
 
 def in_windows(lines: Iterable[Any], size: int, done: int = 0, index: int = 0, first: int = 1) -> Iterator[Window]:

@@ -9,10 +9,6 @@ import shlex
 from importlib import metadata
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-
 from ..errors import UserError
 from ..files import file_sha256
 from ..json_and_yaml import read_json
@@ -62,6 +58,10 @@ def tensors_sha256(folder: str | Path) -> str | None:
 
     None if there are none or they cannot be read.
     """
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     try:
         tensors = {name: tensor for path in _weights_files(folder) for name, tensor in load_file(path).items()}
     except (OSError, SafetensorError):
@@ -88,7 +88,7 @@ def search_settings(generation_config) -> dict:
     """Return the settings of a search over the library's defaults, without the tokens that every model has."""
     settings = {
         name: value
-        for name, value in generation_config.to_diff_dict().items()
+        for name, value in getattr(generation_config, "to_diff_dict", lambda: vars(generation_config))().items()
         if value is not None and not name.startswith(("_", "output_")) and name not in _NO_SETTINGS
     }
     return json.loads(json.dumps(settings, default=str, skipkeys=True))

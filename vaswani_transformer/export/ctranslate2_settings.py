@@ -1,65 +1,94 @@
-"""The search settings of a model exported to CTranslate2: those that its search follows, and those that it refuses."""
+"""What CTranslate2 is given: the exported weights, and the search settings that it follows."""
 
-import os
+import logging
 from pathlib import Path
+from types import SimpleNamespace
 
-from transformers import GenerationConfig
+import ctranslate2
 
-from ..errors import UserError
-from ..loading import check_generation_config
-from ..model.generation_vaswani import unset_trainer_defaults
+from ..errors import UserError, reading
+from ..json_and_yaml import read_json
+from ..model.settings_vaswani import LENGTH_NORMALIZATIONS, SETTING_RANGES, broken_range
+from .facts import NotExpressibleError
 
-# Settings of a generation configuration that this search does not follow, and the values at which they do nothing.
+#: Settings of numbers, and rules, that the search follows.
+FOLLOWED = {
+    "num_beams", "num_return_sequences", "length_penalty", "max_extra_tokens", "max_new_tokens", "max_length",
+    "length_normalization",
+}  # fmt: skip
+# Those of tokens, and those that change no output of a search.
+_TOKENS = {
+    "suppress_tokens", "bad_words_ids", "forced_eos_token_id", "eos_token_id", "pad_token_id", "bos_token_id",
+    "decoder_start_token_id",
+}  # fmt: skip
+_HARMLESS = {
+    "transformers_version", "_from_model_config", "_commit_hash", "use_cache", "return_dict_in_generate",
+    "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
+    "output_attentions", "output_hidden_states", "output_scores", "output_logits", "cache_implementation",
+    "disable_compile", "return_legacy_cache", "num_assistant_tokens", "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind",
+}  # fmt: skip
+# Settings that the search does not follow, and the values at which they do nothing.
 _NEUTRAL = {
     "do_sample": False, "num_beam_groups": 1, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "min_length": 0, "min_new_tokens": 0,
-    "begin_suppress_tokens": None, "sequence_bias": None, "forced_bos_token_id": None,
-    "exponential_decay_length_penalty": None, "guidance_scale": None, "diversity_penalty": 0.0, "early_stopping": False,
+    "diversity_penalty": 0.0, "renormalize_logits": True, "guidance_scale": 1.0, "penalty_alpha": 0.0,
 }  # fmt: skip
 
 
-def read_generation_config(folder: str | Path, vocab_size: int) -> GenerationConfig:
-    """The exported `generation_config.json`, or the paper's for want of one."""
+def read_settings(folder: str | Path) -> SimpleNamespace:
+    """The exported `generation_config.json`, or the paper's settings where there is none.
+
+    Raises:
+        UserError: for a damaged file, and a value out of range.
+        NotExpressibleError: for a setting that the search does not follow.
+    """
     path = Path(folder) / "generation_config.json"
-    if not os.path.lexists(path):
-        return GenerationConfig(num_beams=4, length_penalty=0.6)
-    check_generation_config(path, vocab_size)
-    settings = GenerationConfig.from_pretrained(folder)
-    unset_trainer_defaults(settings, set())
-    for name in _NEUTRAL:
-        value = getattr(settings, name, None)
-        if not does_nothing(name, value):
-            raise UserError(
-                f"{name} in {path} is {value!r}: the search of an exported model does not follow it;"
-                " delete it there, or translate with the model itself"
-            )
-    return settings
+    values = {"num_beams": 4, "length_penalty": 0.6}
+    if path.exists() or path.is_symlink():
+        values = read_json(path, "copy it again, or delete it for the defaults")
+    settings = dict.fromkeys((*FOLLOWED, *_TOKENS, "do_sample", "top_k"))
+    for name, value in values.items():
+        check_setting(name, value, f" in {path}")
+        if name in settings:
+            settings[name] = value
+    return SimpleNamespace(**settings)
+
+
+def check_setting(name: str, value, place: str = "") -> None:
+    """Refuse a setting that the search cannot follow; `place` says where it is set."""
+    rule = broken_range(name, value) if name in FOLLOWED & SETTING_RANGES.keys() and value is not None else None
+    if name == "length_normalization" and value not in (None, *LENGTH_NORMALIZATIONS):
+        rule = f"one of {', '.join(LENGTH_NORMALIZATIONS)}"
+    if rule:
+        raise UserError(f"{name}{place} is {value!r:.100}: it must be {rule}")
+    if name not in FOLLOWED | _TOKENS | _HARMLESS and not does_nothing(name, value):
+        raise NotExpressibleError(
+            f"{name}{place} is {value!r:.100}, which the search of an exported model does not follow: leave it out, or"
+            " translate with the model itself"
+        )
 
 
 def does_nothing(name: str, value) -> bool:
-    """Whether a setting leaves every result as it is."""
+    """Return whether a setting leaves every result as it is."""
     if name == "early_stopping" and value == "never":  # the same as False to a search that ends on a bound anyway
         return True
-    return value is None or value == _NEUTRAL.get(name)
+    return value in (None, False, [], {}) or (name in _NEUTRAL and value == _NEUTRAL[name])
 
 
-def suppressed(settings: GenerationConfig, vocabulary: list[str], eos_token_id: int) -> list[list[str]]:
-    """The tokens of `suppress_tokens` and `bad_words_ids`, as CTranslate2 takes them."""
-    words = [word for word in settings.bad_words_ids or () if word != [eos_token_id]]  # as transformers does
-    sequences = [[token] for token in settings.suppress_tokens or ()] + words
-    return [[vocabulary[number] for number in sequence] for sequence in sequences]
-
-
-def is_end_forced(settings: GenerationConfig, folder: str | Path, eos_token_id: int) -> bool:
-    """Whether the last token that an output may have is the end token, at no cost.
+def open_engine(folder: str | Path, device: str = "cpu", **options) -> ctranslate2.Translator:
+    """CTranslate2's own translator of an exported folder, without the warnings that CTranslate2 prints by itself.
 
     Raises:
-        UserError: if it is another token.
+        UserError: for files that are missing or damaged, and what CTranslate2 cannot load on this device.
     """
-    end = settings.forced_eos_token_id
-    if end not in (None, eos_token_id, [eos_token_id]):
-        raise UserError(
-            f"forced_eos_token_id in {folder}/generation_config.json is {end}: the search of an exported model can"
-            f" force its end token alone, {eos_token_id}"
-        )
-    return end is not None
+    for name in ("model.bin", "config.json"):
+        if not (Path(folder) / name).is_file():  # a pipe would be waited for
+            raise UserError(f"{folder} has no file {name}: export the model again")
+    level, (kind, _, number) = ctranslate2.get_log_level(), device.partition(":")
+    ctranslate2.set_log_level(logging.ERROR)
+    try:
+        with reading(folder):
+            return ctranslate2.Translator(str(folder), device=kind, device_index=int(number or 0), **options)
+    finally:
+        ctranslate2.set_log_level(level)

@@ -3,29 +3,16 @@
 import math
 import random
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from transformers import PreTrainedTokenizerBase
-
-from ..data.tokenization import load_tokenizer
 from ..errors import UserError
+from ..exported import FACTS
 from ..files import check_path
-from ..hardware import choose_device
-from ..loading import FACTS, load_model
+from ..loading import load_model
 from ..model.checkpoint_vaswani import is_finite
 from ..output_folder import OutputFolder, is_empty, locked
-from .folder import (
-    COPIED,
-    EXTRAS,
-    MARIAN_FILES,
-    QUANTIZATIONS,
-    VOCABULARIES,
-    ExportFacts,
-    check_expressible,
-    reference_logits,
-    require,
-    set_positions,
-)
+from .facts import EXTRAS, QUANTIZATIONS, ExportFacts, require
+from .folder import check_expressible, reference_logits, set_positions
 
 _TOLERANCE = 0.01  # of log-probabilities and logits in float32; differences seen are below 0.001
 
@@ -68,12 +55,8 @@ def export_model(
         raise UserError(f"format is {format!r}: it must be one of {', '.join(EXTRAS)}")
     require(format)
     quantization = quantization or "float32"
-    if format == "ctranslate2" and quantization not in QUANTIZATIONS:
-        raise UserError(f"quantization is {quantization!r}: it must be one of {', '.join(QUANTIZATIONS)}")
-    if format != "ctranslate2" and quantization != "float32":
-        raise UserError(
-            f"quantization is {quantization!r}: weights exported to {format} are float32; for others use ctranslate2"
-        )
+    if quantization not in (known := QUANTIZATIONS if format == "ctranslate2" else ("float32",)):
+        raise UserError(f"quantization is {quantization!r}: weights exported to {format} are {' or '.join(known)}")
     check_path(model, "model")
     with locked(output):
         return _export(Path(model), Path(output), format, quantization, positions, overwrite)
@@ -82,42 +65,21 @@ def export_model(
 def _export(
     folder: Path, output: Path, format: str, quantization: str, positions: int | None, overwrite: bool
 ) -> Export:
-    written = _check_output(output, folder, format, overwrite)
-    loaded, tokenizer = load_model(folder, "cpu")
-    loaded = loaded.float()
-    check_expressible(loaded.config)
-    rows = set_positions(loaded, positions)
-    with written.staging() as place:
-        staging = place / format
-        difference = _write(format, folder, loaded, tokenizer, staging, rows, quantization)
-        size = sum(path.stat().st_size for path in staging.iterdir())
-        written.place(staging, last=FACTS, stale=[FACTS, *(name for kind in EXTRAS for name in _names(kind))])
-    return Export(output.absolute(), rows, size, difference)
-
-
-def _names(format: str) -> tuple[str, ...]:
-    """What an export may write."""
-    own = {
-        "ctranslate2": ("config.json", "model.bin", *VOCABULARIES),
-        "onnx": ("encoder.onnx", "decoder.onnx"),
-        "marian": MARIAN_FILES,
-    }
-    return (*own[format], *COPIED, FACTS)
-
-
-def _check_output(output: Path, model: Path, format: str, overwrite: bool) -> OutputFolder:
-    """Refuse an output that would destroy anything but an earlier export."""
     written = OutputFolder(output)
-    if is_empty(output):
-        return written
-    if not overwrite:
+    if not is_empty(output) and not overwrite:
         raise UserError(f"output {output} is not empty: give another one, or --overwrite to replace a model in it")
-    if FACTS not in written:
+    if not is_empty(output) and FACTS not in written:
         raise UserError(f"output {output} holds no exported model that could be overwritten: give another folder")
-    if model.resolve().is_relative_to(output.resolve()):
-        raise UserError(f"output {output} holds the model itself: give another folder")
-    written.check(_names(format))
-    return written
+    model, tokenizer = load_model(folder, "cpu")
+    model = model.float()
+    check_expressible(model.config)
+    rows = set_positions(model, positions)
+    with written.staging() as temporary:
+        staging = temporary / format
+        difference = _write(format, folder, model, tokenizer, staging, rows, quantization)
+        size = sum(path.stat().st_size for path in staging.iterdir())
+        written.place(staging, last=FACTS, stale=[FACTS, *written.names()])
+    return Export(output.absolute(), rows, size, difference)
 
 
 def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int, quantization: str) -> float | None:
@@ -125,18 +87,15 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
     from .. import __version__
 
     config = model.config
-    random_numbers = random.Random(0)
+    numbers, known = random.Random(0), min(config.vocab_size, config.target_vocab_size)
     sentences = [
-        [
-            random_numbers.randrange(min(config.vocab_size, config.target_vocab_size))
-            for _ in range(min(length, rows) - 1)
-        ]
-        + [config.eos_token_id]
+        [numbers.randrange(known) for _ in range(min(length, rows) - 1)] + [config.eos_token_id]
         for length in (12, 5, 20)
     ]
     logits = reference_logits(model, sentences)  # first: writing changes the model
     if not is_finite(logits):
         raise UserError(f"the model in {folder} computes numbers that are infinite or NaN: export another checkpoint")
+    settings = model.generation_config
     if format == "ctranslate2":
         from .to_ctranslate2 import largest_difference, write_ctranslate2
 
@@ -149,9 +108,8 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
         from .to_onnx import largest_difference, write_onnx
 
         write_onnx(model, staging)
-    for name in COPIED:
-        if (folder / name).is_file():
-            (staging / name).write_bytes((folder / name).read_bytes())
+    tokenizer.save_pretrained(staging)
+    settings.save_pretrained(staging)
     names = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id", "decoder_layers", "num_heads")
     ExportFacts(
         format=format,
@@ -163,38 +121,9 @@ def _write(format: str, folder: Path, model, tokenizer, staging: Path, rows: int
     if format == "marian":
         return None
     difference = largest_difference(staging, sentences, logits)
-    if quantization != "float32" and not math.isfinite(difference):
+    if not difference <= (_TOLERANCE if quantization == "float32" else math.inf):  # NaN is above both
         raise UserError(
-            f"quantization is {quantization!r}, in which this model's numbers are out of range (log-probabilities"
-            f" differ by {difference}): give another one, such as float32 or int8"
-        )
-    if quantization == "float32" and not difference <= _TOLERANCE:  # NaN is above it
-        raise RuntimeError(
-            f"the exported model differs from the model by {difference:.3g} and was discarded: please report this"
+            f"log-probabilities in {quantization} differ from the model's by {difference:.3g}, so nothing was written:"
+            " give another --quantization, or report this where it is float32"
         )
     return difference
-
-
-def load_exported(
-    folder: str | Path, device: str = "auto", precision: str | None = None
-) -> tuple[Any, PreTrainedTokenizerBase]:
-    """An exported model and its tokenizer, as `load_model` gives a model.
-
-    Args: as of `CTranslate2Translator`; of a precision of None, what the weights are stored in.
-
-    Raises:
-        UserError: for a folder that holds no such model, or a device or precision that CTranslate2 has not.
-    """
-    facts = ExportFacts.read(folder)
-    if facts.format != "ctranslate2":
-        raise UserError(
-            f"{folder} holds a model exported to {facts.format}, which this command does not run: export it with"
-            " --format ctranslate2, or give the model itself"
-        )
-    require(facts.format)
-    from .ctranslate2_model import CTranslate2Model
-
-    if device == "auto":
-        chosen = choose_device()  # each of several processes its own
-        device = str(chosen) if chosen.type == "cuda" else "cpu"
-    return CTranslate2Model(folder, device, precision or "default"), load_tokenizer(folder)

@@ -14,9 +14,10 @@ from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
 
 from ..data.tokenization import SIDES, side_of
-from ..errors import UserError, one_line
-from .ctranslate2_model import open_engine
-from .folder import position_table, read_vocabularies
+from ..errors import reading
+from .ctranslate2_settings import open_engine
+from .facts import NotExpressibleError, read_vocabularies
+from .folder import position_table
 
 _ACTIVATIONS = {
     "relu": common_spec.Activation.RELU,
@@ -35,9 +36,11 @@ class VaswaniLoader(BartLoader):
         """The specification, weights filled in; refuses what CTranslate2 cannot express."""
         config = model.config
         if config.encoder_layers == 0:
-            raise UserError("encoder_layers is 0: CTranslate2 has no stacks without layers, so this cannot be exported")
+            raise NotExpressibleError(
+                "encoder_layers is 0: CTranslate2 has no stacks without layers, so this cannot be exported"
+            )
         if config.attention_window is not None:
-            raise UserError(
+            raise NotExpressibleError(
                 f"attention_window is {config.attention_window}: CTranslate2 has no restricted self-attention in"
                 " encoders, so this cannot be exported"
             )
@@ -148,12 +151,8 @@ def write_ctranslate2(folder: Path, model, tokenizer, output: Path, quantization
     converter = TransformersConverter(str(folder))
     # It would read the folder again, which is loaded and checked already.
     converter.load_model, converter.load_tokenizer = (lambda *_, **__: model), (lambda *_, **__: tokenizer)
-    try:
+    with reading(folder):  # its `config.json` is read again
         converter.convert(str(output), quantization=quantization)
-    except UserError:
-        raise
-    except ValueError as error:  # of `config.json`, which it does read again
-        raise UserError(f"{folder} changed while it was exported ({one_line(error)}): export it again") from error
 
 
 def largest_difference(output: Path, sentences: list[list[int]], logits: torch.Tensor) -> float:

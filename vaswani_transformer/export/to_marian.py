@@ -19,7 +19,8 @@ from ..data.tokenization import side_of
 from ..errors import UserError
 from ..marian_format import ACTIVATIONS, CONFIG, EOS, LAYER_NORM_EPS, NEW, OLD, UNK, stack_parameters
 from ..model.configuration_vaswani import VaswaniConfig
-from .folder import MARIAN_FILES, position_table
+from .facts import MARIAN_FILES
+from .folder import position_table
 
 _MODEL, _SETTINGS, _JOINT, *_SIDES = MARIAN_FILES
 _NO_PROBABILITY = -1e4  # output bias of ids that a model of Marian's did not have

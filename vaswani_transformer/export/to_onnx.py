@@ -17,7 +17,8 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from .folder import ExportFacts, padded_pairs, position_table
+from .facts import ExportFacts
+from .folder import padded_pairs, position_table
 
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 OPSET = 18

@@ -14,10 +14,11 @@ import torch
 from ..data.tokenization import refuse_special_files
 from ..errors import UserError, reading
 from ..evaluation.records import tensors_sha256
+from ..exported import refuse_exported
 from ..files import check_path
 from ..hub.card_facts import facts_of
 from ..hub.model_card import render_card
-from ..loading import check_settings, load_model, quiet_transformers, refuse_exported
+from ..loading import check_settings, load_model, quiet_transformers
 from ..model.checkpoint_vaswani import check_finite
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration

@@ -62,11 +62,9 @@ class TreeTranslator(Translator):
 
     def _within_limits(self, number: int, text: str, ids: list[int]) -> list[list[int]]:
         parts = super()._within_limits(number, text, ids)
-        limit, words = self._output_limit(len(ids)), self._written_words(ids)
+        limit, words = self.output_limit(len(ids)), self._written_words(ids)
         if self._grammar is not None and limit < (least := least_tokens(words)):
-            config, advice = self.model.config, "raise --max-new-tokens"
-            if config.position_encoding == "learned" and limit + 1 == config.max_position_embeddings:
-                advice = "the model has no more positions, split the sentence"
+            advice = "raise --max-new-tokens, or split the sentence where the model has no more positions"
             raise UserError(
                 f"line {number}: a tree over {len(words)} words takes at least {least} tokens and an output may have"
                 f" {limit}: {advice}"
@@ -90,12 +88,13 @@ class TreeTranslator(Translator):
         is_whole = parse.well_formed and tokens == with_words(plain, sentence_text(words).split(" "))
         return replace(parse, well_formed=is_whole)
 
-    def _processors(self, pieces: list[Piece]) -> list[LogitsProcessor]:
+    def logits_processors(self, pieces: list[Piece]) -> list[LogitsProcessor]:
+        """As in `Translator`, and the grammar of trees over the words of each piece."""
         if self._grammar is None:
-            return super()._processors(pieces)
+            return super().logits_processors(pieces)
         words = [self._written_words(piece.ids) for piece in pieces]
-        limits = [self._output_limit(len(piece.ids)) for piece in pieces]
-        return [*super()._processors(pieces), BracketProcessor(self._grammar, words, limits)]
+        limits = [self.output_limit(len(piece.ids)) for piece in pieces]
+        return [*super().logits_processors(pieces), BracketProcessor(self._grammar, words, limits)]
 
 
 class Parser:

@@ -18,15 +18,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from ..data.batching import PairCollator
-from ..decoding.confidence import Calibration
-from ..decoding.cpu_inference import Int8Linear
-from ..decoding.glossary import Glossary, Terms, TermsSentence, beams_for
+from ..decoding.glossary import Glossary, Terms, beams_for
 from ..decoding.long_inputs import split_line
 from ..decoding.streaming import Window
 from ..decoding.translator import Hypothesis, Piece, PreparedWindow, Translator
 from ..errors import UserError
-from ..parsing.parser import Parser
 
 LONGEST = 500  # tokens of a sentence; a longer one is divided, or its attention might fill the memory
 _BEAMS = 4  # with so many beams a search has `tokens_per_batch` source tokens; with more it has fewer
@@ -134,6 +130,9 @@ class _Group:
     def _join(self, admitted: list[tuple[_Share, int]]) -> None:
         if not admitted:
             return
+        from ..data.batching import PairCollator
+        from ..decoding.glossary_search import TermsSentence
+
         collate = PairCollator(self.engine.model.config.pad_token_id)
         pieces = [share.ticket.pieces[number] for share, number in admitted]
         inputs = collate([{"input_ids": piece.ids, "labels": [0]} for piece in pieces])
@@ -153,7 +152,7 @@ class _Group:
         """Translate a batch by `Translator`."""
         with_scores = any(share.ticket.scores for share, _ in admitted)
         translator = self.engine.with_options(self.key.options, with_scores)
-        pieces = [replace(share.ticket.pieces[number], place=place) for place, (share, number) in enumerate(admitted)]
+        pieces = [replace(share.ticket.pieces[number], line=line) for line, (share, number) in enumerate(admitted)]
         self.engine.note_batch(len(pieces))
         self._leave([share for share, _ in admitted])
         found = translator.translate_prepared(PreparedWindow(Window(0, 1, [""] * len(pieces)), pieces, []))
@@ -198,7 +197,6 @@ class Engine:
     ):
         self.model, self.tokenizer, self.note_batch = model, tokenizer, note_batch
         self.pending = 0  # sentences that have come and are not done
-        self.calibration: Calibration | None = None  # when it is known
         self.translator = Translator(model, tokenizer, tokens_per_batch, max_source_tokens=LONGEST)
         config = model.config
         self._longest = min(
@@ -214,8 +212,10 @@ class Engine:
         self._thread.start()
 
     @cached_property
-    def parser(self) -> Parser:
-        """What parses, where the model is a parser; for the engine's thread."""
+    def parser(self):
+        """The `Parser`, where the model is one; for the engine's thread."""
+        from ..parsing.parser import Parser
+
         return Parser(self.model, self.tokenizer)
 
     @property
@@ -223,8 +223,7 @@ class Engine:
         """What the model computes in."""
         if not self.is_ours:
             return self.model.engine.compute_type
-        is_int8 = any(isinstance(module, Int8Linear) for module in self.model.modules())
-        return "int8" if is_int8 else str(self.model.dtype).removeprefix("torch.")
+        return str(self.model.dtype).removeprefix("torch.")
 
     def with_options(self, options: Options, scores: bool = False) -> Translator:
         """The translator with options of a request."""

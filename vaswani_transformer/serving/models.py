@@ -4,20 +4,20 @@ import asyncio
 import contextlib
 import logging
 import re
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from ..decoding.confidence import CALIBRATION
 from ..errors import UserError, one_line
+from ..exported import is_exported
 from ..hardware import memory_limit
 from ..hub.card_facts import known_languages
 from ..json_and_yaml import read_json
-from ..loading import is_exported
 from ..parsing.tokenizer import TREE_TOKENS
 from .engine import Engine
 
@@ -45,6 +45,7 @@ class ModelPlace:
     source: str  # code of the language
     target: str
     folder: Path
+    needs: str = ""  # of requests that CTranslate2 cannot follow: loaded for them whatever the precision is
 
     @property
     def name(self) -> str:
@@ -61,9 +62,7 @@ class ModelPlace:
     @property
     def details(self) -> dict[str, bool]:
         """What it can give about a translation, as fields of `/v1/translations`, without loading it."""
-        if is_exported(self.folder):
-            return {}
-        return {"alignments": True, "confidence" if (self.folder / CALIBRATION).is_file() else "token_scores": True}
+        return {"confidence": True} if is_exported(self.folder) else {"alignments": True, "confidence": True}
 
 
 def find_models(names: Sequence[str]) -> list[ModelPlace]:
@@ -123,7 +122,7 @@ class Models:
         self._load, self._most = load, most
         self._tokens_per_batch, self._note_batch = tokens_per_batch, note_batch
         self.loaded: dict[ModelPlace, Engine] = {}  # the least recently used first
-        self._users: dict[ModelPlace, int] = dict.fromkeys(places, 0)  # those that wait for it too
+        self._users: dict[ModelPlace, int] = defaultdict(int)  # those that wait for it too
         self._loading: dict[ModelPlace, asyncio.Task] = {}
         self._changing = asyncio.Lock()  # one model is loaded or unloaded at a time
         self._leaving: ModelPlace | None = None  # takes no further users, and is unloaded after the last of them
@@ -140,7 +139,17 @@ class Models:
         return next((one for one in self.places if (one.source.lower(), one.target.lower()) == wanted), None)
 
     @contextlib.asynccontextmanager
-    async def engine(self, place: ModelPlace) -> AsyncIterator[Engine]:
+    async def engine(self, place: ModelPlace, needs: str = "") -> AsyncIterator[Engine]:
+        """The engine of a model, as `engine_of`; in float32 where int8 by CTranslate2 cannot follow what it `needs`."""
+        async with self.engine_of(place) as engine:
+            if not needs or engine.is_ours or is_exported(place.folder):
+                yield engine
+                return
+        async with self.engine_of(replace(place, needs="requests that CTranslate2 cannot follow")) as engine:
+            yield engine
+
+    @contextlib.asynccontextmanager
+    async def engine_of(self, place: ModelPlace) -> AsyncIterator[Engine]:
         """The engine of a model, which stays loaded in the body.
 
         Raises:
@@ -168,7 +177,8 @@ class Models:
         try:
             async with self._changing:
                 await self._make_room(place)
-                model, tokenizer = await asyncio.to_thread(self._load, place.folder)
+                more = {"needs": [place.needs]} if place.needs else {}
+                model, tokenizer = await asyncio.to_thread(self._load, place.folder, **more)
                 note = partial(self._note_batch, place.name)
                 self.loaded[place] = Engine(model, tokenizer, self._tokens_per_batch, note)
         except Exception as error:

@@ -64,7 +64,7 @@ async def attention(
     place = service.place(source, target)
     service.note(request, place, [text])
     async with service.attending:
-        async with service.models.engine(place) as engine:
+        async with service.models.engine(place, "attention") as engine:
             weights = await engine.call(_weights, engine, text, translation)
         page = await asyncio.to_thread(attention_page, weights, ["encoder-decoder", "encoder", "decoder"])
     return HTMLResponse(page, headers=_headers(_ATTENTION))

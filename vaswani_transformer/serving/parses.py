@@ -47,7 +47,7 @@ async def parse(request: Request, wanted: ParsesRequest) -> ParsesAnswer:
     if place is None:
         raise RefusedError(400, "no parser is served: give the server the folder of `vaswani parse train`")
     service.note(request, place, texts)
-    async with service.models.engine(place) as engine:
+    async with service.models.engine(place, "parses") as engine:
         return ParsesAnswer(parses=[await engine.call(_parse, engine, words_of(text)) for text in texts])
 
 

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..decoding.confidence import Calibration, read_calibration
 from ..decoding.glossary import Glossary
 from ..decoding.translator import Hypothesis, Piece
 from ..errors import UserError
@@ -50,6 +49,13 @@ class Wish:
     split: bool = True  # into sentences
     glossary: Glossary | None = None
     scores: bool = False
+    alignments: bool = False
+
+    @property
+    def needs(self) -> str:
+        """What CTranslate2 cannot follow."""
+        asked = {"a glossary": self.glossary, "a prefix": any(self.prefixes or ()), "alignments": self.alignments}
+        return next((name for name, value in asked.items() if value), "")
 
 
 class Translating:
@@ -140,21 +146,6 @@ class Service:
             except UnicodeEncodeError as error:
                 raise RefusedError(400, "Invalid request: the text has half a surrogate pair") from error
 
-    async def calibration(self, engine: Engine, place: ModelPlace) -> Calibration:
-        """What says how sure a model is.
-
-        Raises:
-            RefusedError: its folder has none.
-        """
-        if engine.calibration is None:
-            try:
-                engine.calibration = await asyncio.to_thread(read_calibration, place.folder)
-            except UserError as error:
-                logger.warning(f"no confidence for {place.name}: {error}")
-                line = f"Invalid request: the model for {place.name} has not been calibrated: leave confidence out"
-                raise RefusedError(400, line) from error
-        return engine.calibration
-
     @contextlib.asynccontextmanager
     async def translating(self, place: ModelPlace, wish: Wish) -> AsyncIterator[Translating]:
         """Tokenise what is to be translated, with the model loaded.
@@ -166,7 +157,7 @@ class Service:
         terms = wish.glossary.terms.values() if wish.glossary else ()
         glossary = [text for term in terms for text in (term.source, *term.targets)]
         self.check([*wish.texts, *(wish.prefixes or []), *glossary])
-        async with self.models.engine(place) as engine:
+        async with self.models.engine(place, wish.needs) as engine:
             texts, pieces = await asyncio.to_thread(_prepare, engine, place.source, wish)
             pending = self.models.pending
             if pending and pending + len(pieces) > self.limits.queue:

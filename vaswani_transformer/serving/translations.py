@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..attention.alignments import align
 from ..data.words import words_of
-from ..decoding.confidence import Calibration, mean_confidence
+from ..decoding.confidence import mean_confidence, word_confidences
 from ..decoding.glossary import Glossary, make_glossary
 from ..decoding.scoring import score_tokens
 from ..decoding.translator import Hypothesis
@@ -72,7 +72,7 @@ class Word(BaseModel):
     """A word of a translation."""
 
     text: str
-    confidence: float = Field(description="the share of such words that should be right, from 0 to 1")
+    confidence: float = Field(description="its probability, from 0 to 1")
 
 
 class Alternative(BaseModel):
@@ -87,7 +87,7 @@ class Alternative(BaseModel):
         None, description="numbers, from 0, of a source word and a target word"
     )
     target_words: list[str] | None = Field(None, description="those that the alignment links")
-    confidence: float | None = Field(None, description="the share of the words that should be right, from 0 to 1")
+    confidence: float | None = Field(None, description="the mean probability of its words, from 0 to 1")
     words: list[Word] | None = None
 
 
@@ -134,12 +134,12 @@ async def translate(request: Request, wanted: TranslationsRequest) -> Translatio
     if wanted.prefix is not None and wanted.glossary:
         raise RefusedError(400, "Invalid request: prefix and glossary cannot be combined: leave one of them out")
     place = service.place(wanted.source, wanted.target)
-    names = ("nbest", "beams", "length_penalty", "max_new_tokens", "scores")
+    names = ("nbest", "beams", "length_penalty", "max_new_tokens", "scores", "alignments")
     options = {name: getattr(wanted, name) for name in names}
     wish = Wish(texts, prefixes, split=wanted.split_sentences, glossary=_glossary(wanted.glossary), **options)
     service.note(request, place, texts)
     async with service.translating(place, wish) as work:
-        details = _Details(wanted, await service.calibration(work.engine, place) if wanted.confidence else None)
+        details = _Details(wanted)
         if wanted.stream:  # all has been checked, so that the stream will not fail
             return StreamingResponse(_events(service, place, wish, details), media_type="text/event-stream")
         found = await work.all()
@@ -163,7 +163,6 @@ class _Details:
     """What is answered about each sentence."""
 
     wanted: TranslationsRequest
-    calibration: Calibration | None  # if confidence is wanted
 
     async def sentence(
         self, work: Translating, text: SplitText, number: int, found: list[Hypothesis]
@@ -190,8 +189,8 @@ class _Details:
             for one, score in zip(details, score_tokens(*arguments), strict=True):
                 pairs = zip(score.tokens, score.log_probabilities, strict=True)
                 one["tokens"] = [{"text": text, "log_probability": value} for text, value in pairs]
-        if self.calibration is not None:
-            for one, words in zip(details, self.calibration.confide(*arguments), strict=True):
+        if self.wanted.confidence:
+            for one, words in zip(details, word_confidences(*arguments), strict=True):
                 one["confidence"] = mean_confidence(words)
                 one["words"] = [{"text": text, "confidence": value} for text, value in words]
         if self.wanted.alignments:

@@ -1,0 +1,152 @@
+"""The search of a `Translator` by a model: its pieces become token ids, by `generate()` or an open search."""
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from ..data.batching import PairCollator
+from ..errors import UserError
+from ..hardware import use_free_threads
+from .glossary import beams_for
+from .glossary_search import TermsSentence
+from .streaming import batches_by_length
+
+_JOINING = 4  # sentences join a search when one in so many places is free: the encoder is faster with several at once
+
+
+class ForcedPrefixes(LogitsProcessor):
+    """Makes each output begin with the token ids of its sentence's prefix, one prefix for each sentence of the batch.
+
+    Scores and limits stay as they are: a prefix counts in log-probability and length like any other tokens.
+    """
+
+    def __init__(self, prefixes: list[list[int]]):
+        longest = max(map(len, prefixes), default=0)
+        self.forced = torch.tensor([prefix + [-1] * (longest - len(prefix)) for prefix in prefixes])
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """Scores `(rows, vocab_size)`, the rows of a sentence together, with all but the forced token ruled out."""
+        step = input_ids.shape[1] - 1  # without the start token
+        if step >= self.forced.shape[1]:
+            return scores
+        forced = self.forced[:, step].repeat_interleave(len(scores) // len(self.forced)).to(scores.device)
+        token = forced.clamp(min=0)[:, None]
+        # nearly impossible, not impossible, if another processor has ruled it out
+        forced_score = scores.gather(1, token).clamp(min=-1e4)
+        only = torch.full_like(scores, -torch.inf).scatter_(1, token, forced_score)
+        return torch.where((forced >= 0)[:, None], only, scores)
+
+
+def continuous_batching_pays(model) -> bool:
+    """Return whether full batches to the end are faster than batches that sentences only leave.
+
+    They need fewer steps and no fewer rows of them. On a CPU it is the rows that take the time, and rows of different
+    length make attention slower.
+    """
+    return hasattr(model, "open_search") and model.device.type != "cpu"
+
+
+@contextlib.contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Start from the random state of a seed; afterwards torch's is what it was."""
+    with torch.random.fork_rng([] if device.type == "cpu" else [device]):
+        torch.manual_seed(seed)
+        yield
+
+
+def search_pieces(translator, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
+    """The number of each piece and the token ids of its hypotheses, best first, without the start token and padding."""
+    yield from _with_terms(translator, pieces)
+    free = [number for number, piece in enumerate(pieces) if piece.terms is None]
+    for index, outputs in _without_terms(translator, [pieces[number] for number in free]):
+        yield free[index], outputs
+
+
+def _with_terms(translator, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
+    """As `search_pieces`, of the pieces that have terms."""
+    asked = translator.setting("num_beams", 1)
+    beams = {number: beams_for(piece.terms, asked) for number, piece in enumerate(pieces) if piece.terms}
+    for size in sorted(set(beams.values())):
+        numbers = [number for number, count in beams.items() if count == size]
+        for batch in batches_by_length([len(pieces[number].ids) for number in numbers], translator.tokens_per_batch):
+            chosen = [pieces[numbers[index]] for index in batch]
+            search = _open_search(translator, num_beams=size)
+            if search is None or translator.logits_processors(chosen):
+                raise UserError(
+                    "a glossary is for a beam search of one model: leave it out, or leave out prefixes, sampling,"
+                    " ensembles and further settings of generate()"
+                )
+            kinds = [partial(TermsSentence, piece.terms) for piece in chosen]
+            sentences = search.join(**_padded(translator.model, chosen), kinds=kinds)
+            while search.is_open:
+                search.step()
+            for index, sentence in zip(batch, sentences, strict=True):
+                yield numbers[index], [output.tokens for output in sentence.outputs()]
+
+
+def _open_search(translator, **options):
+    open_search = getattr(translator.model, "open_search", None)
+    return open_search and open_search(**translator.generate_options | options)
+
+
+def _without_terms(translator, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
+    """As `search_pieces`, of pieces without terms."""
+    if continuous_batching_pays(translator.model) and not translator.logits_processors(pieces):
+        search = _open_search(translator)
+        if search is not None:
+            yield from _joining(translator, search, pieces)
+            return
+    for batch in batches_by_length([len(piece.ids) for piece in pieces], translator.tokens_per_batch):
+        use_free_threads()
+        yield from zip(batch, generate(translator, [pieces[number] for number in batch]), strict=True)
+
+
+def _joining(translator, search, pieces: list) -> Iterator[tuple[int, list[list[int]]]]:
+    """The same by one search, which the shorter ones join as the longer ones are done."""
+    lengths = [len(piece.ids) for piece in pieces]
+    waiting = sorted(range(len(pieces)), key=lambda number: lengths[number])  # the longest last
+    numbers: dict = {}  # of the sentences of the search
+    while waiting or search.is_open:
+        longest = max(search.source_length, lengths[waiting[-1]] if waiting else 0)  # all are padded to it
+        room = max(1, translator.tokens_per_batch // longest)
+        free = room - search.running
+        if waiting and (free * _JOINING >= room or len(waiting) <= free or not search.is_open):
+            joining = [waiting.pop() for _ in range(min(free, len(waiting)))]
+            sentences = search.join(**_padded(translator.model, [pieces[number] for number in joining]))
+            numbers |= dict(zip(sentences, joining, strict=True))
+        for sentence in search.step():
+            yield numbers.pop(sentence), [_trimmed(translator, output.tokens) for output in sentence.outputs()]
+
+
+@torch.no_grad()
+def generate(translator, pieces: list) -> list[list[list[int]]]:
+    """Token ids of each piece's hypotheses by one call of `generate()`, as of `search_pieces`."""
+    model, options = translator.model, dict(translator.generate_options)
+    if processors := translator.logits_processors(pieces):
+        options["logits_processor"] = LogitsProcessorList([*processors, *options.get("logits_processor", ())])
+    outputs = model.generate(**_padded(model, pieces), **options)
+    outputs = getattr(outputs, "sequences", outputs)  # where the model's own settings ask for more than ids
+    rows = [_trimmed(translator, row[1:]) for row in outputs.tolist()]
+    number = len(rows) // len(pieces)
+    return [rows[start : start + number] for start in range(0, len(rows), number)]
+
+
+def _padded(model, pieces: list) -> dict[str, torch.Tensor]:
+    """Sources as `generate()` takes them: `input_ids` and `attention_mask`, `(pieces, longest)`."""
+    collate = PairCollator(model.config.pad_token_id)
+    inputs = collate([{"input_ids": piece.ids, "labels": [0]} for piece in pieces])
+    return {name: tensor.to(model.device) for name, tensor in inputs.items() if name != "labels"}
+
+
+def _trimmed(translator, ids: list[int]) -> list[int]:
+    """An output without the padding after `</s>`, or at its end."""
+    ends, pad = translator.end_ids, translator.model.config.pad_token_id
+    end = next((index for index, token in enumerate(ids) if token in ends), None)
+    if end is not None:
+        return ids[: end + 1]
+    while ids and ids[-1] == pad:
+        ids = ids[:-1]
+    return ids

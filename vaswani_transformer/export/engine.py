@@ -1,0 +1,89 @@
+"""The model that a command decodes with: by torch, or by CTranslate2 where it is exported or int8 on a CPU is asked."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..exported import is_exported
+from .facts import ExportFacts, NotExpressibleError, require
+from .int8_cache import int8_folder
+
+logger = logging.getLogger(__name__)
+
+
+def load_for_decoding(
+    folders: str | Path | Sequence[str | Path],
+    device: str = "auto",
+    precision: str | None = None,
+    *,
+    combine: str | None = None,
+    needs: Sequence[str] = (),
+) -> tuple[Any, Any]:
+    """The model, or the ensemble of several, ready to translate and score, and its tokenizer.
+
+    Neither torch nor transformers is imported for an exported model, or for int8 once the model is converted.
+
+    Args:
+        folders: a model folder, which may be exported to CTranslate2, or the members of an ensemble.
+        device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"`, ...
+        precision: `"float32"`, `"bfloat16"`, `"float16"`; `"int8"`, by CTranslate2 on a CPU; of an exported model a
+            type of CTranslate2. By default as the model was saved.
+        combine: see `Ensemble`.
+        needs: names of options in force that CTranslate2 cannot follow, such as `"--glossary"`. With them int8 becomes
+            float32, which is logged, and an exported model is refused.
+
+    Raises:
+        UserError: for a folder that holds no such model, or a device, precision or need that cannot be.
+    """
+    folders = [folders] if isinstance(folders, str | Path) else list(folders)
+    needs = [*needs, "--ensemble"] if len(folders) > 1 else list(needs)
+    if any(map(is_exported, folders)):
+        if needs:
+            raise UserError(f"{needs[0]} is not possible with an exported model: give the model itself")
+        return load_exported(folders[0], device, precision)
+    if precision == "int8":
+        if device not in ("auto", "cpu"):
+            raise UserError(f"--precision int8 is for a CPU and --device is {device}: give --device cpu")
+        try:
+            if needs:
+                raise NotExpressibleError(f"CTranslate2 cannot follow {needs[0]}")
+            return load_exported(int8_folder(folders[0]), "cpu")
+        except NotExpressibleError as reason:
+            logger.warning(f"computed in float32, not int8: {reason}")
+        device, precision = "cpu", "float32"
+    from ..decoding.cpu_inference import prepare_for_inference
+    from ..decoding.ensemble import COMBINATIONS, load_ensemble
+    from ..loading import load_model
+
+    if len(folders) > 1:
+        model, tokenizer = load_ensemble(folders, device, combine or COMBINATIONS[0], precision=precision)
+    else:
+        model, tokenizer = load_model(folders[0], device, precision)
+    return (prepare_for_inference(model) if model.device.type == "cpu" else model), tokenizer
+
+
+def load_exported(folder: str | Path, device: str = "auto", precision: str | None = None) -> tuple[Any, Any]:
+    """A model exported to CTranslate2 and its tokenizer; arguments as of `load_for_decoding`.
+
+    Raises:
+        UserError: for a folder that holds no such model, or a device or precision that CTranslate2 has not.
+    """
+    facts = ExportFacts.read(folder)
+    if facts.format != "ctranslate2":
+        raise UserError(
+            f"{folder} holds a model exported to {facts.format}, which this command does not run: export it with"
+            " --format ctranslate2, or give the model itself"
+        )
+    require(facts.format)
+    import ctranslate2
+
+    from ..decoding.fast_tokenizer import open_tokenizer
+    from .ctranslate2_model import CTranslate2Model
+
+    if device == "auto":  # each of several processes its own GPU
+        count = ctranslate2.get_cuda_device_count()
+        device = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % count}" if count else "cpu"
+    return CTranslate2Model(folder, device, precision or "default"), open_tokenizer(folder)

@@ -70,7 +70,6 @@ _MODULES = {
     "data.prepared": "open_prepared",
     "data.tokenization": "load_tokenizer train_tokenizer",
     "data.tokenized_pairs": "tokenize_pairs",
-    "decoding.cpu_inference": "prepare_for_inference",
     "decoding.ensemble": "Ensemble load_ensemble",
     "decoding.pipelines": "pipeline",
     "decoding.scoring": "score_pairs score_tokens",

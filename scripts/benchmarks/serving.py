@@ -29,7 +29,7 @@ from time import perf_counter
 import psutil
 import torch
 
-from vaswani_transformer import Translator, export_model, load_model
+from vaswani_transformer import Translator, export_model
 from vaswani_transformer.experiments.base import markdown_table
 
 # The arguments are the exported folder, its tokenizer's and the number of beams.
@@ -156,10 +156,9 @@ def compare(arguments: argparse.Namespace, sentences: list[str]) -> None:
 
 def prepared(folder: str, precision: str):
     """A model as `vaswani serve` prepares it, and its tokenizer."""
-    from vaswani_transformer import prepare_for_inference
+    from vaswani_transformer.export.engine import load_for_decoding
 
-    model, tokenizer = load_model(folder, "cpu")
-    return prepare_for_inference(model, precision), tokenizer
+    return load_for_decoding(folder, "cpu", precision)
 
 
 def soak(arguments: argparse.Namespace, sentences: list[str]) -> None:

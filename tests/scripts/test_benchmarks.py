@@ -1,5 +1,6 @@
 """The benchmarks of training and generation: their figures from made-up measurements, and every contestant briefly."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -107,80 +108,13 @@ def test_kinds_of_kernels(monkeypatch):
     assert {name: kind_of(name) for name in names} == names
 
 
-@pytest.fixture
-def generation(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    import generation
-
-    return generation
-
-
-def test_targets_are_met_by_the_faster_of_ours_against_the_faster_peer(generation):
-    rates = {
-        "transformers' Marian, float32": [10.0, 10.0, 10.0],
-        "ours, float32": [13.0, 15.0, 16.0],
-        "ours, prepared, float32": [20.0, 22.0, 21.0],
-        "CTranslate2, float32": [19.0, 19.0, 10.0],
-        "CTranslate2, in parts, float32": [10.0, 22.0, 30.0],  # the faster one by its median
-        "ours, prepared, int8": [30.0, 33.0, 40.0],
-        "Marian, int8": [30.0, 30.0, 30.0],
-        "ONNX Runtime, int8": [60.0, 60.0, 60.0],
-    }
-    cell = {"batch": 16, "beams": 4, "rates": rates}
-    head, row = (line.strip("| ").split(" | ") for line in generation.target_table([cell]).splitlines()[0:3:2])
-    assert dict(zip(head[1:], row[1:], strict=True)) == {
-        "plain / transformers' Marian, at least 1.4": "1.50 (1.30) met",
-        "float32 / CTranslate2, at least 1.0": "1.00 (0.70) met",
-        "int8 / Marian, at least 1.1": "1.10 (1.00) met",
-        "int8 / ONNX Runtime": "0.55 (0.50)",
-    }
-    rates["Marian, int8"][1] = 31.0
-    assert "**1.06 (1.00) missed**" in generation.target_table([cell])
-    assert generation.target_table([cell]).endswith("2 met, 1 missed: batch 16, beam 4: int8 / Marian 1.06.\n")
-    first, last = (line.split(" | ")[1] for line in generation.rate_table([cell]).splitlines()[2:10:7])
-    assert first.startswith("10 (1.00)") and last.startswith("60 (6.00)")
-
-
-def test_memory_is_the_peak(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    from generation_contestants import peak_memory
-
-    held = "block = bytearray(1 << 28); block[::4096] = bytes([1]) * (1 << 16); del block; print(flush=True); input()"
-    process = subprocess.Popen([sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    process.stdout.readline()
-    assert 256 <= peak_memory(process.pid) < 400
-    process.communicate(b"\n")
-
-
-ANSWERING = """
-    def answer(factor, connection):
-        connection.send("ready")
-        for question in iter(connection.recv, None):
-            connection.send(factor * question if factor else 1 / 0)
-"""
-
-
-def test_processes_are_asked_in_turn(tmp_path, monkeypatch):
-    (tmp_path / "answering.py").write_text(textwrap.dedent(ANSWERING))
-    for folder in (SCRIPTS, tmp_path):
-        monkeypatch.syspath_prepend(str(folder))
-    from answering import answer
-    from in_turn import InTurn
-
-    players = InTurn(answer, {"two": (2,), "three": (3,)})
-    assert players.rounds(5, 2, first=7) == {"two": [10, 10], "three": [15, 15]}
-    players.close()
-    with pytest.raises(SystemExit, match="the process of none ended"):
-        InTurn(answer, {"one": (1,), "none": (0,)}).rounds(5, 1)
-
-
 @pytest.mark.slow
-def test_every_contestant_generates_and_what_is_measured_is_kept(tmp_path):
-    small = "--preset student-6-2 --vocab-size 104 --batches 3 --beams 2 --rounds 1 --target-length 5 --threads 2"
-    command = [sys.executable, str(SCRIPTS / "generation.py"), *small.split(), "--output", str(tmp_path / "cells")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+def test_text_in_text_out(tmp_path):
+    small = "student-6-2 --sentences 3 --beams 2 --rounds 1 --target-length 5 --threads 2"
+    command = [sys.executable, str(SCRIPTS / "generation.py"), *small.split()]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
-    rows = [line.split(" | ")[0].strip("| ") for line in done.stdout.splitlines() if line.startswith("| ")]
-    assert {"transformers' Marian, float32", "ours, float32", "ours, prepared, int8", "batch 3, beam 2"} <= set(rows)
-    again = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert again.stdout == done.stdout and "round" not in again.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
+    assert [row[1] for row in rows] == ["float32", "int8", "CTranslate2 alone, int8"]
+    assert all(float(row[2].replace(",", "")) > 0 for row in rows)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+from functools import partial
 
 import pytest
 import served
@@ -179,11 +180,10 @@ def test_by_default_they_are_unloaded_when_memory_is_short(make, folder, monkeyp
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_answer_has_the_precision(make, precision):
-    def load(path):
-        from vaswani_transformer import prepare_for_inference
-
-        model, tokenizer = load_model(path, "cpu")
-        return prepare_for_inference(model, precision), tokenizer
-
-    answer = ask(make(load=load), "POST", "/v1/translations", json={"text": "A dog.", "target": "de"})[1]
+    answer = ask(
+        make(load=partial(load_model, device="cpu", precision=precision)),
+        "POST",
+        "/v1/translations",
+        json={"text": "A dog.", "target": "de"},
+    )[1]
     assert answer["precision"] == precision

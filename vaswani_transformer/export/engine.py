@@ -54,15 +54,17 @@ def load_for_decoding(
         except NotExpressibleError as reason:
             logger.warning(f"computed in float32, not int8: {reason}")
         device, precision = "cpu", "float32"
-    from ..decoding.cpu_inference import prepare_for_inference
     from ..decoding.ensemble import COMBINATIONS, load_ensemble
+    from ..hardware import keep_freed_memory
     from ..loading import load_model
 
     if len(folders) > 1:
         model, tokenizer = load_ensemble(folders, device, combine or COMBINATIONS[0], precision=precision)
     else:
         model, tokenizer = load_model(folders[0], device, precision)
-    return (prepare_for_inference(model) if model.device.type == "cpu" else model), tokenizer
+    if model.device.type == "cpu":  # each step of a search of many beams allocates and frees the same large tensors
+        keep_freed_memory()
+    return model, tokenizer
 
 
 def load_exported(folder: str | Path, device: str = "auto", precision: str | None = None) -> tuple[Any, Any]:

@@ -372,7 +372,7 @@ def test_bad_exports_and_settings(tmp_path, folder, exported):
     broken = shutil.copytree(exported, tmp_path / "broken")
     settings = json.loads((broken / "generation_config.json").read_text())
     (broken / "generation_config.json").write_text(json.dumps(settings | {"no_repeat_ngram_size": 3}))
-    with pytest.raises(UserError, match=r"no_repeat_ngram_size in .* is 3: .* does not follow it"):
+    with pytest.raises(UserError, match=r"no_repeat_ngram_size in .* is 3, which .* does not follow"):
         CTranslate2Translator(broken)
     (broken / "export.json").write_text("{")
     with pytest.raises(UserError, match=r"export\.json"):

@@ -6,7 +6,7 @@ import pytest
 from conftest import error_of
 from exporting_models import save_model, small_tokenizer
 
-from vaswani_transformer import average_models, export_model, load_ensemble, load_model, pipeline, publish
+from vaswani_transformer import export_model, load_ensemble, load_model, pipeline, publish
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.export.facts import ExportFacts
 from vaswani_transformer.importing.importing import import_model
@@ -40,7 +40,6 @@ CALLS = {
     "publish": lambda model, exported, new: publish(exported, "owner/name", dry_run=True),
     "pipeline": lambda model, exported, new: pipeline("translation", model=exported),
     "pipeline without a task": lambda model, exported, new: pipeline(model=str(exported)),
-    "average_models": lambda model, exported, new: average_models([model, exported], new),
     "import_model": lambda model, exported, new: import_model(exported, new),
 }
 

@@ -146,9 +146,6 @@ def open_session(path: Path, threads: int = 0):
     """An `onnxruntime.InferenceSession` on the CPU, with this many threads; 0 leaves it to onnxruntime."""
     import onnxruntime
 
-    from ..hardware import check_workers
-
-    check_workers("threads", threads, least=0)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3

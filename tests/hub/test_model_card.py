@@ -18,16 +18,20 @@ from vaswani_transformer.hub.card_facts import (
     datasets_of,
     file_name,
     languages_of,
+    metadata,
     read_run,
 )
-from vaswani_transformer.hub.existing_card import carry_over, describes, is_sealed, may_be_replaced, metadata, read_card
 from vaswani_transformer.hub.model_card import (
     METRICS,
     card_for_push,
+    carry_over,
     check_metadata,
     choose_kind,
     compare_with_paper,
     decoding_rows,
+    describes,
+    is_sealed,
+    may_be_replaced,
     render_card,
     training_rows,
 )
@@ -116,19 +120,15 @@ def test_the_model_index_holds_the_scores_exactly_and_how_they_were_obtained():
 def test_test_sets_of_like_names_stay_apart():
     sets = [SCORES | {"test_set": name} for name in ("Test", "test", "test-2")]
     sets.append(SCORES | {"test_set": "test", "source_sha256": "cd" * 32})  # another file of the same name
-    data = ModelCard(render_card(full_facts(evaluations=sets))).data
-    scores = {result.dataset_type: result.dataset_name for result in data.eval_results}
-    assert list(scores.values()) == ["Test", "test", "test-2", "test"] and len(data.eval_results) == 4 * len(sets)
     greedy = SCORES | {"generation": {"num_beams": 1}, "bleu": 26.0}
-    data = ModelCard(render_card(full_facts(evaluations=[SCORES, greedy]))).data
-    assert len({result.dataset_type for result in data.eval_results}) == 1
+    data = ModelCard(render_card(full_facts(evaluations=[*sets, SCORES, greedy]))).data
+    assert len({result.unique_identifier for result in data.eval_results}) == 5
     bleu = {
         result.metric_args["num_beams"]: result.metric_value
         for result in data.eval_results
-        if result.metric_type == "sacrebleu"
+        if result.metric_type == "sacrebleu" and result.dataset_name == SCORES["test_set"]
     }
     assert bleu == {4: SCORES["bleu"], 1: 26.0}
-    assert [result.metric_args for result in data.eval_results if result.metric_type == "perplexity"] == [None]
 
 
 def test_any_setting_of_the_search_is_shown():
@@ -290,11 +290,11 @@ def test_a_template_of_ones_own(tmp_path):
     ("text", "message"),
     [
         ("{{ nme }}", "'nme' is undefined"),
-        ("line\n{% if %}\n", "line 2"),
+        ("line\n{% if %}\n", "card.md: Expected an expression"),
         ('{% extends "none.md" %}', "none.md"),
-        ("---\n- a list\n---\n", "front matter is not valid"),
-        ("---\n: {\n---\n", "front matter is not valid"),
-        ("---\nmodel-index: 5\n---\n", "front matter is not valid"),
+        ("---\n- a list\n---\n", "card.md: "),
+        ("---\n: {\n---\n", "card.md: "),
+        ("---\nmodel-index: 5\n---\n", "card.md: "),
     ],
 )
 def test_templates_that_are_wrong(tmp_path, text, message):
@@ -306,11 +306,11 @@ def test_templates_that_are_wrong(tmp_path, text, message):
 
 
 def test_templates_that_cannot_be_read(tmp_path):
-    with pytest.raises(UserError, match="base, big, parser or a file"):
-        render_card(facts(), str(tmp_path / "none.md"))
-    (tmp_path / "latin.md").write_bytes(b"# caf\xe9")
-    with pytest.raises(UserError, match="not UTF-8"):
-        render_card(facts(), str(tmp_path / "latin.md"))
+    for name, content in (("none.md", None), ("latin.md", b"# caf\xe9")):
+        if content:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=name):
+            render_card(facts(), str(tmp_path / name))
 
 
 # The seal
@@ -323,21 +323,22 @@ def test_the_seal_breaks_when_the_card_is_edited():
     assert not is_sealed(card + "And more.\n") and not is_sealed("# Another\n") and not is_sealed("")
 
 
-@pytest.mark.parametrize("evaluations", [[SCORES], [SCORES | {"test_set": "a --> b <!-- c"}], []])
-def test_the_next_card_keeps_what_is_still_true(evaluations):
-    before = full_facts(weights="ab" * 32, evaluations=evaluations)
+@pytest.mark.parametrize("test_set", ["newstest", "a --> b <!-- c", "x\n## Model\n"])
+def test_the_next_card_keeps_what_is_still_true(test_set):
+    before = full_facts(weights="ab" * 32, evaluations=[SCORES | {"test_set": test_set}])
     card = render_card(before)
     assert str(ModelCard(card)) == card  # what transformers does to it before it is pushed again
-    for text in (card, card.replace("\n", "\r\n")):
-        earlier = read_card(text)
-        assert earlier["evaluations"] == evaluations and describes(text, before.weights)
     bare = facts(weights=before.weights)
-    assert render_card(carry_over(bare, card, given=["languages"])) == render_card(
-        facts(weights=before.weights, evaluations=evaluations, license="mit", datasets=["owner/texts"])
-    )
+    for text in (card, card.replace("\n", "\r\n")):
+        assert describes(text, before.weights)
+        again = render_card(carry_over(bare, text))
+        assert describes(again, before.weights) and "license: mit" in again and "- owner/texts" in again
+        assert ModelCard(again).data.eval_results == ModelCard(card).data.eval_results
+        sections = [each.partition("## Evaluation")[2].partition("## Decoding")[0].split() for each in (card, again)]
+        assert sections[0] == sections[1]
     assert carry_over(bare, card + "Mine.") == bare and not may_be_replaced(card + "Mine.")
     other = carry_over(facts(weights="cd" * 32), card)
-    assert other.evaluations == () and other.license == "mit" and other.languages == ["en", "de"]
+    assert not other.results and not other.scores and other.license == "mit" and other.languages == ["en", "de"]
 
 
 def test_a_new_model_brings_its_code_too():
@@ -348,12 +349,6 @@ def test_a_new_model_brings_its_code_too():
 
 
 # Records and run folders
-
-
-@pytest.mark.parametrize("scores", [{}, {"bleu": "high"}, {"bleu": float("nan")}, {"bleu": True}])
-def test_records_without_usable_scores(scores):
-    with pytest.raises(UserError, match="finite number" if scores else "holds no score"):
-        render_card(facts(evaluations=[{"test_set": "t", **scores}]))
 
 
 def test_only_what_is_a_recipe_is_read_from_a_run_folder(tmp_path):
@@ -393,11 +388,12 @@ def test_norwegian_is_a_language():
 def test_forms_of_metadata():
     check_metadata(["en", "deu", "zh-Hant", "multilingual"], "cc-by-sa-4.0", ["wmt14", "owner/name"])
     check_metadata([], None, [])
-    for bad in (("English",), ("EN",), ("",)):
-        with pytest.raises(UserError, match="no language code"):
-            check_metadata(bad, None, [])
-    for bad in ("MIT", "My licence", ""):
-        with pytest.raises(UserError, match="no licence identifier"):
-            check_metadata([], bad, [])
-    with pytest.raises(UserError, match="no dataset name"):
-        check_metadata([], None, ["a/b/c"])
+    for option, bad in (
+        ("language", (["English"], None, [])),
+        ("language", ([""], None, [])),
+        ("license", ([], "My licence", [])),
+        ("license", ([], "", [])),
+        ("dataset", ([], None, ["a/b/c"])),
+    ):
+        with pytest.raises(UserError, match=f"--{option} is "):
+            check_metadata(*bad)

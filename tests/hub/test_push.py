@@ -15,7 +15,7 @@ from hub_server import SPACE_TEXT, Fault
 from huggingface_hub import ModelCard
 from pushing import REPO, weights_of
 
-from vaswani_transformer.hub.existing_card import is_sealed
+from vaswani_transformer.hub.model_card import is_sealed
 
 model = pushing.model
 hub = pushing.hub

@@ -20,7 +20,7 @@ from pushing import REPO
 from vaswani_transformer import VaswaniConfig, __version__
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.hub.card_facts import CardFacts
-from vaswani_transformer.hub.existing_card import is_sealed
+from vaswani_transformer.hub.model_card import is_sealed
 from vaswani_transformer.hub.space import push_space, space_files
 
 model = pushing.model

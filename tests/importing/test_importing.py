@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from vaswani_transformer import load_model, train_tokenizer
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.hub.existing_card import is_sealed
+from vaswani_transformer.hub.model_card import is_sealed
 from vaswani_transformer.importing import importing
 from vaswani_transformer.importing.download import _patterns
 from vaswani_transformer.importing.importing import import_model

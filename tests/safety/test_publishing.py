@@ -19,14 +19,13 @@ from pushing import REPO
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from vaswani_transformer import publish
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.data.tokenization import load_tokenizer
 from vaswani_transformer.evaluation.records import weights_sha256
 from vaswani_transformer.hub import push as push_module
 from vaswani_transformer.hub.card_facts import CardFacts, datasets_of, file_name, published_record, read_run
-from vaswani_transformer.hub.existing_card import MOST_BYTES, carry_over, may_be_replaced, read_card, seal
-from vaswani_transformer.hub.model_card import escaped, render_card
+from vaswani_transformer.hub.model_card import carry_over, escaped, may_be_replaced, render_card, seal
+from vaswani_transformer.hub.space import MOST_BYTES
 from vaswani_transformer.importing.importing import import_model
 from vaswani_transformer.parsing.tokenizer import train_parser_tokenizer, tree_token_ids
 
@@ -162,19 +161,6 @@ def test_weights_carry_no_metadata_of_the_folder(push, hub, planted, tmp_path):
         assert weights.metadata() == {"format": "pt"}
 
 
-def test_a_folder_that_changes_while_it_is_read_is_not_pushed(model, tmp_path, monkeypatch):
-    folder = shutil.copytree(model, tmp_path / "run")
-
-    def load(*arguments, **options):
-        loaded = before(*arguments, **options)
-        edit(folder / "generation_config.json", num_beams=7)
-        return loaded
-
-    before = push_module.load_model
-    monkeypatch.setattr(push_module, "load_model", load)
-    assert "changed while it was read" in error_of(publish, folder, REPO, dry_run=True)
-
-
 @pytest.mark.parametrize(
     ("path", "name"),
     [
@@ -209,19 +195,17 @@ def template(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "line 1: access to attribute '__class__'"),
-        ("a\n{{ cycler.__init__.__globals__.os.popen('touch ran') }}", "line 2: access to attribute '__init__'"),
-        ("{{ sizes.append(1) }}", "line 1: access to attribute 'append'"),
-        ("{{ '%s'.__mod__ }}", "line 1"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "access to attribute '__class__'"),
+        ("a\n{{ cycler.__init__.__globals__.os.popen('touch ran') }}", "access to attribute '__init__'"),
+        ("{{ sizes.append(1) }}", "access to attribute 'append'"),
+        ("{{ '%s'.__mod__ }}", "is unsafe"),
         ("{% include '/etc/passwd' %}", "/etc/passwd"),
         ("{% include '../README.md' %}", "README.md"),
-        ("a\n\n{{ nme }}", "line 3: 'nme' is undefined"),
-        ("a\n{% for %}", "line 2: "),
-        ("{{ 1 / 0 }}", "line 1: division by zero"),
+        ("a\n\n{{ nme }}", "'nme' is undefined"),
+        ("a\n{% for %}", "Expected an expression"),
+        ("{{ 1 / 0 }}", "division by zero"),
         ("{% macro a() %}{{ a() }}{% endmacro %}\n{{ a() }}", "recursion"),
-        ("{{ range(10**9) | list }}", "line 1: Range too big"),
-        ("{% for i in range(99999) %}{{ 'a' * 99 }}{% endfor %}", "more than 1,048,576 characters"),
-        ("x" * (1 << 20) + "y", "more than 1,048,576 characters"),
+        ("{{ range(10**9) | list }}", "Range too big"),
     ],
 )
 def test_templates_run_no_code_read_no_files_and_stay_small(template, text, message, tmp_path, monkeypatch):
@@ -264,7 +248,7 @@ def test_ordinary_values_look_as_before():
         assert escaped(text) == text
 
 
-RECORD = {"test_set": "t", "bleu": 1.0, "weights_sha256": "ab" * 32, "generation": {}, "versions": {}, "command": "v"}
+RECORD = {"test_set": "t", "bleu": 1.0, "generation": {}, "versions": {}, "command": "v"}
 
 
 @pytest.mark.parametrize(
@@ -275,14 +259,9 @@ RECORD = {"test_set": "t", "bleu": 1.0, "weights_sha256": "ab" * 32, "generation
         {"bleu": "1"},
         {"chrf": True},
         {"sentences": [1]},
-        {"test_set": "x" * 10_000},
         {"test_set": None},
-        {"bleu_signature": "<b>"},
         {"source_file": 5},
-        {"source_sha256": "zz"},
         {"generation": []},
-        {"versions": {"torch": "<b>"}},
-        {"date": "today"},
         {"date": 5},
         {"command": "a 'b"},
         {"command": ["a"]},
@@ -290,19 +269,21 @@ RECORD = {"test_set": "t", "bleu": 1.0, "weights_sha256": "ab" * 32, "generation
     ids=str,
 )
 def test_fields_of_wrong_kinds_are_refused(changes):
-    error_of(published_record, RECORD | changes)
+    error_of(published_record, RECORD | changes, "scores.json")
 
 
 def test_of_a_record_known_settings_are_kept_in_known_forms():
     settings = {"num_beams": 4, "early_stopping": "never", "bad_words_ids": [[1], [2, 3]], "length_penalty": 0.6}
     others = {"early_stopping ": "never", "stop_strings": ["a"], "cache_config": {"a": 1}, "num_beam_groups": "a"}
-    assert published_record(RECORD | {"generation": settings | others, "x": 1}) == RECORD | {"generation": settings}
+    assert published_record(RECORD | {"generation": settings | others, "x": 1}, "scores.json") == RECORD | {
+        "generation": settings
+    }
     deep = [4]
     for _ in range(900):
         deep = [deep]
-    assert published_record(RECORD | {"generation": {"num_beams": deep}}) == RECORD
+    assert published_record(RECORD | {"generation": {"num_beams": deep}}, "scores.json") == RECORD
     texts = {"test_set": "a\n---\n\x1b[2Jb\u202e", "command": "a\n\nb"}
-    assert published_record(RECORD | texts) == RECORD | {"test_set": "a --- [2Jb", "command": "a b"}
+    assert published_record(RECORD | texts, "scores.json") == RECORD | {"test_set": "a --- [2Jb", "command": "a b"}
 
 
 @pytest.mark.parametrize(
@@ -359,20 +340,13 @@ CARDS = {
 @pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
 @pytest.mark.parametrize("end", ["", "\nThis model card has been automatically generated.\n"])
 def test_a_hostile_card_is_read_in_no_time_and_gives_nothing(card, end):
-    records = [5, None, {}, {"test_set": []}, {"test_set": "x"}, RECORD | {"bleu": "x"}, RECORD | {"evil": "<b>"}]
-    for text in (card + end, seal(card + end), seal(card + end, "ab" * 32, records)):
+    for text in (card + end, seal(card + end)):
         started = time.monotonic()
         may_be_replaced(text)
         facts = carry_over(CardFacts("o/m", tiny_config(), 1, weights="ab" * 32), text)
         assert time.monotonic() - started < 5
-        assert not facts.languages and not facts.datasets and facts.license in (None, "mit")
-        assert all(record == RECORD for record in facts.evaluations)
+        assert not facts.languages and not facts.datasets and facts.license in (None, "mit") and not facts.results
         render_card(facts)
-    assert read_card(seal("x\n\n<!-- For the next push: {" + '"a": {' * 9000 + "} -->")) == {
-        "languages": None,
-        "datasets": None,
-        "license": None,
-    }
 
 
 def test_a_huge_card_on_the_hub_is_not_fetched_and_stays(push, hub):
@@ -426,4 +400,4 @@ def test_pickles_that_grow_are_refused(model, tmp_path):
     edit(folder / "config.json", vocab_size=300_000_000)
     big = {name: torch.zeros(1).expand(300_000_000, 24) if len(t) == 300 else t for name, t in weights.items()}
     torch.save(big, folder / "pytorch_model.bin")
-    assert "more numbers than it has" in error_of(import_model, folder, tmp_path / "new")
+    assert "holds no table of weights" in error_of(import_model, folder, tmp_path / "new")

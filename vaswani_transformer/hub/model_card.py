@@ -1,25 +1,29 @@
 """The model card: facts about a model, its training and its scores, put into a template of `model_cards/`.
 
-Nothing here needs a network, and every figure comes from the model, its run folder or evaluation files.
+Every figure comes from the model, its run folder or evaluation files. A card ends in a seal, by which the next push
+knows that nobody has edited it, and so may replace it; a card that someone wrote or edited stays.
 """
 
 import contextlib
+import hashlib
 import html
+import logging
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-import yaml
+import jinja2
+import jinja2.sandbox
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from markupsafe import Markup
 
 from ..durations import duration
-from ..errors import UserError, one_line
+from ..errors import UserError, reading
 from ..evaluation.records import tensors_sha256
-from ..json_and_yaml import read_json
+from ..json_and_yaml import read_json, read_text
 from ..model.configuration_vaswani import VaswaniConfig
 from .card_facts import (
     METRICS,
@@ -31,11 +35,11 @@ from .card_facts import (
     is_dataset,
     is_language,
     is_license,
-    is_number,
+    metadata,
     one_line_of_text,
 )
-from .card_template import MOST_CHARACTERS, TemplateFault, render
-from .existing_card import carry_over, describes, may_be_replaced, seal
+
+logger = logging.getLogger(__name__)
 
 KINDS = {"base": "base", "big": "big", "parser": "parsing"}  # template -> the paper's preset that it compares with
 _SIZES = ("d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers", "d_k", "d_v")
@@ -62,45 +66,38 @@ _DECODING = {
     "max_extra_tokens": "tokens more than the source, at most",
     "max_new_tokens": "tokens, at most",
 }
-_MOST_SHOWN = 200  # characters of a setting that a card shows whole
-
-
-class Markdown(str):
-    """Text that is Markdown already, such as a code span; `escaped` leaves it as it is."""
+_SEAL = re.compile(r"<!-- Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64}) -->\s*\Z")
+_WEIGHTS = '<!-- For the next push: {{"weights": "{}"'
+# The one sentence of transformers' default card that is not from huggingface_hub's template.
+_DESCRIPTION = re.compile(r"^.*This model card has been automatically generated\.$", re.MULTILINE)
 
 
 def escaped(value: Any) -> Any:
-    """A value for a template, or a list, tuple or dictionary of them, whose texts mean themselves in Markdown and HTML.
+    """Return what a template puts into a card: texts stand for themselves in Markdown and HTML, on one line.
 
-    All values of a card pass through here, since names of files, test sets and the like may hold anything.
+    All values of a card pass through here but `Markup`, since names of files, test sets and the like may hold anything.
     """
-    if isinstance(value, dict):
-        return {name: escaped(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(escaped, value))
-    if not isinstance(value, str) or isinstance(value, Markdown):
+    if not isinstance(value, str) or isinstance(value, Markup):
         return value
     text = html.escape(one_line_of_text(value), quote=False)
     text = re.sub(r"[\\`*\[\]|~#!$@]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", text)
-    return Markdown(re.sub(r"(?i)\b(https?|ftp|mailto|www)([:.])", r"\1\\\2", text))  # GitHub's links without brackets
+    return Markup(re.sub(r"(?i)\b(https?|ftp|mailto|www)([:.])", r"\1\\\2", text))  # GitHub's links without brackets
 
 
 def check_metadata(languages: Sequence[str], license: str | None, datasets: Sequence[str]) -> None:
     """Check the form of what the front matter will hold; whether a licence or language exists, the Hub checks."""
-    for language in languages:
-        if not is_language(language):
-            raise UserError(f"--language {language!r} is no language code: give one of ISO 639, such as en or de")
-    if license is not None and not is_license(license):
-        raise UserError(
-            f"--license {license!r} is no licence identifier of the Hub: give one such as mit, apache-2.0 or cc-by-4.0"
-        )
-    for dataset in datasets:
-        if not is_dataset(dataset):
-            raise UserError(f"--dataset {dataset!r} is no dataset name of the Hub: give one such as wmt14")
+    rules = {
+        "language": (languages, is_language, "one of ISO 639, such as en or de"),
+        "license": ([] if license is None else [license], is_license, "an identifier of the Hub, such as mit"),
+        "dataset": (datasets, is_dataset, "a name on the Hub, such as wmt14"),
+    }
+    for option, (values, is_right, rule) in rules.items():
+        if wrong := [value for value in values if not is_right(value)]:
+            raise UserError(f"--{option} is {wrong[0]!r}: it must be {rule}")
 
 
 def choose_kind(config: VaswaniConfig, recipe: Mapping) -> str:
-    """The template for a model: `"parser"`, `"big"` or `"base"`."""
+    """Return the template for a model: `"parser"`, `"big"` or `"base"`."""
     if recipe.get("preset") == "parsing" or _has_sizes_of(config, "parsing"):
         return "parser"
     return "big" if config.d_model >= 1024 else "base"
@@ -112,7 +109,7 @@ def _has_sizes_of(config: VaswaniConfig, preset: str) -> bool:
 
 
 def compare_with_paper(config: VaswaniConfig, kind: str) -> str:
-    """A sentence that compares the model's sizes with those of the paper's model."""
+    """Return a sentence that compares the model's sizes with those of the paper's model."""
     words = f"{KINDS[kind]} model"
     if _has_sizes_of(config, KINDS[kind]):
         return f"Its sizes are those of the paper's {words}."
@@ -129,7 +126,7 @@ def compare_with_paper(config: VaswaniConfig, kind: str) -> str:
 
 
 def size_rows(facts: CardFacts) -> list[tuple[str, str]]:
-    """Rows (label, value) of the table of sizes."""
+    """Return rows (label, value) of the table of sizes."""
     config = facts.config
     shared = {
         (True, True): "shared by source, target and output",
@@ -155,7 +152,7 @@ def size_rows(facts: CardFacts) -> list[tuple[str, str]]:
 
 
 def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
-    """Rows (label, value) of the training table, from recipe and log; those of unknown facts are left out."""
+    """Return rows (label, value) of the training table, from recipe and log, without those of unknown facts."""
     recipe, config = facts.recipe, facts.config
     steps = [entry for entry in facts.log if not {"best_loss", "average_loss", "last_loss"} & entry.keys()]
     last = next((entry for entry in reversed(steps) if "step" in entry), {})
@@ -188,7 +185,7 @@ def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
 
 
 def _data(recipe: Mapping, part: str) -> str | None:
-    """The data of `"train"` or `"validation"` in words; of paths only the last part, since folders are private."""
+    """Return the data of `"train"` or `"validation"` in words, without folders, which are private."""
     source, target = recipe.get(f"{part}_source"), recipe.get(f"{part}_target")
     if source and target:
         return f"{file_name(source)} and {file_name(target)}"
@@ -203,7 +200,7 @@ def _data(recipe: Mapping, part: str) -> str | None:
 
 
 def _kept_weights(recipe: Mapping, log: Sequence[Mapping]) -> str | None:
-    """Which weights the run kept: those that its recipe names, or those that its log says are better."""
+    """Return which weights the run kept: those that its recipe names, or those that its log says are better."""
     metric = recipe.get("best_by")
     names = ("best", "average", "last")
     scores = {name: entry[f"{name}_{metric}"] for entry in log for name in names if f"{name}_{metric}" in entry}
@@ -220,120 +217,90 @@ def _kept_weights(recipe: Mapping, log: Sequence[Mapping]) -> str | None:
 
 
 def decoding_rows(generation: Mapping) -> list[tuple[str, str]]:
-    """Rows (label, value) of the decoding table: the paper's settings in words, others by name, unset ones left out."""
-    known = {name: number_in_words(value) for name, value in generation.items() if value is not None}
+    """Return rows (label, value) of the decoding table: the paper's settings in words, others by name."""
+    known = {
+        name: f"{value:,}" if type(value) is int else f"{value:g}" if type(value) is float else str(value)[:200]
+        for name, value in generation.items()
+        if value is not None
+    }
     names = [*(name for name in _DECODING if name in known), *sorted(known.keys() - _DECODING.keys())]
     return [(_DECODING.get(name, _code(name)), known[name]) for name in names]
 
 
-def number_in_words(value) -> str:
-    """A setting as cards show it: no more digits than needed, in groups of three; of a long list its length."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{len(value):,} entries" if isinstance(value, list) and len(text) > _MOST_SHOWN else text
-
-
-def _scores(evaluation: Mapping) -> dict[str, float]:
-    """The scores of a record that are in `METRICS`: at least one, and all of them finite numbers."""
-    scores = {key: evaluation[key] for key in METRICS if key in evaluation}
-    if not scores:
-        raise UserError(f"the evaluation of {evaluation['test_set']!r} holds no score: evaluate again with --json")
-    for key, value in scores.items():
-        if not is_number(value):
-            raise UserError(f"{key} of {evaluation['test_set']!r} is {value!r}: it must be a finite number")
-    return scores
-
-
 def evaluation_results(facts: CardFacts, kind: str) -> list[EvalResult]:
-    """Every score for the front matter's `model-index`, exact, with the arguments it was obtained with."""
+    """Return every score for the front matter's `model-index`, exact, with the arguments it was obtained with."""
     task = ("other", "Constituency parsing") if kind == "parser" else ("translation", "Translation")
-    results, types = [], _dataset_types(facts.evaluations)
-    for evaluation in facts.evaluations:
-        test_set = _test_set(evaluation)
-        for key, value in _scores(evaluation).items():
+    results = list(facts.results)
+    for record in facts.evaluations:
+        name = one_line_of_text(record["test_set"])
+        for key in (key for key in METRICS if key in record):
             # Perplexity is that of the references: it depends on no search.
-            arguments = dict(evaluation.get("generation") or {}) if key != "perplexity" else {}
-            # YAML would refer from each list to the first that is the same, and what is long nobody reads.
+            arguments = dict(record.get("generation") or {}) if key != "perplexity" else {}
             arguments = {
-                name: number_in_words(each) if isinstance(each, list) else each for name, each in arguments.items()
-            }
-            if f"{key}_signature" in evaluation:
-                arguments["signature"] = evaluation[f"{key}_signature"]
+                name: str(value) if isinstance(value, list) else value  # YAML would refer to equal lists
+                for name, value in arguments.items()
+            } | ({"signature": record[f"{key}_signature"]} if f"{key}_signature" in record else {})
             result = EvalResult(
                 task_type=task[0],
                 task_name=task[1],
-                dataset_type=types[test_set],
-                dataset_name=test_set[0],
+                dataset_type=re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-") or "test",
+                dataset_name=name,
+                dataset_config=name,
+                dataset_revision=record.get("source_sha256"),  # tells apart test sets of the same name
                 metric_type=METRICS[key][0],
                 metric_name=METRICS[key][1],
-                metric_value=value,
+                metric_value=record[key],
                 metric_args=arguments or None,
             )
-            if result not in results:  # the perplexity of two searches
-                results.append(result)
+            results += [] if result in results else [result]  # the perplexity of two searches
     return results
 
 
-def _test_set(evaluation: Mapping) -> tuple[str, str | None, str | None]:
-    """What distinguishes two test sets: the name and the files' content."""
-    name = one_line_of_text(evaluation["test_set"])
-    return name, evaluation.get("source_sha256"), evaluation.get("reference_sha256")
-
-
-def _dataset_types(evaluations: Sequence[Mapping]) -> dict[tuple, str]:
-    """A type for each test set: `huggingface_hub` merges the results of two with the same type."""
-    types = {}
-    for test_set in map(_test_set, evaluations):
-        slug = re.sub(r"[^a-z0-9._]+", "-", test_set[0].lower()).strip("-") or "test"
-        names = chain([slug], (f"{slug}-{number}" for number in count(2)))
-        if test_set not in types:
-            types[test_set] = next(name for name in names if name not in types.values())
-    return types
-
-
-def _fence(text: str, least: int) -> str:
-    """At least `least` backticks, more than the text has in a row."""
-    return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", text))])
-
-
-def _code(text: str) -> Markdown:
-    """Text as a Markdown code span, on one line."""
+def _code(text: str) -> Markup:
+    """Return text as a Markdown code span, on one line."""
     text = one_line_of_text(text)
     fence, space = _fence(text, 1), " " if "`" in text else ""
-    return Markdown(f"{fence}{space}{text}{space}{fence}")
+    return Markup(f"{fence}{space}{text}{space}{fence}")
 
 
-def _list(rows: Mapping | Sequence[tuple[str, str]]) -> Markdown:
-    """Rows as one line: name value, name value."""
-    return Markdown(", ".join(" ".join(map(escaped, row)) for row in rows))
+def _fence(text: str, least: int) -> Markup:
+    """Return at least `least` backticks, more than the text has in a row."""
+    return Markup("`" * max([least, *(len(run) + 1 for run in re.findall("`+", text))]))
 
 
-def _evaluation(evaluation: Mapping) -> dict:
-    """A record as a template is given it."""
-    how = [("sentences", number_in_words(evaluation["sentences"]))] if "sentences" in evaluation else []
+def _evaluation(record: Mapping) -> dict:
+    """Return a record as templates read it."""
+
+    def in_words(rows) -> Markup:
+        return Markup(", ".join(" ".join(str(escaped(part)) for part in row) for row in rows))
+
+    how = [("sentences", record.get("sentences"))]
     for side in ("source", "reference"):
-        if f"{side}_file" in evaluation:
-            digest = f", SHA-256 `{evaluation[f'{side}_sha256']}`" if f"{side}_sha256" in evaluation else ""
-            how.append((side, Markdown(f"{_code(str(evaluation[f'{side}_file']))}{digest}")))
-    how.append(("decoding", _list(decoding_rows(evaluation.get("generation") or {}))))
+        digest = (
+            f", SHA-256 `{record[f'{side}_sha256']}`"
+            if re.fullmatch("[0-9a-f]{64}", record.get(f"{side}_sha256", ""))
+            else ""
+        )
+        how.append((side, Markup(f"{_code(record[f'{side}_file'])}{digest}") if f"{side}_file" in record else None))
+    how.append(("decoding", in_words(decoding_rows(record.get("generation") or {}))))
     for key, (_, label, _) in METRICS.items():
-        if f"{key}_signature" in evaluation:
-            how.append((f"{label} signature", _code(str(evaluation[f"{key}_signature"]))))
-    how.append(("versions", _list((evaluation.get("versions") or {}).items())))
-    how.append(("date", evaluation.get("date")))
-    command = Markdown(one_line_of_text(evaluation.get("command") or ""))
+        if signature := record.get(f"{key}_signature"):
+            how.append((f"{label} signature", _code(signature)))
+    how += [("versions", in_words((record.get("versions") or {}).items())), ("date", record.get("date"))]
+    command = Markup(one_line_of_text(record.get("command", "")))
     return {
-        "test_set": _test_set(evaluation)[0],
-        "scores": [(METRICS[key][1], f"{value:.{METRICS[key][2]}f}") for key, value in _scores(evaluation).items()],
-        "how": [(label, value) for label, value in how if value],
+        "test_set": record["test_set"],
+        "scores": [
+            (label, f"{record[key]:.{digits}f}") for key, (_, label, digits) in METRICS.items() if key in record
+        ],
+        "how": [(label, f"{value:,}" if isinstance(value, int) else value) for label, value in how if value],
         "command": command,
-        "fence": Markdown(_fence(command, 3)),
+        "fence": _fence(command, 3),
     }
 
 
 def front_matter(facts: CardFacts, kind: str) -> ModelCardData:
-    """The card's metadata; what is not known is left out."""
+    """Return the card's metadata, without what is not known."""
     results = evaluation_results(facts, kind)
     return ModelCardData(
         language=list(facts.languages) or None,
@@ -349,69 +316,115 @@ def front_matter(facts: CardFacts, kind: str) -> ModelCardData:
 
 
 def template_folder() -> Path:
-    """Where the templates are: inside the package if it is installed, beside it in a checkout."""
+    """Return the folder of the templates: inside the package if it is installed, beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     return next(folder for folder in (package / "model_cards", package.parent / "model_cards") if folder.is_dir())
 
 
 def render_card(facts: CardFacts, card: str | None = None) -> str:
-    """The text of the card, checked and sealed, by the template of one of `KINDS` or of a path.
+    """Return the text of the card, sealed, by the template of one of `KINDS` or of a path.
 
     Raises:
-        UserError: for a template that is missing or wrong, records without scores, or a template's own front matter
-            that `huggingface_hub` cannot read.
+        UserError: for a template that is missing or wrong, or front matter of its own that cannot be read.
     """
     kind = card if card in KINDS else choose_kind(facts.config, facts.recipe)
-    config = facts.config
-    values = {  # model_cards/README.md lists them
-        "front_matter": Markdown(front_matter(facts, kind).to_yaml()),
-        "repo_id": Markdown(facts.repo_id),  # of a form that the Hub prescribes; stands in code too
-        "name": Markdown(facts.name),
-        "size": compare_with_paper(config, kind),
-        "sizes": size_rows(facts),
-        "imported": dict(facts.imported) or None,
-        "training": training_rows(facts),
-        "decoding": decoding_rows(facts.generation),
-        "evaluations": list(map(_evaluation, facts.evaluations)),
-        "direction": facts.languages if len(facts.languages) == 2 else None,
-        "license": facts.license,
-        "longest": facts.recipe.get("max_length"),
-        "positions": config.max_position_embeddings if config.position_encoding == "learned" else None,
-        "remote_code": facts.remote_code,
-        "pipeline": facts.pipeline,
+    config, folder = facts.config, template_folder()
+    path = folder / f"{kind}.md" if card in (None, *KINDS) else Path(card)
+    data = Markup(front_matter(facts, kind).to_yaml())
+    # `ModelCard.from_template` would run the code in a stranger's template.
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        loader=jinja2.FileSystemLoader(folder),
+        undefined=jinja2.StrictUndefined,
+        finalize=escaped,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    with reading(path):
+        text = environment.from_string(read_text(path, f"give {', '.join(KINDS)} or a file")).render(
+            front_matter=data,
+            repo_id=Markup(facts.repo_id),  # of a form that the Hub prescribes; it is in code too
+            name=Markup(facts.name),
+            size=compare_with_paper(config, kind),
+            sizes=size_rows(facts),
+            imported=facts.imported,
+            training=training_rows(facts),
+            decoding=decoding_rows(facts.generation),
+            evaluations=list(map(_evaluation, facts.evaluations)),
+            scores=Markup(facts.scores),
+            direction=facts.languages if len(facts.languages) == 2 else None,
+            license=facts.license,
+            longest=facts.recipe.get("max_length"),
+            positions=config.max_position_embeddings if config.position_encoding == "learned" else None,
+            remote_code=facts.remote_code,
+            pipeline=facts.pipeline,
+        )
+        text = re.sub(r"\n{3,}", "\n\n", text.lstrip())
+        text = text if text.startswith("---") else f"---\n{data}\n---\n\n{text}"
+        ModelCard(text)  # raises for front matter that cannot be read
+    return seal(f"{text.rstrip()}\n\n{_WEIGHTS.format(facts.weights)}}} -->" if facts.weights else text)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.replace("\r\n", "\n").rstrip().encode()).hexdigest()
+
+
+def seal(text: str) -> str:
+    """Return the card with a comment at its end that `is_sealed` recognises."""
+    text = text.rstrip()
+    return f"{text}\n\n<!-- Written by `vaswani push`; SHA-256 of what is above: {_digest(text)} -->\n"
+
+
+def is_sealed(text: str) -> bool:
+    """Return whether a card is as `vaswani push` wrote it: not someone else's, and not edited since."""
+    match = _SEAL.search(text)
+    return match is not None and match[1] == _digest(text[: match.start()])
+
+
+def may_be_replaced(text: str) -> bool:
+    """Return whether nobody wrote or edited this card: it is sealed, or it is transformers' default one."""
+    sentence = _DESCRIPTION.search(text := text.replace("\r\n", "\n"))
+    if sentence is None:
+        return is_sealed(text)
+    default = ModelCard.from_template(ModelCardData(), model_description=sentence.group())
+    return re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL).split() == default.text.split()
+
+
+def describes(text: str, weights: str | None) -> bool:
+    """Return whether this is a sealed card about exactly these weights (`tensors_sha256`)."""
+    return weights is not None and is_sealed(text) and _WEIGHTS.format(weights) in text
+
+
+def carry_over(facts: CardFacts, text: str, options: Collection[str] = ()) -> CardFacts:
+    """Return the facts with those of the sealed card on the Hub; logs in one line what is kept.
+
+    Licence, languages and datasets are kept if they are not known otherwise, and for the same weights unless they are
+    among the user's `options`; scores, and what the card says of them, for the same weights only.
+    """
+    if not is_sealed(text):
+        return facts
+    text, is_same = text.replace("\r\n", "\n"), describes(text, facts.weights)
+    earlier = metadata(text)
+    if section := re.search(r"^## Evaluation\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL):
+        earlier["scores"] = section[1]
+    kept = {
+        name: value
+        for name, value in earlier.items()
+        if value and name not in options and (is_same or not (getattr(facts, name) or name in ("results", "scores")))
     }
-    ours = card is None or card in KINDS
-    # `ModelCard.from_template` would run the code in a template.
-    try:
-        folder = template_folder()
-        source = _read_template(folder / f"{kind}.md" if ours else card)
-        text = render(str(folder), source, escaped(values))
-    except TemplateFault as fault:
-        raise UserError(f"card template {card or kind} cannot be used: {fault}") from fault
-    if not text.lstrip().startswith("---"):
-        text = f"---\n{values['front_matter']}\n---\n\n{text}"
-    text = re.sub(r"\n{3,}", "\n\n", text.lstrip())
-    try:
-        ModelCard(text)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"the card's front matter is not valid: {one_line(error, 300)}") from error
-    return seal(text, facts.weights, facts.evaluations)
-
-
-def _read_template(path: str | Path) -> str:
-    try:
-        with Path(path).open(encoding="utf-8") as file:
-            source = file.read(MOST_CHARACTERS + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise UserError(f"cannot read card template {path} ({reason}): give {', '.join(KINDS)} or a file") from error
-    if len(source) > MOST_CHARACTERS:
-        raise UserError(f"card template {path} has more than {MOST_CHARACTERS:,} characters: shorten it")
-    return source
+    if "evaluations" in options or not is_same:
+        if kept.pop("scores", None) is None and earlier["results"] and "evaluations" not in options:
+            logger.warning("the scores on the card on the Hub are of other weights and left out: evaluate these")
+        kept.pop("results", None)
+    news = {name: value for name, value in kept.items() if value != getattr(facts, name) and name != "scores"}
+    if news:
+        sets = dict.fromkeys(result.dataset_name for result in news.pop("results", ()))
+        words = [f"{name} {', '.join(value) if isinstance(value, list) else value}" for name, value in news.items()]
+        logger.info("kept from the card on the Hub: %s", "; ".join([*words, *(f"scores on {each}" for each in sets)]))
+    return replace(facts, **kept)
 
 
 def card_for_push(model, repo_id: str, card: str) -> str:
-    """The card for `model.push_to_hub`: ours in place of transformers' default one or of an earlier one of ours.
+    """Return the card for `model.push_to_hub`: ours in place of transformers' default one or of an earlier one of ours.
 
     `card` is what transformers would push: its default, or the card that is on the Hub. A card of ours about exactly
     these weights stays as it is. Otherwise it describes the run that the model was loaded from only if the weights are
@@ -424,7 +437,6 @@ def card_for_push(model, repo_id: str, card: str) -> str:
         weights, code = tensors_sha256(saved), code_facts(read_json(Path(saved) / "config.json", "save it again"))
     if describes(card, weights):
         return card
-    unchanged = bool(model.name_or_path) and weights is not None and tensors_sha256(model.name_or_path) == weights
-    folder = model.name_or_path if unchanged else None
-    facts = replace(facts_of(model, repo_id, folder, weights), **code)
+    is_unchanged = bool(model.name_or_path) and weights is not None and tensors_sha256(model.name_or_path) == weights
+    facts = replace(facts_of(model, repo_id, model.name_or_path if is_unchanged else None, weights), **code)
     return render_card(carry_over(facts, card))

@@ -7,7 +7,7 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,52 +22,41 @@ from huggingface_hub.errors import (
 )
 
 from ..data.tokenization import SIDES, TOKENIZER_FILES, side_of, tokenizer_files
-from ..errors import UserError, one_line
+from ..errors import UserError, one_line, reading
 from ..evaluation.records import is_weights_file, read_evaluation, tensors_sha256, weights_sha256
 from ..loading import load_model
 from ..model.configuration_vaswani import VaswaniConfig
 from .card_facts import facts_of, is_search_setting, published_record
-from .existing_card import carry_over, may_be_replaced, read_file
-from .model_card import check_metadata, render_card
-from .space import Space, push_space, space_files
+from .model_card import carry_over, check_metadata, may_be_replaced, render_card
+from .space import Space, push_space, read_file, space_files
 
 logger = logging.getLogger(__name__)
 
 CARD, MAIN, INDEX = "README.md", "main", "model.safetensors.index.json"
 # What is published is listed, since the rest of a folder's files may hold anything: entries of a configuration that
-# transformers writes by itself, and entries of a tokenizer's with the values that each may have.
+# transformers writes by itself, entries of a tokenizer's, and words that these may hold beside tokens and languages.
 _WRITTEN = {"model_type", "architectures", "dtype", "transformers_version", "auto_map", "custom_pipelines"}
-_SIDES = ("right", "left")
 _TOKENIZER = {
-    "backend": ("tokenizers", "custom"),
-    "tokenizer_class": (
-        "TokenizersBackend",
-        "PreTrainedTokenizerFast",
-        "VaswaniTokenizer",
-        "MarianTokenizer",
-        "FSMTTokenizer",
-    ),
-    "sp_model_kwargs": ({},),
-    "auto_map": ({"AutoTokenizer": ["tokenization_vaswani.VaswaniTokenizer", None]},),
-    "padding_side": _SIDES,
-    "truncation_side": _SIDES,
-}
-_SWITCHES = {"clean_up_tokenization_spaces", "split_special_tokens", "add_prefix_space", "model_max_length"}
-_SWITCHES |= {"separate_vocabs", "do_lower_case"}
-_LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*")
-_TOKENS = {f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")}
-_TOKENS |= {"additional_special_tokens", "extra_special_tokens"}
-_INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
+    "backend", "tokenizer_class", "sp_model_kwargs", "auto_map", "padding_side", "truncation_side", "known_tokens",
+    "clean_up_tokenization_spaces", "split_special_tokens", "add_prefix_space", "model_max_length", "separate_vocabs",
+    "do_lower_case", "bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token",
+    "additional_special_tokens", "extra_special_tokens", "added_tokens_decoder", "tree_tokens", "source_lang",
+    "target_lang", "langs", "moses", "model_input_names",
+}  # fmt: skip
+_WORDS = {
+    "tokenizers", "custom", "TokenizersBackend", "PreTrainedTokenizerFast", "VaswaniTokenizer", "MarianTokenizer",
+    "FSMTTokenizer", "AutoTokenizer", "tokenization_vaswani.VaswaniTokenizer", "right", "left", "input_ids",
+    "attention_mask", "token_type_ids", "content", "lstrip", "normalized", "rstrip", "single_word", "special",
+    "__type", "AddedToken", "languages", "aggressive_dash_splits", "escape", "normalize",
+}  # fmt: skip
+_LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*|\d+")  # or the number of an added token
 _NO_NEWS = {"is_local", "local_files_only", "name_or_path", "_name_or_path"}  # transformers' notes about this machine
-_SIZE = re.compile(r"\s*(\d*\.?\d+) ?[KMGT]B\s*", re.IGNORECASE)
 _MOST_SHOWN = 10  # entries of a file that a warning names
-# What git refuses as a branch name (see `git check-ref-format`).
-_NO_BRANCH = re.compile(r"\A(?:-|@?\Z)|(?:\A|/)(?:\.|/|\Z)|[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|\.lock(?:/|\Z)|\.\Z")
 _staging: set[str] = set()  # folders that pushes of this process have written their files to
 
 
 class HubFailure(OSError):
-    """The Hub, or the connection to it, failed: what was asked for was not wrong and may be tried again."""
+    """The Hub, or the connection to it, failed: the request was valid and can be retried."""
 
 
 @dataclass(frozen=True)
@@ -134,50 +123,52 @@ def publish(
         UserError: for a mistake in the arguments, and for a token that is refused or may not write.
         HubFailure: when the Hub cannot be reached or fails.
     """
-    _check_arguments(repo_id, revision, message, max_shard_size)
     languages, datasets, evaluations = map(_as_list, (languages, datasets, evaluations))
     check_metadata(languages, license, datasets)
-    token = None if dry_run else _usable_token(token)
+    with reading(repo_id):
+        utils.validate_repo_id(repo_id if "/" in repo_id else f"{repo_id}: give owner/name")
+    token = None if dry_run else token if token is not None else get_token()
+    if not dry_run and not re.fullmatch(r"[!-~]+", token or ""):
+        raise UserError(
+            "there is no token for the Hub, or one with a gap: run `hf auth login`, set HF_TOKEN, or give --token"
+        )
     with tempfile.TemporaryDirectory(prefix="vaswani-push-") as folder:
         _staging.add(folder)
         staging = Path(folder)
-        before = _stamps(model_folder)
-        model, tokenizer = load_model(model_folder, device="cpu")
-        model.save_pretrained(staging, max_shard_size=max_shard_size)
+        model, tokenizer = load_model(model_folder, device="cpu")  # which refuses weights that are not finite
+        with reading(max_shard_size):
+            model.save_pretrained(staging, max_shard_size=max_shard_size)
         tokenizer.save_pretrained(staging)
         vocabulary = set().union(*(side_of(tokenizer, side).get_vocab() for side in SIDES))
-        left_out = _keep_what_may_be_published(staging, vocabulary)
-        given = {"languages": languages, "license": license, "datasets": datasets}
-        given = {name: value for name, value in given.items() if value}
+        dropped = _keep_what_may_be_published(staging, vocabulary)
         records, more = _read_evaluations(model_folder, evaluations)
-        facts = replace(facts_of(model, repo_id, model_folder, tensors_sha256(staging)), evaluations=records, **given)
-        if _stamps(model_folder) != before:
-            raise UserError(f"{model_folder} changed while it was read: push again when nothing writes to it")
-        if left_out | more:
-            logger.warning("not published, since only known entries are: %s", _in_words(left_out | more))
+        if dropped | more:
+            logger.warning("not published, since only known entries are: %s", _in_words(dropped | more))
+        facts = facts_of(model, repo_id, model_folder, tensors_sha256(staging))
+        options = {"languages": languages, "license": license, "datasets": datasets, "evaluations": records}
+        options = {name: value for name, value in options.items() if value}
         is_parser = "tree_tokens" in tokenizer.init_kwargs
-        if dry_run:
-            text = render_card(facts, card)
-            planned_space = Space(space_files(facts, revision, is_parser)) if space else None
-            done = Published(repo_id, revision, _add_card(staging, text), text, space=planned_space)
-        else:
-            with _hub_errors(repo_id, token), _progress_bars(progress):
-                api = HfApi(token=token)
+        api, head, existing = HfApi(token=token), None, ""
+        with _hub_errors(repo_id, token), _progress_bars(progress):
+            if not dry_run:
                 api.whoami()  # raises for a token that is refused
                 head = _find_head(api, repo_id, revision)
                 existing = (read_file(api, head, CARD) or "") if head is not None else ""
-                facts = carry_over(facts, existing, given)
-                text = render_card(facts, card)
+            # An option counts most, then the card on the Hub about these weights, then what the run says.
+            facts = replace(carry_over(facts, existing, options), **options)
+            text = render_card(facts, card)
+            pages = space_files(facts, revision, is_parser) if space else {}
+            (staging / CARD).write_text(text, encoding="utf-8", newline="\n")
+            files = {path.name: path.stat().st_size for path in sorted(staging.iterdir())}
+            is_kept = bool(existing) and not overwrite_card and not may_be_replaced(existing)
+            if is_kept:
+                del files[CARD]
+            done = Published(repo_id, revision, files, text, card_kept=is_kept, space=Space(pages) if space else None)
+            if not dry_run:
                 _validate_card(text)
-                pages = space_files(facts, revision, is_parser) if space else {}
                 if pages:
                     _validate_card(pages[CARD], "space")
-                kept = bool(existing) and not overwrite_card and not may_be_replaced(existing)
-                files = _add_card(staging, text)
-                if kept:
-                    del files[CARD]
-                planned = Published(repo_id, revision, files, text, card_kept=kept)
-                done = _push(api, planned, head, staging, private, message or "Upload model with vaswani push")
+                done = _push(api, done, head, staging, private, message or "Upload model with vaswani push")
                 if pages:
                     words = message or "Write Space with vaswani push"
                     done = replace(done, space=push_space(api, repo_id, pages, overwrite_card, words))
@@ -204,89 +195,28 @@ def _progress_bars(shown: bool) -> Iterator[None]:
         (utils.disable_progress_bars if before else utils.enable_progress_bars)()
 
 
-def _check_arguments(repo_id: str, revision: str, message: str | None, max_shard_size: str) -> None:
-    try:
-        utils.validate_repo_id(repo_id)
-    except ValueError as error:
-        raise UserError(f"{repo_id!r} is no repository name: {one_line(error)}") from error
-    if "/" not in repo_id:
-        raise UserError(f"{repo_id!r} is no repository name: give owner/name")
-    if _NO_BRANCH.search(revision):
-        raise UserError(f"revision {revision!r} is no branch name: give one such as main")
-    if message is not None and not message.strip():
-        raise UserError("the message is empty: give some text, or leave it out")
-    size = _SIZE.fullmatch(max_shard_size)
-    if size is None or float(size[1]) == 0:
-        raise UserError(f"max_shard_size is {max_shard_size!r}: give a number and KB, MB, GB or TB, such as 5GB")
-
-
 def _as_list(names: str | Path | Sequence) -> list:
     return [names] if isinstance(names, str | Path) else list(names)
 
 
-def _usable_token(token: str | None) -> str:
-    token = token if token is not None else get_token()
-    if not token:
-        raise UserError("there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or give --token")
-    if not token.isascii() or not token.isprintable() or " " in token:
-        raise UserError("the token holds characters that no token has: copy it again")
-    return token
-
-
-def _stamps(folder: str | Path) -> dict[str, tuple[int, ...]]:
-    """What changes when someone writes to a file of a model or run, by its name."""
-    read = (".json", ".jsonl", ".yaml", ".safetensors")
-    facts = {path.name: path.stat() for path in Path(folder).glob("*") if path.suffix in read and path.is_file()}
-    return {name: (fact.st_ino, fact.st_size, fact.st_mtime_ns) for name, fact in facts.items()}
-
-
-def _is_moses(value: Any) -> bool:
-    """Whether this is how a `VaswaniTokenizer` has Moses cut its texts."""
-    return isinstance(value, dict) and all(
-        isinstance(entry, list) and all(_LANGUAGE.fullmatch(str(language)) for language in entry)
-        if name == "languages"
-        else name in ("aggressive_dash_splits", "escape", "normalize") and isinstance(entry, bool)
-        for name, entry in value.items()
-    )
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a value of JSON, keys too."""
+    for part in (*value.keys(), *value.values()) if isinstance(value, dict) else value if type(value) is list else ():
+        yield from _texts(part)
+    if isinstance(value, str):
+        yield value
 
 
 def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> dict[str, list[str]]:
-    """Remove all files and entries that are not listed; returns their names by file, without those that are no news."""
-
-    def is_token(value: Any) -> bool:
-        if isinstance(value, list):
-            return all(map(is_token, value))
-        return str(value.get("content") if isinstance(value, dict) else value) in vocabulary
-
-    def is_added_token(value: Any) -> bool:
-        flags = {"lstrip", "normalized", "rstrip", "single_word", "special"}
-        return isinstance(value, dict) and all(
-            is_token(entry) if name == "content" else name in flags and isinstance(entry, bool)
-            for name, entry in value.items()
-        )
+    """Remove all files and entries that are not listed; returns their names by file, without those of no interest."""
+    tokens = {*vocabulary} | {token.removeprefix("Ġ") for token in vocabulary}  # as `tree_tokens` has them
 
     def is_known_of_tokenizer(name: str, value: Any) -> bool:
-        if name in _TOKENS:
-            return value is None or is_token(value)
-        if name == "tree_tokens":  # a parser's, which are words in its vocabulary
-            return isinstance(value, list) and all(f"Ġ{token}" in vocabulary for token in value)
-        if name == "added_tokens_decoder":  # of tokenizers that are not of the library tokenizers
-            return isinstance(value, dict) and all(map(is_added_token, value.values()))
-        if name in ("source_lang", "target_lang"):
-            return value is None or (isinstance(value, str) and _LANGUAGE.fullmatch(value) is not None)
-        if name == "langs":
-            return isinstance(value, list) and all(_LANGUAGE.fullmatch(str(language)) for language in value)
-        if name == "moses":
-            return value is None or _is_moses(value)
-        if name == "known_tokens":
-            return value is None or (isinstance(value, list) and all(type(number) is int for number in value))
-        if name == "model_input_names":
-            return isinstance(value, list) and set(map(str, value)) <= _INPUTS
-        return value in _TOKENIZER.get(name, ()) or (name in _SWITCHES and isinstance(value, bool | int))
+        is_known = (text in tokens or text in _WORDS or _LANGUAGE.fullmatch(text) for text in _texts(value))
+        return name in _TOKENIZER and all(is_known)
 
-    own = VaswaniConfig.__annotations__.keys() | _WRITTEN
-    checks: dict[str, Callable[[str, Any], bool]] = {
-        "config.json": lambda name, value: name in own,
+    checks = {
+        "config.json": lambda name, _: name in VaswaniConfig.__annotations__.keys() | _WRITTEN,
         "generation_config.json": lambda name, value: (
             name == "transformers_version"
             or (name == "_from_model_config" and isinstance(value, bool))
@@ -296,23 +226,22 @@ def _keep_what_may_be_published(staging: Path, vocabulary: Collection[str]) -> d
     }
     allowed = {INDEX, *tokenizer_files(json.loads((staging / "tokenizer_config.json").read_text(encoding="utf-8")))}
     allowed |= {path.name for path in Path(inspect.getfile(VaswaniConfig)).parent.glob("*_vaswani.py")}
-    left_out = {}
+    dropped = {}
     for path in sorted(staging.iterdir()):
         if check := checks.get(path.name):
             values = json.loads(path.read_text(encoding="utf-8"))
             known = {name: value for name, value in values.items() if check(name, value)}
             if unknown := sorted(values.keys() - known.keys() - _NO_NEWS):
-                left_out[path.name] = unknown
-            if known != values:
-                path.write_text(json.dumps(known, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+                dropped[path.name] = unknown
+            path.write_text(json.dumps(known, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         elif not (path.name in allowed or is_weights_file(path.name)):
-            left_out[path.name] = []
+            dropped[path.name] = []
             path.unlink() if path.is_file() else shutil.rmtree(path)
-    return left_out
+    return dropped
 
 
-def _in_words(names: Mapping[str, Sequence[str]]) -> str:
-    """Names of files, and of entries in them, on one line; of many entries the first."""
+def _in_words(names: dict[str, list[str]]) -> str:
+    """Return names of files, and of entries in them, on one line; of many entries the first."""
     words = []
     for file, entries in names.items():
         shown = ", ".join(ascii(name)[1:-1][:50] for name in entries[:_MOST_SHOWN])
@@ -322,38 +251,22 @@ def _in_words(names: Mapping[str, Sequence[str]]) -> str:
 
 
 def _read_evaluations(model_folder: str | Path, paths: Sequence[str | Path]) -> tuple[list[dict], dict[str, list[str]]]:
-    """Evaluation records, which must be of the folder's weights and differ in test set or search.
-
-    Also the names of what the files hold besides, by file.
-    """
-    weights, records, seen, left_out = weights_sha256(model_folder), [], {}, {}
+    """Return evaluation records, which must be of the folder's weights, and the names of what is dropped, by file."""
+    weights, records, dropped = weights_sha256(model_folder), [], {}
     for path in paths:
         record = read_evaluation(path)
         if record["weights_sha256"] != weights:
             raise UserError(f"{path} is an evaluation of other weights than those in {model_folder}: evaluate these")
-        known = published_record(record)
-        unknown = record.keys() - known.keys()
-        unknown |= record["generation"].keys() - known["generation"].keys()
-        if unknown := sorted(unknown - _WRITTEN):
-            left_out[str(path)] = unknown
-        record = known
-        names = ("test_set", "source_sha256", "reference_sha256", "generation")
-        key = json.dumps([record.get(name) for name in names], sort_keys=True)
-        if key in seen:
-            raise UserError(f"{path} and {seen[key]} evaluate the same test set in the same way: give one of them")
-        seen[key] = path
-        records.append(record)
-    return records, left_out
-
-
-def _add_card(staging: Path, text: str) -> dict[str, int]:
-    """Write the card beside the model; returns the sizes of all files by name."""
-    (staging / CARD).write_text(text, encoding="utf-8", newline="\n")
-    return {path.name: path.stat().st_size for path in sorted(staging.iterdir())}
+        known = published_record(record, path)
+        unknown = record.keys() - known.keys() | record["generation"].keys() - known["generation"].keys()
+        if unknown := sorted(unknown - _WRITTEN - {"weights_sha256"}):
+            dropped[str(path)] = unknown
+        records += [known] if known not in records else []
+    return records, dropped
 
 
 def _find_head(api: HfApi, repo_id: str, revision: str) -> ModelInfo | None:
-    """The commit that a push builds on: the branch's last one, main's for a new branch, None for a new repository."""
+    """Return the commit that a push builds on: the branch's last one, main's for a new branch, None for a new name."""
     with contextlib.suppress(RepositoryNotFoundError):
         with contextlib.suppress(RevisionNotFoundError):
             return api.model_info(repo_id, revision=revision, files_metadata=True)
@@ -362,14 +275,9 @@ def _find_head(api: HfApi, repo_id: str, revision: str) -> ModelInfo | None:
 
 
 def _validate_card(text: str, repo_type: str = "model") -> None:
-    """The Hub's own check of the front matter, before anything is created there."""
-    try:
+    """Run the Hub's own check of the front matter, before anything is created there."""
+    with reading("the Hub refuses the card"):
         ModelCard(text).validate(repo_type=repo_type)
-    except ValueError as error:
-        reason = str(error)
-        with contextlib.suppress(ValueError, LookupError, TypeError):
-            reason = "; ".join(each["message"] for each in json.loads(reason)["errors"])
-        raise UserError(f"the Hub refuses the card: {' '.join(reason.split())[:300]}") from error
 
 
 def _push(
@@ -381,10 +289,7 @@ def _push(
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         head = api.model_info(repo_id, files_metadata=True)
     if private and not head.private:
-        raise UserError(
-            f"{repo_id} exists and is public: leave --private out, give another name, or make it private on its"
-            " settings page"
-        )
+        raise UserError(f"{repo_id} exists and is public: leave --private out, or make it private on its settings page")
     if planned.revision != MAIN:
         api.create_branch(repo_id, branch=planned.revision, revision=head.sha, exist_ok=True)
     # `from_pretrained` prefers weights in one file to shards, so those of the other kind have to go, and so have files
@@ -394,63 +299,37 @@ def _push(
     removed = sorted(name for name in on_hub - planned.files.keys() if name in others or is_weights_file(name))
     operations = [CommitOperationDelete(path_in_repo=name) for name in removed]
     operations += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=staging / name) for name in planned.files]
-    # `upload_folder` knows no exact names to delete and may split a large folder into several commits.
+    # `upload_folder` makes several commits of a large folder where hf_xet is installed.
     commit = api.create_commit(
         repo_id, operations, commit_message=message, revision=planned.revision, parent_commit=head.sha
     )
     info = api.model_info(repo_id, revision=commit.oid, files_metadata=True)
     sizes = {sibling.rfilename: sibling.size for sibling in info.siblings or []}
-    missing = sorted(name for name, size in planned.files.items() if sizes.get(name) != size)
-    if missing:  # the client skips what the repository ignores, silently
-        raise UserError(
-            f"{repo_id} did not accept {', '.join(missing)}: remove them from its .gitignore and push again"
-        )
-    url = f"{api.endpoint}/{repo_id}"
-    changed = commit.oid != head.sha
+    if missing := sorted(name for name, size in planned.files.items() if sizes.get(name) != size):
+        # The client skips what the repository ignores, silently.
+        raise UserError(f"{repo_id} did not accept {', '.join(missing)}: remove them from its .gitignore")
+    url, changed = f"{api.endpoint}/{repo_id}", commit.oid != head.sha
     return replace(planned, url=url, commit=commit.oid, changed=changed, created=created, removed=tuple(removed))
 
 
 @contextlib.contextmanager
-def _hub_errors(repo_id: str, token: str) -> Iterator[None]:
-    """Turn what `huggingface_hub` raises into one line that never shows the token."""
+def _hub_errors(repo_id: str, token: str | None) -> Iterator[None]:
+    """Turn what `huggingface_hub` raises into one line that never shows the token: a mistake, or the Hub's failure."""
     try:
         yield
     except (UserError, HubFailure):
         raise
     except (HTTPError, OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-        translated = _translate(error, repo_id)
-        # Without the chain of errors, which may hold request headers.
-        raise type(translated)(str(translated).replace(token, "***")) from None
-
-
-def _translate(error: Exception, repo_id: str) -> UserError | HubFailure:
-    causes = [error]
-    while causes[-1].__cause__ is not None:
-        causes.append(causes[-1].__cause__)
-    if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
-        return UserError("HF_HUB_OFFLINE is set, so nothing can be pushed: unset it")
-    answered = next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None)
-    again = "push again, which is safe to repeat"
-    if answered is None:
-        in_client = isinstance(error, LookupError | TypeError | AttributeError)
-        failure = "the Hub's answer was not understood" if in_client else "the connection to the Hub failed"
-        return HubFailure(
-            f"{failure} ({type(causes[-1]).__name__}: {one_line(causes[-1], 300) or 'no answer'}); {again}"
-        )
-    status, message = answered.response.status_code, " ".join((answered.server_message or "").split())[:300]
-    message = f" ({message})" if message else ""
-    if isinstance(answered, RevisionNotFoundError):
-        return UserError(f"{repo_id} has no such branch{message}: give another --revision")
-    if status == 401 and not isinstance(answered, RepositoryNotFoundError):
-        return UserError(
-            f"the Hub does not accept the token{message}: create one with the right to write on its settings page"
-        )
-    if status in (401, 404):
-        return UserError(f"the Hub has no repository {repo_id} that this token may see{message}")
-    if status == 403:
-        return UserError(f"the token has no right to write to {repo_id}{message}: use one that has, or another owner")
-    if status == 412:
-        return UserError(f"{repo_id} was changed by someone else meanwhile{message}: push again")
-    if status in (408, 429) or status >= 500:
-        return HubFailure(f"the Hub failed with status {status}{message}; {again}")
-    return UserError(f"the Hub refuses the push with status {status}{message}")
+        causes = [error]
+        while causes[-1].__cause__ is not None:
+            causes.append(causes[-1].__cause__)
+        answered = next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None)
+        status = 0 if answered is None else answered.response.status_code
+        words = one_line(answered or causes[-1], 300) or type(causes[-1]).__name__
+        words = words.replace(token or "hf_", "***")
+        is_users = 400 <= status < 500 and status not in (408, 429)
+        if is_users or any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
+            problem = UserError(f"the Hub refuses the push to {repo_id}: {words}")
+        else:
+            problem = HubFailure(f"the Hub failed ({words}); push again, which is safe to repeat")
+        raise problem from None  # the chain of errors may hold request headers

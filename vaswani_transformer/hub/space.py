@@ -7,20 +7,23 @@ Dockerfile, run it as user 1000, and show what listens on `app_port`.
 import hashlib
 import logging
 import re
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, HfApi, SpaceCardData
+from huggingface_hub import CommitOperationAdd, HfApi, ModelInfo, SpaceCardData, SpaceInfo
 from huggingface_hub.errors import RepositoryNotFoundError
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from .. import __version__
 from ..errors import UserError
 from .card_facts import CardFacts
-from .existing_card import is_sealed, read_file, seal
+from .model_card import is_sealed, seal
 
 logger = logging.getLogger(__name__)
 
 CARD, PORT = "README.md", 7860  # Spaces' default
+MOST_BYTES = 4 << 20  # of a file that is read; ours are far smaller, cards with evaluations of many test sets too
 _LONGEST_DESCRIPTION = 60  # characters, by the Hub's rule
 _SEAL = "# Written by `vaswani push`; SHA-256 of what is below: "
 _DEFAULT = "Check out the configuration reference at https://huggingface.co/docs/hub/spaces-config-reference"
@@ -59,7 +62,7 @@ class Space:
 
 
 def space_files(facts: CardFacts, revision: str, is_parser: bool) -> dict[str, str]:
-    """The texts of a Space's files, by name.
+    """Return the texts of a Space's files, by name.
 
     Args:
         facts: of the model.
@@ -70,11 +73,11 @@ def space_files(facts: CardFacts, revision: str, is_parser: bool) -> dict[str, s
         UserError: for a model whose two languages are not known.
     """
     if is_parser:
-        model, what = "folder", "Draws the trees of sentences"
+        model, description = "folder", "Draws the trees of sentences"
     elif len(facts.languages) == 2:
         source, target = facts.languages
         names = [LANGUAGES.get(code.partition("-")[0], code).title() for code in facts.languages]
-        model, what = f'f"{source}-{target}={{folder}}"', f"Translates {names[0]} to {names[1]}"
+        model, description = f'f"{source}-{target}={{folder}}"', f"Translates {names[0]} to {names[1]}"
     else:
         known = ", ".join(facts.languages) or "none"
         raise UserError(f"a Space needs two languages, the source first, and known are {known}: give --language twice")
@@ -83,16 +86,31 @@ def space_files(facts: CardFacts, revision: str, is_parser: bool) -> dict[str, s
         "requirements.txt": _REQUIREMENTS.format(version=__version__),
         "Dockerfile": _DOCKERFILE,
     }
-    return {CARD: _card(facts, what), **{name: f"{_SEAL}{_digest(text)}\n{text}" for name, text in texts.items()}}
+    return {
+        CARD: _card(facts, description),
+        **{name: f"{_SEAL}{_digest(text)}\n{text}" for name, text in texts.items()},
+    }
 
 
-def _card(facts: CardFacts, what: str) -> str:
+def read_file(api: HfApi, head: ModelInfo | SpaceInfo, name: str, repo_type: str = "model") -> str | None:
+    """Return the text of a file of a commit, or None if there is none; one too large to be ours is not fetched."""
+    sizes = {sibling.rfilename: sibling.size for sibling in head.siblings or []}
+    if name not in sizes:
+        return None
+    if (sizes[name] or 0) > MOST_BYTES:
+        return "(someone else's: ours are never so large)"
+    with tempfile.TemporaryDirectory() as folder:
+        path = api.hf_hub_download(head.id, name, repo_type=repo_type, revision=head.sha, local_dir=folder)
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+
+
+def _card(facts: CardFacts, description: str) -> str:
     data = SpaceCardData(
         title=facts.name, emoji="🌍", colorFrom="blue", colorTo="gray", sdk="docker", app_port=PORT,
-        short_description=what[:_LONGEST_DESCRIPTION], models=[facts.repo_id], license=facts.license,
+        short_description=description[:_LONGEST_DESCRIPTION], models=[facts.repo_id], license=facts.license,
     )  # fmt: skip
     link = f"[{facts.repo_id}](https://huggingface.co/{facts.repo_id})"
-    return seal(f"---\n{data.to_yaml()}\n---\n\n{what} with the model {link}, by `vaswani serve`.")
+    return seal(f"---\n{data.to_yaml()}\n---\n\n{description} with the model {link}, by `vaswani serve`.")
 
 
 def _digest(text: str) -> str:
@@ -100,7 +118,7 @@ def _digest(text: str) -> str:
 
 
 def _is_ours(name: str, text: str) -> bool:
-    """Whether a file of a Space is as `vaswani push` wrote it, or as the Hub makes it."""
+    """Return whether a file of a Space is as `vaswani push` wrote it, or as the Hub makes it."""
     text = text.replace("\r\n", "\n")
     if name == CARD:
         return is_sealed(text) or re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL).strip() == _DEFAULT

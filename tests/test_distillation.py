@@ -28,7 +28,7 @@ from vaswani_transformer.cli.options import load_for_decoding
 from vaswani_transformer.data.recipe_data import data_sources
 from vaswani_transformer.decoding.file_translator import FileTranslator
 from vaswani_transformer.decoding.translator import Translator
-from vaswani_transformer.distillation import Teaching, best_share, distill, student_recipe, text_source
+from vaswani_transformer.distillation import TeacherOptions, best_share, distill, student_recipe, text_source
 from vaswani_transformer.hub.card_facts import facts_of
 from vaswani_transformer.hub.model_card import render_card
 from vaswani_transformer.recipes.recipe import Recipe, load_recipe
@@ -75,7 +75,7 @@ def made(student, tmp_path, monkeypatch):
     def make(teachers, name="out", **teaching):
         recipe = load_recipe(str(student), {"output": str(tmp_path / name)})
         load = partial(load_for_decoding, model_arguments(teachers))
-        distill(list(map(str, teachers)), recipe, load, Teaching(**teaching), progress=False)
+        distill(list(map(str, teachers)), recipe, load, TeacherOptions(**teaching), progress=False)
         return pairs_of(tmp_path / name)
 
     return make
@@ -151,7 +151,9 @@ def test_samples_follow_the_seed_and_are_no_search(teachers, made, student, tmp_
     drawn, again, searched = (made(teachers[:1], name, sample=name != "c") for name in "abc")
     assert drawn == again != searched
     recipe = load_recipe(str(student), {"output": str(tmp_path / "d"), "seed": 1})
-    distill(teachers[:1], recipe, partial(load_for_decoding, model_arguments(teachers[:1])), Teaching(sample=True))
+    distill(
+        teachers[:1], recipe, partial(load_for_decoding, model_arguments(teachers[:1])), TeacherOptions(sample=True)
+    )
     assert pairs_of(tmp_path / "d") != drawn
 
 

@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import math
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -29,8 +28,9 @@ from .decoding.output import ResumableOutput, notes_path
 from .decoding.parts import parts_folder, write_in_parts
 from .decoding.translator import Translator
 from .distributed import joined_processes
-from .errors import UserError
+from .errors import UserError, reading
 from .evaluation.records import model_sha256
+from .files import written_whole
 from .hardware import check_workers
 from .hub.card_facts import known_languages
 from .json_and_yaml import parse_json, read_json
@@ -45,13 +45,13 @@ from .training.run_folder import DISTILLATION, check_is_elsewhere, check_output
 logger = logging.getLogger(__name__)
 
 DISTILLED = "distilled"  # files distilled.en and distilled.de, or whatever the languages are
-TRANSLATIONS = "translations.jsonl"  # until these are written: what the teachers found, a line of JSON for each source
+TRANSLATIONS = "translations.jsonl"  # until these are written: the teachers' outputs, a line of JSON for each source
 SOURCES = "sources.txt"  # and what several workers translate
 _BLEU = BLEU(effective_order=True)  # smoothed, as sacreBLEU advises for sentences
 
 
 @dataclass(frozen=True)
-class Teaching:
+class TeacherOptions:
     """How teachers translate, and what of it a student learns."""
 
     beams: int | None = None  # as the first teacher was saved, if none
@@ -61,35 +61,32 @@ class Teaching:
     precision: str | None = None  # what the teachers were loaded in
 
     def check(self, text: str | None) -> None:
-        """Raise `UserError` for values out of range and for those that exclude each other."""
+        """Raise `UserError` for values that would be ignored or fail after hours; `text` has no references."""
         if self.beams is not None and (rule := broken_range("num_beams", self.beams)):
             raise UserError(f"--beams is {self.beams}: it must be {rule}")
         if not 0 < self.keep <= 1:
             raise UserError(f"--keep is {self.keep}: it must be a share above 0 and at most 1")
         if self.sample and (self.interpolate or self.beams is not None):
-            other = "--interpolate" if self.interpolate else "--beams"
-            raise UserError(f"{other} is for a beam search and --sample draws instead: leave one of them out")
-        if self.interpolate and text is not None:
-            raise UserError(
-                "--interpolate compares with references and --text has none: leave one of them out, or give sources and"
-                " references as --train-source and --train-target"
-            )
+            raise UserError("--sample draws, and --beams and --interpolate are of a beam search: leave one of them out")
+        if self.interpolate and (text is not None or self.beams == 1):
+            raise UserError("--interpolate compares several --beams with references, which --text has not")
 
     def search(self, own_beams: int) -> dict[str, Any]:
-        """Options of `generate()` for a teacher that was saved with so many beams."""
+        """Return options of `generate()` for a teacher that was saved with `own_beams`."""
         if self.sample:
             return {"do_sample": True, "num_beams": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         beams = self.beams or own_beams
-        if self.interpolate and beams == 1:
-            raise UserError("--interpolate chooses from a beam and the beam size is 1: give more --beams")
         return {"do_sample": False, "num_beams": beams, "num_return_sequences": beams if self.interpolate else 1}
+
+
+Teaching = TeacherOptions  # until the command line has the new name
 
 
 def distill(
     teachers: Sequence[str],
     recipe: Recipe,
     load_teachers: Callable[[], tuple[Any, Any]],
-    teaching: Teaching = Teaching(),
+    options: TeacherOptions = TeacherOptions(),
     text: str | None = None,
     progress: bool = True,
     workers: int = 1,
@@ -104,7 +101,7 @@ def distill(
         recipe: of the student. Its training sources are what is translated, its validation data stays as it is.
         load_teachers: loads them as one model or ensemble, with its tokenizer, if something is left to translate; for
             several workers a function that can be pickled.
-        teaching: how they translate, and what is kept of it.
+        options: how they translate, and what is kept of it.
         text: a file, or a pattern, whose lines are translated instead; relative to the recipe's `data_dir`.
         progress: whether to show progress bars on standard error.
         workers: processes of this machine that translate, each with the teachers loaded, and on its own GPU if there
@@ -117,13 +114,13 @@ def distill(
     """
     check_paths(recipe)
     check_workers("--workers", workers)
-    teaching.check(text)
+    options.check(text)
     for teacher in teachers:
         check_folder(teacher)
         check_is_elsewhere(recipe.output, teacher)
     student = student_recipe(teachers[0], recipe)
-    source = text_source(recipe if text is None else replace(student, train_source=text, train_target=text))
-    made = DistilledText(teachers, student, teaching, source)
+    source = text_source(recipe if text is None else replace(recipe, train_source=text, train_target=text))
+    made = DistilledText(teachers, student, options, source)
     join_process_group(student)
     with locked_together(student.output):
         with joined_processes() as processes:
@@ -132,24 +129,21 @@ def distill(
 
 
 def text_source(recipe: Recipe) -> PairSource:
-    """The pairs whose sources are translated."""
+    """Return the pairs whose sources are translated."""
     if not (recipe.train_source or recipe.train_target or recipe.train_data):
         raise UserError("there is no text to translate: give --text FILE, or a student's recipe with training data")
     return data_sources(recipe)[0].downloaded()
 
 
 def student_recipe(teacher: str, recipe: Recipe) -> Recipe:
-    """The recipe of a student: it is trained on the distilled text, with the teacher's tokenizer.
+    """Return the recipe of a student: it is trained on the distilled text, with the teacher's tokenizer.
 
     Raises:
         UserError: for a recipe that has another tokenizer, its own or that of the model it starts from.
     """
     own = recipe.tokenizer_folder
     if own is not None and tokenizer_sha256(load_tokenizer(own)) != tokenizer_sha256(load_tokenizer(teacher)):
-        raise UserError(
-            f"the student's recipe takes the tokenizer of {own} and the teacher {teacher} has another one, which its"
-            " students share: leave it out"
-        )
+        raise UserError(f"the student's recipe has another tokenizer ({own}) than the teacher {teacher}: leave it out")
     folder = Path(recipe.output) if recipe.data_dir is None else Path(recipe.output).absolute()
     source, target = (str(folder / f"{DISTILLED}.{language}") for language in languages_of_model(teacher))
     changes = {"train_source": source, "train_target": target, "train_data": None, "train_split": "train"}
@@ -161,7 +155,7 @@ def student_recipe(teacher: str, recipe: Recipe) -> Recipe:
 
 
 def languages_of_model(folder: str) -> tuple[str, str]:
-    """The codes of a model's languages, source first; `source` and `target` where they are not known."""
+    """Return the codes of a model's languages, source first; `source` and `target` where they are not known."""
     codes = known_languages(folder)
     return tuple(codes) if len(codes) == len(set(codes)) == 2 else ("source", "target")
 
@@ -172,7 +166,7 @@ class DistilledText:
 
     teachers: Sequence[str]  # folders
     recipe: Recipe  # of the student, as `student_recipe` makes it
-    teaching: Teaching
+    options: TeacherOptions
     source: PairSource
 
     @cached_property
@@ -185,53 +179,43 @@ class DistilledText:
         """Names of the files of sources and targets."""
         return [Path(path).name for path in (self.recipe.train_source, self.recipe.train_target)]
 
-    @property
-    def translations(self) -> Path:
-        """Where translations lie until all are there."""
-        return self.output.path / TRANSLATIONS
-
     def make(self, load_teachers: Callable[[], tuple[Any, Any]], progress: bool = True, workers: int = 1) -> None:
         """Write the files, and `distillation.json` last, unless they are there.
 
         Raises:
             UserError: as `distill`, and for text in the folder that was distilled otherwise.
         """
-        recipe = self.recipe
+        recipe, translations = self.recipe, self.output.path / TRANSLATIONS
         check_output(recipe)  # mistakes that the training would find are found before hours are spent
         if recipe.from_model is None:
             check_trainable(recipe, load_tokenizer(recipe.tokenizer))
         else:
             read_model_of(recipe.from_model)
-        lines, digest = self._scan()
-        settings = {"teachers": [model_sha256(teacher) for teacher in self.teachers], "text": digest}
-        settings |= asdict(self.teaching) | {"max_length": recipe.max_length}
-        settings["seed"] = recipe.seed if self.teaching.sample else None
-        if not self._is_made(settings):
-            self.output.check([DISTILLATION, SOURCES, *self.names])
-            self._translate(load_teachers, settings, lines, progress, workers)
-            self._write(settings)
-        if notes_path(self.translations).exists():  # removed last: a removal that is cut off is repeated
-            self.output.remove([SOURCES])
-            self.translations.unlink(missing_ok=True)
-            notes_path(self.translations).unlink()
-
-    def _scan(self) -> tuple[int, str]:
-        """Number of pairs and a hash of them."""
-        digest = hashlib.sha256()
-        for number, pair in enumerate(self.source.stream(), 1):  # noqa: B007 - it raises where there are none
+        digest, lines = hashlib.sha256(), 0
+        for pair in self.source.stream():
             digest.update(json.dumps(pair).encode())
-        return number, digest.hexdigest()
+            lines += 1
+        settings = {"teachers": [model_sha256(teacher) for teacher in self.teachers], "text": digest.hexdigest()}
+        settings |= asdict(self.options) | {"max_length": recipe.max_length}
+        settings["seed"] = recipe.seed if self.options.sample else None
+        if not self._is_made(settings):
+            self.output.check([DISTILLATION, SOURCES, TRANSLATIONS, *self.names])
+            make = partial(self._file_translator, load_teachers, settings["seed"])
+            translator = make()  # here too where workers translate: what is wrong with the teachers is known at once
+            self.output.note([TRANSLATIONS, notes_path(translations).name])
+            with closing(ResumableOutput(translations, settings, resume=True)) as output:
+                self._translate(translator, make, output, lines, progress, workers)
+            self._write(settings)
+        self.output.remove([SOURCES, TRANSLATIONS, notes_path(translations).name])
 
     def _is_made(self, settings: dict[str, Any]) -> bool:
-        """Whether the text is there; what was made with other settings is refused."""
-        try:
-            facts = read_json(self.output.shown / DISTILLATION, "remove it to have the text translated again")
-        except FileNotFoundError:
+        """Return whether the text is there; what was made with other settings is refused."""
+        path = self.output.shown / DISTILLATION
+        if not path.exists():
             return False
-        earlier = facts.get("settings")
-        if earlier != settings:
-            earlier = earlier if isinstance(earlier, dict) else {}
-            changed = ", ".join(name for name, value in settings.items() if earlier.get(name) != value)
+        with reading(path):
+            earlier = dict(read_json(path, "")["settings"])
+        if changed := ", ".join(name for name, value in settings.items() if earlier.get(name) != value):
             raise UserError(
                 f"{self.output.shown} holds text that was distilled with other settings ({changed}): give the same"
                 " ones, or another --output"
@@ -240,32 +224,27 @@ class DistilledText:
 
     def _translate(
         self,
-        load_teachers: Callable[[], tuple[Any, Any]],
-        settings: dict[str, Any],
+        translator: FileTranslator,
+        make: Callable[[], FileTranslator],
+        output: ResumableOutput,
         lines: int,
         progress: bool,
         workers: int,
     ) -> None:
         """Translate what is not translated yet."""
-        make = partial(self._file_translator, load_teachers, settings["seed"])
-        files = make()  # here too where workers translate: what is wrong with the teachers is known at once
-        self.output.note()
-        with closing(ResumableOutput(self.translations, settings, resume=True)) as output:
-            if workers == 1 and not parts_folder(self.translations).is_dir():
-                files.run(self._sources(), output, output.done, lines, progress=progress)
-                return
-            kind, window, path = type(files), files.window, self.output.path / SOURCES
-            del files  # of which each worker loads its own
-            if SOURCES not in self.output or not path.is_file():
-                with self.output.staging() as staging:
-                    with (staging / SOURCES).open("w", encoding="utf-8") as file:
-                        file.writelines(f"{line}\n" for line in self._sources())
-                    self.output.place(staging, last=SOURCES)
-            sources = ((path, file_stamp(path)),)
-            write_in_parts(output, kind, make, sources, window, 1, workers, progress=progress)
+        if workers == 1 and not parts_folder(output.path).is_dir():
+            translator.run(self._sources(), output, output.done, lines, progress=progress)
+            return
+        kind, window, path = type(translator), translator.window, self.output.path / SOURCES
+        del translator  # of which each worker loads its own
+        if not path.is_file():
+            self.output.note([SOURCES])
+            with written_whole(path) as new, new.open("w", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in self._sources())
+        write_in_parts(output, kind, make, ((path, file_stamp(path)),), window, 1, workers, progress=progress)
 
     def _sources(self) -> Iterator[str]:
-        """Each source as one line."""
+        """Yield each source as one line."""
         return (" ".join(source.splitlines()) for source, _ in self.source.stream())
 
     def _file_translator(self, load_teachers: Callable[[], tuple[Any, Any]], seed: int | None) -> FileTranslator:
@@ -278,44 +257,40 @@ class DistilledText:
             scores=True,
             seed=seed,
             source_language=languages_of_model(self.teachers[0])[0],
-            **self.teaching.search(model.generation_config.num_beams or 1),
+            **self.options.search(model.generation_config.num_beams or 1),
         )
         return FileTranslator(translator, Layout(json=True))
 
-    def _found(self) -> Iterator[list[dict[str, Any]]]:
-        """The translations of each line, best first."""
-        with self.translations.open(encoding="utf-8") as file:
+    def _hypotheses(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield the translations of each line, best first."""
+        with (self.output.path / TRANSLATIONS).open(encoding="utf-8") as file:
             for line in file:
                 yield parse_json(line)["hypotheses"]
 
     def _choose(self, reference: str, translations: list[dict[str, Any]]) -> tuple[int, float]:
-        """The number of the translation to learn, and its log-probability a token; NaN if there is none."""
-        usable = {
-            place: one["log_probability"] / one["tokens"]
-            for place, one in enumerate(translations)
-            if one["text"].strip() and not one.get("repeats")
+        """Return the index of the translation to learn, and its log-probability a token; NaN if there is none."""
+        scores = {
+            index: hypothesis["log_probability"] / hypothesis["tokens"]
+            for index, hypothesis in enumerate(translations)
+            if hypothesis["text"].strip() and not hypothesis.get("repeats")
         }
-        if not usable:
+        if not scores:
             return 0, math.nan
-        place = next(iter(usable))
-        if self.teaching.interpolate:
-            place = max(usable, key=lambda one: _BLEU.sentence_score(translations[one]["text"], [reference]).score)
-        return place, usable[place]
+        chosen = next(iter(scores))
+        if self.options.interpolate:
+            chosen = max(scores, key=lambda n: _BLEU.sentence_score(translations[n]["text"], [reference]).score)
+        return chosen, scores[chosen]
 
     def _write(self, settings: dict[str, Any]) -> None:
         """Write what is kept of the translations, and last the facts about it."""
-        places, scores = array("i"), array("d")
-        for (_, reference), translations in zip(self.source.stream(), self._found(), strict=True):
-            place, score = self._choose(reference, translations)
-            places.append(place)
-            scores.append(score)
-        are_kept = best_share(np.asarray(scores), self.teaching.keep)
+        pairs = zip(self.source.stream(), self._hypotheses(), strict=True)
+        choices = [self._choose(reference, translations) for (_, reference), translations in pairs]
+        scores = np.array([score for _, score in choices])
+        are_kept = best_share(scores, self.options.keep)
         counts = {"lines": len(scores), "pairs": int(are_kept.sum()), "unusable": int(np.isnan(scores).sum())}
         logger.info(
-            "distilled text: {lines:,} lines translated, {pairs:,} pairs kept; dropped: {unusable:,} empty or repeating"
-            " themselves without end, {low:,} of low scores".format(
-                **counts, low=counts["lines"] - counts["pairs"] - counts["unusable"]
-            )
+            "distilled text: {lines:,} lines translated, {pairs:,} pairs kept; {unusable:,} of the others are empty or"
+            " repeat themselves without end".format(**counts)
         )
         if not counts["pairs"]:
             raise UserError(f"no translation of {self.source.where} can be learned: all are empty or repeat themselves")
@@ -326,17 +301,17 @@ class DistilledText:
                 (staging / self.names[0]).open("w", encoding="utf-8") as sources,
                 (staging / self.names[1]).open("w", encoding="utf-8") as targets,
             ):
-                rows = zip(self._sources(), self._found(), places, are_kept, strict=True)
-                for source, translations, place, is_kept in rows:
+                rows = zip(self._sources(), self._hypotheses(), choices, are_kept, strict=True)
+                for source, translations, (index, _), is_kept in rows:
                     if is_kept:
                         sources.write(source + "\n")
-                        targets.write(translations[place]["text"] + "\n")
+                        targets.write(translations[index]["text"] + "\n")
             (staging / DISTILLATION).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
             self.output.place(staging, last=DISTILLATION)
 
 
 def best_share(scores: np.ndarray, share: float) -> np.ndarray:
-    """Which scores are among the highest, up to this share of all that are not NaN (at least one); ties are kept."""
+    """Return which scores are among the highest, up to this share of all but NaN (at least one); ties are kept."""
     ranked = np.sort(scores[~np.isnan(scores)])[::-1]
     if not len(ranked):
         return np.zeros(len(scores), dtype=bool)

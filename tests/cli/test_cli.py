@@ -135,9 +135,6 @@ def test_empty_file(recipe, tmp_path, fails, cache):
 
 
 def test_empty_lines_are_dropped_and_counted(recipe, text, tmp_path, caplog, cache):
-    events = tmp_path / "o" / "tensorboard" / "events.out.tfevents.1.mine"  # of another program: it stays
-    events.parent.mkdir(parents=True)
-    events.touch()
     for side in ("en", "de"):
         lines = (text / f"train.{side}").read_text().splitlines()
         lines[3] = "" if side == "en" else lines[3]
@@ -146,7 +143,7 @@ def test_empty_lines_are_dropped_and_counted(recipe, text, tmp_path, caplog, cac
     names = ["--train-source", str(tmp_path / "train.en"), "--train-target", str(tmp_path / "train.de")]
     with caplog.at_level("INFO", logger="vaswani_transformer"):
         assert main(["train", str(recipe), *names, "--output", str(tmp_path / "o"), "--max-steps", "1", "--quiet"]) == 0
-    assert any("198 kept; dropped: 2 empty" in message for message in caplog.messages) and events.is_file()
+    assert any("198 kept; dropped: 2 empty" in message for message in caplog.messages)
 
 
 def test_invalid_utf8(recipe, text, tmp_path, fails, cache):
@@ -218,8 +215,8 @@ def test_output_folder_that_holds_a_model(recipe, model, fails, cache):
 
 def test_output_that_cannot_be_written(recipe, tmp_path, fails, cache):
     (tmp_path / "file").touch()
-    assert "file" in fails("train", recipe, "--output", tmp_path / "file")
-    assert "lies below" in fails("train", recipe, "--output", tmp_path / "file" / "below")
+    for output in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert f"cannot write to output folder {output}" in fails("train", recipe, "--output", output)
 
 
 def test_missing_incomplete_and_foreign_models(model, tmp_path, fails):
@@ -380,7 +377,7 @@ def test_checkpoints_of_another_program_are_left_alone(recipe, tmp_path, fails, 
     (tmp_path / "out" / "checkpoints").mkdir(parents=True)
     (tmp_path / "out" / "checkpoints" / "precious").touch()
     for options in ([], ["--overwrite"]):
-        assert "was not made by a training" in fails("train", recipe, "--output", tmp_path / "out", *options)
+        assert "was not written by this program" in fails("train", recipe, "--output", tmp_path / "out", *options)
     assert (tmp_path / "out" / "checkpoints" / "precious").exists()
 
 
@@ -398,7 +395,7 @@ def test_evaluate_refuses_what_it_cannot_evaluate_before_it_translates(model, le
 
 def test_tokenizer_output_that_is_a_file(text, tmp_path, fails):
     (tmp_path / "file").touch()
-    assert "is a file: give a folder" in fails("tokenizer", text / "train.en", "--output", tmp_path / "file")
+    assert "cannot write to output folder" in fails("tokenizer", text / "train.en", "--output", tmp_path / "file")
 
 
 def test_no_permission_to_write(recipe, tmp_path, fails, cache, monkeypatch):

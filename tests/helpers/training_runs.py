@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import load_file
 from transformers.trainer_callback import TrainerCallback
 
-from vaswani_transformer import train
+from vaswani_transformer import UserError, train
 from vaswani_transformer.recipes.recipe import Recipe
 from vaswani_transformer.training import run as training
+from vaswani_transformer.training.checkpoints import open_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +70,11 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     """Whether weights are the same bit by bit, under the same names."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether a checkpoint has all files of its manifest."""
+    try:
+        return open_checkpoint(checkpoint) is not None
+    except UserError:
+        return False

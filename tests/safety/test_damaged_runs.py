@@ -11,6 +11,7 @@ import torch
 import yaml
 from canaries import Canary
 from conftest import tiny_recipe
+from training_runs import is_complete
 
 from vaswani_transformer import train
 from vaswani_transformer.cli.main import main
@@ -19,7 +20,7 @@ from vaswani_transformer.errors import UserError
 from vaswani_transformer.recipes.recipe import load_recipe
 from vaswani_transformer.training.averaging import average_models
 from vaswani_transformer.training.callbacks import read_training_log
-from vaswani_transformer.training.checkpoints import checkpoint_folders, checkpoint_to_resume, crc32, read_checkpoint
+from vaswani_transformer.training.checkpoints import checkpoint_folders, checkpoint_to_resume, crc32
 
 LAST, EARLIER = "checkpoints/checkpoint-4", "checkpoints/checkpoint-2"
 
@@ -122,7 +123,7 @@ def test_damaged_manifests_are_passed_over_and_never_a_reason_to_start_anew(run,
         (run / folder / "checkpoint.json").unlink()
         if text is not None:
             (run / folder / "checkpoint.json").write_text(text.replace("4}", f"{folder[-1]}}}"))
-        assert read_checkpoint(run / folder) is None
+        assert not is_complete(run / folder)
         if folder == LAST:
             assert checkpoint_to_resume(checkpoints) == run / EARLIER
             assert "not resumed from checkpoint-4" in caplog.text

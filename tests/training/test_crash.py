@@ -24,10 +24,11 @@ from conftest import tiny_recipe
 from safetensors.torch import load_file
 from training_logs import log_of
 from training_logs import without_clocks as entries
+from training_runs import is_complete
 
 from vaswani_transformer import UserError, train
 from vaswani_transformer.training import run as training
-from vaswani_transformer.training.checkpoints import read_checkpoint, read_checkpoints
+from vaswani_transformer.training.checkpoints import open_checkpoint, read_checkpoints
 
 STEPS, EVERY = 12, 2
 
@@ -73,7 +74,7 @@ def check_same_end(folder, undisturbed):
     seconds = [entry["seconds"] for entry in log_of(folder)]
     assert seconds == sorted(seconds)
     ends = [one / "checkpoints" / f"checkpoint-{STEPS}" for one in (folder, undisturbed)]
-    assert all(read_checkpoint(end) is not None for end in ends)
+    assert all(is_complete(end) for end in ends)
     ours, theirs = (load_file(end / "model.safetensors") for end in ends)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     ours, theirs = (torch.load(end / "optimizer.pt") for end in ends)
@@ -86,7 +87,7 @@ def check_same_end(folder, undisturbed):
     for name in ("best_metric", "best_global_step", "global_step", "epoch", "total_flos"):
         assert ours[name] == theirs[name], name
     best = folder / "checkpoints" / f"checkpoint-{ours['best_global_step']}"
-    assert ours["best_model_checkpoint"] == str(best) and read_checkpoint(best) is not None
+    assert ours["best_model_checkpoint"] == str(best) and is_complete(best)
     names = {one: {str(path.relative_to(one)) for path in one.rglob("*")} for one in (folder, undisturbed)}
     assert names[folder] == names[undisturbed]
     assert not [name for name in names[folder] if ".writing" in name or ".removing" in name]
@@ -262,7 +263,7 @@ def test_checkpoints_that_were_half_copied_are_not_used(recipe, undisturbed, tmp
     one = interrupted(recipe, tmp_path / "run")
     folder = tmp_path / "run" / "checkpoints" / f"checkpoint-{STEPS}"
     os.truncate(folder / "optimizer.pt", 1000)
-    assert read_checkpoint(folder) is None
+    assert not is_complete(folder)
     assert [checkpoint.step for checkpoint in read_checkpoints(folder.parent)][-1] == STEPS - EVERY
     assert train(one, progress=False).steps == STEPS  # goes on from the one before
     check_same_end(tmp_path / "run", undisturbed)
@@ -272,9 +273,9 @@ def test_checkpoints_that_were_half_copied_are_not_used(recipe, undisturbed, tmp
 def test_what_a_whole_checkpoint_is(undisturbed, tmp_path, damage):
     folder = tmp_path / f"checkpoint-{STEPS}"
     shutil.copytree(undisturbed / "checkpoints" / f"checkpoint-{STEPS}", folder)
-    assert read_checkpoint(folder).reasons == {"validation", "end"}
+    assert open_checkpoint(folder).reasons == {"validation", "end"}
     (folder / "notes.txt").write_text("one's own")
-    assert read_checkpoint(folder) is not None
+    assert is_complete(folder)
     if damage == "no manifest":
         (folder / "checkpoint.json").unlink()
     elif damage == "a file is missing":
@@ -283,7 +284,7 @@ def test_what_a_whole_checkpoint_is(undisturbed, tmp_path, damage):
         os.truncate(folder / "checkpoint.json", 30)
     else:
         folder = folder.rename(tmp_path / f"checkpoint-{STEPS + 1}")
-    assert read_checkpoint(folder) is None
+    assert not is_complete(folder)
 
 
 def test_another_tokenizer_or_other_data_is_refused_by_content(recipe, undisturbed, text, tmp_path):

@@ -14,7 +14,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from ..durations import duration
-from ..errors import UserError, one_line
+from ..errors import one_line, reading
 from ..files import sync, write_text
 from ..json_and_yaml import parse_json
 from ..output_folder import OutputFolder
@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 TENSORBOARD = "tensorboard"  # a folder of a run
 EVENTS = f"{TENSORBOARD}/events.out.tfevents.*"
-_IN_EACH = ("step", "seconds")  # entries of every line of a log
 _FINAL = {"best_loss", "average_loss", "last_loss"}  # in entries of model selection, written after the last step
 _SHOWN = (("eval_loss", "loss"), ("eval_perplexity", "perplexity"), ("eval_bleu", "BLEU"))
 
@@ -43,17 +42,10 @@ class TrainingProgressCallback(TrainerCallback):
         """Open the bar where training starts or resumes."""
         self.first_step, self.first_seconds = state.global_step, self.log.seconds()
         if state.is_world_process_zero:
-            self.bar = tqdm(
-                total=state.max_steps,
-                initial=state.global_step,
-                desc="training",
-                unit="step",
-                dynamic_ncols=True,
-                mininterval=0.5,
-                file=sys.stderr,
-                disable=not sys.stderr.isatty(),
-                bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}",
-            )
+            style = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
+            options = {"total": state.max_steps, "initial": state.global_step, "desc": "training", "mininterval": 0.5}
+            options |= {"dynamic_ncols": True, "bar_format": style, "disable": not sys.stderr.isatty()}
+            self.bar = tqdm(**options, file=sys.stderr)
 
     def on_step_end(self, args, state, control, **kwargs):
         """Move the bar."""
@@ -61,7 +53,7 @@ class TrainingProgressCallback(TrainerCallback):
             self.bar.update(state.global_step - self.bar.n)
 
     def seconds_left(self, state) -> float:
-        """Seconds to the last step or the time limit at this session's pace, after one step or more of it."""
+        """Return the seconds to the last step or the time limit at this session's pace, after one step or more."""
         seconds = self.log.seconds()
         pace = (seconds - self.first_seconds) / (state.global_step - self.first_step)
         left = (state.max_steps - state.global_step) * pace
@@ -71,25 +63,20 @@ class TrainingProgressCallback(TrainerCallback):
         """Show the logged step in the bar, or without a terminal as a line; a validation as a line."""
         if self.bar is None or not logs:
             return
-        line = None
         if "loss" in logs:
-            shown = [f"loss {logs['loss']:.3f}", f"rate {logs['learning_rate']:.2e}"]
-            if self.bar.disable and "grad_norm" in logs:
-                shown.append(f"gradient {logs['grad_norm']:.2f}")
-            shown.append(f"{logs['target_tokens_per_second']:,.0f} tok/s")
-            if self.bar.disable:
-                shown.append(f"{logs['source_tokens']:,} + {logs['target_tokens']:,} tokens a step")
-                shown.append(f"padding {logs.get('padding', 0):.1%}")
-            shown.append(f"{duration(self.seconds_left(state))} left")
-            if self.bar.disable:
-                line = f"step {state.global_step:,} of {state.max_steps:,}: {', '.join(shown)}"
-            else:
-                self.bar.set_postfix_str(", ".join(shown))
+            loss, rate = f"loss {logs['loss']:.3f}", f"rate {logs['learning_rate']:.2e}"
+            speed = f"{logs['target_tokens_per_second']:,.0f} tok/s"
+            left = f"{duration(self.seconds_left(state))} left"
+            if not self.bar.disable:
+                self.bar.set_postfix_str(f"{loss}, {rate}, {speed}, {left}")
+                return
+            gradient = f", gradient {logs['grad_norm']:.2f}" if "grad_norm" in logs else ""
+            tokens = f"{logs['source_tokens']:,} + {logs['target_tokens']:,} tokens a step"
+            shown = f"{loss}, {rate}{gradient}, {speed}, {tokens}, padding {logs.get('padding', 0):.1%}, {left}"
+            self.bar.write(f"step {state.global_step:,} of {state.max_steps:,}: {shown}", file=sys.stderr)
         elif "eval_loss" in logs:
-            shown = [f"{label} {logs[key]:.2f}" for key, label in _SHOWN if key in logs]
-            line = f"step {state.global_step:,}: validation {', '.join(shown)}"
-        if line is not None:
-            self.bar.write(line, file=sys.stderr)
+            shown = ", ".join(f"{label} {logs[key]:.2f}" for key, label in _SHOWN if key in logs)
+            self.bar.write(f"step {state.global_step:,}: validation {shown}", file=sys.stderr)
 
     def on_train_end(self, args, state, control, **kwargs):
         """Close the bar."""
@@ -116,13 +103,12 @@ class NoteEventsCallback(TrainerCallback):
     """Lists the files that TensorBoard starts in a run's folder as ours, so that the run can be replaced."""
 
     def __init__(self, output: OutputFolder):
-        self.output = output
-        self._earlier = set(output.path.glob(EVENTS))
+        self.output, self._earlier = output, set(output.path.glob(EVENTS))
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Note the new files, once TensorBoard's own callback has opened them."""
-        names = [path.relative_to(self.output.path) for path in set(self.output.path.glob(EVENTS)) - self._earlier]
-        self.output.note(name.as_posix() for name in names)
+        new = set(self.output.path.glob(EVENTS)) - self._earlier
+        self.output.note(path.relative_to(self.output.path).as_posix() for path in new)
 
 
 class TrainingLogCallback(TrainerCallback, ExportableState):
@@ -141,18 +127,17 @@ class TrainingLogCallback(TrainerCallback, ExportableState):
         """Continue the log of an interrupted run, or start one."""
         entries = read_training_log(self.path) if state.global_step > 0 and self.path.is_file() else []
         entries = [entry for entry in entries if entry["step"] <= state.global_step and not _FINAL & entry.keys()]
-        last_seconds = entries[-1]["seconds"] if entries else 0.0
-        self.earlier_seconds = stored_attribute(state, type(self), "earlier_seconds", last_seconds)
+        self.earlier_seconds = stored_attribute(state, type(self), "earlier_seconds", 0.0)
         self.started = time.monotonic()
         if state.is_world_process_zero:
             write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in entries))
 
     def seconds(self) -> float:
-        """Seconds of training so far, earlier sessions included."""
+        """Return the seconds of training so far, earlier sessions included."""
         return self.earlier_seconds + (0.0 if self.started is None else time.monotonic() - self.started)
 
     def state(self) -> dict:
-        """What a checkpoint stores."""
+        """Return what a checkpoint stores."""
         return {"args": {"path": str(self.path)}, "attributes": {"earlier_seconds": self.seconds()}}
 
     def on_save(self, args, state, control, **kwargs):
@@ -178,25 +163,18 @@ def read_training_log(path: str | Path) -> list[dict]:
     for number, line in enumerate(lines, 1):
         try:
             entry = parse_json(line.decode("utf-8"), finite=False)
-            if not (isinstance(entry, dict) and all(isinstance(entry.get(key), int | float) for key in _IN_EACH)):
-                raise ValueError(f"no {' and '.join(_IN_EACH)}")
-            entries.append(entry)
-        except ValueError as error:
+            entries.append(entry | {"step": int(entry["step"]), "seconds": float(entry["seconds"])})
+        except (ValueError, TypeError, KeyError) as error:
             if number < len(lines):  # a crash may have torn the last
-                logger.warning("line %d of %s is damaged and left out (%s)", number, path, one_line(error, 100))
+                logger.warning("line %d of %s is damaged and dropped (%s)", number, path, one_line(error, 100))
     return entries
 
 
 def stored_attribute(state, callback: type, name: str, default: float) -> float:
-    """What a callback of this class stored in the checkpoint that a training resumes from."""
-    stored = state.stateful_callbacks.get(callback.__name__)
-    if state.global_step == 0 or not isinstance(stored, dict):
-        return default
-    attributes = stored.get("attributes")
-    value = attributes.get(name, default) if isinstance(attributes, dict) else None
-    if not isinstance(value, int | float):
-        raise UserError(f"the trainer's state of step {state.global_step} is damaged: {name} must be a number")
-    return value
+    """Return what a callback of this class stored in the checkpoint that a training resumes from."""
+    stored = state.stateful_callbacks.get(callback.__name__) if state.global_step else None
+    with reading("the trainer's state"):
+        return float(stored["attributes"].get(name, default)) if stored else default
 
 
 class ResumableEarlyStoppingCallback(EarlyStoppingCallback):
@@ -217,8 +195,7 @@ class StopAndSaveCallback(TrainerCallback):
 
     All of it at the end of a step and on all processes at once: transformers' callbacks decide in each process alone,
     and one that stops leaves the others waiting for it. What one of several processes asks for goes to the others with
-    the next step's count of tokens (`VaswaniTrainer.get_batch_samples`). A second Ctrl-C stops at once. transformers'
-    own `enable_jit_checkpoint` does not serve: it knows SIGTERM alone, waits 3 seconds and may save within a step.
+    the next step's count of tokens (`VaswaniTrainer.get_batch_samples`). A second Ctrl-C stops at once.
 
     Args:
         log: counts the seconds, earlier sessions included.
@@ -228,11 +205,7 @@ class StopAndSaveCallback(TrainerCallback):
     """
 
     def __init__(
-        self,
-        log: TrainingLogCallback,
-        max_minutes: float = 0.0,
-        checkpoint_minutes: float = 0.0,
-        first_step: int = 0,
+        self, log: "TrainingLogCallback", max_minutes: float = 0.0, checkpoint_minutes: float = 0.0, first_step: int = 0
     ):
         self.first_step = first_step
         self.log, self.limit, self.interval = log, 60 * max_minutes, 60 * checkpoint_minutes
@@ -263,7 +236,7 @@ class StopAndSaveCallback(TrainerCallback):
                 return
 
     def requests(self) -> tuple[bool, bool, bool]:
-        """What this process asks for: to stop, to end, a checkpoint."""
+        """Return what this process asks for: to stop, to end, a checkpoint."""
         seconds = self.log.seconds()
         return self.received is not None, 0 < self.limit <= seconds, seconds >= self.next_second
 

@@ -132,13 +132,6 @@ def check_contents(folder: Path, weights_only: bool = False) -> None:
             raise UserError(f"{folder / name} has changed since it was written, or the disk is failing")
 
 
-def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return a checkpoint, or None where it is incomplete, see [`open_checkpoint`]."""
-    with contextlib.suppress(UserError, OSError):
-        return open_checkpoint(folder)
-    return None
-
-
 def read_state(folder: Path) -> TrainerState:
     """Return the trainer's state in a checkpoint; raises `UserError` where it cannot be read."""
     path = folder / TRAINER_STATE_NAME
@@ -154,19 +147,17 @@ def checkpoint_folders(folder: Path) -> list[Path]:
 
 
 def read_checkpoints(folder: Path) -> list[Checkpoint]:
-    """Return the complete checkpoints in a folder, by step."""
-    checkpoints = [read_checkpoint(path) for path in checkpoint_folders(folder)]
-    return [checkpoint for checkpoint in checkpoints if checkpoint is not None]
+    """Return the complete checkpoints in a folder, by step; see [`open_checkpoint`]."""
+    checkpoints = []
+    for path in checkpoint_folders(folder):
+        with contextlib.suppress(UserError, OSError):
+            checkpoints.append(open_checkpoint(path))
+    return checkpoints
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Return the folders of the complete checkpoints, by step."""
     return [checkpoint.path for checkpoint in read_checkpoints(folder)]
-
-
-def last_complete_checkpoint(folder: Path) -> Path | None:
-    """Return the folder of the complete checkpoint with the highest step; None if there is none."""
-    return next(reversed(complete_checkpoints(folder)), None)
 
 
 def checkpoint_to_resume(folder: Path, required: bool = True) -> Path | None:
@@ -199,11 +190,8 @@ def to_average(checkpoints: list[Checkpoint], count: int, timed: bool, every: in
     uninterrupted one.
     """
     start = end - count * every  # a run that was ended before `averaged_from` has others, too far from each other
-    chosen = [
-        one
-        for one in checkpoints
-        if (one.timed if timed else one.step % every == 0 and one.step > start) or one.step == end
-    ]
+    steps = range(start + every - start % every, end, every)
+    chosen = [one for one in checkpoints if (one.timed if timed else one.step in steps) or one.step == end]
     return chosen[-count:] if count > 0 else []
 
 

@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig, set_seed
 
 from ..data.tokenization import check_tokenizer_matches, has_two_sides, vocabulary_sizes
-from ..errors import UserError, one_line
+from ..errors import UserError, reading
 from ..evaluation.records import weights_sha256
 from ..hardware import on_cpu
 from ..json_and_yaml import read_json
@@ -30,15 +30,14 @@ _TUNED = "They were then trained further, as stated below."
 
 
 def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
-    """A model with initial weights and the recipe's decoding settings.
+    """Return a model with initial weights and the recipe's decoding settings.
 
     Raises:
         UserError: for a tokenizer without the special tokens that the model needs, sizes that no model can have, or an
             attention implementation that is not there.
     """
-    missing = [name for name in ("pad", "eos") if getattr(tokenizer, f"{name}_token_id") is None]
-    if missing:
-        raise UserError(f"the tokenizer has no {' and no '.join(missing)} token: use one of `vaswani tokenizer`")
+    if None in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        raise UserError("the tokenizer has no pad or no eos token: use one of `vaswani tokenizer`")
     config: VaswaniConfig = model_config(recipe, len(tokenizer))
     if has_two_sides(tokenizer):
         config.vocab_size, config.decoder_vocab_size = vocabulary_sizes(tokenizer)
@@ -55,14 +54,14 @@ def new_model(recipe: Recipe, tokenizer) -> VaswaniForConditionalGeneration:
 
 
 def model_of_folder(recipe: Recipe, folder: str | Path, weights: bool = True) -> VaswaniForConditionalGeneration:
-    """The model in a folder, in float32, with the recipe's dropout and adapters.
+    """Return the model in a folder, in float32, with the recipe's dropout and adapters.
 
     Its search stays as it is but for what the recipe sets.
 
     Args:
         recipe: the settings of the training.
         folder: of a model, or of a checkpoint of the run.
-        weights: whether its weights are wanted, or the model alone, whose weights are read elsewhere, or nowhere.
+        weights: whether to read its weights too.
 
     Raises:
         UserError: as `load_model`, for learned positions that are fewer than `max_length`, and as `new_model`.
@@ -75,8 +74,7 @@ def model_of_folder(recipe: Recipe, folder: str | Path, weights: bool = True) ->
             setattr(config, name, getattr(recipe, name))
     if config.position_encoding == "learned" and recipe.max_length > config.max_position_embeddings:
         raise UserError(
-            f"max_length is {recipe.max_length} and the model in {folder} has learned {config.max_position_embeddings}"
-            f" positions: give --max-length {config.max_position_embeddings}"
+            f"max_length is {recipe.max_length} and {folder} has learned {config.max_position_embeddings} positions"
         )
     set_seed(recipe.seed)
     model = VaswaniForConditionalGeneration(config)
@@ -96,20 +94,15 @@ def model_of_folder(recipe: Recipe, folder: str | Path, weights: bool = True) ->
 
 
 def read_model_of(folder: str | Path) -> VaswaniForConditionalGeneration:
-    """The model that a folder's configurations describe, on the meta device.
+    """Return the model that a folder's configurations describe, on the meta device.
 
     Raises:
         UserError: for a folder that holds no model of ours; its weights and its tokenizer are not looked at.
     """
     folder = Path(folder)
     check_folder(folder)
-    try:
-        with torch.device("meta"):
-            model = VaswaniForConditionalGeneration(read_config(folder))
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{folder} holds no complete model: {one_line(error)}") from error
+    with reading(folder), torch.device("meta"):
+        model = VaswaniForConditionalGeneration(read_config(folder))
     path = folder / "generation_config.json"
     if path.is_file():
         check_generation_config(path, model.config.target_vocab_size)
@@ -118,7 +111,7 @@ def read_model_of(folder: str | Path) -> VaswaniForConditionalGeneration:
 
 
 def _search_of(recipe: Recipe) -> dict[str, Any]:
-    """What the recipe sets of a search, without what is chosen after the training."""
+    """Return what the recipe sets of a search, without what is chosen after the training."""
     return {name: value for name in SEARCH if (value := getattr(recipe, name)) not in (None, AUTO)}
 
 
@@ -160,17 +153,17 @@ def merged_adapters(model: VaswaniForConditionalGeneration, recipe: Recipe, fold
 
 
 def has_adapters(model: torch.nn.Module) -> bool:
-    """Whether `add_adapters` has put adapters into a model."""
+    """Return whether `add_adapters` has put adapters into a model."""
     return "peft" in vars(model)
 
 
 def trained_parameters(model: torch.nn.Module) -> int:
-    """The number of parameters that are trained."""
+    """Return the number of parameters that are trained."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def origin(folder: str | Path) -> dict[str, str]:
-    """The files by which a run notes the model that it started from: name and hash, and where an imported one is from.
+    """Return the files by which a run notes the model that it started from: its name, its hash, and its import.
 
     The latter is what `vaswani import` wrote, with licence and languages, for the card of the new model.
     """
@@ -186,15 +179,13 @@ def origin(folder: str | Path) -> dict[str, str]:
 
 
 def _prepared(model: VaswaniForConditionalGeneration, recipe: Recipe) -> VaswaniForConditionalGeneration:
-    """The model with the recipe's attention, compiled if it says so."""
+    """Return the model with the recipe's attention, compiled if it says so."""
     # On a CPU torch's fused attention is slow backwards for short sequences: scripts/benchmarks/training_step.py.
     # Eager attention is the faster one on a CPU, but knows no blocks of neighbours.
     automatic = "eager" if on_cpu() and model.config.attention_window is None else "sdpa"
     attention = automatic if recipe.attention == "auto" else recipe.attention
-    try:
+    with reading(f"attention {attention!r}"):
         model.set_attn_implementation(attention)
-    except (ValueError, ImportError) as error:
-        raise UserError(f"attention {attention!r} cannot be used here: {one_line(error, 200)}") from error
     if recipe.compile:  # layers are compiled one by one: cutting their graphs for DDP would gain nothing
         torch._dynamo.config.optimize_ddp = False
     for layer in (*model.model.encoder.layers, *model.model.decoder.layers):

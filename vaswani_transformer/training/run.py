@@ -65,7 +65,6 @@ from .run_folder import (
     check_contents,
     check_output,
     check_space,
-    checkpoints_at_most,
     checkpoints_kept,
     claim_output,
     content_hashes,
@@ -287,7 +286,7 @@ class TrainingRun:
         logger.info("model: %s parameters, vocabulary %s", f"{parameters:,}", f"{model.config.vocab_size:,}")
         if recipe.from_model is not None:
             logger.info("weights: of %s; %s parameters are trained", recipe.from_model, f"{trained:,}")
-        check_space(self.folder, parameters, trained, checkpoints_at_most(recipe))
+        check_space(recipe, parameters, trained)
         trainer = self._make_trainer(model, train, validation)
         sampler = trainer.batch_sampler  # on all processes: what it refuses, all refuse
         if trainer.is_world_process_zero():  # only now: nothing was written before mistakes in what was given are found

@@ -37,7 +37,6 @@ MODEL_FILES = (
 )  # fmt: skip
 _FILES = (RECIPE, LOG, CURVE, ORIGIN, IMPORT, *MODEL_FILES, f"{CHECKPOINTS}/{RECIPE}", f"{CHECKPOINTS}/{CONTENTS}")
 SAMPLE = 10_000  # pairs whose tokens are compared on a resume; lengths are compared for all
-BYTES_OF_A_MODEL = 4  # for each parameter, in float32
 # Fields that a resumed run may change: what has been computed so far does not depend on them.
 FREE_ON_RESUME = {
     "max_steps", "max_minutes", "early_stopping", "keep_checkpoints", "average_checkpoints", "average_every",
@@ -103,14 +102,12 @@ def _changed_settings(recipe: Recipe, earlier_recipe: Path) -> list[str]:
 
 
 def _data_sha256(pairs: datasets.Dataset | PreparedPairs) -> str:
-    """A hash of the lengths of all tokenized pairs and the tokens of some, evenly spread: cheap for millions too."""
+    """Return a hash of the lengths of all tokenized pairs and the tokens of some, evenly spread."""
     if not isinstance(pairs, datasets.Dataset):
         return pairs.sha256()  # of its files, known since they were written
-    digest = hashlib.sha256()
-    source, target = pair_lengths(pairs)
+    digest, lengths = hashlib.sha256(), np.stack(pair_lengths(pairs))
     for start in range(0, len(pairs), 1_000_000):
-        part = slice(start, start + 1_000_000)
-        digest.update(np.stack([source[part], target[part]]).astype("<i4").tobytes())
+        digest.update(lengths[:, start : start + 1_000_000].astype("<i4").tobytes())
     rows = np.unique(np.linspace(0, len(pairs) - 1, min(SAMPLE, len(pairs))).astype(np.int64))
     sample = pairs.select(rows).select_columns(["input_ids", "labels"]).with_format(None)
     for batch in sample.iter(batch_size=1000):
@@ -120,7 +117,7 @@ def _data_sha256(pairs: datasets.Dataset | PreparedPairs) -> str:
 
 
 def content_hashes(tokenizer, train: datasets.Dataset, validation: datasets.Dataset) -> dict[str, str]:
-    """Hashes of tokenizer, training and validation pairs (tokenized, with lengths), by content and not by path."""
+    """Return hashes of tokenizer, training and validation pairs (tokenized, with lengths), by content."""
     return {
         "tokenizer": tokenizer_sha256(tokenizer),
         "training data": _data_sha256(train),
@@ -194,7 +191,7 @@ def _remove_earlier_run(output: OutputFolder) -> None:
 
 
 def checkpoints_kept(recipe: Recipe) -> int:
-    """How many checkpoints are kept that no clock asked for, besides the best: those to average are among them."""
+    """Return how many checkpoints are kept that no clock asked for, besides the best, those to average included."""
     if recipe.checkpoint_minutes > 0:
         return recipe.keep_checkpoints
     averaged = recipe.average_checkpoints
@@ -203,24 +200,18 @@ def checkpoints_kept(recipe: Recipe) -> int:
     return max(recipe.keep_checkpoints, averaged)
 
 
-def checkpoints_at_most(recipe: Recipe) -> int:
-    """How many checkpoints are on the disk at once: of validations, the best, timed ones, and the one being written."""
-    timed = recipe.checkpoint_minutes > 0
-    return checkpoints_kept(recipe) + (max(recipe.average_checkpoints, 1) if timed else 0) + 2
+def check_space(recipe: Recipe, parameters: int, trained: int) -> None:
+    """Refuse to start where the kept checkpoints and the model would not fit; present ones count as free space.
 
-
-def bytes_of_a_checkpoint(parameters: int, trained: int) -> int:
-    """Its size: in float32 the parameters, and of each that is trained Adam's two averages."""
-    return 4 * parameters + 8 * trained
-
-
-def check_space(folder: Path, parameters: int, trained: int, checkpoints: int) -> None:
-    """Refuse to start where so many checkpoints and the model would not fit; present ones count as free space."""
+    On the disk are those kept, the timed ones, the best and the one being written: in float32 the parameters, and of
+    each that is trained Adam's two averages.
+    """
+    folder = Path(recipe.output)
+    number = checkpoints_kept(recipe) + (recipe.checkpoint_minutes > 0) * max(recipe.average_checkpoints, 1) + 2
+    needed = (4 * parameters + 8 * trained) * number + 4 * parameters
     taken = sum(path.stat().st_size for path in (folder / CHECKPOINTS).rglob("*") if path.is_file())
-    needed = bytes_of_a_checkpoint(parameters, trained) * checkpoints + BYTES_OF_A_MODEL * parameters
     free = shutil.disk_usage(folder).free + taken
     if free < needed:
         raise UserError(
-            f"{folder} has {free / 1e9:.2f} GB of free space and {checkpoints} checkpoints need {needed / 1e9:.2f} GB:"
-            " free some, give another --output, or lower keep_checkpoints and average_checkpoints"
+            f"{folder} has {free / 1e9:.2f} GB of free space and {number} checkpoints need {needed / 1e9:.2f} GB"
         )

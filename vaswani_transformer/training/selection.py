@@ -23,20 +23,10 @@ BEST, AVERAGE, LAST = "best", "average", "last"
 LENGTH_PENALTIES = (0.2, 0.6, 1.0, 1.4, 1.8)  # above 2 outputs no longer end
 
 
-def _candidates(recipe: Recipe, folder: Path, best_step: int | None, end: int) -> dict[str, list[Path]]:
-    """The checkpoints behind each candidate: best, average and last, as far as there are any that are unchanged."""
-    checkpoints, checked = read_checkpoints(folder), set()
-    while True:
-        candidates = _choose(checkpoints, recipe, best_step, end)
-        chosen = set(chain(*candidates.values()))
-        changed = {path for path in sorted(chosen - checked) if not _is_unchanged(path)}
-        if not changed:
-            return candidates
-        checked |= chosen
-        checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.path not in changed]
-
-
-def _choose(checkpoints: list[Checkpoint], recipe: Recipe, best_step: int | None, end: int) -> dict[str, list[Path]]:
+def _candidates(
+    recipe: Recipe, checkpoints: list[Checkpoint], best_step: int | None, end: int
+) -> dict[str, list[Path]]:
+    """Return the checkpoints behind each candidate: best, average and last, as far as there are unchanged ones."""
     timed, count = recipe.checkpoint_minutes > 0, recipe.average_checkpoints
     averaged = to_average(checkpoints, count, timed, recipe.save_every, end)
     candidates = {}
@@ -46,7 +36,10 @@ def _choose(checkpoints: list[Checkpoint], recipe: Recipe, best_step: int | None
         candidates[AVERAGE] = [checkpoint.path for checkpoint in averaged]
     if checkpoints and (recipe.keep_weights == LAST or not candidates):
         candidates[LAST] = [checkpoints[-1].path]
-    return candidates
+    changed = {path for path in sorted(set(chain(*candidates.values()))) if not _is_unchanged(path)}
+    if not changed:
+        return candidates
+    return _candidates(recipe, [one for one in checkpoints if one.path not in changed], best_step, end)
 
 
 def _is_unchanged(checkpoint: Path) -> bool:
@@ -71,7 +64,7 @@ def select_weights(
     state = trainer.state
     # By one process for all: they evaluate together, and may not read the disk alike.
     candidates = processes.share(
-        "candidates", lambda: _candidates(recipe, folder, state.best_global_step, state.global_step)
+        "candidates", lambda: _candidates(recipe, read_checkpoints(folder), state.best_global_step, state.global_step)
     )
     if not candidates:
         return "last weights", 0, trainer.evaluate()

@@ -46,8 +46,8 @@ from .checkpoints import (
     STOP,
     VALIDATION,
     CheckpointError,
+    complete_checkpoints,
     is_failed_write,
-    last_complete_checkpoint,
     read_checkpoints,
     remove_checkpoint,
     step_of,
@@ -73,14 +73,10 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     Args:
         tokens_per_batch: at most so many source tokens, and as many target tokens, in one optimizer step over all
             devices and accumulated parts, padding not counted (the paper: about 25,000).
-        tokens_per_device: what one device takes at once; if none, what its memory holds, found by trial steps, and
-            on a CPU 4096.
+        tokens_per_device: what one device takes at once; if none, what its memory holds, and on a CPU 4096.
         padding_free: train on batches without padding (`PackedCollator`); validation pads.
-        compress_gradients: send gradients between processes in bf16.
-        learning_rate_scale: factor on Equation 3; 1 in the paper.
-        fused_loss: compute the projection to the vocabulary and the training loss together, in blocks of tokens (see
-            `skip_logits` of the model's `forward`).
-        timed_save_total_limit: how many checkpoints are kept that a [`StopAndSaveCallback`] asked for by the clock;
+        fused_loss: compute projection and training loss together (`skip_logits` of the model's `forward`).
+        timed_save_total_limit: of the checkpoints that a [`StopAndSaveCallback`] asked for by the clock;
             `save_total_limit` counts the others.
     """
 
@@ -407,8 +403,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
             shutil.rmtree(writing, ignore_errors=True)
         reasons = gather_object([None if failure is None else str(getattr(failure, "strerror", None) or failure)])
         reason = next(reason for reason in reasons if reason is not None)
-        last = last_complete_checkpoint(final.parent)
-        resumed = f"continues from step {step_of(last):,}" if last is not None else "starts again"
+        complete = complete_checkpoints(final.parent)
+        resumed = f"continues from step {step_of(complete[-1]):,}" if complete else "starts again"
         raise CheckpointError(
             f"the checkpoint of step {self.state.global_step:,} could not be written to {final.parent}"
             f" ({' '.join(reason.split())[:200]}): free some space, then the same command {resumed}"
@@ -444,7 +440,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
     def remove_surplus(self, folder: Path) -> None:
         """Remove the checkpoints in `folder` that are more than the settings keep."""
         limits = self.args.save_total_limit, self.args.timed_save_total_limit
-        if self.args.should_save and any(limit is not None for limit in limits):
+        if self.args.should_save:
             now = self.state.global_step  # what has more steps is of an earlier training in this folder
             whole = sorted(read_checkpoints(folder), key=lambda one: (one.step <= now, one.step))
             for checkpoint in surplus(whole, *limits, self.state.best_global_step):

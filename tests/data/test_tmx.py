@@ -45,7 +45,7 @@ def by_library(pairs, languages=("en-US", "DE_de"), encoding="utf-8") -> bytes:
 
 
 def texts_of(path, languages=("en", "de")) -> list[tuple[str, str]]:
-    return [pair for _, pair in read_tmx(path, languages)]
+    return list(read_tmx(path, languages))
 
 
 @pytest.mark.parametrize("name", ["a.tmx", "a.tmx.gz", "A.TMX"])
@@ -124,13 +124,10 @@ def test_which_variant_counts(tmp_path, caplog):
 def test_a_missing_language_is_named_with_those_that_are_there(tmp_path):
     path = memory(tmp_path / "a.tmx", unit(("en-US", "a"), ("de-DE", "b")), unit(("fr", "c"), ("", "d")))
     message = read(data=path)
-    assert (
-        "no unit has segments in both 'source' and 'target'; the languages are: en-US, de-DE, fr, (none named)"
-        in message
-    )
+    assert "no unit has segments in both 'source' and 'target'; the languages are: , de-DE, en-US, fr" in message
     assert "--source-column" in message and str(path) in message
     assert "'en' and 'es'" in read(data=path, source_column="en", target_column="es")
-    assert "empty, no translation units" in read(data=memory(tmp_path / "b.tmx"), **GERMAN)
+    assert "empty, no pair" in read(data=memory(tmp_path / "b.tmx"), **GERMAN)
 
 
 def bomb(levels: int = 30) -> str:
@@ -141,22 +138,22 @@ def bomb(levels: int = 30) -> str:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "line 1: not well-formed XML (no element found"),
-        ("no XML", "line 1: not well-formed XML"),
+        ("", "line 1: no element found"),
+        ("no XML", "line 1: syntax error"),
         ("<html><body/></html>", "not a translation memory: it begins with <html>"),
-        (HEADER + unit(("en", "a"), ("de", "b")), "line 5: not well-formed XML (no element found"),
-        (HEADER + "<tu>\n</body>", "line 5: not well-formed XML (mismatched tag"),
-        (HEADER + unit(("en", "&nbsp;"), ("de", "b")) + END, "line 4: the entity 'nbsp', and TMX has none"),
-        (bomb() + unit(("en", "&l29;"), ("de", "b")) + END, "line 2: the entity 'l0', and TMX has none"),
-        (HEADER.replace('SYSTEM "tmx14.dtd"', '[<!ENTITY x SYSTEM "file:///etc/passwd">]') + END, "the entity 'x'"),
+        (HEADER + unit(("en", "a"), ("de", "b")), "line 5: no element found"),
+        (HEADER + "<tu>\n</body>", "line 5: mismatched tag"),
+        (HEADER + unit(("en", "&nbsp;"), ("de", "b")) + END, "line 4: 'nbsp' is an entity"),
+        (bomb() + unit(("en", "&l29;"), ("de", "b")) + END, "line 2: 'l0' is an entity"),
+        (HEADER.replace('SYSTEM "tmx14.dtd"', '[<!ENTITY x SYSTEM "file:///etc/passwd">]') + END, "'x' is an entity"),
         (
             HEADER.replace('SYSTEM "tmx14.dtd"', f'[<!ATTLIST tu a CDATA "{"x" * 500_000}">]') + "<tu/>" * 20_000 + END,
-            "line 2: a declaration of attributes of <tu>, and TMX files have none",
+            "line 2: 'tu' is an entity or a declaration",
         ),
         (HEADER + "<tu>" * 200_000, "line 4: elements nested deeper than 100 levels"),
         (HEADER + "<tu><tuv xml:lang='en'><seg>" + "<hi>" * 200_000, "line 4: elements nested deeper than 100 levels"),
-        ('<?xml version="1.0" encoding="klingon"?><tmx/>', "line 1: not well-formed XML (unknown encoding"),
-        (HEADER + unit(("en", "a\x00b"), ("de", "b")) + END, "line 4: not well-formed XML"),
+        ('<?xml version="1.0" encoding="klingon"?><tmx/>', "line 1: unknown encoding"),
+        (HEADER + unit(("en", "a\x00b"), ("de", "b")) + END, "line 4: not well-formed"),
         (HEADER + unit(("en", "a"), ("de", "x" * 1_000_001)) + END, "line 4: a segment of more than 1,000,000"),
         (HEADER + unit(("en", "a"), ("de", "x")) + "<!--" + "x" * 1_300_000 + "-->" + END, "comment of more than"),
     ],
@@ -170,11 +167,11 @@ def test_bytes_that_are_not_of_the_encoding_and_cut_off_gzip_files(tmp_path):
     path = write(
         tmp_path / "a.tmx", (HEADER + unit(("en", "a"), ("de", "b")) + END).encode().replace(b">a<", b">\xff<")
     )
-    assert "line 4: not well-formed XML" in read(data=path, **GERMAN)
+    assert "line 4: not well-formed" in read(data=path, **GERMAN)
     packed = gzip.compress(by_library([(str(n), str(n)) for n in range(5000)]))
     path = tmp_path / "b.tmx.gz"
     path.write_bytes(packed[: len(packed) // 2])
-    assert "is not a whole gzip file" in error_of(load_pairs, data=path, **GERMAN)
+    assert "Compressed file ended" in error_of(load_pairs, data=path, **GERMAN)
 
 
 def test_a_large_memory_takes_little_memory(tmp_path):

@@ -85,14 +85,15 @@ class PairsBuilder(datasets.ArrowBasedBuilder):
     """Writes what `read_pairs` reads into a memory-mapped dataset, cached under the builder's `hash`."""
 
     def __init__(self, *arguments: Any, kind: str = "", shards: Any = (), columns: Any = DEFAULT_COLUMNS, **options):
-        self.kind, self.shards, self.columns = kind, list(shards), columns  # a list: shared out among processes
+        self.kind, self.shards, self.columns = kind, dict(shards), columns
         super().__init__(*arguments, **options)
 
     def _info(self) -> datasets.DatasetInfo:
         return datasets.DatasetInfo(features=PAIR_FEATURES)
 
     def _split_generators(self, _) -> list[datasets.SplitGenerator]:
-        return [datasets.SplitGenerator("train", gen_kwargs={"shards": self.shards})]
+        # Lists, which `datasets` shares out among processes.
+        return [datasets.SplitGenerator(name, gen_kwargs={"shards": list(each)}) for name, each in self.shards.items()]
 
     def _generate_tables(self, shards: list) -> Iterator[tuple[int, pa.Table]]:
         pairs, number = read_pairs(self.kind, shards, self.columns), 0

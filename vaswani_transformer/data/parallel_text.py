@@ -7,9 +7,10 @@ import contextlib
 import glob
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
 import datasets
@@ -27,6 +28,7 @@ _OWN = (".tsv", ".tmx")
 # Builders of `datasets` by suffix, and their options: words like NA and null are text.
 _BUILDERS = {".csv": ("csv", {"keep_default_na": False}), ".json": ("json", {}), ".parquet": ("parquet", {})}
 _BUILDERS[".jsonl"] = _BUILDERS[".json"]
+_FORMATS = (*_OWN, *_BUILDERS)
 
 
 @dataclass(frozen=True)
@@ -34,46 +36,48 @@ class PairSource:
     """Parallel text that is named and not yet read."""
 
     where: str  # its files, folder or dataset, as messages name it
-    kind: str  # "text", ".tsv" or ".tmx"; "saved" of a folder from `save_to_disk`; else a name for `load_dataset`
+    kind: (
+        str  # "text" or a suffix of `_FORMATS`; "saved" of a folder from `save_to_disk`; else a name for `load_dataset`
+    )
     split: str  # also a slice such as "train[:1000]"
     columns: tuple[str, str]
-    shards: tuple[tuple[Path, ...], ...] = ()  # files that we read: one, or source and target
+    shards: Mapping[str, Sequence[tuple[Path, ...]]] = field(default_factory=dict)  # by split: files, or pairs of them
     config: str | None = None
     files: tuple[Path, ...] = ()  # all that may have a part in it; none of the Hub
 
     def load(self, num_proc: int | None = None) -> datasets.Dataset:
-        """Return the pairs as a memory-mapped dataset; see `load_pairs`. Several files may be read in as many processes.
+        """Return the pairs as a memory-mapped dataset, see `load_pairs`; `num_proc` processes read several files.
 
         Raises:
             UserError: for text that is missing, damaged, empty, or not pairs of strings.
         """
         with _loading(self.where):
-            if self.shards:
-                return self._read(num_proc)
+            if self.kind in ("text", UNDECODED, *_OWN):
+                return _not_empty(self._read(num_proc), self.where)
             if self.kind == "saved":
                 dataset = datasets.load_from_disk(self.where)
                 dataset = dataset[self.split] if isinstance(dataset, datasets.DatasetDict) else dataset
             elif self.kind in _BUILDERS:
                 name, options = _BUILDERS[self.kind]
-                dataset = datasets.load_dataset(name, data_files=list(map(str, self.files)), split="train", **options)
+                files = {split: [glob.escape(str(file)) for (file,) in each] for split, each in self.shards.items()}
+                dataset = datasets.load_dataset(name, data_files=files, split=self.split, **options)
             else:
                 dataset = datasets.load_dataset(self.kind, self.config, split=self.split)
-            return _pairs_only(dataset, self.columns, self.where)
+            return _pairs_only(_not_empty(dataset, self.where), self.columns, self.where)
 
     def _read(self, num_proc: int | None) -> datasets.Dataset:
-        names = [[str(path) for path in shard] for shard in self.shards]
-        stamps = [file_stamp(path) for shard in self.shards for path in shard]
-        key = json.dumps([CACHE_VERSION, self.kind, names, self.columns, stamps])
-        builder = PairsBuilder(
-            hash=sha256(key.encode()).hexdigest()[:16], kind=self.kind, shards=names, columns=self.columns
-        )
+        names = {split: [list(map(str, shard)) for shard in shards] for split, shards in self.shards.items()}
+        key = [CACHE_VERSION, self.kind, names, self.columns, list(map(file_stamp, self.files))]
+        key = sha256(json.dumps(key).encode()).hexdigest()[:16]
+        builder = PairsBuilder(hash=key, kind=self.kind, shards=names, columns=self.columns)
+        number = min(num_proc or 1, *map(len, names.values()))
         try:
-            builder.download_and_prepare(num_proc=min(num_proc or 1, len(names)))
+            builder.download_and_prepare(num_proc=number if number > 1 else None)
         except datasets.exceptions.DatasetGenerationError:
-            if (num_proc or 1) == 1:
+            if number == 1:
                 raise
             builder.download_and_prepare()  # for the error, which does not come back from another process
-        return builder.as_dataset("train")
+        return builder.as_dataset(self.split)
 
     def stream(self) -> Iterator[tuple[str, str]]:
         """Yield the pairs one after the other, in order; they are loaded before the first."""
@@ -99,6 +103,12 @@ def _loading(where: str) -> Iterator[None]:
         datasets.logging.set_verbosity(verbosity)
 
 
+def _not_empty(dataset: datasets.Dataset, where: str) -> datasets.Dataset:
+    if not len(dataset):
+        raise UserError(f"{where}: empty, no rows; give a dataset or split with at least one pair")
+    return dataset
+
+
 def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str) -> datasets.Dataset:
     """Return the two columns, also from within `translation`, as strings; nothing is copied unless the type differs."""
     if "__index_level_0__" in dataset.column_names:  # pandas' way with a CSV file whose rows have more fields
@@ -118,8 +128,6 @@ def _pairs_only(dataset: datasets.Dataset, columns: tuple[str, str], where: str)
             raise UserError(f"{where}, row {row}: {column!r} is null; fill or remove the row")
         if (longest := pc.max(pc.utf8_length(values)).as_py() or 0) > LONGEST_LINE:
             raise UserError(f"{where}: {column!r} has a text of {longest:,} characters, at most {LONGEST_LINE:,}")
-    if not len(dataset):
-        raise UserError(f"{where}: empty, no rows; give a dataset or split with at least one pair")
     dataset = dataset.select_columns(list(columns)).rename_columns(dict(zip(columns, DEFAULT_COLUMNS, strict=True)))
     return dataset if dataset.features == PAIR_FEATURES else dataset.cast(PAIR_FEATURES)
 
@@ -157,40 +165,47 @@ def pair_source(
         if paths[0].is_dir():
             return _folder_source(paths[0], config, split, columns)
         if not paths[0].exists() and _is_hub_name(str(data)):  # anything else that is not here is a missing file
-            return PairSource(f"Hub dataset {data} (not a file or folder here)", str(data), split, columns, (), config)
+            where = f"Hub dataset {str(data)!r} (there is no such file or folder here)"
+            return PairSource(where, str(data), split, columns, config=config)
     if config is not None or "[" in split:
         raise UserError(f"{config=}, {split=}: {paths[0]} is a file and has neither configs nor slices; leave them out")
     if data is None:
-        return _checked(PairSource(str(paths[0]), "text", split, columns, _paired_shards(source, target)))
+        return _of_files(str(paths[0]), "text", columns, {"train": _paired_shards(source, target)})
     kind, *others = sorted({_suffix(path.name) for path in paths})
-    if others or kind not in (*_OWN, *_BUILDERS):
+    if others or kind not in _FORMATS:
         check_on_disk(paths[0])  # a missing file is reported as such
         problem = f"is of the format {' and '.join([kind or 'none', *others])}"
         raise UserError(f"{data} {problem}: give .tsv, .csv, .json(l), .parquet or .tmx, or text as source and target")
-    shards = tuple((path,) for path in paths) if kind in _OWN else ()
-    return _checked(PairSource(str(paths[0]), kind, split, columns, shards, files=tuple(paths)))
+    return _of_files(str(paths[0]), kind, columns, {"train": [(path,) for path in paths]})
 
 
-def _checked(source: PairSource) -> PairSource:
-    """Return a source whose files can be opened."""
-    files = source.files or tuple(path for shard in source.shards for path in shard)
+def _of_files(where: str, kind: str, columns: tuple[str, str], shards: dict, split: str = "train") -> PairSource:
+    """Return the source of files that can be opened."""
+    files = tuple(path for each in shards.values() for shard in each for path in shard)
     for path in files:
         check_on_disk(path)
-    return replace(source, files=files)
+    return PairSource(where, kind, split, columns, shards, files=files)
 
 
 def _folder_source(folder: Path, config: str | None, split: str, columns: tuple[str, str]) -> PairSource:
-    """Find a folder from `save_to_disk`, files of TSV or TMX in a folder, or a folder that `load_dataset` reads."""
-    files = tuple(sorted(path for path in folder.rglob("*") if path.is_file()))
+    """Find a folder from `save_to_disk`, or of files that are read as if named, or one that `load_dataset` reads."""
+    files, card = tuple(sorted(path for path in folder.rglob("*") if path.is_file())), folder / "README.md"
     if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
         return PairSource(str(folder), "saved", split, columns, files=files)
-    with _loading(str(folder)):
-        patterns = datasets.data_files.get_data_patterns(str(folder)) if files else {}
-        named = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=str(folder))
-    shards = tuple((Path(path),) for path in named.get(split, ()) if _suffix(path) in _OWN)
-    if shards:  # `datasets` would take a quote in TSV for one that has to be closed
-        return _checked(PairSource(str(folder), _suffix(shards[0][0].name), split, columns, shards))
-    return PairSource(str(folder), str(folder), split, columns, (), config, files)
+    if config is None and not (card.is_file() and "\nconfigs:" in card.read_text("utf-8", "replace")):
+        with _loading(str(folder)):
+            patterns = datasets.data_files.get_data_patterns(str(folder))
+            named = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=str(folder))
+        shards = {
+            str(name): [(Path(path),) for path in paths if _suffix(path) in _FORMATS] for name, paths in named.items()
+        }
+        shards = {name: paths for name, paths in shards.items() if paths}
+        kinds = sorted({_suffix(path.name) for paths in shards.values() for (path,) in paths})
+        if len(kinds) > 1:  # `datasets` would take those of one
+            raise UserError(f"{folder} holds files of several formats ({', '.join(kinds)}); name those of one")
+        if kinds:
+            return _of_files(str(folder), kinds[0], columns, shards, split)
+    return PairSource(str(folder), str(folder), split, columns, config=config, files=files)
 
 
 def _suffix(name: str) -> str:
@@ -201,7 +216,7 @@ def _suffix(name: str) -> str:
 def _is_hub_name(name: str) -> bool:
     """Return whether a name of which nothing is here can be one on the Hub: ``dataset`` or ``owner/dataset``."""
     is_path = Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
-    return not is_path and _suffix(name) not in (*_OWN, *_BUILDERS, ".txt")
+    return not is_path and _suffix(name) not in (*_FORMATS, ".txt")
 
 
 def find_shards(name: str | Path) -> list[Path]:
@@ -234,7 +249,7 @@ def _paired_shards(source: str | Path, target: str | Path) -> tuple[tuple[Path, 
     texts = [[_wildcard_text(name, path) for path in side] for name, side in zip((source, target), sides, strict=True)]
     differ = set(texts[0]) ^ set(texts[1]) if set(texts[0]) & set(texts[1]) - {None} else set()
     if len(sides[0]) != len(sides[1]) or (len(sides[0]) > 1 and differ):
-        alone = [str(path) for text, path in zip(sum(texts, []), sum(sides, []), strict=True) if text in differ]
+        alone = [str(path) for text, path in zip(chain(*texts), chain(*sides), strict=True) if text in differ]
         raise UserError(
             f"{source} matches {len(sides[0])} files and {target} {len(sides[1])}: every file of sources needs one of"
             f" targets{f' (alone: {alone[0]})' if alone else ''}"

@@ -59,7 +59,7 @@ def check_on_disk(path: Path) -> None:
 def read_lines(
     path: Path, digest: Any = None, stamp: Stamp = None, start: int = 0, first: int = 1, errors: str = "strict"
 ) -> Iterator[str]:
-    """Yield lines of a UTF-8 text file, plain or ``.gz``; only a line feed (with or without a carriage return) ends one.
+    """Yield the lines of a UTF-8 text file, plain or ``.gz``; only a line feed, also after a carriage return, ends one.
 
     Args:
         path: the file.
@@ -73,15 +73,14 @@ def read_lines(
         UserError: a file that cannot be read, is cut off, or is not UTF-8, with the number of the line; a line of more
             than `LONGEST_LINE` characters; a file that is changed before its last line is read, in the end.
     """
-    with reading(path):
-        with open_bytes(path) as stream:
-            stamp = stamp or file_stamp(path)
+    with reading(path), open_bytes(path) as stream:
+        stamp = stamp or file_stamp(path)
+        check_unchanged(path, stamp)
+        if start:  # a pipe cannot seek
+            stream.seek(start)
+        yield from decode_lines(stream, str(path), digest, first, errors)
+        if path.exists():
             check_unchanged(path, stamp)
-            if start:  # a pipe cannot seek
-                stream.seek(start)
-            yield from decode_lines(stream, str(path), digest, first, errors)
-            if path.exists():
-                check_unchanged(path, stamp)
 
 
 def check_unchanged(path: Path, stamp: Stamp) -> None:
@@ -93,7 +92,7 @@ def check_unchanged(path: Path, stamp: Stamp) -> None:
 def decode_lines(
     stream: BinaryIO, where: str, digest: Any = None, first: int = 1, errors: str = "strict"
 ) -> Iterator[str]:
-    """Yield lines of UTF-8 bytes as text, without their ends and without a byte order mark; `digest` as of `read_lines`.
+    """Yield lines of UTF-8 bytes as text, without ends and byte order mark; `digest` as of `read_lines`.
 
     Lines are yielded as soon as they have come. `first` is the number of the stream's first line; with `errors`
     "replace" bytes that are not UTF-8 become U+FFFD.
@@ -101,14 +100,15 @@ def decode_lines(
     Raises:
         UserError: for a line that is not UTF-8 or too long, with its number and with `where` it is from.
     """
-    number, rest, chunk = first, b"", b"\n"
+    number, rest, chunk = first - 1, b"", b"\n"
     while chunk:
         chunk = stream.read1(_CHUNK)
         *lines, rest = (rest + chunk).split(b"\n")
         # A small compressed file may hold a line that is larger than the memory.
         if rest and (not chunk or len(rest) > _MOST_BYTES):
             lines.append(rest)
-        for number, line in enumerate(lines, number):
+        for line in lines:
+            number += 1
             if digest is not None:
                 digest.update(line if line is rest else line + b"\n")
             try:
@@ -122,7 +122,6 @@ def decode_lines(
                 rule = f"more than {LONGEST_LINE:,} characters without a line feed"
                 raise UserError(f"{where}, line {number}: {rule}; put one after each sentence, or remove the line")
             yield text
-        number += bool(lines)
 
 
 def has_undecoded(text: str) -> bool:

@@ -16,20 +16,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pair_files import write
 
-from vaswani_transformer.data import cleaning, splits
+from vaswani_transformer.data import cleaning
 from vaswani_transformer.data.cleaning import clean
 from vaswani_transformer.data.cleaning_rules import (
     CleaningRules,
     LengthRatio,
     bands,
-    near_keys,
+    near_duplicates,
     read_scores,
-    repeats,
 )
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 without_pictures = cleaning_runs.without_pictures
-small = cleaning_runs.small
 
 
 # The rules, by plain Python
@@ -135,7 +133,7 @@ PAIRS = st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=25).flatmap(
 
 
 @given(pairs=PAIRS, data=st.data())
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_rules_drop_what_plain_python_drops(tmp_path_factory, pairs, data):
     folder = tmp_path_factory.mktemp("text")
     pairs = [tuple(side.removeprefix("\ufeff") for side in pair) for pair in pairs]
@@ -157,9 +155,7 @@ def test_rules_drop_what_plain_python_drops(tmp_path_factory, pairs, data):
     names = reference(pairs, rules, tests, scores)
     recipe = recipe_of(folder, pairs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(splits, "SPLIT_BYTES", data.draw(st.sampled_from([40, 1000])))
-        patch.setattr(cleaning, "CHUNK", data.draw(st.sampled_from([1, 4, 100])))
-        patch.setattr(cleaning, "BUCKET", data.draw(st.sampled_from([1, 7, 100])))
+        patch.setattr(cleaning, "PART", data.draw(st.sampled_from([1, 4, 100])))
         if "kept" not in names:
             assert "no pair is left after cleaning" in error_of(clean, recipe, folder / "out", rules, 1, False)
             return
@@ -177,18 +173,6 @@ def test_deviations_of_a_length_ratio_are_those_of_the_formula():
     assert len(ratio.medians) == 3
     assert np.allclose(ratio.deviation(np.array(lengths)), deviations(lengths, 3))
     assert LengthRatio.of(np.zeros((0, 2), int)).deviation(np.array([[1, 9]])).tolist() == [0]
-
-
-@given(keys=st.lists(st.integers(0, 5), max_size=20), times=st.integers(1, 3))
-def test_repeats_are_those_of_a_dictionary(keys, times):
-    """Rows have `times` keys each."""
-    rows = [index // times for index in range(len(keys))]
-    first, expected = {}, {}
-    for key, row in zip(keys, rows, strict=True):
-        if first.setdefault(key, row) < row:
-            expected[row] = min(expected.get(row, row), first[key])
-    found = repeats(np.array(keys, np.uint64), np.array(rows, np.uint64))
-    assert dict(found.T.tolist()) == expected and found[0].tolist() == sorted(expected)
 
 
 # Near duplicates
@@ -209,9 +193,7 @@ def sentences():
 
 def test_near_duplicates_are_those_of_a_jaccard_similarity(sentences, tmp_path, monkeypatch):
     pytest.importorskip("rensa")
-    monkeypatch.setattr(splits, "SPLIT_BYTES", 20_000)
-    monkeypatch.setattr(cleaning, "CHUNK", 100)
-    monkeypatch.setattr(cleaning, "BUCKET", 400)
+    monkeypatch.setattr(cleaning, "PART", 400)
     chance, rows = random.Random(2), []
     for sentence in sentences:
         words = sentence.split()
@@ -241,13 +223,9 @@ def test_bands_find_two_of_three_pairs_at_their_similarity():
 def test_both_sides_are_compared_apart(sentences):
     pytest.importorskip("rensa")
     pairs = [(sentences[0], sentences[1]), (sentences[1], sentences[0]), (sentences[0], sentences[2])]
-    shared = {
-        side: [len(set(keys) & set(first)) for keys in (second, third)]
-        for side in ("source", "target", "both")
-        for first, second, third in [near_keys(pairs, 0.8, side).tolist()]
-    }
-    assert shared["source"][1] == bands(0.8)[0] and shared["target"] == [0, 0]
-    assert shared["both"][0] == 0 and shared["source"][0] == 0
+    dropped = {side: list(near_duplicates(enumerate(pairs, 7), 0.8, side)) for side in ("source", "target", "both")}
+    assert dropped == {"source": [(9, 7)], "target": [], "both": []}
+    assert list(near_duplicates(enumerate(pairs[:1] * 3), 0.8, "both")) == [(1, 0), (2, 0)]
 
 
 # Languages and scores

@@ -1,17 +1,20 @@
 """Cleaning in this process, for tests: recipes of pairs, and the rows that are left.
 
-A test file takes a fixture of these by its name: `small = cleaning_runs.small`.
+A test file takes a fixture of these by its name.
 """
 
 import dataclasses
+import hashlib
 import unicodedata
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from vaswani_transformer.data import cleaning, splits
+from vaswani_transformer.data import cleaning
 from vaswani_transformer.data.cleaning import clean
 from vaswani_transformer.data.cleaning_rules import CleaningRules
+from vaswani_transformer.output_folder import OWN
 from vaswani_transformer.recipes.recipe import Recipe
 
 
@@ -21,14 +24,6 @@ def without_pictures(cache):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cleaning, "draw_report", lambda *_: False)
         yield
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """Splits of some lines, chunks of few, and keys in several buckets."""
-    monkeypatch.setattr(splits, "SPLIT_BYTES", 60)
-    monkeypatch.setattr(cleaning, "CHUNK", 3)
-    monkeypatch.setattr(cleaning, "BUCKET", 5)
 
 
 def recipe_of(folder, pairs, **changes):
@@ -55,3 +50,9 @@ def rows_of(folder, part="train"):
 def plainly(text):
     """A text as the rules compare it."""
     return " ".join(unicodedata.normalize("NFKC", text).split())
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a prepared folder."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in OWN]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

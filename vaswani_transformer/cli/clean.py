@@ -5,7 +5,7 @@ import dataclasses
 import shlex
 from pathlib import Path
 
-from .command import add_command, add_engine_options, add_recipe_options, engine_options, resumable
+from .command import add_command, add_engine_options, add_recipe_options, resumable
 
 _FIELDS = (
     "train_source", "train_target", "train_data", "validation_source", "validation_target", "validation_data",
@@ -78,11 +78,8 @@ def _clean(arguments: argparse.Namespace) -> int:
     expand_home(recipe)
     manifest = clean(
         recipe, arguments.output, CleaningRules(**rules), arguments.workers, progress=not arguments.quiet,
-        overwrite=arguments.overwrite, engine=arguments.engine, engine_options=engine_options(arguments),
+        overwrite=arguments.overwrite, engine=arguments.engine,
     )  # fmt: skip
-    if manifest is None:
-        print(f"submitted; {arguments.output} is there when the job vaswani-finish has ended; the same command goes on")
-        return 0
     counts = dict(manifest["counts"])
     kept, read = counts.pop(NAMES[KEPT]), sum(manifest["counts"].values())
     dropped = ", ".join(f"{pairs:,} {name}" for name, pairs in counts.items()) or "none"

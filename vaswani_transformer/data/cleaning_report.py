@@ -8,24 +8,27 @@ from typing import Any
 import numpy as np
 
 from ..plots import new_figure
-from .cleaning_rules import BOTH, KEPT, NAMES, SIDES, CleaningRules
+from .cleaning_rules import BOTH, KEPT, NAMES, SIDES, CleaningRules, LengthRatio
+
+BINS = 60  # of a histogram
+SHOWN = 5  # samples of each rule
 
 
 def report_text(
     rules: CleaningRules,
     counts: Sequence[int],
-    samples: Mapping[str, list],
-    ratio: Mapping[str, list],
+    samples: Sequence[list],
+    ratio: LengthRatio | None,
     has_tests: bool,
     picture: str | None,
 ) -> str:
-    """The report in Markdown.
+    """Return the report in Markdown.
 
     Args:
         rules: what was dropped.
         counts: pairs by rule, as `NAMES`.
-        samples: of the pairs that each rule has dropped: hash, row, source, target and reason.
-        ratio: the fields of `LengthRatio`.
+        samples: of the pairs that each rule has dropped: its name, hash, row, source, target and reason.
+        ratio: the distribution of length ratios, if a rule is on it.
         has_tests: whether the text was compared with other text.
         picture: the file that `draw_report` has drawn, if it has.
     """
@@ -40,8 +43,8 @@ def report_text(
         dropped = counts[NAMES.index(name)]
         lines.append(f"| {name} | {meaning} | {left:,} | {dropped:,} | {dropped / max(left, 1):.3%} |")
         left -= dropped
-    if rules.length_ratio and ratio["medians"]:
-        groups = zip(ratio["lengths"], ratio["medians"], ratio["deviations"], strict=True)
+    if ratio and ratio.medians:
+        groups = zip(ratio.lengths, ratio.medians, ratio.deviations, strict=True)
         lines += [
             "", "Targets are expected to have so many times the characters of their sources, by the length of the"
             " source; pairs below the least ratio or above the most are dropped:", "",
@@ -50,21 +53,17 @@ def report_text(
         ]  # fmt: skip
     lines += ["", f"![Lengths and scores]({picture})"] if picture else []
     for name in NAMES:
-        if samples.get(name):
-            lines += ["", f"## Dropped: {name}", ""]
-            for _, row, source, target, reason in samples[name]:
-                lines += [
-                    f"    pair {row + 1:,}{reason and ': '}{reason}",
-                    f"    {_shown(source)}",
-                    f"    {_shown(target)}",
-                ]
-                lines += ["    "]
-            lines.pop()
+        texts = [
+            f"    pair {row + 1:,}{reason and ': '}{reason}\n    {_shown(source)}\n    {_shown(target)}"
+            for rule, _, row, source, target, reason in samples
+            if rule == name
+        ]
+        lines += ["", f"## Dropped: {name}", "", "\n    \n".join(texts)] if texts else []
     return "\n".join(lines) + "\n"
 
 
 def _meanings(rules: CleaningRules, has_tests: bool) -> dict[str, str]:
-    """What the rules that were applied drop, in their order."""
+    """Return what the rules that were applied drop, in their order."""
     limits = [("below", rules.minimum_score), ("above", rules.maximum_score)]
     scores = " or ".join(f"{where} {limit:g}" for where, limit in limits if limit is not None)
     side = "pair" if rules.near_side == BOTH else rules.near_side
@@ -91,25 +90,25 @@ def _ratios(length: float, median: float, deviation: float, limit: float) -> lis
 
 
 def _shown(text: str) -> str:
-    """A text on one line, without what a terminal would obey."""
+    """Return a text on one line, without what a terminal would obey."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(text.split()))
 
 
 def draw_report(
-    picture: Path, rules: CleaningRules, histograms: Mapping[str, np.ndarray], score_range: Sequence[float]
+    picture: Path, rules: CleaningRules, histograms: Mapping[str, np.ndarray], ranges: Mapping[str, Sequence[float]]
 ) -> bool:
     """Draw how many pairs have which length, ratio and score, with the limits; False without matplotlib."""
     limit = rules.length_ratio
-    panels: dict[str, tuple[str, tuple[float, float], list[Any]]] = {
-        "characters": ("characters of a side", (0, 1.5 * rules.max_characters), [rules.max_characters]),
-        "length ratio": ("robust deviations from the expected length ratio", (-2 * limit, 2 * limit), [-limit, limit]),
-        "score": ("score", tuple(score_range), [rules.minimum_score, rules.maximum_score]),
+    panels: dict[str, tuple[str, list[Any]]] = {
+        "characters": ("characters of a side", [rules.max_characters]),
+        "length ratio": ("robust deviations from the expected length ratio", [-limit, limit]),
+        "score": ("score", [rules.minimum_score, rules.maximum_score]),
     }
     panels = {name: panel for name, panel in panels.items() if name in histograms}
     if not panels or (figure := new_figure(figsize=(7, 2.6 * len(panels)))) is None:
         return False
-    for axis, (name, (label, ends, limits)) in zip(np.ravel(figure.subplots(len(panels))), panels.items(), strict=True):
-        edges = np.linspace(*ends, len(histograms[name][0]) + 1)
+    for axis, (name, (label, limits)) in zip(np.ravel(figure.subplots(len(panels))), panels.items(), strict=True):
+        edges = np.linspace(*ranges[name], len(histograms[name][0]) + 1)
         for values, side in zip(histograms[name], SIDES, strict=False):
             axis.stairs(values, edges, fill=len(histograms[name]) == 1, label=side)
         for value in limits:

@@ -1,0 +1,115 @@
+"""Numbered tasks in processes of this machine: results in order, one line for what fails, no process left behind."""
+
+import functools
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import preparing
+import pytest
+from conftest import error_of
+
+from vaswani_transformer.data.workers import check_engine, default_workers, run_tasks
+from vaswani_transformer.errors import UserError
+
+forked_workers = preparing.forked_workers
+
+
+def make_task(folder):
+    """A task that leaves a file; some fail."""
+
+    def task(number):
+        if number == 13:
+            raise UserError("piece 13 is damaged")
+        (folder / str(number)).touch()
+        return number**2, os.getpid()
+
+    return task
+
+
+def die():
+    return lambda number: os.kill(os.getpid(), signal.SIGKILL) if number == 1 else number
+
+
+def wait(folder):
+    def task(number):
+        (folder / f"{os.getpid()}.started").touch()
+        time.sleep(60)
+
+    return task
+
+
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_results_come_in_the_order_of_the_numbers(tmp_path, workers):
+    numbers = [7, 3, 11, 5]
+    results = run_tasks(functools.partial(make_task, tmp_path), numbers, workers)
+    assert [square for square, _ in results] == [number**2 for number in numbers]
+    assert {path.name for path in tmp_path.iterdir()} == set(map(str, numbers))
+    assert (os.getpid() in {process for _, process in results}) == (workers == 1)
+    assert run_tasks(die, [], workers) == []
+
+
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_task_that_fails_ends_all(tmp_path, workers):
+    before = multiprocessing.active_children()
+    message = error_of(run_tasks, functools.partial(make_task, tmp_path), [1, 13, 2], workers)
+    assert message == "piece 13 is damaged" and multiprocessing.active_children() == before
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_killed_process_ends_in_one_line():
+    assert "a worker process was killed" in error_of(run_tasks, die, range(4), 2)
+
+
+def test_engines_that_cannot_be(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray.data", None)
+    assert "engine ray needs ray" in error_of(check_engine, "ray")
+    assert "give one of local, ray" in error_of(check_engine, "slurm")
+    assert default_workers(0) == default_workers(1) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+def test_no_process_outlives_its_parent(tmp_path, number):
+    task = functools.partial(wait, tmp_path)
+    parent = multiprocessing.get_context("fork").Process(target=run_tasks, args=(task, range(2), 2))
+    parent.start()
+    while len(started := list(tmp_path.glob("*.started"))) < 2:
+        assert parent.is_alive()
+        time.sleep(0.01)
+    os.kill(parent.pid, number)
+    parent.join(30)
+    until = time.monotonic() + 30
+    for path in started:
+        while Path(f"/proc/{path.stem}").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not Path(f"/proc/{path.stem}").exists()
+
+
+@pytest.mark.slow
+def test_an_interruption_while_processes_start_is_reported_by_the_parent_alone(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import signal, time\n"
+        "from vaswani_transformer.data.workers import run_tasks\n"
+        "def make():\n"
+        "    return time.sleep\n"
+        "if __name__ == '__main__':\n"
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what runs in the background ignores it
+        "    run_tasks(make, [20, 30], 2)\n"
+        "print('starting', flush=True)\n"
+        "time.sleep(1)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "starting\n"  # by a worker, before it does anything
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    error = process.communicate(timeout=60)[1]
+    assert error.count("Traceback") == 1 and "SpawnProcess" not in error, error

@@ -1,0 +1,145 @@
+"""Run numbered tasks in processes of this machine, or on a cluster by Ray Data.
+
+A task needs its number alone: it reads its share of the text itself, and writes its part whole. So tasks run in any
+order and anywhere, and may be repeated where a worker is lost.
+"""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from tqdm import tqdm
+
+from ..errors import UserError, one_line
+from ..hardware import own_processors
+
+Task = Callable[[int], Any]  # from its number to a result that can be pickled
+LOCAL, RAY = ENGINES = ("local", "ray")
+_RESUME = "run the same command again to resume"
+_task: Task | None = None  # of a worker process
+
+
+def run_tasks(
+    make: Callable[[], Task], numbers: Sequence[int], workers: int, engine: str = LOCAL, shown: str | None = None
+) -> list[Any]:
+    """Do numbered tasks in workers; the first that fails ends the others.
+
+    Args:
+        make: makes the function that does a task; called once in each worker, so it has to be picklable.
+        numbers: of the tasks.
+        workers: processes of this machine, or actors of Ray, each on a GPU of its own if there are any; one local
+            worker is this process. A script that asks for several needs `if __name__ == "__main__":`.
+        engine: `local`, or `ray` for the cluster that `RAY_ADDRESS` names or this machine belongs to.
+        shown: text of the progress bar on standard error, on a terminal; None for no bar.
+
+    Returns:
+        The tasks' results, in the order of `numbers`.
+
+    Raises:
+        UserError: of a task; an engine that is unknown or not installed; workers that were lost.
+    """
+    check_engine(engine)
+    workers = max(1, min(workers, len(numbers)))
+    run = _on_ray if engine == RAY else _here if workers == 1 else _in_processes
+    disable = None if shown else True  # None: shown on a terminal only
+    results = dict(tqdm(run(make, numbers, workers), shown, len(numbers), disable=disable, unit=" parts", delay=1))
+    return [results[number] for number in numbers]
+
+
+def default_workers(parts: int) -> int:
+    """One worker per CPU, but no more than there are parts: a worker takes seconds to start."""
+    return max(1, min(len(own_processors()), parts))
+
+
+def check_engine(engine: str) -> None:
+    """Refuse an engine that is unknown or not installed, before any work is done."""
+    if engine not in ENGINES:
+        raise UserError(f"engine {engine!r} is unknown: give one of {', '.join(ENGINES)}")
+    if engine == RAY:
+        try:
+            import ray.data  # noqa: F401 - takes seconds to import
+        except ImportError as error:
+            raise UserError(f"engine ray needs {error.name}: pip install 'vaswani_transformer[cluster]'") from error
+
+
+def _here(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Any]]:
+    task = make() if numbers else None
+    for number in numbers:
+        yield number, task(number)
+
+
+def _in_processes(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Any]]:
+    context = multiprocessing.get_context("spawn")  # a fork would inherit the locks of torch's and Rust's threads
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(workers, context, _start, (context.Value("i", 0), workers)) as pool:
+        # Workers inherit the mask: a terminal sends Ctrl-C to all processes, and this one ends the others.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            futures = [pool.submit(_run, make, number) for number in numbers]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        try:
+            yield from ((number, future.result()) for number, future in zip(numbers, futures, strict=True))
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+                process.join()
+            if isinstance(error, BrokenProcessPool):
+                raise UserError(
+                    "a worker process was killed, perhaps because the memory is full, or could not start, as in a"
+                    f' script without `if __name__ == "__main__":`; {_RESUME}, with fewer workers'
+                ) from error
+            raise
+
+
+def _start(started: Any, workers: int) -> None:
+    """Give a worker process its share of the machine, and end it with its parent."""
+    with started.get_lock():
+        os.environ["LOCAL_RANK"] = str(started.value)  # by which it takes a GPU
+        started.value += 1
+    for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):
+        os.environ.setdefault(name, str(max(1, len(own_processors()) // workers)))
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def _run(make: Callable[[], Task], number: int) -> Any:
+    global _task
+    _task = _task or make()
+    return _task(number)
+
+
+def _on_ray(make: Callable[[], Task], numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Any]]:
+    import ray
+
+    class Worker:
+        def __init__(self):
+            self.task = None
+
+        def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+            try:
+                self.task = self.task or make()
+                result = self.task(row["item"])
+            except UserError as error:  # which Ray would wrap in pages of its own
+                result = error
+            return {"number": row["item"], "result": pickle.dumps(result)}
+
+    try:
+        ray.init(ignore_reinit_error=True)
+        gpus = min(1, ray.cluster_resources().get("GPU", 0))
+        tasks = ray.data.from_items(list(numbers), override_num_blocks=len(numbers) or 1)
+        actors = ray.data.ActorPoolStrategy(min_size=1, max_size=workers)
+        for row in tasks.map(Worker, compute=actors, num_gpus=gpus).iter_rows():
+            result = pickle.loads(row["result"])
+            if isinstance(result, UserError):
+                raise result
+            yield row["number"], result
+    except (ray.exceptions.RayError, ConnectionError) as error:
+        raise UserError(f"Ray: {one_line(error)}; {_RESUME}") from error

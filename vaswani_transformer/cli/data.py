@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from ..errors import UserError
-from .command import add_command, add_engine_options, add_recipe_options, engine_options, resumable
+from .command import add_command, add_engine_options, add_recipe_options, resumable
 
 
 def add_tokenizer(commands) -> None:
@@ -98,13 +98,8 @@ def _prepare_pairs(arguments: argparse.Namespace) -> int:
     expand_home(recipe)
     manifest = prepare(
         recipe, arguments.output, arguments.workers, progress=not arguments.quiet, overwrite=arguments.overwrite,
-        engine=arguments.engine, engine_options=engine_options(arguments),
+        engine=arguments.engine,
     )  # fmt: skip
-    if manifest is None:
-        print(
-            f"submitted; {arguments.output} is prepared when the job vaswani-finish has ended; the same command goes on"
-        )
-        return 0
     for label, part in (("training", "train"), ("validation", "validation")):
         print(f"{label}: {FilterCounts(**manifest['parts'][part]['counts'])}")
     print(f"prepared: {arguments.output}")

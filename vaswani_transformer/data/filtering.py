@@ -1,6 +1,6 @@
 """Which pairs are kept: not empty, not too long, not of too unequal length; and how many are dropped for what."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,11 @@ class FilterCounts:
     ratio: int  # a side has more than max_length_ratio times the tokens of the other
     max_length: int  # tokens, </s> included
     max_length_ratio: float | None  # of token counts without </s>; None or 0: no limit
+
+    @classmethod
+    def of(cls, status: Sequence[int], max_length: int, max_length_ratio: float | None) -> "FilterCounts":
+        """Return the counts of a filter from the number of pairs of each status, as of `count_status`."""
+        return cls(int(sum(status)), *map(int, status), max_length, max_length_ratio)
 
     def __str__(self) -> str:
         limits = f"{self.too_long:,} longer than {self.max_length:,} tokens"

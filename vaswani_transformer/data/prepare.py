@@ -1,74 +1,73 @@
 """`vaswani prepare`: tokenise and filter all pairs once, into shards that training maps into memory.
 
-The text is cut into splits (`splits`). Stages of tasks (`tasks`) follow each other: splits are counted, a sample is
-drawn for a new tokenizer, splits are tokenised into shards. What is in the shards depends on the text, the tokenizer
-and the limits, not on who has made them.
+`datasets` has the text as a memory-mapped table. Each shard is made of a fixed number of its rows by whichever worker
+comes to it, whole or not at all, and one that is there is not made again: so any number of workers writes the same
+files, and the same command resumes.
 """
 
+import contextlib
 import functools
-import hashlib
+import json
 import logging
+import re
+import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from itertools import chain
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+import pyarrow as pa
 
-from ..errors import UserError
-from ..files import check_path, is_local, is_there, to_path, together, written_whole
+from ..errors import UserError, reading
+from ..files import (
+    check_path,
+    file_sha256,
+    is_local,
+    remove_leftovers,
+    to_path,
+    write_text,
+    written_whole,
+)
 from ..hardware import check_workers
+from ..json_and_yaml import read_json
 from ..output_folder import OutputFolder, locked
 from ..recipes.recipe import Recipe, check_paths
-from .engines import LOCAL, check_engine
-from .filtering import check_limits
+from .filtering import KEPT, FilterCounts, check_limits, count_status
 from .parallel_text import PairSource, held_out_rows
-from .preparation_folder import (
-    check_ours,
-    finished_manifest,
-    is_usable,
-    remove_intermediate,
-    remove_prepared,
-    settings_of,
-    start_or_resume,
-)
 from .prepared import (
+    DATA_FIELDS,
+    FORMAT,
+    LIMIT_FIELDS,
     MANIFEST,
     TOKENIZER,
+    TOKENIZER_FIELDS,
+    TRAIN,
+    UNFINISHED,
     VALIDATION,
+    VERSION,
     index_name,
     load_prepared_tokenizer,
+    open_prepared,
     read_manifest,
     shard_name,
 )
-from .recipe_data import data_sources, sample_rows, tokenizer_of_sample
-from .shards import ShardWriter
-from .splits import in_pieces, keep_pairs, kept_pairs, places, text_splits
-from .tasks import (
-    COUNT,
-    FINISH,
-    LEARN,
-    PARTS,
-    PLAN,
-    SAMPLE,
-    SPLIT,
-    TASKS,
-    WRITE,
-    Tasks,
-    as_json,
-    write_json,
-)
-from .text_files import file_stamp, store_errors
-from .tokenization import load_tokenizer, tokenizer_sha256
+from .recipe_data import data_sources, new_tokenizer
+from .text_files import file_stamp
+from .tokenization import load_tokenizer, tokenizer_sha256, vocabulary_sizes
+from .tokenized_pairs import pair_encoder
+from .workers import LOCAL, check_engine, default_workers, run_tasks
 
 CHUNK = 50_000  # pairs of a shard, before the filter
-# Pairs from which on a training prepares its text first. Below, as of most corpora but those of WMT, one process
+_ENCODED_TOGETHER = 1000  # pairs whose encodings, which are large, are in memory at once
+_WORTH_A_WORKER = 150_000  # pairs, in whose time a worker starts
+# Training prepares its text first from this many pairs on. Below, as with most corpora but those of WMT, one process
 # tokenises them within minutes, and no second copy is left in the run's folder.
 LARGE = 2_000_000
-HELD_OUT, INDEX = "held_out", "index"  # what else is noted
+PARTS = (TRAIN, VALIDATION)
+_OURS = re.compile(rf"({'|'.join(PARTS)})(-\d{{5,}}\.arrow|\.lengths\.npy)|{TOKENIZER}/.+|{MANIFEST}|{UNFINISHED}")
+_OTHER = "or give another --output, or --overwrite to start again"
 logger = logging.getLogger(__name__)
 
 
@@ -80,8 +79,7 @@ def prepare(
     overwrite: bool = False,
     sources: tuple[PairSource, PairSource | None] | None = None,
     engine: str = LOCAL,
-    engine_options: Mapping[str, Any] | None = None,
-) -> dict | None:
+) -> dict:
     """Tokenise and filter a recipe's data into a folder that training maps into memory; resumes after an interruption.
 
     Without validation data some pairs are held out, the same ones as in training without preparation.
@@ -90,21 +88,18 @@ def prepare(
         recipe: data, tokenizer, limits and, for what is held out and a new tokenizer's sample of the text, seed.
         folder: the folder to make, or to resume in; also a URL such as `s3://bucket/folder`, where nothing is locked
             and nothing of an earlier preparation is removed.
-        workers: processes, each of which does a task at a time; None: one for each processor, fewer for a short text.
-            Where there are several, a script needs `if __name__ == "__main__":`, since they import it.
+        workers: as of `run_tasks`; None: one per CPU, fewer for a short text.
         progress: show a bar on standard error, on a terminal.
         overwrite: remove an earlier preparation first.
-        sources: training and validation text, if they are not to be found by the recipe; see `data_sources`.
-        engine: who does it: `local`, or `slurm` or `ray` through datatrove; text and folder are then on a shared disk
-            or in a store.
-        engine_options: of datatrove's executor, such as `partition` and `time` for Slurm.
+        sources: training and validation text, if the recipe does not name them; see `data_sources`.
+        engine: `local`, or `ray` for a cluster whose machines share a disk: the folder and `HF_DATASETS_CACHE`, in
+            which `datasets` has the text, are there.
 
     Returns:
-        The manifest; see `read_manifest`. None where Slurm has got the jobs that will write it.
+        The manifest; see `read_manifest`.
 
     Raises:
-        UserError: for mistakes in the recipe or its data, and a folder that holds something else. Splits that
-            cannot be read are named, up to five, when all others are done.
+        UserError: for mistakes in the recipe or its data, and a folder that holds something else.
     """
     check_engine(engine)
     if workers is not None:
@@ -113,179 +108,213 @@ def prepare(
     check_paths(recipe)
     check_path(folder, "output")
     folder = to_path(folder)
-    with locked(folder) if is_local(folder) else store_errors(folder):
-        output = check_ours(folder)
+    with locked(folder) if is_local(folder) else reading(folder):
         train, validation = sources or data_sources(recipe)
-        settings = settings_of(recipe, train, validation)
+        settings = _settings(recipe, train, validation)
         if overwrite:
-            remove_prepared(folder, output)
-        if (folder / MANIFEST).exists():
-            return finished_manifest(folder, settings)
-        start_or_resume(folder, settings)
-        preparation = Preparation.of(recipe, folder.absolute(), train, validation, settings)
-        if not preparation.run_stages(workers, progress, engine, engine_options or {}):
-            return None
-        remove_intermediate(folder)
-        return read_manifest(folder)
+            _remove(folder)
+        if (manifest := _earlier(folder, settings)) is not None:
+            return manifest
+        if is_local(folder):
+            remove_leftovers(folder)
+        text, held_out = train.load(), np.zeros(0, np.int64)
+        if validation is None:
+            held_out = held_out_rows(len(text), recipe.validation_size, recipe.seed)
+        texts = {TRAIN: text, VALIDATION: validation.load() if validation else text.select(held_out)}
+        shards = [shard_name(part, number) for part in texts for number in range(-(-len(texts[part]) // CHUNK))]
+        if not (folder / UNFINISHED).exists():
+            _start(folder, recipe, settings, text, held_out, shards)
+        make = functools.partial(_ShardWriter, folder.absolute(), texts, held_out, settings["recipe"], CHUNK)
+        workers = workers or default_workers(len(text) // _WORTH_A_WORKER)
+        results = run_tasks(make, range(len(shards)), workers, engine, "preparing" if progress else None)
+        return _finish(folder, settings, results)
 
 
-@dataclass(frozen=True)
-class Preparation(Tasks):
-    """The tasks of a preparation."""
-
-    shard_pairs: int
-
-    @staticmethod
-    def of(
-        recipe: Recipe, folder: Path, train: PairSource, validation: PairSource | None, settings: dict
-    ) -> "Preparation":
-        """The preparation of these texts."""
-        splits = in_pieces(text_splits(train), folder / TASKS)
-        others = [] if validation is None else in_pieces(text_splits(validation), folder / TASKS, len(splits))
-        return Preparation(recipe, folder, (*splits, *others), len(splits), settings, CHUNK)
-
-    @property
-    def stages(self) -> list[str]:
-        """The stages, in their order."""
-        return [COUNT, PLAN, *([] if self.recipe.tokenizer_folder else [SAMPLE, LEARN]), WRITE, FINISH]
-
-    def tasks(self, stage: str) -> int:
-        """The number of a stage's tasks."""
-        return {COUNT: len(self.splits), SAMPLE: self.train_splits, WRITE: len(self.splits)}.get(stage, 1)
-
-    def _pairs_path(self, name: str, number: int) -> Path:
-        return self._path(name, number).with_suffix(".jsonl")
-
-    # The stages
-
-    def _plan(self, number: int, advance: Callable[[int], Any]) -> None:
-        """Find the pairs of all splits; choose what is held out and, for a new tokenizer, what it is trained on."""
-        parts = [self.splits[: self.train_splits], self.splits[self.train_splits :]]
-        train, validation = (
-            places(splits, list(self._results(COUNT, part))) for part, splits in zip(PARTS, parts, strict=True)
-        )
-        recipe, total = self.recipe, sum(place.pairs for place in train)
-        held_out = sampled = np.zeros(0, np.int64)
-        if not validation:
-            held_out = held_out_rows(total, recipe.validation_size, recipe.seed)
-        if recipe.tokenizer_folder is None:
-            rows = sample_rows(total - len(held_out), recipe.seed)
-            sampled = rows + np.searchsorted(held_out - np.arange(len(held_out)), rows, "right")
-        else:
-            self._save_tokenizer(load_tokenizer(recipe.tokenizer_folder))
-        noted = []
-        for own in (train, validation):
-            row = shard = 0
-            for place in own:
-                chosen = {"held_out": held_out, "sampled": sampled} if own is train else {}
-                chosen = {
-                    name: (rows[slice(*np.searchsorted(rows, [row, row + place.pairs]))] - row).tolist()
-                    for name, rows in chosen.items()
-                }
-                noted.append({"place": asdict(place), "shard": shard, **chosen})
-                row, shard = row + place.pairs, shard + -(-place.pairs // self.shard_pairs)
-        together(lambda number: self._note(SPLIT, noted[number], number), range(len(noted)))
-        self._note(PLAN, {})
-
-    def _sample(self, number: int, advance: Callable[[int], Any]) -> None:
-        """Read what the tokenizer is trained on."""
-        plan = self._result(SPLIT, number)
-        rows = set(plan["sampled"])
-        pairs = [pair for row, pair in self._pairs(number, plan) if row in rows] if rows else []
-        self._note(SAMPLE, {"files": [keep_pairs(self._pairs_path(SAMPLE, number), pairs)]}, number)
-
-    def _learn(self, number: int, advance: Callable[[int], Any]) -> None:
-        """Train the tokenizer."""
-        number = sum(len(plan["sampled"]) for plan in self._results(SPLIT))
-        pairs = chain.from_iterable(kept_pairs(self._pairs_path(SAMPLE, n)) for n in range(self.train_splits))
-        self._save_tokenizer(tokenizer_of_sample(self.recipe, pairs, number))
-        self._note(LEARN, {})
-
-    def _save_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        if is_local(self.folder):
-            output = OutputFolder(self.folder)
-            with output.staging() as staging:
-                tokenizer.save_pretrained(staging / TOKENIZER)
-                output.place(staging / TOKENIZER, within=TOKENIZER)
-            return
-        with tempfile.TemporaryDirectory() as staging:
-            tokenizer.save_pretrained(staging)
-            files = {f"{TOKENIZER}/{path.name}": path.read_bytes() for path in Path(staging).iterdir()}
-        self._check_free(self._path(TOKENIZER), list(files))
-        self._note(TOKENIZER, {name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
-        for name, content in files.items():
-            with written_whole(self.folder / name) as new:
-                new.write_bytes(content)
-
-    def _write(self, number: int, advance: Callable[[int], Any]) -> None:
-        """Write the shards of a split."""
-        part, plan = PARTS[number >= self.train_splits], self._result(SPLIT, number)
-        rows, held_out = set(plan.get("held_out", ())), []
-        pairs = (pair for row, pair in self._pairs(number, plan) if row not in rows or held_out.append(pair))
-        shards = -(-plan["place"]["pairs"] // self.shard_pairs)
-        self._check_free(self._path(WRITE, number), [shard_name(part, plan["shard"] + n) for n in range(shards)])
-
-        def note(facts: dict) -> None:
-            kept = keep_pairs(self._pairs_path(HELD_OUT, number), held_out)
-            self._note(WRITE, {**facts, "files": [kept]}, number)
-
-        self._writer.write(part, plan["shard"], pairs, self.shard_pairs, note, advance)
-
-    def _finish(self, number: int, advance: Callable[[int], Any]) -> None:
-        """Write the validation pairs that were held out, the index of each part, and the manifest."""
-        writer, parts = self._writer, {}
-        for part in PARTS:
-            results = list(self._results(WRITE, part))
-            if part == VALIDATION and not results:
-                paths = [self._pairs_path(HELD_OUT, number) for number in range(self.train_splits)]
-                held_out = list(chain.from_iterable(together(lambda path: list(kept_pairs(path)), paths)))
-                self._check_free(self._path(HELD_OUT), [shard_name(part, 0)])
-                writer.write(part, 0, held_out, len(held_out), functools.partial(self._note, HELD_OUT))
-                results = [self._result(HELD_OUT)]
-            shards = [facts for result in results for facts in result["shards"]]
-            counts = np.sum([result["counts"] for result in results], 0).tolist()
-            note = f"{part}_{INDEX}"
-            self._check_free(self._path(note), [index_name(part)])
-            parts[part] = writer.write_index(part, shards, counts, functools.partial(self._note, note))
-        tokenizer = load_prepared_tokenizer(self.folder)
-        manifest = {
-            **self.settings,
-            "files": {path: size for path, (size, _) in self.settings["files"].items()},
-            "tokenizer": {"sha256": tokenizer_sha256(tokenizer), "entries": len(tokenizer)},
-            "token_type": writer.token_type,
-            "length_type": writer.length_type,
-            "parts": parts,
-        }
-        if is_local(self.folder):
-            OutputFolder(self.folder).write_text(MANIFEST, as_json(manifest))
-        else:
-            write_json(self.folder / MANIFEST, manifest)
-
-    def _check_free(self, note: Path, names: list[str]) -> None:
-        """Refuse to replace a file of which there is no note: this preparation has not written it."""
-        for name in names if not note.exists() else ():
-            if is_there(self.folder / name):
-                raise UserError(
-                    f"{self.folder / name} was not written by this preparation: move it, or give another --output"
-                )
-
-    @property
-    def _writer(self) -> ShardWriter:
-        path = self.folder / TOKENIZER
-        stamp = path.stat().st_mtime_ns if is_local(path) else file_stamp(self._path(TOKENIZER))
-        return _writer(self.folder, stamp, self.recipe.max_length, self.recipe.max_length_ratio)
+def _settings(recipe: Recipe, train: PairSource, validation: PairSource | None) -> dict:
+    """Return what decides the content: a preparation is resumed with the same only."""
+    fields = {name: getattr(recipe, name) for name in (*LIMIT_FIELDS, *DATA_FIELDS)}
+    fields |= {name: None if recipe.tokenizer_folder else getattr(recipe, name) for name in TOKENIZER_FIELDS}
+    files = list(train.files)
+    if validation is None or recipe.tokenizer_folder is None:
+        fields["seed"] = recipe.seed  # chooses what is held out, and the tokenizer's sample
+    if validation is not None:
+        del fields["validation_size"]
+        files += validation.files
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "recipe": fields,
+        "tokenizer": recipe.tokenizer_folder and tokenizer_sha256(load_tokenizer(recipe.tokenizer_folder)),
+        "files": {str(path): list(file_stamp(path)) for path in files},
+    }
 
 
-@functools.lru_cache(1)  # a process that does many tasks loads the tokenizer once
-def _writer(folder: Path, stamp: Any, max_length: int, max_length_ratio: float | None) -> ShardWriter:
-    return ShardWriter(folder, load_prepared_tokenizer(folder), max_length, max_length_ratio)
+def _earlier(folder: Path, settings: dict) -> dict | None:
+    """Return the manifest of a finished preparation with these settings; None for an interrupted one, and for none.
+
+    Raises:
+        UserError: for a folder that holds something else, other settings or other text.
+    """
+    notes = next((folder / name for name in (MANIFEST, UNFINISHED) if (folder / name).exists()), None)
+    if notes is None:
+        if {path.name for path in folder.glob("[!.]*")} - {TOKENIZER}:
+            raise UserError(f"{folder} is not empty and holds no preparation: give another --output")
+        return None
+    earlier = read_json(notes, _OTHER)
+    is_finished = notes.name == MANIFEST
+    with reading(notes):
+        before, now = ({**values["recipe"], **values["files"]} for values in (earlier, settings))
+        before["tokenizer"], now["tokenizer"] = earlier["tokenizer"], settings["tokenizer"]
+        if is_finished:  # whose manifest has the sizes of files, not their times
+            now |= {path: size for path, (size, _) in settings["files"].items()}
+            before["tokenizer"] = earlier["tokenizer"]["sha256"] if settings["tokenizer"] else None
+        changed = sorted(name for name in before | now if before.get(name) != now.get(name))
+        if changed or (earlier["format"], earlier["version"]) != (FORMAT, VERSION):
+            what = ", ".join(changed) or "another version"
+            raise UserError(f"{folder} was prepared with other settings or text ({what}): give the same, {_OTHER}")
+    if is_finished:
+        open_prepared(folder)
+    return earlier if is_finished else None
+
+
+def _remove(folder: Path) -> None:
+    """Remove what an earlier preparation has listed in the folder's mark."""
+    if not is_local(folder):
+        if any(folder.glob("*")):
+            raise UserError(f"{folder} is not on this machine, where nothing is removed: remove it yourself first")
+        return
+    output = OutputFolder(folder)
+    with contextlib.suppress(UserError):  # commit b26e237 listed shards in the manifest alone
+        output.note(facts["file"] for part in read_manifest(folder)["parts"].values() for facts in part["shards"])
+    output.remove(filter(_OURS.fullmatch, output.names()))
+
+
+def _start(
+    folder: Path, recipe: Recipe, settings: dict, text: datasets.Dataset, held_out: np.ndarray, shards: list[str]
+) -> None:
+    """Write the tokenizer, and last the settings, by which the preparation is resumed."""
+    if recipe.tokenizer_folder:
+        tokenizer = load_tokenizer(recipe.tokenizer_folder)
+    else:
+        tokenizer = new_tokenizer(recipe, text, held_out)
+    with tempfile.TemporaryDirectory() as staging:
+        tokenizer.save_pretrained(staging)
+        files = {f"{TOKENIZER}/{path.name}": path for path in Path(staging).iterdir()}
+        if is_local(folder):
+            output, names = OutputFolder(folder), [*files, *shards, *map(index_name, PARTS), UNFINISHED, MANIFEST]
+            output.check(names)
+            output.note(names)
+            (folder / TOKENIZER).mkdir(exist_ok=True)
+        for name, path in files.items():
+            with written_whole(folder / name) as new:
+                shutil.copyfile(path, new)
+    write_text(folder / UNFINISHED, json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
+
+
+class _ShardWriter:
+    """Writes shards by their number: those of the training text, then those to validate on."""
+
+    def __init__(
+        self, folder: Path, texts: dict[str, datasets.Dataset], held_out: np.ndarray, limits: dict, shard_pairs: int
+    ):
+        tokenizer = load_prepared_tokenizer(folder)
+        self.folder, self.texts, self.held_out, self.shard_pairs = folder, texts, held_out, shard_pairs
+        self._encode = pair_encoder(tokenizer, limits["max_length"], limits["max_length_ratio"])
+        self._ids = pa.list_(pa.type_for_alias(_token_type(tokenizer)))
+        self._length_type = _length_type(limits)
+
+    def __call__(self, number: int) -> dict[str, Any]:
+        """Write a shard unless it is there.
+
+        Returns:
+            Its `part`; its `facts` for the manifest; `status`, the number of pairs of each; and `lengths`, the tokens
+            of sources and targets, `(2, pairs)`.
+        """
+        part, train_shards = TRAIN, -(-len(self.texts[TRAIN]) // self.shard_pairs)
+        if number >= train_shards:
+            part, number = VALIDATION, number - train_shards
+        path = self.folder / shard_name(part, number)
+        if not path.exists():
+            self._write(path, part, number * self.shard_pairs)
+        with reading(path):
+            source = pa.memory_map(str(path)) if is_local(path) else pa.BufferReader(path.read_bytes())
+            batch = pa.ipc.open_file(source).get_batch(0)
+            facts = {"file": path.name, "rows": len(batch), "bytes": source.size(), "sha256": file_sha256(path)}
+            status = json.loads(batch.schema.metadata[b"status"])
+            lengths = [column.value_lengths().to_numpy().astype(self._length_type) for column in batch.columns]
+        return {"part": part, "facts": facts, "status": status, "lengths": np.stack(lengths)}
+
+    def _write(self, path: Path, part: str, first: int) -> None:
+        text, columns, counts = self.texts[part], ([], []), np.zeros(4, np.int64)
+        stop = min(first + self.shard_pairs, len(text))
+        for start in range(first, stop, _ENCODED_TOGETHER):
+            rows = np.arange(start, min(start + _ENCODED_TOGETHER, stop))
+            batch = text[start : int(rows[-1]) + 1]
+            if part == TRAIN and np.isin(rows, self.held_out, assume_unique=True).any():
+                rows = np.setdiff1d(rows, self.held_out, assume_unique=True)
+                batch = {side: [batch[side][row - start] for row in rows] for side in batch}
+            if len(rows):
+                encoded = self._encode(batch)
+                counts += count_status(encoded["status"])
+                for column, name in zip(columns, ("input_ids", "labels"), strict=True):
+                    kept = np.flatnonzero(encoded["status"] == KEPT)
+                    column.append(pa.array([encoded[name][row] for row in kept], self._ids))
+        columns = [pa.chunked_array(column, self._ids).combine_chunks() for column in columns]
+        schema = pa.schema([("input_ids", self._ids), ("labels", self._ids)], {"status": json.dumps(counts.tolist())})
+        with written_whole(path) as new, pa.OSFile(str(new), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+
+
+def _token_type(tokenizer: Any) -> str:
+    return "uint16" if max(vocabulary_sizes(tokenizer)) <= 2**16 else "int32"
+
+
+def _length_type(limits: dict) -> str:
+    return "uint16" if limits["max_length"] < 2**16 else "int32"
+
+
+def _write_index(folder: Path, part: str, shards: list[dict[str, Any]], limits: dict) -> dict:
+    """Write the lengths of all pairs of a part into one file; return the part's entry in the manifest."""
+    status = np.sum([shard["status"] for shard in shards], 0)
+    counts = FilterCounts.of(status, limits["max_length"], limits["max_length_ratio"])
+    if not counts.kept:
+        raise UserError(f"no {part} pair is left after filtering ({counts}); check the files or raise the limits")
+    lengths, path = np.concatenate([shard["lengths"] for shard in shards], 1), folder / index_name(part)
+    with written_whole(path) as new, new.open("wb") as file:
+        np.save(file, lengths)
+    tokens = lengths.sum(1, dtype=np.int64).tolist()
+    return {
+        "pairs": counts.kept,
+        "source_tokens": tokens[0],
+        "target_tokens": tokens[1],
+        "counts": asdict(counts),
+        "index": {"file": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)},
+        "shards": [shard["facts"] for shard in shards],
+    }
+
+
+def _finish(folder: Path, settings: dict, results: list[dict[str, Any]]) -> dict:
+    """Write the index of each part and, last, the manifest."""
+    limits, tokenizer = settings["recipe"], load_prepared_tokenizer(folder)
+    parts = {part: [result for result in results if result["part"] == part] for part in PARTS}
+    manifest = {
+        **settings,
+        "files": {path: size for path, (size, _) in settings["files"].items()},
+        "tokenizer": {"sha256": tokenizer_sha256(tokenizer), "entries": len(tokenizer)},
+        "token_type": _token_type(tokenizer),
+        "length_type": _length_type(limits),
+        "parts": {part: _write_index(folder, part, shards, limits) for part, shards in parts.items()},
+    }
+    write_text(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+    (folder / UNFINISHED).unlink()
+    return manifest
 
 
 def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Path | None:
     """Prepare the text of a training that is about to start, in its folder, if it is `LARGE` or more; else None.
 
-    An interrupted preparation is resumed and a finished one used; of other settings, or of text that has changed since,
-    it is refused or, by the recipe's `overwrite`, made anew. Data on the Hub is fetched first, as it is for training.
+    An interrupted preparation is resumed and a finished one used; one of other settings, or of text that has changed
+    since, is refused or, by the recipe's `overwrite`, made again. Data on the Hub is fetched first, as for training.
 
     Raises:
         UserError: as `prepare`.
@@ -294,10 +323,16 @@ def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Pat
     train = train.downloaded()
     if (pairs := train.estimate()) < LARGE:
         return None
-    what = f"about {pairs:,} training pairs are prepared in {folder}, once"
-    logger.info("%s; other runs may share them: --prepared %s", what, folder)
+    logger.info(
+        "about %s training pairs are prepared in %s, once; other runs may share them: --prepared %s",
+        f"{pairs:,}", folder, folder,
+    )  # fmt: skip
     sources = train, validation and validation.downloaded()
-    with locked(folder):
-        outdated = recipe.overwrite and not is_usable(folder, settings_of(recipe, *sources))
-        prepare(recipe, folder, progress=progress, overwrite=outdated, sources=sources)
+    overwrite = False
+    if recipe.overwrite:
+        try:
+            _earlier(folder, _settings(recipe, *sources))
+        except UserError:
+            overwrite = True
+    prepare(recipe, folder, progress=progress, overwrite=overwrite, sources=sources)
     return folder

@@ -2,7 +2,7 @@
 
 import glob
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -116,18 +116,14 @@ def sample_rows(number: int, seed: int) -> np.ndarray:
     return np.sort(np.random.default_rng([seed, 1]).choice(number, TOKENIZER_PAIRS, replace=False, shuffle=False))
 
 
-def tokenizer_of_sample(recipe: Recipe, pairs: Iterable[tuple[str, str]], number: int):
-    """The recipe's kind of tokenizer, trained on `number` pairs."""
+def new_tokenizer(recipe: Recipe, train: datasets.Dataset, held_out: Sequence[int] = ()):
+    """Return the recipe's kind of tokenizer, trained on a sample of the training text but for the rows held out."""
+    rows = sample_rows(len(train) - len(held_out), recipe.seed)
+    rows = rows + np.searchsorted(np.asarray(held_out, np.int64) - np.arange(len(held_out)), rows, "right")
     return train_tokenizer(
-        chain.from_iterable(pairs),
+        chain.from_iterable(pairs_of(train.select(rows))),
         kind=recipe.tokenizer_kind,
         vocab_size=recipe.vocab_size,
-        length=2 * number,
+        length=2 * len(rows),
         show_progress=sys.stderr is not None and sys.stderr.isatty(),
     )
-
-
-def new_tokenizer(recipe: Recipe, train: datasets.Dataset):
-    """The recipe's kind of tokenizer, trained on a sample of the training text."""
-    sample = train.select(sample_rows(len(train), recipe.seed))
-    return tokenizer_of_sample(recipe, pairs_of(sample), len(sample))

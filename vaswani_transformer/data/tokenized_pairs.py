@@ -1,8 +1,8 @@
-"""Parallel text as token ids: tokenised once, filtered, and cached."""
+"""Parallel text as token ids: encoded once, filtered, and cached."""
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,41 @@ import numpy as np
 
 from ..errors import UserError
 from .filtering import KEPT, FilterCounts, check_limits, count_status, pair_status
-from .pair_readers import DEFAULT_COLUMNS
 from .parallel_text import CACHE_VERSION
-from .tokenization import tokenizer_state
+from .tokenization import SIDES, encoder, tokenizer_state
 
 TOKEN_FEATURES = datasets.Features(
     dict.fromkeys(("input_ids", "labels"), datasets.List(datasets.Value("int32")))
     | dict.fromkeys(("source_length", "target_length"), datasets.Value("int32"))
 )
+_FEATURES = datasets.Features(TOKEN_FEATURES | {"status": datasets.Value("int8")})
+
+
+def pair_encoder(
+    tokenizer: Any, max_length: int, max_length_ratio: float | None
+) -> Callable[[Mapping[str, Sequence[str]]], dict[str, Any]]:
+    """Return the function by which all text becomes token ids: `encode(batch)`, as `datasets.Dataset.map` calls it.
+
+    It takes the columns ``source`` and ``target`` and returns those of `tokenize_pairs` and ``status``, int8 as of
+    `pair_status`. A pair that is dropped has no ids: a line of a million tokens is not stored.
+
+    Raises:
+        UserError: an impossible limit; from `encode`, a tokenizer that does not append its end token.
+    """
+    check_limits(max_length, max_length_ratio)
+    encoders = [encoder(tokenizer, side) for side in SIDES]
+
+    def encode(batch: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        texts = [batch[side] for side in SIDES]
+        sides = [encode_side(side) for encode_side, side in zip(encoders, texts, strict=True)]
+        if any(side[0][-1:] != [tokenizer.eos_token_id] for side in sides):
+            raise UserError("the tokenizer does not append its end token to a text; use one with a </s> template")
+        lengths = np.array([[len(ids) for ids in side] for side in sides])
+        status = pair_status(texts, lengths, max_length, max_length_ratio)
+        ids = [[[] if code else row for row, code in zip(side, status, strict=True)] for side in sides]
+        return dict(zip(_FEATURES, (*ids, *lengths, status), strict=True))
+
+    return encode
 
 
 def tokenize_pairs(
@@ -45,39 +72,21 @@ def tokenize_pairs(
         ``target_length`` (int32, tokens, ``</s>`` included), and the counts of the filter in pairs.
 
     Raises:
-        UserError: an impossible limit, a tokenizer that does not append ``</s>``, no pairs, or
-            none left.
+        UserError: an impossible limit, a tokenizer that does not append ``</s>``, no pairs, or none left.
     """
-    check_limits(max_length, max_length_ratio)
-    if not len(pairs):
-        raise UserError("there are no pairs to tokenise; give a dataset that is not empty")
-
-    def tokenize(*texts: Iterable[str]) -> dict[str, list]:
-        texts = [list(side) for side in texts]
-        encoded = tokenizer(texts[0]), tokenizer(text_target=texts[1])
-        sides = [side["input_ids"] for side in encoded]
-        if any(side[0][-1:] != [tokenizer.eos_token_id] for side in sides):
-            raise UserError("the tokenizer does not append its end token to a text; use one with a </s> template")
-        lengths = np.array([[len(ids) for ids in side] for side in sides])
-        status = pair_status(texts, lengths, max_length, max_length_ratio)
-        # Only the status of a dropped pair is read: a line of a million tokens is not stored.
-        stored = [[[] if code else ids for ids, code in zip(side, status, strict=True)] for side in sides]
-        return dict(zip(features, (*stored, *lengths, status), strict=True))
-
-    features = datasets.Features(TOKEN_FEATURES | {"status": datasets.Value("int8")})
+    encode = pair_encoder(tokenizer, max_length, max_length_ratio)
     # Not the fingerprint of `datasets`, which changes with the padding that an earlier call has left in the tokenizer.
-    state = tokenizer_state(tokenizer)
-    key = [CACHE_VERSION, pairs._fingerprint, state, max_length, max_length_ratio or 0.0]
-    key = json.dumps(key, sort_keys=True)
-    key = hashlib.sha256(key.encode()).hexdigest()[:32]
+    key = [CACHE_VERSION, pairs._fingerprint, tokenizer_state(tokenizer), max_length, max_length_ratio or 0.0]
+    key = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     # Not beside the input, where `map` would put it: a folder from save_to_disk may be read-only.
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "vaswani_transformer"
     folder.mkdir(parents=True, exist_ok=True)
-    columns = {"input_columns": list(DEFAULT_COLUMNS), "remove_columns": pairs.column_names}
-    cache = {"new_fingerprint": key, "cache_file_name": str(folder / f"{key}.arrow")}
-    tokenized = pairs.map(tokenize, batched=True, features=features, desc=description, **columns, **cache)
+    tokenized = pairs.map(
+        encode, batched=True, features=_FEATURES, remove_columns=pairs.column_names, desc=description,
+        new_fingerprint=key, cache_file_name=str(folder / f"{key}.arrow"),
+    )  # fmt: skip
     status = tokenized.data.column("status").to_numpy()
-    counts = FilterCounts(len(status), *count_status(status), max_length, max_length_ratio)
+    counts = FilterCounts.of(count_status(status), max_length, max_length_ratio)
     if not counts.kept:
         raise UserError(f"no pair is left after filtering ({counts}); check the files or raise the limits")
     tokenized = tokenized.remove_columns("status")

@@ -132,7 +132,7 @@ def text_source(recipe: Recipe) -> PairSource:
     """Return the pairs whose sources are translated."""
     if not (recipe.train_source or recipe.train_target or recipe.train_data):
         raise UserError("there is no text to translate: give --text FILE, or a student's recipe with training data")
-    return data_sources(recipe)[0].downloaded()
+    return data_sources(recipe)[0]
 
 
 def student_recipe(teacher: str, recipe: Recipe) -> Recipe:

@@ -391,6 +391,6 @@ def test_ctrl_c_says_how_to_resume(recipe, text, tmp_path, monkeypatch, capsys):
 
 def test_data_sources_of_a_recipe(recipe, text):
     train_source, validation = data_sources(recipe)
-    assert train_source.files == [text / f"part.{number}.{side}" for number in range(3) for side in ("en", "de")]
+    assert list(train_source.files) == [text / f"part.{number}.{side}" for number in range(3) for side in ("en", "de")]
     assert validation is None
-    assert data_sources(with_validation(recipe))[1].files == [text / "validation.en", text / "validation.de"]
+    assert list(data_sources(with_validation(recipe))[1].files) == [text / "validation.en", text / "validation.de"]

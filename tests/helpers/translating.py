@@ -74,16 +74,15 @@ def fails(capsys):
 
 @pytest.fixture
 def here(monkeypatch):
-    """Workers one after the other in this process, the last first; some do their parts twice, and `lost` ones none."""
-    lost = []
+    """Workers do their parts in this process, the last first; after as many as a number in the list, one is killed."""
+    limit = []
 
-    def run_tasks(task, number, workers, shown, unit, total):
-        assert number == workers
-        for worker in (*reversed(range(number)), 0):
-            if worker in lost:
+    def run_tasks(make, numbers, workers, engine, shown):
+        task = make()
+        for done, number in enumerate(reversed(numbers)):
+            if done in limit:
                 raise UserError("a worker process was killed")
-            task(worker, lambda sentences: None)
+            task(number)
 
     monkeypatch.setattr(parts, "run_tasks", run_tasks)
-    monkeypatch.setenv("LOCAL_RANK", "0")  # what workers set is put back in the end
-    return lost
+    return limit

@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import functools
-import json
 import os
 import re
 import shlex
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..data.engines import ENGINES, LOCAL
+from ..data.workers import ENGINES, LOCAL
 from ..errors import UserError
 from ..files import check_path
 from ..output_folder import is_first_process
@@ -93,26 +92,8 @@ def add_recipe_options(parser: Parser, fields) -> None:
 def add_engine_options(parser: Any, workers: str, default: int | None = None) -> None:
     """Add who does the work of a command to its parser or to one of its groups; `workers` describes `--workers`."""
     parser.add_argument("--workers", type=int, metavar="N", default=default, help=workers)
-    how = "who does it: processes of this machine, or a cluster by datatrove (default: local)"
+    how = "where workers run: on this machine, or on a cluster by Ray (default: local)"
     parser.add_argument("--engine", choices=ENGINES, default=LOCAL, help=how)
-    how = "of datatrove's executor, as in partition=cpu; may be given several times"
-    parser.add_argument("--engine-option", metavar="NAME=VALUE", action="append", default=[], help=how)
-
-
-def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Options of an engine; a value is a number, or JSON, or else a text."""
-    if arguments.engine_option and arguments.engine == LOCAL:
-        raise UserError("--engine-option is of a cluster's engine: give --engine too, or leave it out")
-    options = {}
-    for one in arguments.engine_option:
-        name, is_given, value = one.partition("=")
-        if not is_given:
-            raise UserError(f"--engine-option {one}: give a name and a value, as in partition=cpu")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
-    return options
 
 
 def leave_process_group() -> None:

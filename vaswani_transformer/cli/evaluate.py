@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..data.engines import SLURM
 from ..data.text_files import TextScan
 from ..errors import UserError
 from .command import add_command, add_engine_options
@@ -168,12 +167,8 @@ def _score(arguments: argparse.Namespace) -> int:
 
     check_options(arguments)
     check_work(arguments, "score", ("source", "target"))
-    if arguments.json and arguments.engine == SLURM:
-        raise UserError("--json is written when all is scored, and jobs of Slurm do that later: leave one of them out")
     check_files(arguments, read=("source", "target"), written=("output", "json"))
     sums = _score_in_parts(arguments) if is_in_parts(arguments) else _score_files(arguments)
-    if sums is None:
-        return 0
     if not sums["pairs"]:
         raise UserError("all pairs have a blank side: there is nothing to score")
     sums = {"perplexity": perplexity([-sums["log_probability"]], [sums["tokens"]])} | sums
@@ -208,8 +203,8 @@ def _score_files(arguments: argparse.Namespace) -> dict[str, Any]:
     return files.sums
 
 
-def _score_in_parts(arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """Have workers score; returns the sums, none if jobs of Slurm will do it."""
+def _score_in_parts(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Have workers score; returns the sums."""
     from ..decoding.scoring import FileScorer
 
     scans, values = _scan_pairs(arguments), found_anywhere(arguments)
@@ -220,8 +215,7 @@ def _score_in_parts(arguments: argparse.Namespace) -> dict[str, Any] | None:
     output = open_output(arguments, scans, files.window)
     with contextlib.closing(output), report_unfinished(output):
         make = partial(_file_scorer, values, output.settings["MODEL"])
-        if not write_parts(arguments, output, FileScorer, make, scans, files.window):
-            return None
+        write_parts(arguments, output, FileScorer, make, scans, files.window)
         _add_written(arguments.output, files)
         output.finish()
     return files.sums

@@ -11,8 +11,8 @@ from itertools import chain, combinations, islice
 from pathlib import Path
 from typing import Any
 
-from ..data.engines import LOCAL
 from ..data.text_files import TextScan, decode_lines, read_lines
+from ..data.workers import LOCAL
 from ..decoding.ensemble import COMBINATIONS
 from ..decoding.output import ResumableOutput, StreamOutput
 from ..distributed import is_launched
@@ -20,11 +20,10 @@ from ..errors import UserError
 from ..evaluation.records import model_sha256
 from ..files import file_sha256, is_url, written_whole
 from ..hardware import check_workers
-from .command import engine_options
 
 # Arguments that change no line of the output, and those whose content counts and not their name.
 _FREE = {"model", "ensemble", "sentences", "input", "output", "prefix", "glossary", "resume", "device", "long_lines"}
-_FREE |= {"source", "target", "json", "workers", "engine", "engine_option"}
+_FREE |= {"source", "target", "json", "workers", "engine"}
 _FREE |= {"run", "parser"}  # of the parser itself
 RESUME = "the same command with --resume continues where this ended"
 
@@ -178,7 +177,6 @@ def check_work(arguments: argparse.Namespace, command: str, read: Sequence[str])
         read: the options of what is read; the first has to be given.
     """
     check_workers("--workers", arguments.workers)
-    engine_options(arguments)
     if is_launched():
         raise UserError(
             f"{command} starts its processes itself: leave out accelerate launch or torchrun, and give --workers N"
@@ -218,19 +216,12 @@ def write_parts(
     scans: Mapping[str, TextScan],
     window: int,
     lines_per_record: int = 1,
-) -> bool:
-    """Have workers write an output, as `write_in_parts`; says so where jobs of Slurm have yet to do it."""
+) -> None:
+    """Have workers write an output, as `write_in_parts`."""
     from ..decoding.parts import write_in_parts
 
     files = tuple((Path(getattr(arguments, option[2:])).absolute(), scan.stamp) for option, scan in scans.items())
-    workers = arguments.workers, arguments.engine, engine_options(arguments)
-    is_written = write_in_parts(output, kind, make, files, window, lines_per_record, *workers)
-    if not is_written:
-        print(
-            f"submitted; {arguments.output} is finished when the job vaswani-finish has ended; the same command submits"
-            " what is missing"
-        )
-    return is_written
+    write_in_parts(output, kind, make, files, window, lines_per_record, arguments.workers, arguments.engine)
 
 
 def check_model(folder: str, sha256: str | None) -> None:

@@ -158,8 +158,8 @@ def _translate_in_parts(arguments: argparse.Namespace) -> None:
     arguments.resume = True  # nothing that is there is replaced
     with _opened(arguments, scans, window, seed) as (output, seed):
         make = partial(_file_translator, argparse.Namespace(**values | {"seed": seed}), output.settings["MODEL"])
-        if write_parts(arguments, output, FileTranslator, make, scans, window, _lines_per_record(arguments)):
-            output.finish()
+        write_parts(arguments, output, FileTranslator, make, scans, window, _lines_per_record(arguments))
+        output.finish()
 
 
 def _lines_per_record(arguments: argparse.Namespace) -> int:

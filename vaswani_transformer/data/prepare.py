@@ -117,7 +117,7 @@ def prepare(
             return manifest
         if is_local(folder):
             remove_leftovers(folder)
-        text, held_out = train.load(), np.zeros(0, np.int64)
+        text, held_out = train.load(workers or default_workers(len(train.files))), np.zeros(0, np.int64)
         if validation is None:
             held_out = held_out_rows(len(text), recipe.validation_size, recipe.seed)
         texts = {TRAIN: text, VALIDATION: validation.load() if validation else text.select(held_out)}
@@ -314,20 +314,18 @@ def prepare_if_large(recipe: Recipe, folder: Path, progress: bool = True) -> Pat
     """Prepare the text of a training that is about to start, in its folder, if it is `LARGE` or more; else None.
 
     An interrupted preparation is resumed and a finished one used; one of other settings, or of text that has changed
-    since, is refused or, by the recipe's `overwrite`, made again. Data on the Hub is fetched first, as for training.
+    since, is refused or, by the recipe's `overwrite`, made again.
 
     Raises:
         UserError: as `prepare`.
     """
-    train, validation = data_sources(recipe)
-    train = train.downloaded()
-    if (pairs := train.estimate()) < LARGE:
+    sources = data_sources(recipe)
+    if (pairs := len(sources[0].load())) < LARGE:
         return None
     logger.info(
-        "about %s training pairs are prepared in %s, once; other runs may share them: --prepared %s",
+        "%s training pairs are prepared in %s, once; other runs may share them: --prepared %s",
         f"{pairs:,}", folder, folder,
     )  # fmt: skip
-    sources = train, validation and validation.downloaded()
     overwrite = False
     if recipe.overwrite:
         try:

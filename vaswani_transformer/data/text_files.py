@@ -104,13 +104,14 @@ def decode_lines(
     while chunk:
         chunk = stream.read1(_CHUNK)
         *lines, rest = (rest + chunk).split(b"\n")
+        ended = len(lines)
         # A small compressed file may hold a line that is larger than the memory.
         if rest and (not chunk or len(rest) > _MOST_BYTES):
             lines.append(rest)
-        for line in lines:
+        for index, line in enumerate(lines):
             number += 1
             if digest is not None:
-                digest.update(line if line is rest else line + b"\n")
+                digest.update(line + b"\n" if index < ended else line)
             try:
                 text = line.removesuffix(b"\r").decode("utf-8", errors) if len(line) <= _MOST_BYTES else None
             except UnicodeDecodeError as error:

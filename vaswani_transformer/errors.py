@@ -37,7 +37,8 @@ def reading(path: str | PathLike) -> Iterator[None]:
     except OSError as error:
         if error.errno in _OF_THE_MACHINE:
             raise
-        raise UserError(f"{path}: {error.strerror or one_line(error)}") from error
+        reason = error.strerror or one_line(error.__cause__ or error)  # a store's own error has the name alone
+        raise UserError(f"{path}: {reason}") from error
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise

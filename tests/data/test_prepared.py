@@ -17,12 +17,10 @@ from training_logs import log_of
 from training_runs import equal, kill_before_selection, weights_of
 
 from vaswani_transformer import train, train_tokenizer
-from vaswani_transformer.data import parallel_text
 from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data.batching import WindowedBatchSampler
 from vaswani_transformer.data.prepare import prepare_if_large
 from vaswani_transformer.data.prepared import check_recipe_matches, open_prepared, verify_prepared
-from vaswani_transformer.data.recipe_data import load_training_pairs
 from vaswani_transformer.distributed import Processes
 from vaswani_transformer.errors import UserError
 from vaswani_transformer.training import run as training
@@ -99,21 +97,11 @@ def shards_of(recipe) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in Path(recipe.output).glob("prepared/*.arrow")}
 
 
-@pytest.mark.parametrize("as_dataset", [False, True])
-def test_large_text_is_prepared_first_and_trained_on_alike(large, tmp_path, monkeypatch, caplog, as_dataset):
-    if as_dataset:  # as one of the Hub: what `datasets` has fetched is read, and no stream opened
-        pairs = load_training_pairs(large)[0]
-        pairs.save_to_disk(tmp_path / "saved")
-        large = dataclasses.replace(large, train_source=None, train_target=None, train_data=str(tmp_path / "saved"))
-        opened = []
-        monkeypatch.setattr(parallel_text, "_saved_dataset", lambda *arguments: parallel_text.DatasetPairs(
-            "a dataset", lambda: opened.append("opened") or pairs, "train", ("source", "target"), []
-        ))  # fmt: skip
+def test_large_text_is_prepared_first_and_trained_on_alike(large, tmp_path, monkeypatch, caplog):
     with caplog.at_level(logging.INFO, logger="vaswani_transformer"):
         prepared = trained(large)
     own = Path(large.output) / "prepared"
     assert f"training pairs are prepared in {own}, once; other runs may share them: --prepared {own}" in caplog.text
-    assert not as_dataset or opened == ["opened"]
     monkeypatch.setattr(preparation, "LARGE", 10**6)
     plain = dataclasses.replace(large, output=str(tmp_path / "plain"))
     assert equal(trained(plain), prepared)
@@ -213,11 +201,11 @@ def test_data_prepared_otherwise_is_made_anew_if_asked_and_what_is_not_ours_is_l
 
     shards = prepare()
     assert prepare() == prepare(overwrite=True) == shards
-    assert "prepared with other settings (max_length)" in error_of(prepare, max_length=50)
+    assert "prepared with other settings or text (max_length)" in error_of(prepare, max_length=50)
     again = prepare(max_length=50, overwrite=True)
     assert again != shards and open_prepared(own).manifest["recipe"]["max_length"] == 50
     (own / "train-00001.arrow").write_bytes(b"cut off")
-    assert "(max_length)" in error_of(prepare, max_length=50)
+    assert "train-00001.arrow is not as long as it was written" in error_of(prepare, max_length=50)
     assert prepare(max_length=50, overwrite=True).keys() == again.keys()
     foreign = dataclasses.replace(large, output=str(tmp_path / "foreign"), overwrite=True)
     thesis = tmp_path / "foreign" / "prepared" / "thesis.txt"

@@ -11,6 +11,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
+import datasets
 import fsspec
 import preparing
 import pyarrow as pa
@@ -192,13 +193,10 @@ def hurried(monkeypatch):
     stores.forget()
 
 
-HINT = "; check the URL, your access and the network"
-
-
 def test_a_store_that_refuses_or_lacks_a_file_is_named_in_one_line(
     recipe, store, tmp_path, monkeypatch, hurried, capsys
 ):
-    assert error_of(load_pairs, data=f"{store}/no.tsv") == f"{store}/no.tsv: there is no such file{HINT}"
+    assert error_of(load_pairs, data=f"{store}/no.tsv").startswith(f"{store}/no.tsv: ")
     assert error_of(load_pairs, data=f"{store}/no*.tsv") == f"no file matches {store}/no*.tsv; check folder and pattern"
     assert "no-such-bucket/p" in error_of(open_prepared, "s3://no-such-bucket/p")
     with stores.web_server(stores.refuse(403)) as url:
@@ -212,7 +210,7 @@ def test_a_store_that_refuses_or_lacks_a_file_is_named_in_one_line(
             lambda: open_prepared("s3://secret/p"),
         ):
             message = error_of(action)
-            assert message.startswith("s3://secret/") and "Forbidden" in message and message.endswith(HINT)
+            assert message.startswith("s3://secret/") and "Forbidden" in message
         assert main(["prepare", "s3://secret/p", "--check"]) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: s3://secret/p") and error.count("\n") == 1
@@ -229,7 +227,7 @@ def test_a_store_that_does_not_answer_ends_in_one_line(recipe, tmp_path, monkeyp
         stores.forget()
         for action in (lambda: load_pairs(data="s3://slow/a.tsv"), lambda: make(recipe, "s3://slow/p")):
             message = error_of(action)
-            assert message.startswith("s3://slow/") and "timeout" in message.lower() and message.endswith(HINT)
+            assert message.startswith("s3://slow/") and "timeout" in message.lower()
         end.set()
 
 
@@ -264,7 +262,7 @@ def test_a_store_that_is_busy_for_a_moment_is_asked_again(store, monkeypatch):
 
 
 def test_an_url_whose_package_is_missing_or_unknown_names_what_to_do(monkeypatch):
-    assert "foo://x/a.tsv is no URL that can be read" in error_of(load_pairs, data="foo://x/a.tsv")
+    assert error_of(load_pairs, data="foo://x/a.tsv") == "foo://x/a.tsv: Protocol not known: foo"
     monkeypatch.setitem(sys.modules, "upath", None)
     message = error_of(load_pairs, data="s3://corpora/a.tsv")
     assert message.startswith("s3://corpora/a.tsv") and "pip install 'vaswani_transformer[remote]'" in message
@@ -294,7 +292,7 @@ def test_text_on_a_web_server(text, tmp_path, monkeypatch):
     with stores.web_server(answer) as url:
         source = pair_source(f"{url}/part.0.en?download=1", f"{url}/part.0.de")
         assert list(source.stream()) == list(here.stream())
-        assert error_of(load_pairs, data=f"{url}/no.tsv") == f"{url}/no.tsv: there is no such file{HINT}"
+        assert error_of(load_pairs, data=f"{url}/no.tsv").startswith(f"{url}/no.tsv: ")
         assert "403" in error_of(load_pairs, data=f"{url}/secret.tsv")
 
 
@@ -304,6 +302,7 @@ def test_text_and_a_prepared_folder_in_a_dataset_on_the_hub(recipe, text, tmp_pa
 
     HfFileSystem.clear_instance_cache()
     with HubServer() as hub:
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.endpoint)
         monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": hub.endpoint, "token": "hf_reader"})
         make(recipe, tmp_path / "p")
         here = open_prepared(tmp_path / "p").train
@@ -317,6 +316,6 @@ def test_text_and_a_prepared_folder_in_a_dataset_on_the_hub(recipe, text, tmp_pa
         assert list(source.stream()) == list(pair_source(text / "part.*.en", text / "part.*.de").stream())
         there = open_prepared(f"{name}/p").train
         assert there.as_dataset()[:] == here.as_dataset()[:] and there.sha256() == here.sha256()
-        assert "there is no" in error_of(load_pairs, source=f"{name}/no.en", target=f"{name}/no.de")
+        assert error_of(load_pairs, source=f"{name}/no.en", target=f"{name}/no.de").startswith(f"{name}/no.en: ")
         assert "no-such" in error_of(load_pairs, data="hf://datasets/tester/no-such/a.tsv")
     HfFileSystem.clear_instance_cache()

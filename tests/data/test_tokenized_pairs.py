@@ -16,6 +16,7 @@ from pair_files import GERMAN, PAIRS, REVERSED, in_memory, write, write_two
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from vaswani_transformer.data import tokenized_pairs
 from vaswani_transformer.data.filtering import FilterCounts
 from vaswani_transformer.data.parallel_text import load_pairs
 from vaswani_transformer.data.tokenized_pairs import pair_lengths, tokenize_pairs
@@ -39,18 +40,17 @@ def make_tokenizer(merges=40):
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", pad_token="<pad>")
 
 
-class CountingTokenizer:
-    """Stands in for a tokenizer and counts the texts that it tokenises."""
+@pytest.fixture
+def encoded(monkeypatch):
+    """The texts that are encoded."""
+    texts, encoder = [], tokenized_pairs.encoder
 
-    def __init__(self, tokenizer):
-        self.tokenizer, self.texts = tokenizer, 0
+    def noted(tokenizer, side):
+        encode = encoder(tokenizer, side)
+        return lambda batch: texts.extend(batch) or encode(batch)
 
-    def __getattr__(self, name):
-        return getattr(self.tokenizer, name)
-
-    def __call__(self, text=None, text_target=None):
-        self.texts += len(text or text_target)
-        return self.tokenizer(text, text_target=text_target)
+    monkeypatch.setattr(tokenized_pairs, "encoder", noted)
+    return texts
 
 
 def test_tokenised_pairs_have_int32_columns_lengths_with_the_end_token_and_a_file_on_disk(tokenizer, cache):
@@ -150,24 +150,23 @@ def test_no_pairs_and_a_tokenizer_without_end_token_are_refused():
 # The cache of the token ids
 
 
-def test_the_cache_serves_the_same_call_only(tmp_path):
+def test_the_cache_serves_the_same_call_only(tmp_path, encoded):
     first = load_pairs(**write_two(tmp_path, "a dog\n\n", "ein Hund\nx\n"))
-    counting = CountingTokenizer(make_tokenizer())
-    expected, counts = tokenize_pairs(first, counting)
-    assert counting.texts == 4
-    counting.tokenizer(["a", "bcd"], padding=True, truncation=True, max_length=2)  # leaves its options in the backend
-    again, counts_again = tokenize_pairs(first, counting, description="Once more")
-    assert counting.texts == 4 and counts_again == counts and again[:] == expected[:]
+    tokenizer = make_tokenizer()
+    expected, counts = tokenize_pairs(first, tokenizer)
+    assert sorted(encoded) == sorted(["a dog", "", "ein Hund", "x"])
+    tokenizer(["a", "bcd"], padding=True, truncation=True, max_length=2)  # leaves its options in the backend
+    again, counts_again = tokenize_pairs(first, tokenizer, description="Once more")
+    assert len(encoded) == 4 and counts_again == counts and again[:] == expected[:]
     assert again._fingerprint == expected._fingerprint
 
-    tokenize_pairs(first, counting, max_length=100)
-    tokenize_pairs(first, counting, max_length_ratio=None)
-    assert counting.texts == 12, "other limits"
-    tokenize_pairs(load_pairs(**write_two(tmp_path, "a cat\n\n", "ein Hund\nx\n")), counting)
-    assert counting.texts == 16, "another file"
-    other = CountingTokenizer(make_tokenizer(merges=3))
-    tokenize_pairs(first, other)
-    assert other.texts == 4, "another tokenizer"
+    tokenize_pairs(first, tokenizer, max_length=100)
+    tokenize_pairs(first, tokenizer, max_length_ratio=None)
+    assert len(encoded) == 12, "other limits"
+    tokenize_pairs(load_pairs(**write_two(tmp_path, "a cat\n\n", "ein Hund\nx\n")), tokenizer)
+    assert len(encoded) == 16, "another file"
+    tokenize_pairs(first, make_tokenizer(merges=3))
+    assert len(encoded) == 20, "another tokenizer"
 
 
 def test_a_folder_from_save_to_disk_stays_untouched(tmp_path, tokenizer):

@@ -75,6 +75,8 @@ def tokenize_pairs(
         UserError: an impossible limit, a tokenizer that does not append ``</s>``, no pairs, or none left.
     """
     encode = pair_encoder(tokenizer, max_length, max_length_ratio)
+    if not len(pairs):
+        raise UserError("there are no pairs to tokenise; give a dataset that is not empty")
     # Not the fingerprint of `datasets`, which changes with the padding that an earlier call has left in the tokenizer.
     key = [CACHE_VERSION, pairs._fingerprint, tokenizer_state(tokenizer), max_length, max_length_ratio or 0.0]
     key = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]

@@ -18,11 +18,14 @@ from transformers.models.fsmt.tokenization_fsmt import FSMTTokenizer
 from vaswani_transformer import UserError, VaswaniTokenizer, load_model, load_tokenizer, train_tokenizer
 from vaswani_transformer.attention.alignments import align
 from vaswani_transformer.attention.weights import attend
+from vaswani_transformer.data.prepare import prepare
+from vaswani_transformer.data.prepared import open_prepared
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.data.tokenization import check_tokenizer_matches, tokenizer_sha256, vocabulary_sizes
 from vaswani_transformer.data.tokenized_pairs import tokenize_pairs
 from vaswani_transformer.decoding.scoring import score_pairs
 from vaswani_transformer.decoding.translator import Translator
+from vaswani_transformer.recipes.recipe import Recipe
 
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 PAIRS = generate_corpus(200, 20, 20).train
@@ -135,17 +138,16 @@ def test_attention_and_words(world):
 
 
 def test_pairs_tokenized_and_prepared(world, cache, tmp_path):
-    from vaswani_transformer.data.shards import ShardWriter
-
     tokenizer = load_tokenizer(world.folder)
     expected = [ids_of(world.source, SOURCES), ids_of(world.target, TARGETS)]
     rows, _ = tokenize_pairs(in_memory(list(zip(SOURCES, TARGETS, strict=True))), tokenizer)
     assert [rows["input_ids"][:], rows["labels"][:]] == expected
-    writer, facts = ShardWriter(tmp_path, tokenizer, 256, None), {}
-    writer.write("train", 0, list(zip(SOURCES, TARGETS, strict=True)) * 2, len(SOURCES), facts.update)
-    part = writer.write_index("train", facts["shards"], facts["counts"], lambda _: None)
-    assert part["source_tokens"] == 2 * sum(map(len, expected[0])) and len(facts["shards"]) == 2
-    assert part["target_tokens"] == 2 * sum(map(len, expected[1]))
+    for name, lines in (("a.en", SOURCES), ("a.de", TARGETS)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    names = {"train_source": "a.en", "train_target": "a.de", "validation_source": "a.en", "validation_target": "a.de"}
+    prepare(Recipe(data_dir=str(tmp_path), tokenizer=str(world.folder), **names), tmp_path / "p", workers=1)
+    rows = open_prepared(tmp_path / "p").train.as_dataset()
+    assert [rows["input_ids"][:], rows["labels"][:]] == expected
 
 
 def test_exported_to_ctranslate2(world, tmp_path):

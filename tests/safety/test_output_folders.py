@@ -23,9 +23,9 @@ from safetensors.torch import load_file
 
 from vaswani_transformer import average_models, load_model, load_tokenizer, output_folder, train
 from vaswani_transformer.cli.main import main
+from vaswani_transformer.data import prepare as preparation
 from vaswani_transformer.data.prepare import prepare
 from vaswani_transformer.data.prepared import open_prepared
-from vaswani_transformer.data.shards import ShardWriter
 from vaswani_transformer.data.synthetic import generate_corpus
 from vaswani_transformer.export.exporting import export_model
 from vaswani_transformer.files import finish
@@ -527,7 +527,7 @@ def test_a_file_system_that_is_full_does_not_kill_a_preparation(recipe, tmp_path
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
     if subprocess.run(command, check=False, capture_output=True).returncode:
         pytest.skip("mounting is not allowed here")
-    write = ShardWriter.write_index
+    write = preparation._write_index
 
     def fill_first(*arguments):
         with (disk / "ballast").open("wb") as file, pytest.raises(OSError, match="No space"):
@@ -536,7 +536,7 @@ def test_a_file_system_that_is_full_does_not_kill_a_preparation(recipe, tmp_path
         return write(*arguments)
 
     def before():
-        ShardWriter.write_index = fill_first
+        preparation._write_index = fill_first
 
     try:
         status, error = run_in_child(["prepare", recipe, "--output", disk / "p", "--quiet"], tmp_path, before)

@@ -202,14 +202,14 @@ def test_workers_write_what_one_process_writes(teachers, student, tmp_path, here
     command = ["distill", teachers[0], "--student", student, "--quiet", *way, "--output"]
     monkeypatch.setattr("vaswani_transformer.cli.train._run", lambda run: run() or 0)
     assert translating.run(*command, tmp_path / "one") == 0
-    here.append(0)
+    here.append(3)
     for name, workers in (("workers", ["--workers", "3"]), ("finished by one", [])):
         out = tmp_path / name
         assert "was killed" in fails(*command, out, "--workers", "3")
         assert len(list((out / "translations.jsonl.parts").glob("part-?????"))) == 3
         here.clear()
         assert translating.run(*command, out, *workers) == 0
-        here.append(0)
+        here.append(3)
         assert (out / "distilled.de").read_bytes() == (tmp_path / "one" / "distilled.de").read_bytes()
         files = {path.name for path in out.iterdir() if path.name[0] != "."}
         assert files == {"distilled.en", "distilled.de", "distillation.json"}
@@ -348,7 +348,7 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(teachers, stranger, stude
         ("distill", *teachers, stranger, *command[2:]): "have different tokenizers: members of an ensemble",
         ("distill", tmp_path / "missing", *command[2:]): "there is no model folder",
         (*command, "--text", tmp_path / "empty.en"): "empty.en: empty, no pair; give at least one",
-        (*command, "--text", tmp_path / "gone.en"): "gone.en cannot be read",
+        (*command, "--text", tmp_path / "gone.en"): "gone.en: No such file",
         (*command[:3], "small", *command[4:]): "there is no text to translate: give --text FILE",
         (*command[:3], tmp_path / "own.yaml", *command[4:]): "the student's recipe has another tokenizer",
         (*further, "--from", stranger): "the student's recipe has another tokenizer",

@@ -217,7 +217,7 @@ def test_scores_travel_from_evaluate_to_the_hub(push, hub, scores):
     assert values == {metric: record[key] for metric, key in expected.items()}
     assert result["dataset"]["name"] == "test" and result["metrics"][0]["args"]["num_beams"] == 2
     assert "vaswani evaluate run --source test.en --reference test.de --beams 2" in card
-    assert record["source_sha256"] in card and record["bleu_signature"] in card
+    assert record["source_sha256"] in card and record["bleu_signature"].replace("|", "\\|") in card
     assert str(scores.parent) not in card
 
 

@@ -4,7 +4,6 @@ Every figure comes from the model, its run folder or evaluation files. A card en
 knows that nobody has edited it, and so may replace it; a card that someone wrote or edited stays.
 """
 
-import contextlib
 import hashlib
 import html
 import logging
@@ -42,31 +41,15 @@ from .card_facts import (
 logger = logging.getLogger(__name__)
 
 KINDS = {"base": "base", "big": "big", "parser": "parsing"}  # template -> the paper's preset that it compares with
-_SIZES = ("d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers", "d_k", "d_v")
-# Label of a row -> its text, in which fields of the recipe and values that are computed from the log are put.
-_TRAINING = {
-    "started from": "{started_from}",
-    "distilled from": "{distilled_from}",
-    "training data": "{training_data}",
-    "validation data": "{validation_data}",
-    "longest pair": "{max_length:,} tokens on a side",
-    "batch": "{tokens_per_batch:,} source tokens, and as many target tokens, at most",
-    "optimizer steps": "{steps:,}{epochs}",
-    "optimizer": "Adam, β₁ {adam_beta1}, β₂ {adam_beta2}, ε {adam_epsilon:g}",
-    "learning rate": "Equation 3 of the paper{factor}, {warmup_steps:,} warmup steps",
-    "dropout": "{dropout}",
-    "label smoothing": "{label_smoothing:g}",
-    "weights kept": "{weights_kept}",
-    "duration": "{duration}",
-    "seed": "{seed}",
-}
-_DECODING = {
-    "num_beams": "beams",
-    "length_penalty": "length penalty",
-    "max_extra_tokens": "tokens more than the source, at most",
-    "max_new_tokens": "tokens, at most",
-}
-_SEAL = re.compile(r"<!-- Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64}) -->\s*\Z")
+# Fields of the configuration, the recipe and an evaluation's record that a card shows by their names.
+_SIZES = ("encoder_layers", "decoder_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v")
+_CONFIG = (*_SIZES, "vocab_size", "decoder_vocab_size", "tie_word_embeddings", "share_encoder_decoder_embeddings",
+           "position_encoding", "activation_function", "attention_window")  # fmt: skip
+_RECIPE = ("max_length", "tokens_per_batch", "learning_rate_scale", "warmup_steps", "adam_beta1",
+           "adam_beta2", "adam_epsilon", "label_smoothing", "seed")  # fmt: skip
+_RECORD = ("sentences", "source_file", "source_sha256", "reference_file", "reference_sha256", "bleu_signature",
+           "chrf_signature", "date")  # fmt: skip
+_SEAL = re.compile(r"(?:<!--|#) Written by `vaswani push`; SHA-256 of what is above: ([0-9a-f]{64})(?: -->)?\s*\Z")
 _WEIGHTS = '<!-- For the next push: {{"weights": "{}"'
 # The one sentence of transformers' default card that is not from huggingface_hub's template.
 _DESCRIPTION = re.compile(r"^.*This model card has been automatically generated\.$", re.MULTILINE)
@@ -98,133 +81,67 @@ def check_metadata(languages: Sequence[str], license: str | None, datasets: Sequ
 
 def choose_kind(config: VaswaniConfig, recipe: Mapping) -> str:
     """Return the template for a model: `"parser"`, `"big"` or `"base"`."""
-    if recipe.get("preset") == "parsing" or _has_sizes_of(config, "parsing"):
+    if recipe.get("preset") == "parsing" or has_sizes_of(config, "parser"):
         return "parser"
     return "big" if config.d_model >= 1024 else "base"
 
 
-def _has_sizes_of(config: VaswaniConfig, preset: str) -> bool:
-    paper = VaswaniConfig.from_preset(preset)
+def has_sizes_of(config: VaswaniConfig, kind: str) -> bool:
+    """Return whether layers and widths are those of the paper's model of a kind."""
+    paper = VaswaniConfig.from_preset(KINDS[kind])
     return all(getattr(config, name) == getattr(paper, name) for name in _SIZES)
 
 
-def compare_with_paper(config: VaswaniConfig, kind: str) -> str:
-    """Return a sentence that compares the model's sizes with those of the paper's model."""
-    words = f"{KINDS[kind]} model"
-    if _has_sizes_of(config, KINDS[kind]):
-        return f"Its sizes are those of the paper's {words}."
-    # Parameters that vocabulary and kind of embeddings add are not compared.
-    shared = (
-        *("vocab_size", "decoder_vocab_size", "tie_word_embeddings", "share_encoder_decoder_embeddings", "output_bias"),
-        *("position_encoding", "max_position_embeddings", "attention_bias"),
-    )
-    paper = VaswaniConfig.from_preset(KINDS[kind], **{name: getattr(config, name) for name in shared})
-    ratio = config.num_parameters() / paper.num_parameters()
-    if 1 / 1.1 < ratio < 1.1:
-        return f"It has the architecture of the paper's {words} with other sizes."
-    return f"It is a {'smaller' if ratio < 1 else 'larger'} model of the same architecture as the paper's {words}."
-
-
-def size_rows(facts: CardFacts) -> list[tuple[str, str]]:
-    """Return rows (label, value) of the table of sizes."""
-    config = facts.config
-    shared = {
-        (True, True): "shared by source, target and output",
-        (True, False): "shared by target and output",
-        (False, True): "shared by source and target",
-        (False, False): "three matrices of embeddings",
-    }[config.tie_word_embeddings, config.shares_embeddings]
-    entries = f"{config.vocab_size:,} entries"
-    if config.target_vocab_size != config.vocab_size:
-        entries = f"{config.vocab_size:,} source and {config.target_vocab_size:,} target entries"
-    learned = config.position_encoding == "learned"
-    return [
-        ("parameters", f"{facts.parameters:,}"),
-        ("layers", f"{config.encoder_layers} encoder, {config.decoder_layers} decoder"),
-        ("d_model", f"{config.d_model:,}"),
-        ("d_ff", f"{config.d_ff:,}"),
-        ("attention heads", f"{config.num_heads}, d_k {config.d_k}, d_v {config.d_v}"),
-        ("vocabulary", f"{entries}, {shared}"),
-        ("positions", f"learned, {config.max_position_embeddings:,}" if learned else config.position_encoding),
-        *([("activation", config.activation_function)] if config.activation_function != "relu" else []),
-        *([("self-attention", f"{config.attention_window} neighbours")] if config.attention_window else []),
-    ]
+def rows_of(values: Mapping, names: Sequence[str] | None = None) -> list[tuple[str, str]]:
+    """Return rows (name, value) of a table, of `names` or of all values, without those that are unknown."""
+    rows = []
+    for name in names or sorted(values):
+        value = values.get(name)
+        if value is not None and value != "":
+            text = f"{value:,}" if type(value) is int else f"{value:g}" if type(value) is float else str(value)[:200]
+            rows.append((_code(name), text))
+    return rows
 
 
 def training_rows(facts: CardFacts) -> list[tuple[str, str]]:
     """Return rows (label, value) of the training table, from recipe and log, without those of unknown facts."""
-    recipe, config = facts.recipe, facts.config
+    recipe, config, kept = facts.recipe, facts.config, {}
     steps = [entry for entry in facts.log if not {"best_loss", "average_loss", "last_loss"} & entry.keys()]
     last = next((entry for entry in reversed(steps) if "step" in entry), {})
-    scale, seconds = recipe.get("learning_rate_scale") or 1, last.get("seconds")
-    dropouts = [f"{config.dropout:g}"]
-    dropouts += [f"{config.attention_dropout:g} on attention weights"] if config.attention_dropout else []
-    dropouts += [f"{config.activation_dropout:g} inside feed-forward layers"] if config.activation_dropout else []
-    passes = last.get("epoch", 0)  # through the text
-    rank = recipe.get("lora_rank")
+    metric = recipe.get("best_by")
+    for entry in facts.log:  # of which the last have scores of the weights that were compared
+        names = (name for name in ("best", "average", "last") if f"{name}_{metric}" in entry)
+        kept |= {name: entry[f"{name}_{metric}"] for name in names}
+    best = (max if metric == "bleu" else min)(kept, key=kept.get, default=None)
+    weights = recipe.get("keep_weights") if recipe.get("keep_weights") in kept else best
+    seconds, rank = last.get("seconds"), recipe.get("lora_rank")
     trained = "all weights" if rank is None else f"adapters of rank {rank}, merged"
-    values = {
-        **recipe,
-        "started_from": f"{file_name(recipe['from_model'])}, {trained}" if recipe.get("from_model") else None,
-        "distilled_from": f"translations of {' and '.join(facts.teachers)}" if facts.teachers else None,
-        "training_data": _data(recipe, "train"),
-        "validation_data": _data(recipe, "validation"),
-        "steps": last.get("step"),
-        "epochs": f", {passes:.1f} epochs" if passes else "",
-        "factor": f" times {scale:g}" if scale != 1 else "",
-        "dropout": ", ".join(dropouts) if recipe or facts.log else None,
-        "weights_kept": _kept_weights(recipe, facts.log),
+    rows = {
+        "started from": recipe.get("from_model") and f"{file_name(recipe['from_model'])}, {trained}",
+        "distilled from": f"translations of {' and '.join(facts.teachers)}" if facts.teachers else None,
+        "training data": _data(recipe, "train"),
+        "validation data": _data(recipe, "validation"),
+        "optimizer steps": last.get("step") and f"{last['step']:,}",
+        "epochs": last.get("epoch") and f"{last['epoch']:.1f}",
         "duration": None if seconds is None else duration(seconds),
+        "weights": weights and f"{weights}, of the checkpoints by validation {metric}",
     }
-    known = {name: value for name, value in values.items() if value is not None}
-    rows = []
-    for label, text in _TRAINING.items():
-        with contextlib.suppress(KeyError):
-            rows.append((label, text.format_map(known)))
-    return rows
+    dropouts = {name: getattr(config, name) for name in ("dropout", "attention_dropout", "activation_dropout")}
+    known = [(label, value) for label, value in rows.items() if value]
+    return known + rows_of(recipe | dropouts, (*_RECIPE, *dropouts)) if recipe or facts.log else []
 
 
 def _data(recipe: Mapping, part: str) -> str | None:
     """Return the data of `"train"` or `"validation"` in words, without folders, which are private."""
-    source, target = recipe.get(f"{part}_source"), recipe.get(f"{part}_target")
+    source, target, data = (recipe.get(f"{part}_{name}") for name in ("source", "target", "data"))
     if source and target:
         return f"{file_name(source)} and {file_name(target)}"
-    if part == "validation" and not recipe.get("validation_data"):
-        if recipe.get("validation_split") and recipe.get("train_data"):
-            return f"split {file_name(recipe['validation_split'])} of the same dataset"
-        return f"{recipe['validation_size']:,} pairs held out of them" if recipe.get("validation_size") else None
-    if not recipe.get(f"{part}_data"):
-        return None
-    name = recipe["train_data"] if datasets_of(recipe) and part == "train" else file_name(recipe[f"{part}_data"])
-    return f"{name} {file_name(recipe['data_config'])}" if recipe.get("data_config") else name
-
-
-def _kept_weights(recipe: Mapping, log: Sequence[Mapping]) -> str | None:
-    """Return which weights the run kept: those that its recipe names, or those that its log says are better."""
-    metric = recipe.get("best_by")
-    names = ("best", "average", "last")
-    scores = {name: entry[f"{name}_{metric}"] for entry in log for name in names if f"{name}_{metric}" in entry}
-    if not scores:
-        return None
-    kept = recipe.get("keep_weights")
-    if kept not in scores:
-        kept = (max if metric == "bleu" else min)(scores, key=scores.get)
-    if kept == "best":
-        return f"best checkpoint by validation {'BLEU' if metric == 'bleu' else metric}"
-    count = recipe.get("average_checkpoints")
-    average = f"average of the last checkpoints, {count} at most" if count else "average of the last checkpoints"
-    return average if kept == "average" else "last checkpoint"
-
-
-def decoding_rows(generation: Mapping) -> list[tuple[str, str]]:
-    """Return rows (label, value) of the decoding table: the paper's settings in words, others by name."""
-    known = {
-        name: f"{value:,}" if type(value) is int else f"{value:g}" if type(value) is float else str(value)[:200]
-        for name, value in generation.items()
-        if value is not None
-    }
-    names = [*(name for name in _DECODING if name in known), *sorted(known.keys() - _DECODING.keys())]
-    return [(_DECODING.get(name, _code(name)), known[name]) for name in names]
+    if part == "validation" and not data:
+        split, size = recipe.get("validation_split"), recipe.get("validation_size")
+        is_split = split and recipe.get("train_data")
+        return f"split {file_name(split)}" if is_split else f"{size:,} pairs held out" if size else None
+    name = data if datasets_of(recipe) and part == "train" else file_name(data or "")
+    return f"{name} {file_name(recipe['data_config'])}" if name and recipe.get("data_config") else name
 
 
 def evaluation_results(facts: CardFacts, kind: str) -> list[EvalResult]:
@@ -270,30 +187,11 @@ def _fence(text: str, least: int) -> Markup:
 
 def _evaluation(record: Mapping) -> dict:
     """Return a record as templates read it."""
-
-    def in_words(rows) -> Markup:
-        return Markup(", ".join(" ".join(str(escaped(part)) for part in row) for row in rows))
-
-    how = [("sentences", record.get("sentences"))]
-    for side in ("source", "reference"):
-        digest = (
-            f", SHA-256 `{record[f'{side}_sha256']}`"
-            if re.fullmatch("[0-9a-f]{64}", record.get(f"{side}_sha256", ""))
-            else ""
-        )
-        how.append((side, Markup(f"{_code(record[f'{side}_file'])}{digest}") if f"{side}_file" in record else None))
-    how.append(("decoding", in_words(decoding_rows(record.get("generation") or {}))))
-    for key, (_, label, _) in METRICS.items():
-        if signature := record.get(f"{key}_signature"):
-            how.append((f"{label} signature", _code(signature)))
-    how += [("versions", in_words((record.get("versions") or {}).items())), ("date", record.get("date"))]
     command = Markup(one_line_of_text(record.get("command", "")))
     return {
         "test_set": record["test_set"],
-        "scores": [
-            (label, f"{record[key]:.{digits}f}") for key, (_, label, digits) in METRICS.items() if key in record
-        ],
-        "how": [(label, f"{value:,}" if isinstance(value, int) else value) for label, value in how if value],
+        "scores": [(text, f"{record[key]:.{digits}f}") for key, (_, text, digits) in METRICS.items() if key in record],
+        "how": rows_of(record, _RECORD) + rows_of(record.get("generation", {})) + rows_of(record.get("versions", {})),
         "command": command,
         "fence": _fence(command, 3),
     }
@@ -344,11 +242,11 @@ def render_card(facts: CardFacts, card: str | None = None) -> str:
             front_matter=data,
             repo_id=Markup(facts.repo_id),  # of a form that the Hub prescribes; it is in code too
             name=Markup(facts.name),
-            size=compare_with_paper(config, kind),
-            sizes=size_rows(facts),
+            size=f"Its sizes are those of the paper's {KINDS[kind]} model." if has_sizes_of(config, kind) else "",
+            sizes=[("parameters", f"{facts.parameters:,}"), *rows_of(config.to_dict(), _CONFIG)],
             imported=facts.imported,
             training=training_rows(facts),
-            decoding=decoding_rows(facts.generation),
+            decoding=rows_of(facts.generation),
             evaluations=list(map(_evaluation, facts.evaluations)),
             scores=Markup(facts.scores),
             direction=facts.languages if len(facts.languages) == 2 else None,
@@ -368,14 +266,14 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.replace("\r\n", "\n").rstrip().encode()).hexdigest()
 
 
-def seal(text: str) -> str:
-    """Return the card with a comment at its end that `is_sealed` recognises."""
-    text = text.rstrip()
-    return f"{text}\n\n<!-- Written by `vaswani push`; SHA-256 of what is above: {_digest(text)} -->\n"
+def seal(text: str, comment: str = "<!-- {} -->") -> str:
+    """Return the text of a card or file with a comment at its end that `is_sealed` recognises."""
+    words = f"Written by `vaswani push`; SHA-256 of what is above: {_digest(text)}"
+    return f"{text.rstrip()}\n\n{comment.format(words)}\n"
 
 
 def is_sealed(text: str) -> bool:
-    """Return whether a card is as `vaswani push` wrote it: not someone else's, and not edited since."""
+    """Return whether a card or file is as `vaswani push` wrote it: not someone else's, and not edited since."""
     match = _SEAL.search(text)
     return match is not None and match[1] == _digest(text[: match.start()])
 

@@ -4,7 +4,6 @@ Spaces run a program of one's own by `sdk: docker` (https://huggingface.co/docs/
 Dockerfile, run it as user 1000, and show what listens on `app_port`.
 """
 
-import hashlib
 import logging
 import re
 import tempfile
@@ -25,7 +24,6 @@ logger = logging.getLogger(__name__)
 CARD, PORT = "README.md", 7860  # Spaces' default
 MOST_BYTES = 4 << 20  # of a file that is read; ours are far smaller, cards with evaluations of many test sets too
 _LONGEST_DESCRIPTION = 60  # characters, by the Hub's rule
-_SEAL = "# Written by `vaswani push`; SHA-256 of what is below: "
 _DEFAULT = "Check out the configuration reference at https://huggingface.co/docs/hub/spaces-config-reference"
 _DOCKERFILE = """\
 FROM python:3.12-slim
@@ -88,7 +86,7 @@ def space_files(facts: CardFacts, revision: str, is_parser: bool) -> dict[str, s
     }
     return {
         CARD: _card(facts, description),
-        **{name: f"{_SEAL}{_digest(text)}\n{text}" for name, text in texts.items()},
+        **{name: seal(text, "# {}") for name, text in texts.items()},
     }
 
 
@@ -113,17 +111,10 @@ def _card(facts: CardFacts, description: str) -> str:
     return seal(f"---\n{data.to_yaml()}\n---\n\n{description} with the model {link}, by `vaswani serve`.")
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _is_ours(name: str, text: str) -> bool:
+def _is_ours(text: str) -> bool:
     """Return whether a file of a Space is as `vaswani push` wrote it, or as the Hub makes it."""
-    text = text.replace("\r\n", "\n")
-    if name == CARD:
-        return is_sealed(text) or re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL).strip() == _DEFAULT
-    first, _, rest = text.partition("\n")
-    return first == _SEAL + _digest(rest)
+    body = re.sub(r"\A---\n.*?\n---\n", "", text.replace("\r\n", "\n"), flags=re.DOTALL)
+    return is_sealed(text) or body.strip() == _DEFAULT
 
 
 def push_space(api: HfApi, repo_id: str, files: dict[str, str], overwrite: bool, message: str) -> Space:
@@ -143,7 +134,7 @@ def push_space(api: HfApi, repo_id: str, files: dict[str, str], overwrite: bool,
         api.create_repo(repo_id, repo_type="space", space_sdk="docker", private=private, exist_ok=True)
         head = api.space_info(repo_id, files_metadata=True)
     existing = {} if overwrite else {name: read_file(api, head, name, "space") for name in files}
-    kept = tuple(name for name, text in existing.items() if text is not None and not _is_ours(name, text))
+    kept = tuple(name for name, text in existing.items() if text is not None and not _is_ours(text))
     operations = [
         CommitOperationAdd(path_in_repo=name, path_or_fileobj=text.encode())
         for name, text in files.items()

@@ -12,10 +12,10 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from conftest import error_of, tiny_model
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from vaswani_transformer import AttentionWeights, attend, draw_attention, train_tokenizer, write_attention_page
+from vaswani_transformer.attention.pictures import attention_figure, save_figure
 from vaswani_transformer.attention.weights import KINDS
 
 
@@ -43,65 +43,51 @@ def made_up(array: np.ndarray, words: int) -> AttentionWeights:
     return AttentionWeights("source", "target", tokens, tokens, tokens, array, array, array)
 
 
+def panel_pixels(weights, kind, picture, *choice) -> np.ndarray:
+    """The pixels of a picture, and how many its one panel has."""
+    figure = attention_figure(weights, kind, *choice)
+    save_figure(figure, picture)
+    pixels = imread(picture)[..., :3]
+    extent = figure.axes[0].get_window_extent()
+    return pixels, extent.width * extent.height
+
+
 def test_a_picture_shows_the_weights_of_the_head_asked_for(tmp_path):
     weights = np.zeros((1, 2, 4, 4), np.float32)
     weights[0, 0], weights[0, 1] = np.eye(4), 0.25
     shares = []
     for head in (1, 2):
-        draw_attention(made_up(weights, 4), "encoder", tmp_path / "one.png", [1], [head])
-        pixels = imread(tmp_path / "one.png")[..., :3]
+        pixels, size = panel_pixels(made_up(weights, 4), "encoder", tmp_path / "one.png", [1], [head])
         full = np.abs(pixels - np.array([8, 48, 107]) / 255).max(axis=-1) < 0.02  # a weight of 1
-        shares.append(full.sum() / 220**2)  # the panel has two inches each way, 110 pixels an inch
-    assert shares[0] == pytest.approx(0.25, abs=0.02) and shares[1] < 0.01
+        shares.append(full.sum() / size)
+    assert shares[0] == pytest.approx(0.25, abs=0.02) and shares[1] < 0.02
 
 
 def test_what_a_token_cannot_see_is_grey(tmp_path):
     even = made_up(np.full((1, 1, 8, 8), 1 / 8, np.float32), 8)
     for kind, window, hidden in (("encoder", None, 0), ("decoder", None, 28), ("encoder", 4, 30), ("decoder", 4, 43)):
-        draw_attention(dataclasses.replace(even, window=window), kind, tmp_path / "one.png")
-        pixels = imread(tmp_path / "one.png")[..., :3]
+        pixels, size = panel_pixels(dataclasses.replace(even, window=window), kind, tmp_path / "one.png")
         grey = np.abs(pixels - 0.88).max(axis=-1) < 0.01
-        assert grey.sum() / 220**2 == pytest.approx(hidden / 64, abs=0.02)
-
-
-def figure_of(monkeypatch, *arguments) -> Figure:
-    """What `draw_attention` saves, as large as it saves it."""
-    figures, save = [], Figure.savefig
-
-    def keep(figure, *rest, **options):
-        figures.append(figure)
-        save(figure, *rest, **options)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    draw_attention(*arguments)
-    figures[0].set_dpi(110)
-    return figures[0]
+        assert grey.sum() / size == pytest.approx(hidden / 64, abs=0.02)
 
 
 @pytest.mark.parametrize(("layers", "tokens"), [(1, 5), (2, 5), (2, 30)])
-def test_labels_stand_at_their_tokens_and_meet_nothing(tmp_path, monkeypatch, layers, tokens):
+def test_labels_belong_to_their_tokens_and_are_inside_the_picture(layers, tokens):
     labels = ["MWMWMWMWMWMWMWMWMWMWMWMWMWMW", "$\\alpha$", "·gypsy", ".", "ill"] * (tokens // 5)
     array = np.full((layers, 2, tokens, tokens), 1 / tokens, np.float32)
-    weights = AttentionWeights("s", "t", labels, labels, labels, array, array, array)
-    figure = figure_of(monkeypatch, weights, "encoder", tmp_path / "one.png")
-    panels = [axes for axes in figure.axes if axes.get_title()]
-    boxes = [axes.get_window_extent() for axes in panels]
-    captions = {text.get_text(): text.get_window_extent() for text in figure.texts}
-    assert {"← source token that looks", "source token looked at →"} <= captions.keys()
-    for axes, box in zip(panels, boxes, strict=True):
-        for text in axes.texts:
-            extent, (x, y) = text.get_window_extent(), text.get_position()
-            assert extent.x0 >= 0 and extent.y0 >= 0
-            assert not any(extent.overlaps(other) for other in [*boxes, *captions.values()])
-            if text.get_rotation():  # below the panel, in the middle of its column
-                assert (extent.x0 + extent.x1) / 2 == pytest.approx(box.x0 + (x + 0.5) * box.width / tokens, abs=2)
-            else:
-                assert (extent.y0 + extent.y1) / 2 == pytest.approx(box.y1 - (y + 0.5) * box.height / tokens, abs=4)
-    counts = [len(axes.texts) for axes in panels]
-    if tokens == 30:  # so large that each panel has its own
-        assert counts == [60] * 4
-    else:
-        assert counts == ([10, 5] if layers == 1 else [5, 0, 10, 5])
+    figure = attention_figure(AttentionWeights("s", "t", labels, labels, labels, array, array, array), "encoder")
+    figure.draw_without_rendering()
+    assert [text.get_text() for text in (figure._supylabel, figure._supxlabel)] == [
+        "← source token that looks", "source token looked at →"]  # fmt: skip
+    panels = np.array(figure.axes[: 2 * layers]).reshape(layers, 2)
+    for axes in panels.flat:
+        x, y = ([label for label in axis.get_ticklabels() if label.get_visible()] for axis in (axes.xaxis, axes.yaxis))
+        assert (len(x), len(y)) == (tokens * (axes in panels[-1]), tokens * (axes in panels[:, 0]))
+        for label, token in zip([*x, *y], labels * 2, strict=False):
+            assert label.get_text() == (token if len(token) < 19 else token[:17] + "…") and not label.get_parse_math()
+            extent = label.get_window_extent()
+            assert extent.x0 >= -1 and extent.y0 >= -1
+            assert not any(extent.overlaps(other.get_window_extent()) for other in panels.flat)
 
 
 def test_more_panels_and_more_tokens_make_a_larger_picture(tmp_path, weights):

@@ -21,9 +21,9 @@ Links = list[tuple[int, int]]  # (source word, target word), both counted from 0
 def align(
     model, tokenizer, sources: list[str], targets: list[str], layer: int = -1, tokens_per_batch: int = 4096
 ) -> list[Links]:
-    """Word alignments of sentence pairs, from one pass of the model over each pair.
+    """Return word alignments of sentence pairs, from one pass of the model over each pair.
 
-    A word is what stands between spaces; of scripts that are written without spaces, a letter (`words_of` of
+    A word is what spaces separate; of scripts that are written without spaces, a character (`words_of` of
     `data/words.py`). Each target word is linked to the source word that got most of the attention while the target word
     was predicted: the attention of one decoder layer, mean over its heads, summed over the pieces of both words, of
     which one may belong to several words; that on `</s>` is left out. The last layer is the default because it agreed
@@ -69,12 +69,12 @@ def align(
 
 
 def pharaoh(links: Links) -> str:
-    """Links as text, `0-0 1-2 2-1`: source word, target word, counted from 0, in the order of the source."""
+    """Return links as text, `0-0 1-2 2-1`: source word, target word, counted from 0, in the order of the source."""
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 
 def tokens_and_words(tokenizer, texts: list[str]) -> list[tuple[list[int], list[range]]]:
-    """The token ids of each text, and for each token the numbers of the words that it has a part in, from 0.
+    """Return the token ids of each text, and for each token the numbers of the words that it has a part in, from 0.
 
     Raises:
         UserError: the tokenizer cannot say which part of a text a token stands for, or reads a text as other words.
@@ -103,7 +103,7 @@ def _words_at(tokenizer, text: str, places: list[tuple[int, int]]) -> list[range
 
 
 def parts_in_words(words: Sequence[range]) -> np.ndarray:
-    """Of the words of each token `(tokens, words + 1)` float32: 1 for a part in a word; the last column is for none."""
+    """Return `(tokens, words + 1)` float32: 1 where a token has a part in a word; the last column is for no word."""
     parts = np.zeros((len(words), max((own.stop for own in words), default=0) + 1), np.float32)
     for row, own in zip(parts, words, strict=True):
         row[own if own else -1] = 1
@@ -111,7 +111,7 @@ def parts_in_words(words: Sequence[range]) -> np.ndarray:
 
 
 def strongest_links(weights: torch.Tensor, source_words: Sequence[range], target_words: Sequence[range]) -> Links:
-    """For each target word the source word with the largest sum of `(target_length, source_length)` weights."""
+    """Return for each target word the source word with the largest sum of `(target_length, source_length)` weights."""
     source, target = (torch.from_numpy(parts_in_words(words)[:, :-1]) for words in (source_words, target_words))
     rows, columns = len(target_words), len(source_words)
     sums = target.T @ weights[:rows, :columns] @ source

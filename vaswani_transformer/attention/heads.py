@@ -1,11 +1,10 @@
 """What each attention head does, by where its attention goes on average: previous token, delimiters, alignment, ..."""
 
-import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from ..data.text_files import read_lines
 from ..data.tokenization import SIDES, side_of
 from ..decoding.scoring import batches_by_length, check_length
 from ..decoding.translator import Translator
-from ..errors import UserError
+from ..errors import UserError, reading
 from .alignments import Links, parts_in_words, strongest_links, tokens_and_words
 from .weights import (
     CONTINUES,
@@ -23,7 +22,6 @@ from .weights import (
     attention_of_batch,
     forming_attention,
     readable_tokens,
-    require_one_model,
     visible,
 )
 
@@ -56,12 +54,12 @@ SPREAD = {
 
 
 def measures_of(kind: str) -> list[str]:
-    """Names of the measures of one of `KINDS`, in the order of the report's columns."""
+    """Return the names of the measures of one of `KINDS`, in the order of the report's columns."""
     return [*CROSS_MEASURES, "entropy"] if kind == "encoder-decoder" else [*MEASURES, *SPREAD]
 
 
 def delimiters(tokens: Sequence[str]) -> np.ndarray:
-    """Which tokens of `readable_tokens` are delimiters: `<s>`, `</s>`, and those of Unicode's punctuation alone."""
+    """Return which of `readable_tokens` are delimiters: `<s>`, `</s>`, and those of Unicode's punctuation alone."""
 
     def is_punctuation(token: str) -> bool:
         return token != CONTINUES and all(unicodedata.category(letter)[0] == "P" for letter in token)
@@ -138,11 +136,11 @@ class HeadStatistics:
         self._add("entropy", entropy, np.ones(chosen.sum()))
 
     def chances(self) -> dict[str, float | None]:
-        """Each measure of even attention, by name; None where no token counted."""
+        """Return each measure of even attention, by name; None where no token counted."""
         return {name: self._chances[name] / count if count else None for name, count in self._counts.items()}
 
     def heads(self) -> list[dict]:
-        """For each head a dict: `layer` and `head` from 1, `role`, `measures` by name (None where no token counted)."""
+        """Return a dict a head: `layer` and `head` from 1, `role`, `measures` by name (None where no token counted)."""
         chances, rows = self.chances(), []
         for layer, head in np.ndindex(*self.shape):
             means = {
@@ -154,7 +152,7 @@ class HeadStatistics:
 
 
 def role(measures: dict[str, float | None], chances: dict[str, float | None]) -> str:
-    """The name of a head: the largest measure that reaches `NAMED_FROM` and `OVER_CHANCE` times its chance.
+    """Return the name of a head: the largest measure that reaches `NAMED_FROM` and `OVER_CHANCE` times its chance.
 
     "nearby" counts where no narrower measure does; a head that nothing names is "broad" from an entropy of `BROAD_FROM`
     on, else "mixed". `chances` are the measures of even attention.
@@ -179,12 +177,12 @@ def name_heads(
     progress: Callable[[int], None] | None = None,
     **generate_options,
 ) -> dict:
-    """What each head of a model does on average over sentence pairs.
+    """Return what each head of a model does on average over sentence pairs.
 
     Args:
         model: the model, in evaluation mode; other threads may use it meanwhile.
         tokenizer: its tokenizer.
-        pairs: sources and targets; the model's own translation stands in for a target that is None.
+        pairs: sources and targets; a target that is None is the model's own translation.
         links: for each pair its word alignment; the model's own (`align`) if not given.
         tokens_per_batch: tokens a side at once, padding counted.
         progress: called after each window of pairs with the number of pairs in it.
@@ -196,9 +194,8 @@ def name_heads(
         `heads`, as [`HeadStatistics`] gives them, layers and heads counted from 1.
 
     Raises:
-        UserError: for a pair that the model has no positions for, a link to a word that is not there, or no pairs.
+        UserError: for a pair that the model has no positions for, a link to a word out of range, or no pairs.
     """
-    require_one_model(model)
     config = model.config
     layers = {kind: config.encoder_layers if kind == "encoder" else config.decoder_layers for kind in KINDS}
     statistics = {
@@ -223,7 +220,7 @@ def name_heads(
         if progress is not None:
             progress(len(window))
     if not counts["pairs"]:
-        raise UserError("there is no pair to look at: give a file with sentences that are neither blank nor too long")
+        raise UserError("there is no pair to look at: give sentences that are neither blank nor too long")
     return {
         **counts,
         "alignments": "the model's own, of its last layer" if links is None else "given",
@@ -233,20 +230,18 @@ def name_heads(
 
 
 def read_links(path: str | Path) -> Iterator[Links]:
-    """Word alignments of a file, a line a pair: `0-0 1-2`, source word - target word, counted from 0.
+    """Yield word alignments of a file, a line a pair: `0-0 1-2`, source word - target word, counted from 0.
 
     Raises:
         UserError: for a line that is something else, with its number.
     """
     for number, line in enumerate(read_lines(Path(path)), 1):
-        links = [re.fullmatch(r"(\d{1,6})-(\d{1,6})", link) for link in line.split()]
-        if None in links:
-            raise UserError(f"{path}, line {number}: {line[:40]!r} is no alignment; write links such as 0-0 1-2")
-        yield [(int(link[1]), int(link[2])) for link in links]
+        with reading(f"{path}, line {number}"):
+            links = [(int(source), int(target)) for source, target in (link.split("-") for link in line.split())]
+        yield links
 
 
-@dataclass(frozen=True)
-class _Pair:
+class _Pair(NamedTuple):
     """A tokenised pair: ids, for each token the words that it has a part in, and the word alignment if given."""
 
     source_ids: list[int]
@@ -257,24 +252,13 @@ class _Pair:
 
     @property
     def length(self) -> int:
-        """Tokens of the longer side."""
         return max(len(self.source_ids), len(self.target_ids))
-
-
-def _check_links(pair: _Pair, line: int) -> None:
-    words = [max(own.stop for own in side) for side in (pair.source_words, pair.target_words)]
-    for source, target in pair.links or ():
-        if not (0 <= source < words[0] and 0 <= target < words[1]):
-            raise UserError(
-                f"line {line} of the alignments links {source}-{target} and the pair has {words[0]} and"
-                f" {words[1]} words, counted from 0"
-            )
 
 
 def _tokenized_pairs(
     translator: Translator, window: list[tuple], links: list[Links | None], first: int, counts: dict[str, int]
 ) -> list[_Pair]:
-    """The pairs of a window, whose first line is number `first`; those that are blank or too long are only counted."""
+    """Return the pairs of a window, whose first line is number `first`; blank and too long ones are only counted."""
     sources, targets = [source.strip() for source, _ in window], [target for _, target in window]
     missing = [place for place, target in enumerate(targets) if target is None and sources[place]]
     for place, text in zip(missing, translator.translate([sources[place] for place in missing]), strict=True):
@@ -293,7 +277,11 @@ def _tokenized_pairs(
         pair = _Pair(*source, *target, links[place])
         check_length(translator.model.config, first + place, pair.length)
         if pair.length <= MOST_TOKENS:
-            _check_links(pair, first + place)
+            sizes = [max(words.stop for words in side) for side in (pair.source_words, pair.target_words)]
+            if any(not (source < sizes[0] and target < sizes[1]) for source, target in pair.links or ()):
+                raise UserError(
+                    f"line {first + place} of the alignments links more than {sizes[0]} and {sizes[1]} words"
+                )
             pairs.append(pair)
     counts["long"] += len(filled) - len(pairs)
     return pairs
@@ -320,18 +308,18 @@ def _add_batch(model, tokenizer, pairs: list[_Pair], statistics: dict[str, HeadS
 
 
 def heads_as_markdown(report: dict) -> str:
-    """The report of `name_heads` as Markdown: a table a kind of attention with a row a head, and the rules below."""
+    """Return the report of `name_heads` as Markdown: a table a kind of attention with a row a head, and the rules."""
     read = "{pairs:,} pairs, {source_tokens:,} source and {target_tokens:,} target tokens".format_map(report)
     left = [f"{report[name]:,} {name}" for name in ("blank", "long") if report[name]]
     lines = [f"# What the heads do\n\n{read}{'; left out: ' + ' and '.join(left) if left else ''}.\n"]
     for kind, results in report["kinds"].items():
         names = measures_of(kind)
-        lines += [f"## {KINDS[kind].capitalize()}\n", _row("layer", "head", "what it does", *names)]
-        lines.append(_row(*["---"] * (3 + len(names))))
+        rows = [["layer", "head", "what it does", *names], ["---"] * (3 + len(names))]
         for head in results["heads"]:
             numbers = (_number(head["measures"][name]) for name in names)
-            lines.append(_row(str(head["layer"]), str(head["head"]), f"**{head['role']}**", *numbers))
-        lines.append(_row("", "", "even attention", *(_number(results["even"][name]) for name in names)) + "\n")
+            rows.append([str(head["layer"]), str(head["head"]), f"**{head['role']}**", *numbers])
+        rows.append(["", "", "even attention", *(_number(results["even"][name]) for name in names)])
+        lines += [f"## {KINDS[kind].capitalize()}\n", *(f"| {' | '.join(row)} |" for row in rows), ""]
     rules = report["rules"]
     lines.append(
         f"A head is named after the largest measure that is {rules['named_from']} or more and {rules['over_chance']}"
@@ -342,10 +330,6 @@ def heads_as_markdown(report: dict) -> str:
     lines += [f"- {name}: {text}" for name, text in (MEASURES | CROSS_MEASURES | SPREAD).items() if name != "delimiter"]
     lines.append(f"- delimiter: {MEASURES['delimiter']}")
     return "\n".join(lines) + "\n"
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _number(value: float | None) -> str:

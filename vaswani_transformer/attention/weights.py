@@ -9,13 +9,13 @@ import torch
 
 from ..data.tokenization import side_of
 from ..decoding.scoring import TokenText
-from ..errors import UserError
+from ..errors import UserError, reading
 from ..model.copying_vaswani import copy_sharing_weights
 from ..model.local_attention_vaswani import reach
 
 
 def forming_attention(model):
-    """The same weights in a model for `pass_with_attention`; other threads may use `model` meanwhile."""
+    """Return the same weights in a model for `pass_with_attention`; other threads may use `model` meanwhile."""
     copied = copy_sharing_weights(model)
     copied.set_attn_implementation("eager")
     return copied
@@ -23,7 +23,7 @@ def forming_attention(model):
 
 @torch.no_grad()
 def pass_with_attention(model, batch: dict[str, torch.Tensor]):
-    """One pass of a model of `forming_attention` over a batch of `PairCollator`.
+    """Return the output of one pass of a model of `forming_attention` over a batch of `PairCollator`.
 
     The output's `encoder_attentions`, `decoder_attentions` and `cross_attentions` hold for each layer
     `(batch_size, num_heads, queries, keys)`.
@@ -68,7 +68,7 @@ class AttentionWeights:
     window: int | None = None  # the model's `attention_window`, outside of which self-attention is 0
 
     def of(self, kind: str) -> tuple[np.ndarray, list[str], list[str]]:
-        """Weights `(layers, num_heads, queries, keys)` of one of `KINDS`, its queries and its keys as text."""
+        """Return weights `(layers, num_heads, queries, keys)` of one of `KINDS`, its queries and its keys as text."""
         if kind not in KINDS:
             raise UserError(f"kind is {kind!r}: it must be one of {', '.join(KINDS)}")
         return {
@@ -78,13 +78,13 @@ class AttentionWeights:
         }[kind]
 
     def visible(self, kind: str) -> np.ndarray:
-        """Which keys each query of a kind may look at: booleans, `(queries, keys)`."""
+        """Return which keys each query of a kind may look at: booleans, `(queries, keys)`."""
         _, queries, keys = self.of(kind)
         return visible(kind, len(queries), len(keys), self.window)
 
 
 def visible(kind: str, queries: int, keys: int, window: int | None = None) -> np.ndarray:
-    """Which keys each query may look at: those up to itself in the decoder, in self-attention those in the window."""
+    """Return which keys a query may look at: those up to itself in the decoder, in self-attention in the window."""
     steps = np.arange(keys) - np.arange(queries)[:, None]  # key minus query
     seen = np.ones(steps.shape, bool)
     if window is not None and kind != "encoder-decoder":
@@ -95,10 +95,10 @@ def visible(kind: str, queries: int, keys: int, window: int | None = None) -> np
 
 
 def check_choice(name: str, chosen: Sequence[int] | None, number: int, where: str) -> list[int]:
-    """The chosen layers or heads of `number`, counted from 1; all when none is chosen.
+    """Return the chosen layers or heads of `number`, counted from 1; all when none is chosen.
 
     Raises:
-        UserError: for a number that is not there; `name` and `where` are for its message.
+        UserError: for a number out of range; `name` and `where` are for its message.
     """
     if number == 0:
         raise UserError(f"{where} has no {name}s, so there is nothing to draw: give another --kind")
@@ -110,7 +110,7 @@ def check_choice(name: str, chosen: Sequence[int] | None, number: int, where: st
 
 @torch.no_grad()
 def attend(model, tokenizer, source: str, target: str | None = None, **generate_options) -> AttentionWeights:
-    """What every head of a model looks at in a sentence pair.
+    """Return what every head of a model looks at in a sentence pair.
 
     Args:
         model: the model, with any attention implementation, in any mode; other threads may use it meanwhile.
@@ -120,10 +120,8 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
         **generate_options: for that search, over the model's own generation configuration.
 
     Raises:
-        UserError: for a source or target that is blank, no valid UTF-8 or longer than the model has positions for, and
-            a model that is several models or an exported one.
+        UserError: for a source or target that is blank, no valid UTF-8 or longer than the model has positions for.
     """
-    require_one_model(model)
     source_ids = token_ids(model, tokenizer, "source", source)
     inputs = torch.tensor([source_ids], device=model.device)
     mask = torch.ones_like(inputs)
@@ -133,7 +131,7 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
         outputs = copy_sharing_weights(model).generate(input_ids=inputs, attention_mask=mask, **generate_options)
         generated = getattr(outputs, "sequences", outputs)[0, 1:].tolist()
         ends = np.atleast_1d(model.generation_config.eos_token_id or ())  # a number or a list of them
-        length = next((place for place, token in enumerate(generated, 1) if token in ends), None)
+        length = next((number for number, token in enumerate(generated, 1) if token in ends), None)
         target_ids = generated[:length]  # without the padding behind the end
         target = tokenizer.decode(target_ids, skip_special_tokens=True)
     batch = {"input_ids": inputs, "attention_mask": mask, "labels": torch.tensor([target_ids], device=model.device)}
@@ -151,18 +149,10 @@ def attend(model, tokenizer, source: str, target: str | None = None, **generate_
     )
 
 
-def require_one_model(model) -> None:
-    """Refuse an ensemble and an exported model, which have no attention weights of their own."""
-    if hasattr(model, "members"):
-        raise UserError("an ensemble has no attention weights of its own: give one of its members")
-    if not hasattr(model, "set_attn_implementation"):
-        raise UserError("an exported model gives no attention weights: give the model that it was made from")
-
-
 def attention_of_batch(model, batch: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """The weights by kind, float32 `(layers, batch_size, num_heads, queries, keys)`; those of padding mean nothing.
+    """Return the weights of a model of `forming_attention` by kind; those of padding mean nothing.
 
-    The model is one of `forming_attention`.
+    float32 `(layers, batch_size, num_heads, queries, keys)`.
     """
     output = pass_with_attention(model, batch)
     rows, source_length = batch["input_ids"].shape
@@ -180,11 +170,11 @@ def attention_of_batch(model, batch: dict[str, torch.Tensor]) -> dict[str, np.nd
 
 
 def readable_tokens(tokenizer, ids: list[int]) -> list[str]:
-    """Tokens as people read them.
+    """Return tokens as people read them.
 
-    Words stand as they are, a piece that continues a word begins with `·`, punctuation stands alone, special tokens
-    have their names (`<s>`, `</s>`, `<unk>`), spaces are `␣`, other characters that cannot be seen their number
-    (`U+200B`). Of a letter made of several tokens the first is the letter and the others are `·`.
+    Words are left as they are, a piece that continues a word begins with `·`, special tokens have their names (`<s>`,
+    `</s>`, `<unk>`), spaces are `␣`, other invisible characters their number (`U+200B`). Of a character made of several
+    tokens the first is the character and the others are `·`.
     """
     special, labels, before = set(tokenizer.all_special_ids), [], " "
     for token, text in zip(ids, TokenText(tokenizer)(ids), strict=True):
@@ -201,30 +191,27 @@ def readable_tokens(tokenizer, ids: list[int]) -> list[str]:
     return labels
 
 
-def _shown(letter: str) -> str:
-    if letter.isprintable():
-        return letter
-    return SPACE if letter.isspace() else f"U+{ord(letter):04X}"
+def _shown(character: str) -> str:
+    if character.isprintable():
+        return character
+    return SPACE if character.isspace() else f"U+{ord(character):04X}"
 
 
-def _is_of_word(letter: str) -> bool:
-    """Whether it is a letter or a digit, or a mark upon one (vowel signs, accents) or a joiner of two."""
-    return letter.isalnum() or unicodedata.category(letter)[0] == "M" or letter in "\u200c\u200d"
+def _is_of_word(character: str) -> bool:
+    """Return whether it is a letter, a digit, a mark upon one (vowel signs, accents) or a joiner of two."""
+    return character.isalnum() or unicodedata.category(character)[0] == "M" or character in "\u200c\u200d"
 
 
 def token_ids(model, tokenizer, side: str, text: str) -> list[int]:
-    """Token ids of a sentence, which is the `"source"` or `"target"` of messages, `</s>` at the end.
+    """Return the token ids of a sentence, which is the `"source"` or `"target"` of messages, `</s>` at the end.
 
     Raises:
         UserError: for a text that is blank, no valid UTF-8, or longer than the model has positions for.
     """
     if not text.strip():
-        fix = "its text, or none for the model's own translation" if side == "target" else "a sentence"
-        raise UserError(f"the {side} is empty: give {fix}")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:  # bytes of the command line that are not UTF-8
-        raise UserError(f"the {side} is not valid UTF-8: convert it first") from None
+        raise UserError(f"the {side} is empty: give a sentence")
+    with reading(f"the {side}"):
+        text.encode()  # bytes of the command line that are not UTF-8
     ids = side_of(tokenizer, side)([text.strip()])["input_ids"][0]
     config = model.config
     if config.position_encoding == "learned" and len(ids) > config.max_position_embeddings:

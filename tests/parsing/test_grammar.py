@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from random_trees import LABELS, TAGS, constituents, top_nodes
 from transformers import LogitsProcessorList
 
-from vaswani_transformer import UserError
 from vaswani_transformer.parsing.grammar import BracketGrammar, BracketProcessor
 from vaswani_transformer.parsing.linearization import linearize, with_words, without_words
 
@@ -211,12 +210,6 @@ def test_models_with_random_weights_write_trees(seed, beams):
     assert malformed >= 3  # the same models, left free, do not
 
 
-@pytest.mark.parametrize(("words", "limit", "message"), [(0, 9, "without words"), (5, 5, "at least 6 tokens and .* 5")])
-def test_where_no_tree_is_possible(words, limit, message):
-    with pytest.raises(UserError, match=message):
-        BracketProcessor(grammar_of(SMALL)[0], unwritten(1, words), [9, limit])
-
-
 def test_a_word_is_written_whatever_the_scores_say():
     grammar, _ = grammar_of({"(S": 3, ")S": 4, "NN)": 5})
     processor = BracketProcessor(grammar, [[[6, 7], [8]], [[9]]], [9, 9])
@@ -226,5 +219,3 @@ def test_a_word_is_written_whatever_the_scores_say():
     kept = processor(outputs, scores)
     assert [row.isfinite().nonzero().flatten().tolist() for row in kept] == [[7], [7], [3, 5], [3, 5]]
     assert kept[0, 7] == 0 and kept[2].equal(torch.where(kept[2].isfinite(), scores[2], -torch.inf))
-    with pytest.raises(UserError, match="2 words takes at least 6 tokens and an output may have 5"):
-        BracketProcessor(grammar, [[[6, 7], [8]]], [5])

@@ -59,7 +59,7 @@ def test_it_is_no_translation_model(app, make, model, folder):
         ("a " * 101, "the sentence has 101 words, at most 100"),
         ("a" * 1001, "exceeds text limit (1000)"),
         ([], "not a text or a list of texts"),
-        ("a\0b", "NUL character"),
+        ("a\0b", "NUL"),
     ],
 )
 def test_sentences_that_are_refused(app, text, message):

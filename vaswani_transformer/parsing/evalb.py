@@ -31,7 +31,7 @@ SHORT = 40  # words
 
 
 def _as_percentages(counts: Counter) -> dict[str, float]:
-    """The scores of summed counts of `count_brackets`; 0 of nothing is 0."""
+    """Return the scores of summed counts of `count_brackets`; 0 of nothing is 0."""
 
     def percent(part: int, whole: int) -> float:
         return 100 * part / whole if whole else 0.0
@@ -47,7 +47,7 @@ def _as_percentages(counts: Counter) -> dict[str, float]:
 
 
 def _brackets(tree: Tree, punctuation: Sequence[bool]) -> Counter:
-    """How often each `(label, start, end)` occurs, counted in words that are not punctuation, `end` excluded."""
+    """Count how often each `(label, start, end)` occurs, counted in words that are not punctuation, `end` excluded."""
     counts: Counter = Counter()
     place = [0, *accumulate(not is_removed for is_removed in punctuation)]  # remaining words before each word
     words, is_outermost = 0, True  # words so far; whether each constituent so far has the next as its only child
@@ -100,7 +100,7 @@ def count_brackets(gold: Tree, predicted: Tree, where: str = "the tree") -> Coun
 
 
 def score_trees(gold: Iterable[Tree], predicted: Iterable[Tree]) -> dict[str, float]:
-    """Scores of predicted trees.
+    """Return scores of predicted trees.
 
     Args:
         gold: cleaned trees.

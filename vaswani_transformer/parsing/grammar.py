@@ -11,7 +11,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor
 
-from ..errors import UserError
 from .linearization import is_close, is_open
 
 MAX_OPEN_RUN = 12  # constituents opened one right after the other; GUM has 6 at most
@@ -49,7 +48,7 @@ class BracketGrammar:
 
 
 def least_tokens(words: Sequence[Sequence[int]]) -> int:
-    """Tokens of the smallest tree over these words, `</s>` included; words as `BracketProcessor` takes them."""
+    """Return the tokens of the smallest tree over words as of `BracketProcessor`, `</s>` included."""
     return sum(map(len, words)) + len(words) + 1
 
 
@@ -68,9 +67,6 @@ class BracketProcessor(LogitsProcessor):
         limits: most tokens of each output, `</s>` included: at least `least_tokens` of its words, and no more than
             `generate()` itself allows, which would otherwise cut a tree off.
         max_open_run: see above.
-
-    Raises:
-        UserError: for a sentence without words, or a limit that is too low for any tree.
     """
 
     def __init__(
@@ -81,14 +77,6 @@ class BracketProcessor(LogitsProcessor):
         max_open_run: int = MAX_OPEN_RUN,
     ):
         self.grammar, self.max_open_run = grammar, max_open_run
-        for sentence, limit in zip(words, limits, strict=True):
-            if not sentence:
-                raise UserError("a sentence without words has no tree: leave it out")
-            if limit < (least := least_tokens(sentence)):
-                raise UserError(
-                    f"a tree over {len(sentence)} words takes at least {least} tokens and an output may have {limit}:"
-                    " raise --max-new-tokens"
-                )
         self.words, self.limits = torch.tensor(list(map(len, words))), torch.tensor(limits)
         #: The tokens of all words of a sentence; for each word the number of tokens up to its end.
         self.pieces = _padded([[piece for word in sentence for piece in word] or [-1] for sentence in words], -1)
@@ -101,7 +89,7 @@ class BracketProcessor(LogitsProcessor):
                     setattr(holder, name, value.to(device))
 
     def allowed(self, input_ids: torch.LongTensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tokens that may follow each output `(rows, length)`; the rows of a sentence are adjacent.
+        """Return the tokens that may follow each output `(rows, length)`; the rows of a sentence are adjacent.
 
         Returns:
             bool `(rows, tokens)`, for the tokens of `grammar.ids`; and, `(rows,)`, the one token of a word that has to
@@ -147,7 +135,7 @@ class BracketProcessor(LogitsProcessor):
         return allowed, forced
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """Scores `(rows, vocab_size)`, -inf for all but the allowed tokens."""
+        """Return scores `(rows, vocab_size)`, -inf for all but the allowed tokens."""
         allowed, forced = self.allowed(input_ids)
         constrained = torch.full_like(scores, -torch.inf)
         constrained[:, self.grammar.ids] = scores[:, self.grammar.ids].masked_fill(~allowed, -torch.inf)

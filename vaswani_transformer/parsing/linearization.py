@@ -19,7 +19,7 @@ _TAG_END = ")"  # of tags among words: no word has a round bracket
 
 
 def linearize(tree: Tree, tags: bool = True) -> list[str]:
-    """The tokens of a cleaned tree, with or without `ROOT`; `tags=False` writes `XX` for every tag."""
+    """Return the tokens of a cleaned tree, with or without `ROOT`; `tags=False` writes `XX` for every tag."""
     tokens = []
     for node, is_end in tree.walk():
         if node.word is not None:
@@ -30,22 +30,22 @@ def linearize(tree: Tree, tags: bool = True) -> list[str]:
 
 
 def is_open(token: str) -> bool:
-    """Whether a token opens a constituent."""
+    """Return whether a token opens a constituent."""
     return token.startswith("(")
 
 
 def is_close(token: str) -> bool:
-    """Whether a token closes one."""
+    """Return whether a token closes one."""
     return token.startswith(")")
 
 
 def is_tag_among_words(token: str) -> bool:
-    """Whether a token is a tag as `with_words` writes it."""
+    """Return whether a token is a tag as `with_words` writes it."""
     return token.endswith(_TAG_END) and not is_open(token) and not is_close(token)
 
 
 def with_words(tokens: Iterable[str], words: Sequence[str]) -> list[str]:
-    """Tokens of a tree with its words, each right after the tag of the word before it.
+    """Return the tokens of a tree with its words, each right after the tag of the word before it.
 
     `(S (NP PRP )NP (VP VBP )VP . )S` becomes `We (S (NP PRP) agree )NP (VP VBP) . )VP .) )S`. A tag ends with a round
     bracket, which no word, escaped as in trees, does.
@@ -58,7 +58,7 @@ def with_words(tokens: Iterable[str], words: Sequence[str]) -> list[str]:
 
 
 def without_words(tokens: Iterable[str]) -> list[str]:
-    """The tokens that `with_words` added words to: all brackets and tags."""
+    """Return the tokens that `with_words` added words to: all brackets and tags."""
     return [
         token.removesuffix(_TAG_END) if is_tag_among_words(token) else token
         for token in tokens
@@ -67,7 +67,7 @@ def without_words(tokens: Iterable[str]) -> list[str]:
 
 
 def delinearize(tokens: Iterable[str], words: Sequence[str]) -> Tree:
-    """A tree over exactly these words from any tokens; `delinearize(linearize(tree), tree.words())` is the tree.
+    """Return a tree over exactly these words from any tokens; `delinearize(linearize(tree), tree.words())` is the tree.
 
     Other tokens are repaired: a closing bracket without an open one, and tags beyond the last word, are skipped; a
     closing bracket of an outer constituent closes those in it too; empty constituents are dropped; words without a tag

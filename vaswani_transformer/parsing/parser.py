@@ -64,20 +64,19 @@ class TreeTranslator(Translator):
         parts = super()._within_limits(number, text, ids)
         limit, words = self.output_limit(len(ids)), self._written_words(ids)
         if self._grammar is not None and limit < (least := least_tokens(words)):
-            advice = "raise --max-new-tokens, or split the sentence where the model has no more positions"
             raise UserError(
                 f"line {number}: a tree over {len(words)} words takes at least {least} tokens and an output may have"
-                f" {limit}: {advice}"
+                f" {limit}: raise --max-new-tokens, or split the sentence"
             )
         return parts
 
     def _written_words(self, ids: list[int]) -> list[list[int]]:
-        """The token ids to write for each word of a sentence, none where words are not part of trees."""
+        """Return the token ids to write for each word of a sentence, none where words are not part of trees."""
         words = split_words(ids, self._word_starts, self.tokenizer.eos_token_id)
         return words if self.has_words else [[] for _ in words]
 
     def read(self, words: Sequence[str], hypothesis: Hypothesis) -> Parse:
-        """The parse of a sentence from the model's output."""
+        """Return the parse of a sentence from the model's output."""
         if not words:
             return Parse(None)
         words, tokens = [escape(word) for word in words], hypothesis.text.split()
@@ -115,7 +114,7 @@ class Parser:
         self.translator = TreeTranslator(model, tokenizer, constrained=constrained, **options)
 
     def parse(self, sentences: Iterable[Sequence[str]], window: int = WINDOW_LINES, progress=None) -> Iterator[Parse]:
-        """The parses of sentences, in their order.
+        """Yield the parses of sentences, in their order.
 
         Args:
             sentences: lists of words, with brackets escaped (`-LRB-`) or not; an empty list has no tree.
@@ -132,20 +131,20 @@ class Parser:
 
 
 def checked(sentences: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
-    """Sentences one by one, each checked by `check_words`, whose error names its number."""
+    """Yield sentences one by one, each checked by `check_words`, whose error names its number."""
     for number, words in enumerate(sentences, 1):
         check_words(words, f"line {number}")
         yield words
 
 
 def read_parse(tokens: Sequence[str], words: Sequence[str]) -> Parse:
-    """The tree of a linearized output, repaired if it is not a tree over these words."""
+    """Return the tree of a linearized output, repaired if it is not a tree over these words."""
     tree = delinearize(tokens, words)
     return Parse(tree, well_formed=linearize(tree) == list(tokens))
 
 
 def load_trees(path: str | Path, skip_bad: bool = False, **options) -> list[Tree]:
-    """The cleaned trees of a file, without those that have no words.
+    """Return the cleaned trees of a file, without those that have no words.
 
     Args:
         path: brackets, plain or `.gz`.
@@ -178,12 +177,12 @@ class TextForm:
     augment: int = 0
 
     def tokens(self, tree: Tree) -> list[str]:
-        """The output that the model is trained to write for a tree."""
+        """Return the output that the model is trained to write for a tree."""
         tokens = linearize(tree, self.tags)
         return with_words(tokens, sentence_text(tree.words()).split()) if self.words else tokens
 
     def vocabulary(self, trees: Iterable[Tree]) -> list[str]:
-        """All brackets and tags of some trees, sorted."""
+        """Return all brackets and tags of some trees, sorted."""
         plain = {token for tree in trees for token in linearize(tree, self.tags)}
         return sorted(set(with_words(plain, [])) if self.words else plain)
 
@@ -192,7 +191,7 @@ TAGGED = TextForm()
 
 
 def _training_text(trees: Sequence[Tree], part: str, form: TextForm) -> dict[str, str]:
-    """Cleaned trees as line-aligned text: the contents of `PART.words` and `PART.brackets`, by file name."""
+    """Return cleaned trees as line-aligned text: the contents of `PART.words` and `PART.brackets`, by file name."""
     return {
         f"{part}.words": "".join(sentence_text(tree.words()) + "\n" for tree in trees),
         f"{part}.brackets": "".join(" ".join(form.tokens(tree)) + "\n" for tree in trees),
@@ -207,7 +206,7 @@ OTHER_DATA = ("train_data", "validation_data", "validation_split", "prepared", "
 def parsing_recipe(
     recipe: Recipe, train_trees: Sequence[Tree], dev_trees: Sequence[Tree], form: TextForm = TAGGED
 ) -> Recipe:
-    """A recipe for training on these trees; their text and a tokenizer are written to `text/` in its output folder.
+    """Return a recipe for training on these trees; writes their text and a tokenizer to `text/` in its output folder.
 
     An error leaves the folder unchanged. Of processes that were launched together the first one writes, then the first
     of each other machine, where the folder is not shared. Trees are cleaned; `vocab_size` includes brackets and tags.
@@ -254,7 +253,7 @@ def _write_training_text(recipe: Recipe, files: dict[str, str]) -> None:
     if resumed and any(files[name].encode() != text for name, text in earlier.items()):
         raise UserError(
             f"{recipe.output} holds an interrupted training on other trees, or on another form of them: give the same"
-            f" ones to resume it, give another --output, or remove {Path(recipe.output) / CHECKPOINTS} to start anew"
+            f" ones to resume it, give another --output, or remove {Path(recipe.output) / CHECKPOINTS} to start again"
         )
     for name, text in files.items():
         output.write_text(name, text)

@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..data.tokenization import SPECIAL_TOKENS, finished_tokenizer
 from ..errors import UserError
-from .linearization import is_close, is_open, is_tag_among_words
 from .trees import escape
 
 TREE_TOKENS = "tree_tokens"  # entry of `tokenizer_config.json`: all brackets and tags
@@ -22,7 +21,7 @@ _SPACE = "Ġ"  # the space before a word, in the byte-level alphabet
 
 
 def sentence_text(words: Iterable[str]) -> str:
-    """The model's input for the words of a sentence, escaped or not.
+    """Return the model's input for the words of a sentence, escaped or not.
 
     Round brackets are escaped as in trees; white space within a word, which would split it, becomes `_`.
     """
@@ -37,7 +36,7 @@ def train_parser_tokenizer(
     The vocabulary is smaller than `vocab_size` where the sentences have too few distinct pieces.
 
     Raises:
-        UserError: for a vocabulary without room for all bytes, brackets and tags, or for no sentences.
+        UserError: for a vocabulary without room for all bytes, brackets and tags.
     """
     least = len(SPECIAL_TOKENS) + len(_ALPHABET) + len(tree_tokens)
     if vocab_size < least:
@@ -55,8 +54,6 @@ def train_parser_tokenizer(
     learner.train_from_iterator(sentences, trainer=trainer)
     learned = json.loads(learner.to_str())["model"]
     vocabulary = learned["vocab"]
-    if not learned["merges"]:
-        raise UserError("there are no sentences to train a vocabulary on: give trees with words")
     for token in tree_tokens:
         vocabulary.setdefault(_SPACE + token, len(vocabulary))
     merges = [tuple(pair) for pair in learned["merges"]]
@@ -76,7 +73,7 @@ def _pipeline(model: models.Model) -> Tokenizer:
 
 
 def tree_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Id of each bracket and tag.
+    """Return the id of each bracket and tag.
 
     Raises:
         UserError: for the tokenizer of a model that is not a parser.
@@ -88,24 +85,16 @@ def tree_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
             "the model is not a parser: its tokenizer_config.json does not name the brackets and tags of trees; give a"
             " model of `vaswani parse train`"
         )
-    ids = {token: vocabulary[_SPACE + token] for token in tokens}
-    opens, closes = ({token[1:] for token in ids if kind(token)} for kind in (is_open, is_close))
-    tags = {token for token in ids if not (is_open(token) or is_close(token))}
-    if opens != closes or not tags or len(set(map(is_tag_among_words, tags))) > 1:
-        raise UserError(
-            "the tokenizer's tree_tokens are damaged: each label needs the token that opens and the one that closes"
-            " it, there must be a tag, and all tags end with a bracket or none; copy the model again"
-        )
-    return ids
+    return {token: vocabulary[_SPACE + token] for token in tokens}
 
 
 def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Ids of the tokens that words start with: a sentence has as many words as such tokens."""
+    """Return the ids of the tokens that words start with: a sentence has as many words as such tokens."""
     return {number for token, number in tokenizer.get_vocab().items() if token.startswith(_SPACE)}
 
 
 def split_words(ids: Iterable[int], starts: Container[int], end: int) -> list[list[int]]:
-    """The token ids of each word of a sentence; `starts` as of `word_starts`, `end` is the token that ends it."""
+    """Return the token ids of each word of a sentence, `starts` as of `word_starts`; the token `end` ends it."""
     words: list[list[int]] = []
     for token in ids:
         if token in starts:

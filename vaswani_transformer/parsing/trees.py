@@ -32,7 +32,7 @@ class Tree:
     word: str | None = None  # as it is written in the file; None for a constituent
 
     def __str__(self) -> str:
-        """The brackets on one line; a word's round brackets are escaped."""
+        """Return the brackets on one line; a word's round brackets are escaped."""
         parts = []
         for node, is_end in self.walk():
             inside = "" if node.word is None else f" {escape(node.word)})"
@@ -49,7 +49,7 @@ class Tree:
         return [(node.label, len(node.children), node.word) for node in self.nodes()]
 
     def walk(self) -> Iterator[tuple["Tree", bool]]:
-        """Itself, all constituents and all words in it from left to right, with False; constituents end with True."""
+        """Yield itself, constituents and words from left to right, with False; constituents at their end with True."""
         waiting = [(self, False)]
         while waiting:  # no recursion: trees may be nested deeper than Python's stack
             node, is_end = waiting.pop()
@@ -59,7 +59,7 @@ class Tree:
                 waiting.extend((child, False) for child in reversed(node.children))
 
     def nodes(self) -> Iterator["Tree"]:
-        """Itself, all constituents and all words in it, each before its children, from left to right."""
+        """Yield itself, all constituents and all words in it, each before its children, from left to right."""
         waiting = [self]
         while waiting:
             node = waiting.pop()
@@ -67,91 +67,84 @@ class Tree:
             waiting.extend(reversed(node.children))
 
     def leaves(self) -> Iterator["Tree"]:
-        """Its words from left to right, each with its tag."""
+        """Yield its words from left to right, each with its tag."""
         return (node for node in self.nodes() if node.word is not None)
 
     def words(self) -> list[str]:
-        """Its words from left to right, escaped."""
+        """Return its words from left to right, escaped."""
         return [leaf.word for leaf in self.leaves()]
 
     def tags(self) -> list[str]:
-        """The part-of-speech tag of each word."""
+        """Return the part-of-speech tag of each word."""
         return [leaf.label for leaf in self.leaves()]
 
     def constituents(self) -> Iterator["Tree"]:
-        """Itself and all constituents in it, without words, in the order of `nodes`."""
+        """Yield itself and all constituents in it, without words, in the order of `nodes`."""
         return (node for node in self.nodes() if node.word is None)
 
 
 def escape(word: str) -> str:
-    """A word as it is written in trees: `-LRB-` and `-RRB-` for round brackets, which would end it."""
+    """Return a word as it is written in trees: `-LRB-` and `-RRB-` for round brackets, which would end it."""
     return word.replace("(", _ESCAPES["("]).replace(")", _ESCAPES[")"]) if "(" in word or ")" in word else word
 
 
 def words_of(line: str) -> list[str]:
-    """The words of a sentence, separated by ASCII white space, as in trees."""
+    """Return the words of a sentence, separated by ASCII white space, as in trees."""
     return _WORD.findall(line)
 
 
 def check_words(words: Sequence[str], where: str) -> None:
     """Raise a `UserError` for a word that is empty or holds ASCII white space, NUL or an undecoded byte."""
-    if isinstance(words, str):
-        raise UserError(f"{where} is a string: give the list of its words, such as {words_of(words)[:3]}")
-    for place, word in enumerate(words, 1):
-        if not _WORD.fullmatch(word):
-            raise UserError(f"{where}: word {place} is {word!r}: it must have a letter or sign, and no space in it")
-        if "\0" in word:
-            raise UserError(f"{where}: word {place} is {word!r} and holds a NUL character: take it out")
-        if has_undecoded(word):
-            raise UserError(f"{where}: word {place} is not valid UTF-8: convert it first")
+    for number, word in enumerate(words, 1):
+        if isinstance(words, str) or not _WORD.fullmatch(word) or "\0" in word or has_undecoded(word):
+            raise UserError(
+                f"{where}: word {number} is {word!r}: give a list of words of UTF-8 text without space or NUL"
+            )
 
 
 def unescape(word: str) -> str:
-    r"""A word of a tree as it is written in text: `(` for `-LRB-`, `/` for `\/` and so on."""
+    r"""Return a word of a tree as it is written in text: `(` for `-LRB-`, `/` for `\/` and so on."""
     return _UNESCAPES.get(word) or word.replace("\\/", "/").replace("\\*", "*")
 
 
 def _add(stack: list[list], token: str) -> Tree | None:
-    """Add the next token to a tree's open brackets, each `[label or None, children, word]`; the tree at its end."""
+    """Add the next token to a tree's open brackets, each `[label or None, children, word]`; the tree at its end.
+
+    Raises:
+        ValueError: for a token that has no place there.
+    """
+    label, children, word = stack[-1] if stack else (None, [], None)
+    if token == "(":
+        fits = len(stack) < MAX_DEPTH and word is None and (label is not None or len(stack) < 2)
+    elif token == ")":
+        fits = bool(children) or word is not None
+    else:
+        fits = bool(stack) and "\0" not in token and word is None and not children
+    if not fits:
+        under = f" under {label!r}" if label is not None else ""
+        raise ValueError(
+            f"{token!r} is out of place{under}: a bracket holds a tag and a word, or a label and brackets, at most"
+            f" {MAX_DEPTH} deep; a round bracket as a word is -LRB- or -RRB-"
+        )
     if token == "(":
         if stack:
-            label, _, word = stack[-1]
-            if word is not None:
-                raise ValueError(f"the word {word!r} and a bracket stand side by side under {label!r}")
-            if label is None and len(stack) > 1:
-                raise ValueError("a bracket within the tree has no label")
             stack[-1][0] = label or ""
         stack.append([None, [], None])
-        if len(stack) > MAX_DEPTH:
-            raise ValueError(f"brackets are nested deeper than {MAX_DEPTH}")
-        return None
-    if not stack:
-        raise ValueError("a closing bracket too many" if token == ")" else f"{token!r} outside of any bracket")
-    if token == ")":
-        label, children, word = stack.pop()
-        if not children and word is None:
-            hint = "; a round bracket as a word is -LRB- or -RRB-" if label in (None, "-LRB-", "-RRB-") else ""
-            raise ValueError(f"the bracket {label or ''!r} is empty: neither a word nor a bracket in it{hint}")
+    elif token == ")":
         tree = Tree(label, tuple(children), word)
+        stack.pop()
         if not stack:
             return tree
         stack[-1][1].append(tree)
-        return None
-    label, children, word = stack[-1]
-    if label is None:
-        stack[-1][0] = token
-    elif children or word is not None:
-        before = "a bracket" if children else f"the word {word!r}"
-        raise ValueError(f"{before} and the word {token!r} stand side by side under {label!r}")
     else:
-        stack[-1][2] = token
+        stack[-1][0 if label is None else 2] = token
     return None
 
 
 def parse_trees(
     lines: Iterator[str], where: str, skipped: list[str] | None = None, advice: str = _ADVICE
 ) -> Iterator[Tree]:
-    """The trees in lines, as `read_trees`; `where` names the source in messages."""
+    """Yield the trees in lines, as `read_trees`; `where` names the source in messages."""
     stack: list[list] = []  # open brackets
     first, skips = 0, False  # line of the tree's first bracket; whether the rest of a bad tree follows
 
@@ -171,8 +164,6 @@ def parse_trees(
         for token in () if skips else _TOKEN.findall(text):
             first = first or number
             try:
-                if "\0" in token:
-                    raise ValueError(f"{token!r} holds a NUL character, so the file is damaged")
                 tree = _add(stack, token)
             except ValueError as error:
                 refuse(number, error)
@@ -186,7 +177,7 @@ def parse_trees(
 
 
 def read_trees(path: str | Path, skipped: list[str] | None = None, advice: str = _ADVICE) -> Iterator[Tree]:
-    """The trees of a file, unchanged: with traces, functional tags and outer labels.
+    """Yield the trees of a file, unchanged: with traces, functional tags and outer labels.
 
     A tree has one line or several, of which all but the first are indented. Blank lines are skipped.
 
@@ -203,12 +194,12 @@ def read_trees(path: str | Path, skipped: list[str] | None = None, advice: str =
 
 
 def plain_label(label: str) -> str:
-    """A label without functional tags and index: `NP` of `NP-SBJ-1` and `NP=2`; `-LRB-`, `PRP$`, `ADVP|PRT` stay."""
+    """Return a label without functional tags and index: `NP` of `NP-SBJ-1` and `NP=2`; `-LRB-`, `ADVP|PRT` stay."""
     return label if label.startswith(("-", "=")) else re.split("[-=]", label, maxsplit=1)[0]
 
 
 def clean(tree: Tree) -> Tree | None:
-    """A tree in the form for training and scoring, with one outer bracket `ROOT`.
+    """Return a tree in the form for training and scoring, with one outer bracket `ROOT`.
 
     Removes traces and the constituents that are empty without them, functional tags and indices (`plain_label`), and
     outer brackets labelled `ROOT`, `TOP`, `S1` or nothing.

@@ -34,7 +34,7 @@ def test_a_refused_training_changes_nothing(model, trees, run, tmp_path, change)
 
 
 REFUSED_LATE = [
-    (["--attention", "nonesuch"], "attention 'nonesuch' cannot be used here"),
+    (["--attention", "nonesuch"], "attention 'nonesuch'"),
     (["--precision", "fp16"], "fp16"),
     (["--report-to", "nonesuch"], "report_to 'nonesuch' cannot be used"),
 ]

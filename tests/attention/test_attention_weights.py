@@ -274,7 +274,7 @@ def test_without_matplotlib_there_is_still_the_page(folder, tmp_path, monkeypatc
         (["a dog", "--target", "caf\udce9"], "the target: 'utf-8' codec can't encode"),
         (["a dog", "--tokens-per-batch", "9"], "--tokens-per-batch is for --report FILE: leave it out"),
         (["a dog", "--output", ""], "--output is empty"),
-        (["--report", "missing"], "missing cannot be read"),
+        (["--report", "missing"], "missing: No such file"),
         (["--report", "x", "--layer", "1"], "--layer is for one sentence"),
     ],
 )

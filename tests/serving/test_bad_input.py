@@ -261,11 +261,9 @@ def test_the_log_has_texts_only_if_asked_to(make, caplog, log_text):
         ask(app, "POST", "/translate", json={"q": "My secret\n. ", **LANGUAGES})
         ask(app, "POST", "/translate", json={"q": "My secret.", "source": "en", "target": "secret"})
         ask(app, "GET", "/secret%0A?q=secret")
-    lines = [
-        record.getMessage() for record in caplog.records if " /" in record.getMessage() or "(" in record.getMessage()
-    ]
+    lines = [record.getMessage() for record in caplog.records if record.name.endswith("limiter")]
     assert any("POST /translate 200" in line and 'model="en-de" characters=12' in line for line in lines)
-    assert any("GET (other) 404" in line for line in lines)
+    assert any("GET other 404" in line for line in lines)
     assert ("secret" in caplog.text) == log_text and not any("\n" in line for line in lines)
 
 

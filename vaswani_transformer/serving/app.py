@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from .. import __version__
 from ..errors import UserError
 from . import libretranslate, page, parses, translations
-from .guard import Guard, Metrics, error_response
+from .limiter import Metrics, RequestLimiter, error_response
 from .models import ModelPlace, Models
 from .service import Limits, Service
 
@@ -36,7 +36,7 @@ def make_app(
     keys: Collection[str] = (),
     log_text: bool = False,
 ) -> FastAPI:
-    """The application, which an ASGI server runs once.
+    """Return the application, which an ASGI server runs once.
 
     Args:
         places: the models to serve.
@@ -62,9 +62,9 @@ def make_app(
         paths |= {route.path for route in part.router.routes}
     app.add_api_route("/metrics", _metrics, include_in_schema=False)
     app.state.metrics = metrics = Metrics(models, paths)
-    for kind, handler in _HANDLERS.items():
-        app.add_exception_handler(kind, handler)
-    app.add_middleware(Guard, limits=limits, metrics=metrics, log_text=log_text)
+    for kind in (UserError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _on_error)
+    app.add_middleware(RequestLimiter, limits=limits, metrics=metrics, log_text=log_text)
     headers = ["Authorization", "Content-Type"]
     app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["GET", "POST"], allow_headers=headers)
     return app
@@ -74,28 +74,12 @@ async def _metrics(request: Request) -> Response:
     return Response(generate_latest(request.app.state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _explain(error: RequestValidationError) -> str:
-    """The first mistake of a request, without what was sent."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
-    return f"Invalid request: {place + ': ' if place else ''}{first['msg']}"
-
-
-async def _on_user_error(request: Request, error: UserError) -> Response:
-    return error_response(400, f"Invalid request: {error}")
-
-
-async def _on_invalid(request: Request, error: RequestValidationError) -> Response:
-    return error_response(400, _explain(error))
-
-
-async def _on_http_error(request: Request, error: HTTPException) -> Response:
-    return error_response(error.status_code, error.detail, error.headers)
-
-
-# The guard answers a `RefusedError`, which it may raise too.
-_HANDLERS = {
-    UserError: _on_user_error,
-    RequestValidationError: _on_invalid,
-    HTTPException: _on_http_error,
-}
+async def _on_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        return error_response(error.status_code, error.detail, error.headers)
+    message = str(error)
+    if isinstance(error, RequestValidationError):  # the first mistake, without what was sent
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"] if part != "body")
+        message = f"{field + ': ' if field else ''}{first['msg']}"
+    return error_response(400, f"Invalid request: {message}")

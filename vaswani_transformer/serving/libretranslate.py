@@ -5,13 +5,13 @@ import json
 from typing import Any
 from urllib.parse import parse_qsl
 
-from fastapi import APIRouter, Request
-from transformers.models.whisper.tokenization_whisper import LANGUAGES
+from babel import Locale
+from fastapi import APIRouter, HTTPException, Request
 
 from ..documents.document import Translation
 from ..documents.formats import aligner
 from ..documents.web_page import read_web_page
-from .models import ModelPlace, RefusedError
+from .models import ModelPlace
 from .service import Service, Wish, texts_of
 
 _ALTERNATIVES = 10  # at most
@@ -21,8 +21,8 @@ router = APIRouter(tags=["LibreTranslate"])
 
 
 def _language_name(code: str) -> str:
-    """A language's name in English; the code where it is not known."""
-    return LANGUAGES.get(code.lower().partition("-")[0], code).title() if code else code
+    """Return a language's name in English; the code where it is not known."""
+    return Locale("en").languages.get(code.lower().partition("-")[0], code.title())
 
 
 @router.get("/languages")
@@ -86,15 +86,15 @@ async def translate(request: Request) -> dict[str, Any]:
     service.check_key(request.headers, fields.get("api_key"))
     for name in ("q", "source", "target"):
         if not fields.get(name):
-            raise RefusedError(400, f"Invalid request: missing {name} parameter")
+            raise HTTPException(400, f"Invalid request: missing {name} parameter")
     for name in ("source", "target"):
         if not isinstance(fields[name], str):
-            raise RefusedError(400, f"Invalid request: {name} parameter is not a text")
+            raise HTTPException(400, f"Invalid request: {name} parameter is not a text")
     texts, alternatives = texts_of(fields["q"], "q"), _alternatives(fields)
     service.check(texts)
     place = service.place(fields["source"], fields["target"])
     if (kind := fields.get("format") or "text") not in ("text", "html"):
-        raise RefusedError(400, f"{kind!s:.20} format is not supported")
+        raise HTTPException(400, f"{kind!s:.20} format is not supported")
     service.note(request, place, texts)
     if kind == "html":  # whose other translations there are none of in LibreTranslate either
         translated = [[page] for page in await _translate_pages(service, place, texts)]
@@ -141,9 +141,9 @@ def _alternatives(fields: dict[str, Any]) -> int:
     try:
         number = max(0, int(fields.get("alternatives") or 0))
     except (TypeError, ValueError, OverflowError) as error:
-        raise RefusedError(400, "Invalid request: alternatives parameter is not a number") from error
+        raise HTTPException(400, "Invalid request: alternatives parameter is not a number") from error
     if number > _ALTERNATIVES:
-        raise RefusedError(400, f"Invalid request: alternatives parameter must be <= {_ALTERNATIVES}")
+        raise HTTPException(400, f"Invalid request: alternatives parameter must be <= {_ALTERNATIVES}")
     return number
 
 
@@ -162,7 +162,7 @@ async def _fields(request: Request, limit: int) -> dict[str, Any]:
         else:
             fields = dict(parse_qsl(body, keep_blank_values=True, errors="strict", max_num_fields=100))
     except UnicodeDecodeError as error:
-        raise RefusedError(400, "Invalid request: the text is not valid UTF-8") from error
+        raise HTTPException(400, "Invalid request: the text is not valid UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise RefusedError(400, f"Invalid {'JSON' if 'json' in kind else 'form'} format") from error
+        raise HTTPException(400, f"Invalid {'JSON' if 'json' in kind else 'form'} format") from error
     return {name: value.replace("\r\n", "\n") for name, value in fields.items() if isinstance(value, str)}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from starlette.exceptions import HTTPException
 
 from ..errors import UserError, one_line
 from ..exported import is_exported
@@ -28,14 +29,6 @@ _CODE = r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*?"
 logger = logging.getLogger(__name__)
 
 Pair = tuple[str, str]  # codes of source and target language
-
-
-class RefusedError(Exception):
-    """A request that is not answered: the HTTP status, and a line for whoever sent it."""
-
-    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None):
-        super().__init__(message)
-        self.status, self.headers = status, headers
 
 
 @dataclass(frozen=True)
@@ -153,7 +146,7 @@ class Models:
         """The engine of a model, which stays loaded in the body.
 
         Raises:
-            RefusedError: it cannot be loaded, which the server's log explains.
+            HTTPException: it cannot be loaded, which the server's log explains.
         """
         while place == self._leaving:
             await self._change()
@@ -183,7 +176,7 @@ class Models:
                 self.loaded[place] = Engine(model, tokenizer, self._tokens_per_batch, note)
         except Exception as error:
             logger.error(f"the model for {place.name} cannot be loaded: {one_line(error)}")
-            raise RefusedError(503, f"the model for {place.name} is not available") from error
+            raise HTTPException(503, f"the model for {place.name} is not available") from error
         finally:
             del self._loading[place]
         logger.info(f"loaded {place.folder} for {place.name}")

@@ -4,14 +4,13 @@ import asyncio
 from importlib import resources
 from typing import Annotated
 
-from fastapi import APIRouter, Form, Request
+from fastapi import APIRouter, Form, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response
 
 from ..attention.page import attention_page
 from ..attention.weights import attend, token_ids
 from ..errors import UserError
 from .engine import Engine
-from .models import RefusedError
 from .service import Service
 
 _FILES = {
@@ -60,7 +59,7 @@ async def attention(
     service.check_key(request.headers, api_key)
     service.check([text, translation])
     if (size := max(len(text), len(translation))) > _MOST_CHARACTERS:
-        raise RefusedError(400, f"a sentence has {size} characters, too many to show, at most {_MOST_CHARACTERS}")
+        raise HTTPException(400, f"a sentence has {size} characters, too many to show, at most {_MOST_CHARACTERS}")
     place = service.place(source, target)
     service.note(request, place, [text])
     async with service.attending:
@@ -75,5 +74,5 @@ def _weights(engine: Engine, text: str, translation: str):
         raise UserError("an exported model gives no attention weights")
     for side, sentence in (("source", text), ("target", translation)):
         if (tokens := len(token_ids(engine.model, engine.tokenizer, side, sentence))) > _MOST_TOKENS:
-            raise RefusedError(400, f"the {side} has {tokens} tokens, too many to show, at most {_MOST_TOKENS}")
+            raise HTTPException(400, f"the {side} has {tokens} tokens, too many to show, at most {_MOST_TOKENS}")
     return attend(engine.model, engine.tokenizer, text, translation)

@@ -1,12 +1,11 @@
 """Trees of sentences, where a parser is served (Section 6.3)."""
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import UserError
 from ..parsing.trees import words_of
 from .engine import Engine
-from .models import RefusedError
 from .service import Service, texts_of
 
 _MOST_WORDS = 100  # of a sentence: trees of longer ones do not fit into an output
@@ -45,7 +44,7 @@ async def parse(request: Request, wanted: ParsesRequest) -> ParsesAnswer:
     texts, place = texts_of(wanted.text, "text"), service.models.parser
     service.check(texts)
     if place is None:
-        raise RefusedError(400, "no parser is served: give the server the folder of `vaswani parse train`")
+        raise HTTPException(400, "no parser is served: give the server the folder of `vaswani parse train`")
     service.note(request, place, texts)
     async with service.models.engine(place, "parses") as engine:
         return ParsesAnswer(parses=[await engine.call(_parse, engine, words_of(text)) for text in texts])

@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.exceptions import HTTPException
+
 from ..decoding.glossary import Glossary
 from ..decoding.translator import Hypothesis, Piece
 from ..errors import UserError
 from .engine import Engine, Options
-from .models import ModelPlace, Models, RefusedError
+from .models import ModelPlace, Models
 from .text import SplitText
 
 logger = logging.getLogger(__name__)
@@ -96,16 +98,16 @@ class Service:
         return bool(self._keys)
 
     def check_key(self, headers: Mapping[str, str], key: Any = None) -> None:
-        """Raise `RefusedError` without a key that is known, given here or as `Authorization: Bearer KEY`."""
+        """Raise `HTTPException` without a key that is known, given here or as `Authorization: Bearer KEY`."""
         if not self._keys:
             return
         if not key:
             key = headers.get("authorization", "").partition("Bearer ")[2].strip()
         if not key:
-            raise RefusedError(400, "Please contact the server operator to get an API key")
+            raise HTTPException(400, "Please contact the server operator to get an API key")
         given = _digest(str(key))
         if not any(hmac.compare_digest(given, known) for known in self._keys):
-            raise RefusedError(403, "Invalid API key")
+            raise HTTPException(403, "Invalid API key")
 
     def note(self, request, place: ModelPlace, texts: Sequence[str]) -> None:
         """Note for log and metrics what a request is about."""
@@ -117,41 +119,41 @@ class Service:
         """The model from one language to another; the source may be `auto` if only one model has the target.
 
         Raises:
-            RefusedError: there is none.
+            HTTPException: there is none.
         """
         places = self.models.places
         if source.lower() == "auto":
             known = [place for place in places if place.target.lower() == target.lower()]
             if len(known) > 1:
                 languages = ", ".join(place.source for place in known)
-                raise RefusedError(400, f"auto is not supported for {target}: source must be one of {languages}")
+                raise HTTPException(400, f"auto is not supported for {target}: source must be one of {languages}")
             if known:
                 return known[0]
         elif place := self.models.find(source, target):
             return place
         for code, side in ((source, "source"), (target, "target")):
             if code.lower() not in {"auto", *(getattr(place, side).lower() for place in places)}:
-                raise RefusedError(400, f"{code:.20} is not supported")
-        raise RefusedError(400, f"{target} is not available as a target language from {source}")
+                raise HTTPException(400, f"{code:.20} is not supported")
+        raise HTTPException(400, f"{target} is not available as a target language from {source}")
 
     def check(self, texts: Sequence[str]) -> None:
-        """Raise `RefusedError` for texts that are too long or cannot be encoded."""
+        """Raise `HTTPException` for texts that are too long or cannot be encoded."""
         size = sum(map(len, texts))
         if size > self.limits.characters:
             limit = self.limits.characters
-            raise RefusedError(400, f"Invalid request: request ({size}) exceeds text limit ({limit})")
+            raise HTTPException(400, f"Invalid request: request ({size}) exceeds text limit ({limit})")
         for text in texts:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                raise RefusedError(400, "Invalid request: the text has half a surrogate pair") from error
+                raise HTTPException(400, "Invalid request: the text has half a surrogate pair") from error
 
     @contextlib.asynccontextmanager
     async def translating(self, place: ModelPlace, wish: Wish) -> AsyncIterator[Translating]:
         """Tokenise what is to be translated, with the model loaded.
 
         Raises:
-            RefusedError: texts that are too long, a queue that is full, or a model that cannot be loaded.
+            HTTPException: texts that are too long, a queue that is full, or a model that cannot be loaded.
             UserError: for a beginning that is too long, or a glossary that the model cannot follow.
         """
         terms = wish.glossary.terms.values() if wish.glossary else ()
@@ -169,7 +171,7 @@ def texts_of(value: Any, name: str) -> list[str]:
     """A text, or a list of them, as a list."""
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise RefusedError(400, f"Invalid request: {name} parameter is not a text or a list of texts")
+        raise HTTPException(400, f"Invalid request: {name} parameter is not a text or a list of texts")
     return texts
 
 
@@ -177,9 +179,9 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogatepass")).digest()
 
 
-def full() -> RefusedError:
+def full() -> HTTPException:
     """The refusal of a request for which there is no place."""
-    return RefusedError(503, "the server has too much to do: try again later", {"Retry-After": "1"})
+    return HTTPException(503, "the server has too much to do: try again later", {"Retry-After": "1"})
 
 
 def _prepare(engine: Engine, language: str, wish: Wish) -> tuple[list[SplitText], list[Piece]]:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,7 +19,7 @@ from ..decoding.translator import Hypothesis
 from ..errors import UserError
 from ..model.settings_vaswani import SETTING_RANGES
 from .engine import Engine
-from .models import ModelPlace, RefusedError
+from .models import ModelPlace
 from .service import Service, Translating, Wish, texts_of
 from .text import SplitText
 
@@ -130,9 +130,9 @@ async def translate(request: Request, wanted: TranslationsRequest) -> Translatio
     if wanted.prefix is not None:
         prefixes = texts_of(wanted.prefix, "prefix")
         if len(prefixes) != len(texts):
-            raise RefusedError(400, f"Invalid request: {len(texts)} texts and {len(prefixes)} prefixes")
+            raise HTTPException(400, f"Invalid request: {len(texts)} texts and {len(prefixes)} prefixes")
     if wanted.prefix is not None and wanted.glossary:
-        raise RefusedError(400, "Invalid request: prefix and glossary cannot be combined: leave one of them out")
+        raise HTTPException(400, "Invalid request: prefix and glossary cannot be combined: leave one of them out")
     place = service.place(wanted.source, wanted.target)
     names = ("nbest", "beams", "length_penalty", "max_new_tokens", "scores", "alignments")
     options = {name: getattr(wanted, name) for name in names}
@@ -215,8 +215,8 @@ async def _events(service: Service, place: ModelPlace, wish: Wish, details: _Det
                     sent += 1
                     yield _event("sentence", {"text": number, **answer.model_dump(exclude_none=True)})
             yield _event("end", {"after": [text.gaps[-1] for text in work.texts]})
-    except (RefusedError, UserError) as error:
-        yield _event("error", {"error": str(error)})
+    except (HTTPException, UserError) as error:
+        yield _event("error", {"error": getattr(error, "detail", str(error))})
     except Exception as error:
         logger.error(f"a stream failed: {type(error).__name__}")
         yield _event("error", {"error": "Internal Server Error"})

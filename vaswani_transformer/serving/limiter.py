@@ -1,16 +1,17 @@
-"""What stands before the interfaces: limits, the end of requests whose client has left, metrics, the access log."""
+"""ASGI middleware: limits of requests, cancellation when a client leaves, metrics, the access log."""
 
+import asyncio
 import json
 import logging
 import traceback
 from collections.abc import Mapping
 from time import perf_counter
 
-import anyio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from .models import RefusedError
 from .service import Limits, full
 
 logger = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
-    """What Prometheus reads."""
+    """What Prometheus reads; `paths` are those that are counted by themselves."""
 
     def __init__(self, models, paths: set[str]):
         self.registry, self.paths = CollectorRegistry(), paths
@@ -43,18 +44,9 @@ class Metrics:
         """Count the sentences of a step."""
         self.batches.labels(model).observe(size)
 
-    def note(self, path: str, status: int, seconds: float) -> None:
-        """Count a request that has been answered."""
-        path = path if path in self.paths else "other"
-        self.requests.labels(path, status).inc()
-        self.seconds.labels(path).observe(seconds)
 
-
-class Guard:
-    """An ASGI application around another.
-
-    It reads the body of a request within the limits, and ends the request when its client has left or its time is
-    over.
+class RequestLimiter:
+    """An ASGI application around another that reads the body of a request within limits, and ends what is too late.
 
     Args:
         app: the other one; it can put what is to be logged into `scope["state"]["notes"]`.
@@ -88,75 +80,72 @@ class Guard:
             if self._under_way > self.limits.queue and scope["method"] == "POST":
                 raise full()
             await self._answer(scope, receive, noting)
-        except RefusedError as error:
-            if not status:
-                await error_response(error.status, str(error), error.headers)(scope, receive, noting)
-            elif is_stream:
-                last = f"event: error\ndata: {json.dumps({'error': str(error)})}\n\n".encode()
-                await send({"type": "http.response.body", "body": last, "more_body": False})
+        except ClientDisconnect:
+            pass
         except Exception as error:
-            self._log_failure(error)
+            if not isinstance(error, HTTPException):
+                self._log_failure(error)
+                error = HTTPException(500)
             if not status:
-                await error_response(500, "Internal Server Error")(scope, receive, noting)
+                await error_response(error.status_code, error.detail, error.headers)(scope, receive, noting)
+            elif is_stream:
+                last = f"event: error\ndata: {json.dumps({'error': error.detail})}\n\n".encode()
+                await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self._under_way -= 1
             self.metrics.under_way.set(self._under_way)
-            seconds = perf_counter() - start
-            self.metrics.note(scope["path"], status or 499, seconds)  # 499: nginx's number for a client that has left
-            self._log(scope, status or 499, seconds, notes)
+            # 499: nginx's number for a client that has left
+            self._log(scope, status or 499, perf_counter() - start, notes)
 
     async def _answer(self, scope, receive, send) -> None:
         """Let the application answer, as long as there is time and a client."""
-        body, failure = None, None
-        with anyio.move_on_after(self.limits.seconds) as timer:
-            body = await self._read(scope, receive)
-            async with anyio.create_task_group() as tasks:
+        end = perf_counter() + self.limits.seconds
+        late = f"took more than {self.limits.seconds:g} seconds"
+        try:
+            body = await asyncio.wait_for(self._read(scope, receive), self.limits.seconds)
+        except asyncio.TimeoutError:
+            raise HTTPException(408, f"sending the request {late}") from None
+        messages = [{"type": "http.request", "body": body}]
 
-                async def leave() -> None:
-                    while (await receive())["type"] != "http.disconnect":
-                        pass
-                    tasks.cancel_scope.cancel()
+        async def replay() -> dict:
+            return messages.pop() if messages else await asyncio.Future()
 
-                messages = [{"type": "http.request", "body": body}]
+        async def leave() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
 
-                async def replay() -> dict:
-                    if messages:
-                        return messages.pop()
-                    await anyio.sleep_forever()
-
-                tasks.start_soon(leave)
-                try:
-                    await self.app(scope, replay, send)
-                except Exception as error:
-                    failure = error
-                tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-        if timer.cancelled_caught:
-            what = "sending the request" if body is None else "answering"
-            raise RefusedError(408 if body is None else 504, f"{what} took more than {self.limits.seconds:g} seconds")
+        tasks = answering, leaving = [asyncio.ensure_future(call) for call in (self.app(scope, replay, send), leave())]
+        try:
+            await asyncio.wait(tasks, timeout=end - perf_counter(), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                answering.result()
+            elif not leaving.done():
+                raise HTTPException(504, f"answering {late}")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # what the answer holds is free then
 
     async def _read(self, scope, receive) -> bytes:
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        parts, size = [], int(length) if length.isdigit() else 0
-        is_more, limit = size <= self.limits.body, self.limits.body
-        size = 0 if is_more else size
-        while is_more and size <= limit:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise RefusedError(400, "the client has left")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            is_more = message.get("more_body", False)
-        if size > limit:
-            raise RefusedError(413, f"the request has more than {limit} bytes", {"Connection": "close"})
+        request, parts, size = Request(scope, receive), [], 0
+        too_large = HTTPException(413, f"the request has more than {self.limits.body} bytes", {"Connection": "close"})
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self.limits.body:
+            raise too_large
+        async for part in request.stream():
+            parts.append(part)
+            size += len(part)
+            if size > self.limits.body:
+                raise too_large
         return b"".join(parts)
 
     def _log(self, scope, status: int, seconds: float, notes: dict) -> None:
+        path = scope["path"] if scope["path"] in self.metrics.paths else "other"
+        self.metrics.requests.labels(path, status).inc()
+        self.metrics.seconds.labels(path).observe(seconds)
         client = (scope.get("client") or ("-",))[0]
         shown = {name: value for name, value in notes.items() if name != "texts" or self.log_text}
         rest = "".join(f" {name}={json.dumps(value, ensure_ascii=False)}" for name, value in shown.items())
-        path = scope["path"] if scope["path"] in self.metrics.paths else "(other)"
         logger.info(f"{client} {scope['method']} {path} {status} {1000 * seconds:.0f} ms{rest}")
 
     def _log_failure(self, error: Exception) -> None:
@@ -166,5 +155,5 @@ class Guard:
 
 
 def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """An error as LibreTranslate writes it; in ASCII, since a message may quote half a surrogate pair."""
+    """Return an error as LibreTranslate writes it; in ASCII, since a message may quote half a surrogate pair."""
     return Response(json.dumps({"error": message}), status, headers, "application/json")

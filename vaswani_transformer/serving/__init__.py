@@ -1,5 +1,5 @@
 """A server: a loaded model that many requests share, the models of a server, and the HTTP interfaces.
 
-`engine.py` batches and needs no web framework; only `app.py`, `guard.py` and `server.py` know HTTP. Options and
+`engine.py` batches and needs no web framework; only `app.py`, `limiter.py` and `server.py` know HTTP. Options and
 printing are in `cli/serve.py`.
 """

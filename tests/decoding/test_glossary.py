@@ -208,7 +208,7 @@ def test_files(tmp_path):
     ):  # fmt: skip
         path.write_text(text)
         assert message in error_of(read_glossary, path)
-    assert "cannot be read" in error_of(read_glossary, tmp_path / "none")
+    assert "No such file" in error_of(read_glossary, tmp_path / "none")
 
 
 def test_texts_in_batches_and_alone(model):

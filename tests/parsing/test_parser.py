@@ -169,7 +169,7 @@ def test_bad_trees_in_training(trees, run, tmp_path):
     ("words", "message"),
     [
         (("evaluate", "--trees", "{trees}/dev.trees"), "give a MODEL to evaluate"),
-        (("evaluate", "{model}", "--trees", "{trees}/none.trees"), "none.trees cannot be read"),
+        (("evaluate", "{model}", "--trees", "{trees}/none.trees"), "none.trees: No such file"),
         (("evaluate", "--predicted", "{trees}/train.trees", "--trees", "{trees}/dev.trees"), "8 gold trees and 60"),
         (("predict", "{trees}", "x"), "holds no model"),
         (("predict", "{model}", "x", "--input", "y"), "not both"),

@@ -95,7 +95,7 @@ def sentences(tmp_path):
 def test_nothing_is_lost_by_a_mistake_in_the_input(model, run, sentences, tmp_path):
     output = tmp_path / "out.trees"
     output.write_text("earlier\n")
-    assert "cannot be read" in run("predict", model, "--input", tmp_path / "no", "--output", output, status=2).err
+    assert "No such file" in run("predict", model, "--input", tmp_path / "no", "--output", output, status=2).err
     broken = tmp_path / "broken.txt"
     broken.write_bytes(b"the dog\ncaf\xe9\n")
     err = run("predict", model, "--input", broken, "--output", output, status=2).err

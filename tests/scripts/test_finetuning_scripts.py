@@ -50,7 +50,7 @@ def files(text: Path, **others) -> list[str]:
 ALL = ["finetune_seq2seq_trainer", "finetune_accelerate"]
 MISTAKES = {
     "no model": ({"model": "nowhere"}, {}, [], "'nowhere' does not exist"),
-    "no file": ({}, {"--train-source": "nowhere.en"}, [], r"nowhere\.en cannot be read"),
+    "no file": ({}, {"--train-source": "nowhere.en"}, [], r"nowhere\.en: No such file"),
     "lines": ({}, {"--train-target": "validation.de"}, [], "has 200 lines and .* has 20"),
     "output": ({"output": "."}, {}, [], "is not empty: give another --output"),
     "too long": ({}, {}, ["--max-length", "3"], "no pair is left after filtering"),

@@ -100,8 +100,8 @@ TARGETS = [
     *_reads(_PREPARED, "prepared/train-00000.arrow", **_NEW),
     *_reads("prepare recipe.yaml --output half --quiet", "preparation.json", "tokenizer/tokenizer.json",
             folder="half/", writes=("half",)),
-    *_reads("prepare recipe.yaml --output half --quiet", "count-00000.json", "plan-00000.json", "sample-00000.json",
-            "sample-00000.jsonl", "write-00000.json", folder="half/.tasks/", writes=("half",), tolerant=True),
+    *_reads("prepare recipe.yaml --output half --quiet", "half/train-00000.arrow", writes=("half",), tolerant=True),
+    *_reads("clean recipe.yaml --output cleaned --quiet", "cleaned/cleaning.json", writes=("cleaned",)),
     # Text.
     *_reads("prepare recipe.yaml --output new --quiet", "text/train.en", tolerant=True, **_NEW),
     *(Target(f"pairs/pairs.{kind}", _PAIRS + kind, ("new",), True) for kind in ("tsv", "csv", "jsonl", "parquet")),

@@ -102,16 +102,14 @@ def _train() -> None:
     _run(*train, "run")
     shutil.copytree("run", "model", ignore=shutil.ignore_patterns("checkpoints", "*.py"))
     _run("prepare", "recipe.yaml", "--output", "prepared", "--quiet")
+    _run("clean", "recipe.yaml", "--output", "cleaned", "--quiet")
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    write_text = prepare.OutputFolder.write_text
-    prepare.OutputFolder.write_text = lambda self, name, text: (
-        interrupt() if name == prepare.MANIFEST else write_text(self, name, text)
-    )
+    finish, prepare._finish = prepare._finish, interrupt
     assert main(["prepare", "recipe.yaml", "--output", "half", "--quiet"]) == 130
-    prepare.OutputFolder.write_text = write_text
+    prepare._finish = finish
 
 
 def _use_the_model() -> None:

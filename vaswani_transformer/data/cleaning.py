@@ -268,10 +268,10 @@ class Cleaning:
 
 def _fewest(samples: list[list]) -> list[list]:
     """Return a few samples of each rule, those with the least numbers, whoever has looked at them."""
-    chosen: dict[str, int] = {}
-    for name, *_ in (ordered := sorted(samples)):
-        chosen[name] = chosen.get(name, 0) + 1
-    return [sample for name in chosen for sample in [each for each in ordered if each[0] == name][:SHOWN]]
+    by_rule: dict[str, list] = {}
+    for sample in sorted(samples):
+        by_rule.setdefault(sample[0], []).append(sample)
+    return [sample for ordered in by_rule.values() for sample in ordered[:SHOWN]]
 
 
 def _histograms(values: dict[str, list], ranges: dict) -> dict[str, list[list[int]]]:

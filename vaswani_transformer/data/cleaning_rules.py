@@ -1,6 +1,5 @@
 """The rules by which `vaswani clean` drops pairs: predicates on a pair, and near duplicates."""
 
-import contextlib
 import functools
 import json
 import math
@@ -69,21 +68,14 @@ class CleaningRules:
         for is_broken, rule in broken:
             if is_broken:
                 raise UserError(f"{rule}; the rules are {self}")
-        with _extra():
+        try:
             if self.near_duplicates is not None:
                 import rensa  # noqa: F401
             known = sorted(language for language, _ in likely_languages("a", 1000)) if self.languages else ()
-        for language in self.languages or ():
-            if language not in known:
-                raise UserError(f"language {language!r} is not known: give two of {', '.join(known)}")
-
-
-@contextlib.contextmanager
-def _extra() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is not installed: pip install 'vaswani_transformer[cleaning]'") from error
+        except ModuleNotFoundError as error:
+            raise UserError(f"{error.name} is not installed: pip install 'vaswani_transformer[cleaning]'") from error
+        if unknown := [language for language in self.languages or () if language not in known]:
+            raise UserError(f"language {unknown[0]!r} is not known: give two of {', '.join(known)}")
 
 
 def plain(text: str) -> str:
@@ -157,67 +149,41 @@ class Judge:
     def __init__(self, rules: CleaningRules, ratio: LengthRatio | None = None, tests: Any = (), scores: Any = None):
         self.rules, self.ratio, self.tests, self.scores = rules, ratio, frozenset(np.asarray(tests).tolist()), scores
         self.values: dict[str, list] = {"characters": [], "length ratio": [], "score": []}
-        unused = {
-            IDENTICAL: rules.keep_identical, RATIO: ratio is None, TEST: not self.tests, SCORE: scores is None,
-            LANGUAGE: rules.languages is None,
-        }  # fmt: skip
-        predicates = (
-            self._empty, self._undecodable, self._identical, self._length, self._ratio, self._test, self._score,
-            self._language,
-        )  # fmt: skip
-        self._predicates = [
-            (rule, predicate) for rule, predicate in enumerate(predicates, EMPTY) if not unused.get(rule)
-        ]
 
     def judge(self, row: int, pair: tuple[str, str]) -> tuple[int, str, tuple[str, str]]:
         """Return `KEPT` or the first rule that drops the pair in a row of the text, why, and the pair as by `plain`."""
         text = plain(pair[0]), plain(pair[1])
-        for rule, predicate in self._predicates:
-            if (reason := predicate(row, pair, text)) is not None:
-                return rule, reason, text
-        return KEPT, "", text
+        return *next(self._reasons(row, pair, text), (KEPT, "")), text
 
-    # Predicates: why a pair is dropped; None if it is not.
-
-    def _empty(self, row: int, pair: tuple[str, str], text: tuple[str, str]) -> str | None:
-        return None if all(text) else f"the {SIDES[bool(text[0])]}"
-
-    def _undecodable(self, row: int, pair: tuple[str, str], text: tuple[str, str]) -> str | None:
-        mark = _UNDECODED.search(" ".join(pair))
-        return f"U+{ord(mark[0]):04X}" if mark else None
-
-    def _identical(self, row: int, pair: tuple[str, str], text: tuple[str, str]) -> str | None:
-        return "" if text[0] == text[1] else None
-
-    def _length(self, row: int, pair: tuple[str, str], text: tuple[str, str]) -> str | None:
-        characters, words = list(map(len, text)), max(side.count(" ") for side in text) + 1
+    def _reasons(self, row: int, pair: tuple[str, str], text: tuple[str, str]) -> Iterator[tuple[int, str]]:
+        """Yield the rules that drop a pair, in their order, each with its reason; what is not asked for is not done."""
+        rules, characters, words = self.rules, list(map(len, text)), max(side.count(" ") for side in text) + 1
+        if not all(text):
+            yield EMPTY, f"the {SIDES[bool(text[0])]}"
+        if mark := _UNDECODED.search(" ".join(pair)):
+            yield UNDECODABLE, f"U+{ord(mark[0]):04X}"
+        if text[0] == text[1] and not rules.keep_identical:
+            yield IDENTICAL, ""
         self.values["characters"].append(characters)
-        is_long = max(characters) > self.rules.max_characters or words > self.rules.max_words
-        return f"{max(characters):,} characters, {words:,} words" if is_long else None
-
-    def _ratio(self, row: int, pair: tuple[str, str], text: tuple[str, str]) -> str | None:
-        deviation = float(self.ratio.deviation(np.array([len(text[0]), len(text[1])])))
-        self.values["length ratio"].append(deviation)
-        return f"{deviation:+.1f} deviations" if abs(deviation) > self.rules.length_ratio else None
-
-    def _test(self, row: int, pair: tuple[str, str], text: tuple[str, str]) -> str | None:
-        return next(
-            (f"the {side}" for side, line in zip(SIDES, text, strict=True) if key_of(line.casefold()) in self.tests),
-            None,
-        )
-
-    def _score(self, row: int, pair: tuple[str, str], text: tuple[str, str]) -> str | None:
-        score, low, high = float(self.scores[row]), self.rules.minimum_score, self.rules.maximum_score
-        self.values["score"] += [score] * math.isfinite(score)
-        is_within = (low is None or score >= low) and (high is None or score <= high) and score == score  # not NaN
-        return None if is_within else f"{score:g}"
-
-    def _language(self, row: int, pair: tuple[str, str], text: tuple[str, str]) -> str | None:
-        for side, line, expected in zip(SIDES, text, self.rules.languages, strict=True):
+        if max(characters) > rules.max_characters or words > rules.max_words:
+            yield LENGTH, f"{max(characters):,} characters, {words:,} words"
+        if self.ratio is not None:
+            deviation = float(self.ratio.deviation(np.array(characters)))
+            self.values["length ratio"].append(deviation)
+            if abs(deviation) > rules.length_ratio:
+                yield RATIO, f"{deviation:+.1f} deviations"
+        for side, line in zip(SIDES, text, strict=True):
+            if self.tests and key_of(line.casefold()) in self.tests:
+                yield TEST, f"the {side}"
+        if self.scores is not None:
+            score, low, high = float(self.scores[row]), rules.minimum_score, rules.maximum_score
+            self.values["score"] += [score] * math.isfinite(score)
+            if not ((low is None or score >= low) and (high is None or score <= high)) or math.isnan(score):
+                yield SCORE, f"{score:g}"
+        for side, line, expected in zip(SIDES, text, rules.languages or (), strict=bool(rules.languages)):
             [(language, probability)] = likely_languages(line)
             if language != expected and probability >= _LIKELY:
-                return f"the {side} is {language}"
-        return None
+                yield LANGUAGE, f"the {side} is {language}"
 
 
 @functools.lru_cache(1)  # a process that does many tasks loads the model once

@@ -1,6 +1,5 @@
 """Batches by tokens: what every epoch must hold, how little padding there is, and padding itself."""
 
-import dataclasses
 import itertools
 import math
 import random
@@ -14,10 +13,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from vaswani_transformer.data import batching
 from vaswani_transformer.data.batching import (
     IGNORE_INDEX,
-    BatchStatistics,
     PackedCollator,
     PairCollator,
     TokenBatchSampler,
@@ -176,18 +173,6 @@ def test_batches_of_short_and_of_long_pairs_are_mixed():
     assert abs(np.corrcoef(range(len(longest)), longest)[0, 1]) < 0.4
 
 
-def test_global_random_state_has_no_part_in_it():
-    sampler = TokenBatchSampler(*some_lengths(), 1000)
-    first = list(sampler)
-    before = torch.get_rng_state()
-    random.seed(99)
-    np.random.seed(99)
-    torch.manual_seed(99)
-    assert list(sampler) == first
-    assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(99).get_state())
-    torch.set_rng_state(before)
-
-
 def test_without_shuffling_every_epoch_is_the_same_and_goes_from_long_to_short():
     source, target = some_lengths()
     sampler = TokenBatchSampler(source, target, 1000, shuffle=False, seed=3)
@@ -213,13 +198,6 @@ def test_statistics_equal_a_plain_count(problem, epoch):
     assert (statistics.source_tokens, statistics.target_tokens) == (counted["source"][0], counted["target"][0])
     assert statistics.source_padding == pytest.approx(counted["source"][1], abs=1e-12)
     assert statistics.target_padding == pytest.approx(counted["target"][1], abs=1e-12)
-
-
-def test_statistics_in_words():
-    text = str(BatchStatistics(1200, 10, 15_000, 20_000, 0.0123, 0.05))
-    assert "1,200 pairs in 10 batches" in text
-    assert "1,500 source and 2,000 target" in text
-    assert "tokens a batch, padding not counted; padded, 1.2% of source and 5.0% of target positions" in text
 
 
 def padding_of(batches, lengths):
@@ -289,13 +267,6 @@ def test_batches_by_length_count_padding(lengths, tokens):
         assert not following or lengths[batch[0]] * (len(batch) + 1) > tokens
 
 
-def test_lengths_may_be_arrays():
-    source, target = some_lengths()
-    arrays = TokenBatchSampler(np.array(source, np.int32), np.array(target, np.uint8), 500)
-    assert list(arrays) == list(TokenBatchSampler(source, target, 500))
-    assert all(type(pair) is int for batch in arrays for pair in batch)
-
-
 def test_the_second_half_of_a_million_pairs_begins_at_once():
     """accelerate skips a resumed epoch's batches by walking over indices; no pair may be read."""
 
@@ -316,19 +287,6 @@ def test_the_second_half_of_a_million_pairs_begins_at_once():
     batches = itertools.islice(iter(sampler), len(sampler) // 2, None)
     assert batch.tolist() == next(batches)
     assert len(read) <= 2 * max(map(len, batches)), "more than a batch and the one ahead of it"
-
-
-def test_sampled_statistics_are_near_those_of_all_batches(monkeypatch):
-    sampler = TokenBatchSampler(*some_lengths(40_000), 500)
-    whole = sampler.statistics()
-    monkeypatch.setattr(batching, "_SAMPLED_BATCHES", 200)
-    sampled = sampler.statistics()
-    assert whole.batches > 1000 and whole != sampled
-    assert dataclasses.replace(sampled, source_padding=0, target_padding=0) == dataclasses.replace(
-        whole, source_padding=0, target_padding=0
-    )
-    assert sampled.source_padding == pytest.approx(whole.source_padding, abs=0.01)
-    assert sampled.target_padding == pytest.approx(whole.target_padding, abs=0.01)
 
 
 @pytest.mark.parametrize(

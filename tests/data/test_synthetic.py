@@ -71,19 +71,12 @@ def tokens(text):
     ("phrase", "en", "de"),
     [
         (np("the", "man", "acc", "old"), "the old man", "den alten Mann"),
-        (np("the", "child", "dat", "small"), "the small child", "dem kleinen Kind"),
         (np("a", "woman", "dat", "tired"), "a tired woman", "einer müden Frau"),
-        (np("a", "house", "nom", "expensive"), "an expensive house", "ein teures Haus"),
         (np("my", "sister", "nom", "big", plural=True), "my big sisters", "meine großen Schwestern"),
-        (np("the", "dog", "dat", "black", plural=True), "the black dogs", "den schwarzen Hunden"),
         (np("the", "car", "dat", plural=True), "the cars", "den Autos"),
-        (np("23", "mouse", "acc", "white"), "twenty-three white mice", "dreiundzwanzig weiße Mäuse"),
         (np("8", "doctor", "dat", "friendly"), "eight friendly doctors", "acht freundlichen Ärzten"),
-        (np("4", "dog basket", "dat", "red"), "four red dog baskets", "vier roten Hundekörben"),
         (np("the", "station clock", "dat"), "the station clock", "der Bahnhofsuhr"),
-        (pronoun("they", "dat"), "them", "ihnen"),
         (in_garden(), "in the garden", "im Garten"),
-        (prepositional_phrase("into", "in", np("the", "house", "acc", "big")), "into the big house", "ins große Haus"),
     ],
 )
 def test_phrases(phrase, en, de):
@@ -102,19 +95,9 @@ ON_TABLE = prepositional_phrase("on", "auf", np("the", "table", "acc"))
             "Im Garten sieht der Mann am Montag den Hund.",
         ),
         (
-            said(make(MAN, "see", DOG, tense="will"), "question"),
-            "Will the man see the dog?",
-            "Wird der Mann den Hund sehen?",
-        ),
-        (
             said(make(np("the", "child", plural=True), "run", tense="perfect")),
             "The children have run.",
             "Die Kinder sind gelaufen.",
-        ),
-        (
-            said(make(pronoun("you"), "see", DOG, tense="past"), "question"),
-            "Did you see the dog?",
-            "Hast du den Hund gesehen?",
         ),
         (
             said(make(MAN, "invite", np("the", "woman", "acc"), time=TODAY)),
@@ -122,29 +105,14 @@ ON_TABLE = prepositional_phrase("on", "auf", np("the", "table", "acc"))
             "Der Mann lädt heute die Frau ein.",
         ),
         (
-            said(make(pronoun("I"), "call", pronoun("he", "acc"), tense="must")),
-            "I must call him.",
-            "Ich muss ihn anrufen.",
-        ),
-        (
             said(make(MAN, "give", pronoun("I", "dat"), np("a", "egg", "acc"), time=TODAY)),
             "The man gives me an egg today.",
             "Der Mann gibt mir heute ein Ei.",
         ),
         (
-            said(make(np("a", "cat"), "follow", pronoun("we", "dat"), tense="past")),
-            "A cat followed us.",
-            "Eine Katze ist uns gefolgt.",
-        ),
-        (
             said(make(MAN, "lay", np("the", "key", "acc"), ON_TABLE)),
             "The man lays the key on the table.",
             "Der Mann legt den Schlüssel auf den Tisch.",
-        ),
-        (
-            said(make(np("the", "king"), "be", Phrase("tired", "müde")), "question"),
-            "Is the king tired?",
-            "Ist der König müde?",
         ),
     ],
 )
@@ -161,13 +129,6 @@ def test_clauses(pair, en, de):
             clause("subordinate", make(MAN, "see", DOG, time=TODAY)),
             "The woman laughs because the man sees the dog today.",
             "Die Frau lacht, weil der Mann heute den Hund sieht.",
-        ),
-        (
-            ("{0} that {1}", "{0}, dass {1}"),
-            clause("main", make(np("my", "father"), "say")),
-            clause("subordinate", make(pronoun("he"), "invite", pronoun("they", "acc"), tense="want to")),
-            "My father says that he wants to invite them.",
-            "Mein Vater sagt, dass er sie einladen will.",
         ),
         (
             ("if {0}, {1}", "wenn {0}, {1}"),
@@ -192,14 +153,6 @@ def test_numbers():
     assert {number: number_words(number) for number in sample} == sample
     words = [number_words(number) for number in range(2, 100)]
     assert len({en for en, _ in words}) == len({de for _, de in words}) == 98
-
-
-def test_lexicon_is_unambiguous():
-    english = [form for noun in NOUNS.values() for form in (noun.en, noun.en_plural)]
-    assert len(set(english)) == len(english)
-    for verb in VERBS.values():  # a past like its base would leave the tense open after "I" and "they"
-        base, past, _ = verb.en.split()
-        assert base != past
 
 
 def test_every_english_sentence_has_one_german_sentence():

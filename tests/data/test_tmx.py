@@ -82,15 +82,10 @@ def test_encodings_by_mark_or_declaration(tmp_path, encoding):
     ("segment", "text"),
     [
         ("plain &lt;b&gt; &amp; &#228;&#x1F600;", "plain <b> & ä😀"),
-        ("<![CDATA[1 < 2 & 3]]>", "1 < 2 & 3"),
         ('a <bpt i="1">&lt;b&gt;</bpt>bold<ept i="1">&lt;/b&gt;</ept> word', "a bold word"),
-        ('<ph type="br">\\n</ph>line<it pos="begin">[</it><ut>x</ut>', "line"),
         ('a <hi type="italic">strong <ph>[i]</ph>word</hi> here', "a strong word here"),
-        ('see<ph>[note]<sub> a <hi>small</hi> note</sub>[/note]</ph>.', "see a small note."),
         ("before <!-- a comment --> <?program x?>after", "before  after"),
-        ("\n   two\n\t lines \n", "two lines"),
         ("<unknown>kept</unknown>", "kept"),
-        ("a\u00a0b", "a\u00a0b"),
     ],
 )  # fmt: skip
 def test_inline_elements_leave_the_text(tmp_path, segment, text):
@@ -139,22 +134,15 @@ def bomb(levels: int = 30) -> str:
     ("content", "message"),
     [
         ("", "line 1: no element found"),
-        ("no XML", "line 1: syntax error"),
         ("<html><body/></html>", "not a translation memory: it begins with <html>"),
-        (HEADER + unit(("en", "a"), ("de", "b")), "line 5: no element found"),
         (HEADER + "<tu>\n</body>", "line 5: mismatched tag"),
-        (HEADER + unit(("en", "&nbsp;"), ("de", "b")) + END, "line 4: 'nbsp' is an entity"),
         (bomb() + unit(("en", "&l29;"), ("de", "b")) + END, "line 2: 'l0' is an entity"),
-        (HEADER.replace('SYSTEM "tmx14.dtd"', '[<!ENTITY x SYSTEM "file:///etc/passwd">]') + END, "'x' is an entity"),
         (
             HEADER.replace('SYSTEM "tmx14.dtd"', f'[<!ATTLIST tu a CDATA "{"x" * 500_000}">]') + "<tu/>" * 20_000 + END,
             "line 2: 'tu' is an entity or a declaration",
         ),
-        (HEADER + "<tu>" * 200_000, "line 4: elements nested deeper than 100 levels"),
         (HEADER + "<tu><tuv xml:lang='en'><seg>" + "<hi>" * 200_000, "line 4: elements nested deeper than 100 levels"),
-        ('<?xml version="1.0" encoding="klingon"?><tmx/>', "line 1: unknown encoding"),
         (HEADER + unit(("en", "a\x00b"), ("de", "b")) + END, "line 4: not well-formed"),
-        (HEADER + unit(("en", "a"), ("de", "x" * 1_000_001)) + END, "line 4: a segment of more than 1,000,000"),
         (HEADER + unit(("en", "a"), ("de", "x")) + "<!--" + "x" * 1_300_000 + "-->" + END, "comment of more than"),
     ],
 )  # fmt: skip

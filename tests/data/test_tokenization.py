@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from vaswani_transformer.data.tokenization import (
-    DEFAULT_VOCAB_SIZE,
     SPECIAL_TOKENS,
     check_tokenizer_matches,
     load_tokenizer,
@@ -159,13 +158,6 @@ def test_end_of_sentence_is_appended_and_nothing_prepended(tokenizers, kind):
 
 
 @KINDS
-def test_first_word_shares_tokens_with_later_ones(tokenizers, kind):
-    tokenizer = tokenizers[kind]
-    once = tokenizer("Garten", add_special_tokens=False).input_ids
-    assert tokenizer("Garten Garten", add_special_tokens=False).input_ids == once * 2
-
-
-@KINDS
 def test_vocabulary_size_is_exact(tokenizers, kind):
     tokenizer = tokenizers[kind]
     assert len(tokenizer) == VOCAB_SIZE[kind]
@@ -281,10 +273,6 @@ def test_texts_are_read_lazily_and_empty_ones_ignored():
     tokenizer = train_tokenizer(source, vocab_size=300)
     assert next(source, None) is None
     assert tokenizer.get_vocab() == train_tokenizer(sentences(), vocab_size=300).get_vocab()
-
-
-def test_default_sizes_are_those_of_the_paper():
-    assert DEFAULT_VOCAB_SIZE == {"bpe": 37_000, "wordpiece": 32_000}
 
 
 def test_load_tokenizer_without_a_model_beside_it(folders, tmp_path):

@@ -8,7 +8,7 @@ import torch
 import transformers
 from conftest import tiny_model
 from datasets import Dataset
-from pipeline_models import IDS, LIMIT, SHORT, TEXTS, TRANSLATION, build, by_hand, texts_by_hand, tiny_gpt2
+from pipeline_models import IDS, LIMIT, SHORT, TEXTS, TRANSLATION, build, by_hand, texts_by_hand
 from transformers import AutoTokenizer, GenerationConfig
 from transformers.pipelines.pt_utils import KeyDataset
 
@@ -361,25 +361,6 @@ class TestMistakes:
             list(TranslationPipeline(marian, tokenizer, device="cpu", max_new_tokens=3)(inputs))
         assert "\n" not in str(error.value)
 
-    def test_nothing_to_return(self, marian, tokenizer):
-        with pytest.raises(ValueError, match="nothing is left to return"):
-            TranslationPipeline(marian, tokenizer, device="cpu", max_new_tokens=3)("red", return_text=False)
-
     def test_options_that_nobody_knows(self, marian, tokenizer):
         with pytest.raises(ValueError, match="beem_size"):
             TranslationPipeline(marian, tokenizer, device="cpu")("red", beem_size=3)
-
-    def test_an_unknown_truncation_is_refused_whatever_the_length(self, marian, tokenizer):
-        for truncation in ("x", 5, "only_second"):  # there is no second text
-            with pytest.raises(ValueError, match=f"truncation is {truncation!r}: give True, False or one of"):
-                TranslationPipeline(marian, tokenizer, device="cpu", truncation=truncation)
-            with pytest.raises(ValueError, match=f"truncation is {truncation!r}: give True, False or one of"):
-                TranslationPipeline(marian, tokenizer, device="cpu")("red", truncation=truncation)
-
-    def test_models_that_do_not_fit(self, marian, tokenizer):
-        with pytest.raises(ValueError, match=r"got a GPT2LMHeadModel: it takes encoder-decoder"):
-            TranslationPipeline(tiny_gpt2(len(tokenizer)), tokenizer)
-        with pytest.raises(ValueError, match=r"got a MarianModel: it takes encoder-decoder"):
-            TranslationPipeline(marian.model, tokenizer)
-        with pytest.raises(ValueError, match="got no tokenizer"):
-            TranslationPipeline(marian)

@@ -36,7 +36,6 @@ DEFAULT_MAX_NEW_TOKENS = 256
 #: Batch size with `split_sentences` when none is given.
 SENTENCES_PER_BATCH = 16
 
-_TRUNCATIONS = ("do_not_truncate", "longest_first", "only_first")  # besides True and False
 _DIRECTION = re.compile(r"translation_(.+)_to_(.+)")  # a task with its languages
 _UNLIMITED_LENGTH = 10**9  # tokenizers without a limit have 10^30
 
@@ -65,6 +64,9 @@ class _Rows(Dataset):
     def __getitem__(self, index: int) -> _Row:
         return _Row(index, self.dataset[index])
 
+    def __iter__(self) -> Iterator[_Row]:
+        return (self[index] for index in range(len(self)))
+
 
 def _check_text(row: _Row) -> None:
     if not isinstance(row.text, str):
@@ -73,14 +75,11 @@ def _check_text(row: _Row) -> None:
 
 
 def _rows(inputs: Any) -> "list[_Row] | _Rows | Iterator[_Row]":
-    """The inputs of a call as rows: a list is checked at once, datasets and iterators when they are read."""
+    """Return the inputs of a call as rows: a list is checked at once, datasets and iterators when they are read."""
     if isinstance(inputs, Dataset) and not isinstance(inputs, IterableDataset):
         return _Rows(inputs)
-    if isinstance(inputs, str | bytes | Mapping) or not isinstance(inputs, Iterable):
-        raise TypeError(
-            f"the input is of type {type(inputs).__name__}: a pipeline takes a string, or a list, dataset or generator"
-            " of strings"
-        )
+    if isinstance(inputs, bytes | Mapping) or not isinstance(inputs, Iterable):
+        raise TypeError(f"the input is of type {type(inputs).__name__}: give a string, or an iterable of strings")
     rows = (_Row(index, text) for index, text in enumerate(inputs))
     if isinstance(inputs, Dataset) or not isinstance(inputs, Sized):
         return rows
@@ -91,7 +90,7 @@ def _rows(inputs: Any) -> "list[_Row] | _Rows | Iterator[_Row]":
 
 
 def _position_limit(stack: nn.Module | None) -> int | None:
-    """Positions of an encoder or decoder with a table of fixed size; `None` if any length is possible.
+    """Return the positions of an encoder or decoder with a table of fixed size; `None` if any length is possible.
 
     BART's table has two rows that are no positions; FSMT's grows when needed.
     """
@@ -119,9 +118,6 @@ class Text2TextGenerationPipeline(Pipeline):
 
     Several threads may use one pipeline, in which each call gives what it would alone, except for sampling and for
     calls with different languages of one multilingual model: random numbers and the tokenizer's languages are shared.
-
-    Raises:
-        ValueError: unless the model is an encoder-decoder model that generates and there is a tokenizer.
     """
 
     _load_tokenizer = True
@@ -142,14 +138,6 @@ class Text2TextGenerationPipeline(Pipeline):
         split_sentences: bool | Callable[[str], Iterable[str]] = False,
         **options,
     ):
-        name = type(self).__name__
-        if not getattr(model.config, "is_encoder_decoder", False) or not model.can_generate():
-            raise ValueError(
-                f"{name} got a {type(model).__name__}: it takes encoder-decoder models with a language-modelling head,"
-                " as AutoModelForSeq2SeqLM loads them"
-            )
-        if tokenizer is None:
-            raise ValueError(f"{name} got no tokenizer: give tokenizer=..., the one that was saved with the model")
         tasks = getattr(model.config, "task_specific_params", None) or {}
         directions = [name for name in tasks if name.startswith("translation_")]
         if task == "translation" and directions:
@@ -190,7 +178,7 @@ class Text2TextGenerationPipeline(Pipeline):
 
         Raises:
             TypeError: for input that is not text, naming the row (counted from 0).
-            ValueError: for a text longer than the model has positions, naming the row, and for an unknown truncation.
+            ValueError: for a text longer than the model has positions, naming the row.
             ImportError: for `split_sentences=True` where sentencex is not installed.
         """
         if split_sentences is None:
@@ -218,28 +206,19 @@ class Text2TextGenerationPipeline(Pipeline):
         return results
 
     def _source_language(self, src_lang=None, **options) -> str:
-        """The language of the sources as far as it is known, else English's code."""
+        """Return the language of the sources as far as it is known, else English's code."""
         named = _DIRECTION.fullmatch(self.task or "")
         known = (src_lang, self._preprocess_params.get("src_lang"), named and named[1])
         return next(filter(None, known), None) or getattr(self.tokenizer, "source_lang", None) or "en"
 
     def _call_on_sentences(self, rows, splitter, *args, num_workers=None, batch_size=None, **options) -> Iterator[list]:
-        """Results of rows from results of their sentences, reading no further ahead than a batch."""
-        if not callable(splitter):
-            raise TypeError(
-                f"split_sentences is {splitter!r}: give True, False or a function from a text to its sentences"
-            )
-        if options.get("return_tensors", self._postprocess_params.get("return_tensors")):
-            raise ValueError(
-                "split_sentences joins texts, and token ids cannot be joined: leave out one of"
-                " split_sentences and return_tensors"
-            )
+        """Yield results of rows made of those of their sentences, reading no further ahead than a batch."""
         if batch_size is None and (batch_size := self._batch_size) is None:
             batch_size = SENTENCES_PER_BATCH if self.tokenizer.pad_token_id is not None else 1
         counts = deque()
 
         def sentences():
-            for row in rows if not isinstance(rows, _Rows) else (rows[index] for index in range(len(rows))):
+            for row in rows:
                 _check_text(row)
                 parts = _split(row, splitter)
                 counts.append(len(parts))
@@ -251,8 +230,6 @@ class Text2TextGenerationPipeline(Pipeline):
 
     def _sanitize_parameters(self, truncation=None, stop_sequence=None, **generate_options):
         """Distribute the options of a call or the constructor to preprocess, forward and postprocess."""
-        if not (truncation is None or isinstance(truncation, bool) or truncation in _TRUNCATIONS):
-            raise ValueError(f"truncation is {truncation!r}: give True, False or one of {', '.join(_TRUNCATIONS)}")
         preprocess = {} if truncation is None else {"truncation": truncation}
         names = ("return_tensors", "return_text", "clean_up_tokenization_spaces")
         postprocess = {name: generate_options.pop(name, None) for name in names}
@@ -261,7 +238,7 @@ class Text2TextGenerationPipeline(Pipeline):
         return preprocess, generate_options, {name: value for name, value in postprocess.items() if value is not None}
 
     def _tokenize(self, tokenizer, text: str, **options):
-        """The encoder's inputs of one text, `(1, length)` each."""
+        """Return the encoder's inputs of one text, `(1, length)` each."""
         return tokenizer(self.prefix + text, return_tensors="pt", **options)
 
     @cached_property
@@ -270,7 +247,7 @@ class Text2TextGenerationPipeline(Pipeline):
         return copy.deepcopy(self.tokenizer)
 
     def preprocess(self, inputs, truncation=False, **tokenize_options) -> dict[str, Any]:
-        """One text (a `str`, or a row of a call) to the encoder's inputs, `(1, length)` each."""
+        """Return the encoder's inputs of one text (a `str`, or a row of a call), `(1, length)` each."""
         row = inputs if isinstance(inputs, _Row) else _Row(0, inputs)
         _check_text(row)
         # Not verbose: messages about length are raised here, and name the row.
@@ -323,14 +300,14 @@ class Text2TextGenerationPipeline(Pipeline):
             outputs = padded
         return {"output_ids": outputs}
 
-    def _generate_options(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Options of `generate()`: those given, else the task's, else defaults for what the model leaves open."""
-        if "generation_config" in given:
-            return given
+    def _generate_options(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Return options of `generate()`: the call's, else the task's, else defaults for what the model leaves open."""
+        if "generation_config" in call:
+            return call
         task = dict(self._task_options)
-        if "max_new_tokens" in given:
+        if "max_new_tokens" in call:
             task.pop("max_length", None)  # generate() takes one of the two
-        options = {**task, **given}
+        options = {**task, **call}
         own = self.model.generation_config
 
         def is_open(*names: str) -> bool:
@@ -350,11 +327,9 @@ class Text2TextGenerationPipeline(Pipeline):
     def postprocess(
         self, model_outputs, return_tensors=False, return_text=None, clean_up_tokenization_spaces=False
     ) -> list[dict[str, Any]]:
-        """The records of one row: a dict for each returned sequence."""
+        """Return the records of one row: a dict for each returned sequence."""
         if return_text is None:
             return_text = not return_tensors
-        if not (return_text or return_tensors):
-            raise ValueError("return_text and return_tensors are both False: nothing is left to return")
         records = []
         for ids in model_outputs["output_ids"][0]:
             record = {}
@@ -369,7 +344,7 @@ class Text2TextGenerationPipeline(Pipeline):
 
 
 def _split(row: _Row, splitter: Callable[[str], Iterable[str]]) -> list[_Row]:
-    """The sentences of a row, at least one."""
+    """Return the sentences of a row, at least one."""
     sentences = splitter(row.text)
     if isinstance(sentences, str) or not isinstance(sentences, Iterable):
         raise TypeError(f"split_sentences gave a {type(sentences).__name__} for {row}: it must give a list of strings")
@@ -416,10 +391,7 @@ class TranslationPipeline(Text2TextGenerationPipeline):
         if src_lang is None or tgt_lang is None:
             missing = "src_lang" if src_lang is None else "tgt_lang"
             raise ValueError(f"this model translates several languages: give {missing}, a code of its tokenizer")
-        try:
-            inputs = build(text, return_tensors="pt", src_lang=src_lang, tgt_lang=tgt_lang, **options)
-        except KeyError as error:
-            raise ValueError(f"this model's tokenizer has no language {error}: give one of its codes") from error
+        inputs = build(text, return_tensors="pt", src_lang=src_lang, tgt_lang=tgt_lang, **options)
         # Other tokenizers use <unk> for languages that they do not know.
         source_mark = getattr(tokenizer, "cur_lang_code", None)
         for code, mark in ((src_lang, source_mark), (tgt_lang, inputs.get("forced_bos_token_id"))):

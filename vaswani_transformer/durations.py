@@ -2,7 +2,7 @@
 
 
 def duration(seconds: float) -> str:
-    """Seconds in their two largest units: `45 s`, `3 min 20 s`, `11 h 07 min`, `3 d 11 h`."""
+    """Return seconds in their two largest units: `45 s`, `3 min 20 s`, `11 h 07 min`, `3 d 11 h`."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

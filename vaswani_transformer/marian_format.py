@@ -34,7 +34,7 @@ class Parameter(NamedTuple):
 
 
 def stack_parameters(config: VaswaniConfig, type: str) -> dict[str, Parameter]:
-    """Marian's names of all parameters of both stacks, by ours (biases of attention among them)."""
+    """Return Marian's names of all parameters of both stacks, by ours (biases of attention among them)."""
     names = {}
     for stack, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         for index in range(layers):

@@ -7,12 +7,12 @@ logger = logging.getLogger(__name__)
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed."""
+    """Return whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def new_figure(**options):
-    """A matplotlib figure with these options that lays itself out, or None where matplotlib is missing."""
+    """Return a matplotlib figure that lays itself out, or None where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

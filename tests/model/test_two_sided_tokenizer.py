@@ -11,11 +11,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokenizerFast
 
 from vaswani_transformer import (
-    UserError,
     VaswaniConfig,
     VaswaniForConditionalGeneration,
     VaswaniTokenizer,
-    load_tokenizer,
 )
 
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -164,15 +162,3 @@ def test_the_class_is_named_in_the_configuration(tokenizer, tmp_path):
     assert config["tokenizer_class"] == "VaswaniTokenizer"
     assert config["known_tokens"] == [7, 9]
     assert "tokenization_vaswani.VaswaniTokenizer" in config["auto_map"]["AutoTokenizer"]
-
-
-def test_rules_of_both_files_are_checked(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    path = tmp_path / "target_tokenizer.json"
-    content = json.loads(path.read_text())
-    content["normalizer"] = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 2000}
-    path.write_text(json.dumps(content))
-    with pytest.raises(
-        UserError, match=r"normalizer in .*target_tokenizer\.json can make a text more than 1,000 times"
-    ):
-        load_tokenizer(tmp_path)

@@ -45,10 +45,10 @@ class VaswaniCheckpointMixin:
         """
         if use_safetensors is False:
             raise ValueError("use_safetensors=False asks for pickled weights: this model is read from safetensors only")
-        folder = Path(pretrained_model_name_or_path) / (kwargs.get("subfolder") or "")
         try:
             loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, use_safetensors=True, **kwargs)
         except OSError as error:
+            folder = Path(pretrained_model_name_or_path) / (kwargs.get("subfolder") or "")
             if not any((folder / name).is_file() for name in PICKLED_WEIGHTS):
                 raise
             raise ValueError(

@@ -190,7 +190,7 @@ class VaswaniConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def get_text_config(self, decoder=None, encoder=None):
-        """As in `PreTrainedConfig`, to which a `decoder_...` entry that is not set would be a decoder without one."""
+        """Return this; to `PreTrainedConfig` a `decoder_...` entry that is not set would be a decoder without one."""
         own = self
         if decoder and not encoder and self.decoder_vocab_size is None:
             own = copy.copy(self)
@@ -199,19 +199,19 @@ class VaswaniConfig(PreTrainedConfig):
 
     @property
     def target_vocab_size(self) -> int:
-        """Entries of the target's vocabulary."""
+        """Return the number of entries of the target's vocabulary."""
         return self.vocab_size if self.decoder_vocab_size is None else self.decoder_vocab_size
 
     @property
     def shares_embeddings(self) -> bool:
-        """Whether one matrix embeds source and target (Section 3.4)."""
+        """Return whether one matrix embeds source and target (Section 3.4)."""
         if self.share_encoder_decoder_embeddings is None:
             return self.tie_word_embeddings and self.target_vocab_size == self.vocab_size
         return self.share_encoder_decoder_embeddings
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
-        """As in `PreTrainedConfig`, without the entries of a file that choose how a model is run or hide a method.
+        """Read as `PreTrainedConfig` does, without entries of a file that choose how a model is run or hide a method.
 
         Such as `attn_implementation`, which can name code on the Hub; given as arguments they count.
         """
@@ -285,7 +285,7 @@ class VaswaniConfig(PreTrainedConfig):
             check(is_right, name, f"at least 0 and below {which} {size}")
 
     def num_parameters(self) -> int:
-        """Parameters of a [`VaswaniForConditionalGeneration`] of these sizes, tied ones counted once (Table 3)."""
+        """Count the parameters of a [`VaswaniForConditionalGeneration`] of these sizes, tied ones once (Table 3)."""
         heads_k, heads_v = self.num_heads * self.d_k, self.num_heads * self.d_v
         attention = 2 * self.d_model * (heads_k + heads_v)
         if self.attention_bias:
@@ -305,12 +305,12 @@ class VaswaniConfig(PreTrainedConfig):
 
     @classmethod
     def preset_names(cls) -> list[str]:
-        """Names that `from_preset` knows: those of the paper in its order, then students."""
+        """Return the names that `from_preset` knows: those of the paper in its order, then students."""
         return list(PRESETS)
 
     @classmethod
     def from_preset(cls, name: str, **overrides) -> "VaswaniConfig":
-        """A model by name: the paper's `"base"`, `"big"`, a row of Table 3, `"parsing"` (Section 6.3), or a student.
+        """Return a model by name: `"base"`, `"big"`, a row of Table 3, `"parsing"` (Section 6.3), or a student.
 
         Table 3 prints parameters in rounded millions. With the "about 37000" entries of Section 5.1 and exactly the
         parameters of the paper's equations (no attention biases, one shared embedding matrix, feed-forward biases,

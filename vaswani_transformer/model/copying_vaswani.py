@@ -7,7 +7,7 @@ from torch import nn
 
 
 def copy_sharing_weights(model: nn.Module) -> nn.Module:
-    """The same weights in a model of its own, in evaluation mode.
+    """Return a model of its own with the same weights, in evaluation mode.
 
     Its modes, configuration and tables of hooks are its own; parameters, buffers and the hooks themselves are those of
     `model`, of any class, which is left as it is. A copy takes milliseconds and no memory to speak of. It computes

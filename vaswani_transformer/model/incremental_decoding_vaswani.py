@@ -25,7 +25,7 @@ from .linear_vaswani import Projection, has_hooks, has_own_methods
 from .local_attention_vaswani import reach
 
 _ROOM = 32  # target tokens that the buffers have room for at first
-_MANY = 16  # from so many sentences on, with few queries each, plain products are faster on a CPU than torch's kernel
+_MANY = 16  # sentences, from which on plain products are faster on a CPU than torch's kernel for few queries each
 _MODES = (
     GenerationMode.GREEDY_SEARCH,
     GenerationMode.SAMPLE,
@@ -44,11 +44,11 @@ class _Attention:
         self.d_k, self.d_v, self.scaling = module.d_k, module.d_v, module.scaling
 
     def queries(self, states: torch.Tensor, sentences: int) -> torch.Tensor:
-        """Queries of `(rows, d_model)`, `(sentences, num_heads, rows of a sentence, d_k)`."""
+        """Return the queries of `(rows, d_model)`, `(sentences, num_heads, rows of a sentence, d_k)`."""
         return _split_heads(self.q_proj(states), sentences, self.d_k)
 
     def keys_and_values(self, states: torch.Tensor, sentences: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values in the same form, of width `d_k` and `d_v`."""
+        """Return keys and values in the same form, of width `d_k` and `d_v`."""
         key, value = self.k_proj(states), self.v_proj(states)
         return _split_heads(key, sentences, self.d_k), _split_heads(value, sentences, self.d_v)
 
@@ -60,7 +60,7 @@ class _Attention:
         mask: torch.Tensor | None,
         residual: torch.Tensor,
     ) -> torch.Tensor:
-        """Equation (1), projected and added to `residual`, `(rows, d_model)`."""
+        """Compute Equation (1), projected and added to `residual`, `(rows, d_model)`."""
         if query.is_cpu and query.shape[0] >= _MANY:
             output, _ = attention(query, key, value, mask, self.scaling)
         else:
@@ -82,7 +82,7 @@ class _Layer:
 
     @staticmethod
     def norms_of(layer: VaswaniDecoderLayer) -> tuple[nn.Module, nn.Module, nn.Module]:
-        """Layer norms after self-attention, encoder-decoder attention and feed-forward sublayer."""
+        """Return the layer norms after self-attention, encoder-decoder attention and feed-forward sublayer."""
         return layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm
 
 
@@ -125,7 +125,7 @@ class IncrementalDecoder:
             cache.join(source, mask, list(places))
 
     def step(self, input_ids: torch.LongTensor, cache: "DecodingCache") -> torch.Tensor:
-        """The decoder's output at the next positions, `(rows * new tokens, d_model)`, which the cache then holds.
+        """Compute the decoder's output at the next positions, `(rows * new tokens, d_model)`, and extend the cache.
 
         `input_ids` is `(rows, new tokens)`, with one new token if rows are beams.
         """
@@ -145,11 +145,11 @@ class IncrementalDecoder:
         return states if self.stack.layer_norm is None else _normalize(self.stack.layer_norm, states)
 
     def _embed(self, input_ids: torch.LongTensor, cache: "DecodingCache") -> torch.Tensor:
-        """The first layer's input at the next positions, `(rows * new tokens, d_model)`."""
+        """Return the first layer's input at the next positions, `(rows * new tokens, d_model)`."""
         encodings, starts = self.stack.embed_positions, cache.starts
         start = cache.length - min(starts)
         end = start + input_ids.shape[1]
-        embeddings = self.stack.look_up(input_ids, None, "decoder_input")
+        embeddings = self.stack.token_embeddings(input_ids, None, "decoder_input")
         if min(starts) != max(starts):  # each row has one new token
             positions = torch.tensor([cache.length - own for own in starts], device=embeddings.device)
             encoding = encodings(positions.repeat_interleave(cache.beams), end)[:, None]
@@ -160,7 +160,7 @@ class IncrementalDecoder:
         return (embeddings * self.stack.embed_scale + encoding.to(embeddings.dtype)).flatten(0, 1)
 
     def logits(self, input_ids: torch.LongTensor, cache: "DecodingCache") -> torch.Tensor:
-        """Logits after each of `(rows, new tokens)`, `(rows, new tokens, vocab_size)`; of beams, after the last one."""
+        """Compute logits, `(rows, new tokens, vocab_size)`, after each of the tokens; of beams, after the last one."""
         if cache.beams == 1:
             return self.lm_head(self.step(input_ids, cache)).view(*input_ids.shape, -1)
         for token in input_ids.split(1, dim=1):  # a given prefix takes as many steps as generating it would
@@ -198,7 +198,7 @@ class DecodingCache(EncoderDecoderCache):
         self.reach = None if decoder.window is None else reach(decoder.window)  # tokens back that are seen, if not all
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens of the target so far."""
+        """Return the number of target tokens so far."""
         return self.length
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -261,12 +261,12 @@ class DecodingCache(EncoderDecoderCache):
         self.past[index] = -torch.inf
 
     def _see(self, layer: int, rows: int, longest: int) -> None:
-        """Let steps see so many rows of a layer's buffers, and so many places of sources."""
+        """Let steps see the first `rows` rows of a layer's buffers, and the first `longest` tokens of sources."""
         self.source[layer] = [states[:rows, :, :longest] for states in self._source[layer]]
         self.target[layer] = [states[:rows] for states in self._target[layer]]
 
     def retire(self, places: Sequence[int]) -> None:
-        """Let the rows of sentences that are done be of no consequence, until others take their places."""
+        """Mark the rows of finished sentences as free."""
         for place in places:
             self.starts[place] = max(self.starts)  # a position that others have passed
             self.source_lengths[place] = 0
@@ -313,7 +313,7 @@ class DecodingCache(EncoderDecoderCache):
         return slice(start, end), seen, mask
 
     def _mask(self, new: int, end: int, like: torch.Tensor) -> torch.Tensor | None:
-        """What each row sees of the first `end` slots of its group."""
+        """Return the mask of what each row sees of the first `end` slots of its group."""
         if self.past is not None:
             self.past[:, :, self.filled : end] = self.own
             if self.reach is not None:
@@ -371,9 +371,9 @@ class DecodingCache(EncoderDecoderCache):
 
 
 def _with_room(states: torch.Tensor, rows: int, length: int) -> torch.Tensor:
-    """Keys or values with at least so many rows and places; where they have to be copied a quarter more, for others.
+    """Return keys or values with room for rows and tokens; where they have to be copied, for a quarter more.
 
-    What is new is 0: queries give it no weight, but no weight of NaN would be NaN.
+    The new part is 0: queries give it no weight, but no weight of NaN would be NaN.
     """
     has_rows, heads, has_length, width = states.shape
     if rows <= has_rows and length <= has_length:
@@ -386,7 +386,7 @@ def _with_room(states: torch.Tensor, rows: int, length: int) -> torch.Tensor:
 
 
 def _resized(states: torch.Tensor, axis: int, size: int, value: float = 0.0) -> torch.Tensor:
-    """The first entries along an axis, and behind them `value` where there are fewer."""
+    """Return the first entries along an axis, filled up with `value` where there are fewer."""
     missing = size - states.shape[axis]
     if missing <= 0:
         return states.narrow(axis, 0, size)
@@ -394,12 +394,12 @@ def _resized(states: torch.Tensor, axis: int, size: int, value: float = 0.0) -> 
 
 
 def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask that is added to scores: 0 where attention is allowed, else minus infinity."""
+    """Return a mask that is added to scores: 0 where attention is allowed, else minus infinity."""
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, -torch.inf)
 
 
 def can_decode_incrementally(model, generation_config, generation_mode: GenerationMode, model_kwargs: dict) -> bool:
-    """Whether `IncrementalDecoder` computes what the model's own forward would in this `generate()`.
+    """Return whether `IncrementalDecoder` computes what the model's own forward would in this `generate()`.
 
     It does not in training, if layers are observed, replaced (linear ones may be of any class) or spread over devices,
     or if another kind of cache or mask is asked for.
@@ -423,7 +423,7 @@ def can_decode_incrementally(model, generation_config, generation_mode: Generati
 
 
 def _is_as_built(model) -> bool:
-    """Whether decoder and projection are of our classes except for linear layers, on one device, without hooks."""
+    """Return whether decoder and projection are as built, but for linear layers: on one device and without hooks."""
     decoder = model.model.decoder
     if any(type(layer) is not VaswaniDecoderLayer for layer in decoder.layers):
         return False

@@ -38,7 +38,7 @@ def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
 
 
 def stream_dtype(states: torch.Tensor, training: bool) -> torch.dtype:
-    """The dtype in which layers pass states on: in training under autocast the one that it computes products in.
+    """Return the dtype in which layers pass states on: in training under autocast the one that it computes products in.
 
     A norm ends every sublayer, so that roundings do not add up; additions, norms and dropout move half of the bytes.
     """
@@ -146,13 +146,13 @@ def attention(
 
 
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
-    """`attention` in the form of transformers' attention interface, where lengths stand before heads in the output."""
+    """Compute `attention` as transformers' attention interface asks, with lengths before heads in the output."""
     output, weights = attention(query, key, value, attention_mask, scaling, dropout if module.training else 0.0)
     return output.transpose(1, 2).contiguous(), weights
 
 
 def drop_padding(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, padding_mask: torch.Tensor) -> tuple:
-    """Keys and values of a padded source without the padding, one sentence after the other, for flash attention.
+    """Return keys and values of a padded source without padding, one sentence after the other, for flash attention.
 
     transformers' flash attention would take the mask for the queries' padding too, which it is in self-attention only:
     an output at a position where its source has padding would be zero.
@@ -284,7 +284,7 @@ def compiled(function: Callable, has_static_shapes: bool) -> Callable:
 
 
 class VaswaniLayer(GradientCheckpointingLayer):
-    """What encoder and decoder layers share: the feed-forward sublayer and the post-norm residual (Section 3.1)."""
+    """The common part of all layers: the feed-forward sublayer and the post-norm residual (Section 3.1)."""
 
     # Whether torch.compile is wanted, for training: generation has other shapes, and caches that name each layer.
     is_compiled = False
@@ -305,7 +305,7 @@ class VaswaniLayer(GradientCheckpointingLayer):
         *inputs,
         **options,
     ) -> torch.Tensor:
-        """What `compute` of the layer's class makes of these arguments."""
+        """Call `compute` of the layer's class with these arguments, compiled if that is wanted."""
         compute = type(self).compute
         if self.is_compiled and self.training:
             is_static = isinstance(attention_mask, PackedSentences) and attention_mask.mask is None

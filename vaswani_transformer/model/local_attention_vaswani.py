@@ -21,33 +21,33 @@ _EVERYTHING = 2**31 - 1  # positions: no sequence is longer, and it fits the int
 
 
 def reach(window: int) -> int:
-    """How many positions to each side one position sees."""
+    """Return how many positions to each side one position sees."""
     return min(window // 2, _EVERYTHING)
 
 
 def _is_near(query: torch.Tensor, key: torch.Tensor, window: int, is_causal: bool = False) -> torch.Tensor:
-    """Which key positions the query positions see, as booleans."""
+    """Return which key positions the query positions see, as booleans."""
     far = reach(window)
     return (query - key <= far) & (key - query <= (0 if is_causal else far))
 
 
 def in_window(window: int) -> Callable:
-    """A mask function of transformers' kind."""
+    """Return a mask function of transformers' kind."""
     return lambda batch_idx, head_idx, q_idx, kv_idx: _is_near(q_idx, kv_idx, window)
 
 
 def block_size(window: int) -> int:
-    """Queries that are computed together: at least as many as one of them sees to each side."""
+    """Return the number of queries that are computed together: at least as many as one of them sees to each side."""
     return max(reach(window), _SMALLEST_BLOCK)
 
 
 def is_worthwhile(length: int, window: int) -> bool:
-    """Whether blocks cover less than the whole square of a sequence's positions."""
+    """Return whether blocks cover less than the whole square of a sequence's positions."""
     return length > 4 * block_size(window)
 
 
 class NeighbourMask(NamedTuple):
-    """What each query sees of its own block and the ones beside it, for `restricted_attention`."""
+    """The positions that each query sees of its own block and the ones beside it, for `restricted_attention`."""
 
     # (batch_size * blocks, 1, block, span) booleans; a span is the block before, the block itself and, unless causal,
     # the next block.
@@ -57,7 +57,7 @@ class NeighbourMask(NamedTuple):
 
 
 def block_mask(padding_mask: torch.Tensor, window: int, is_causal: bool) -> NeighbourMask:
-    """The mask of blocks for a `(batch_size, length)` mask, 0 for padding.
+    """Return the mask of blocks for a `(batch_size, length)` mask, 0 for padding.
 
     Every query sees itself, even if it is padding, so that no row is empty.
     """
@@ -79,7 +79,7 @@ def _query_and_key_positions(query_length: int, key_length: int, device: torch.d
 def window_mask(
     padding_mask: torch.Tensor, query_length: int, window: int, is_causal: bool, dtype: torch.dtype | None
 ) -> torch.Tensor:
-    """What each query sees of all keys, itself included, `(batch_size, 1, query_length, key_length)`.
+    """Return what each query sees of all keys, itself included, `(batch_size, 1, query_length, key_length)`.
 
     `padding_mask` is `(batch_size, key_length)`, 0 for padding; the queries are the last of these positions. The result
     is added to scores in `dtype`, or holds booleans without one.
@@ -92,7 +92,7 @@ def window_mask(
 
 
 def narrowed_mask(mask: torch.Tensor, window: int) -> torch.Tensor:
-    """The caller's own mask, limited to the window.
+    """Return the caller's own mask, limited to the window.
 
     It is `(batch_size, 1 or num_heads, query_length, key_length)`, booleans or numbers added to scores, and the queries
     are the last of the keys' positions.
@@ -105,7 +105,7 @@ def narrowed_mask(mask: torch.Tensor, window: int) -> torch.Tensor:
 def restricted_mask(
     config, hidden_states: torch.Tensor, padding_mask: torch.Tensor | None, is_causal: bool, past_key_values
 ) -> NeighbourMask | torch.Tensor | None:
-    """The mask of a self-attention within `config.attention_window`, where `past_key_values` is its cache.
+    """Return the mask of a self-attention within `config.attention_window`, where `past_key_values` is its cache.
 
     `padding_mask` is `(batch_size, cached + length)`, 0 for padding, or the caller's own, as `narrowed_mask` takes it.
 

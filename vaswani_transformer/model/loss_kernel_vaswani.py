@@ -66,7 +66,7 @@ def differentiate_in_place(
 
 @cache
 def is_usable() -> bool:
-    """Whether Triton compiles for this GPU. It needs a C compiler on the machine, and says so when it is tried."""
+    """Return whether Triton compiles for this GPU. It needs a C compiler on the machine, and logs it where it fails."""
     if not is_triton_available():
         return False
     logits, label, loss = (torch.zeros(size, device="cuda") for size in ((1, 2), 1, 1))

@@ -2,9 +2,9 @@ r"""The training loss (Section 5.4): label-smoothed cross-entropy, of logits or 
 
 With z the logits of a token, V the size of the vocabulary and epsilon the smoothing, the loss of the token is
 \(\log\sum\exp z - (1 - \epsilon) z_{label} - \epsilon\,\mathrm{mean}(z)\) and its gradient
-\(\mathrm{softmax}(z) - (1 - \epsilon)\,\mathrm{onehot}(label) - \epsilon / V\). Both are computed together in the
-forward pass, from one visit to a block of tokens, in float32 whatever the logits are. torch's `cross_entropy` and
-transformers' `LabelSmoother` write the log-probabilities of the whole batch to memory and read them for each term.
+\(\mathrm{softmax}(z) - (1 - \epsilon)\,\mathrm{onehot}(label) - \epsilon / V\). Of logits torch computes it. Fused
+with the projection, both are computed in the forward pass, from one visit to a block of tokens, in float32 whatever the
+logits are, and the log-probabilities of the whole batch are never in memory.
 """
 
 import torch
@@ -16,7 +16,7 @@ from .linear_vaswani import is_plain, is_transformed, product_dtype
 IGNORE_INDEX = -100  # the label that torch, transformers and the Trainer leave out of a loss
 BLOCK_ELEMENTS = 2**19  # logits visited at a time on a CPU: 2 MiB in float32, which fit the cache
 PROJECTED_ELEMENTS = 2**24  # logits made at a time by the projection that is fused with the loss: 32 MiB in bf16
-PROJECTED_WIDTHS = 4  # at least so many times d_model tokens, or adding up gradients of the matrix would dominate
+PROJECTED_WIDTHS = 4  # at least 4 times d_model tokens, or adding up gradients of the matrix would dominate
 VOCABULARY_MULTIPLE = 64  # rows that the matrix is filled up to on a GPU: whole tiles of its tensor cores
 
 
@@ -41,9 +41,10 @@ def label_smoothed_cross_entropy(
         ValueError: unless 0 <= epsilon < 1, and on a CPU for a label that is no token id.
     """
     labels, items = _checked(labels.to(logits.device), epsilon, num_items_in_batch, logits.shape[-1])
-    if is_transformed():
-        return _torch_cross_entropy(logits.flatten(0, -2), labels, epsilon, items)
-    return _CrossEntropy.apply(logits.flatten(0, -2), labels, epsilon, items)
+    total = nn.functional.cross_entropy(
+        logits.flatten(0, -2).float(), labels, ignore_index=IGNORE_INDEX, label_smoothing=epsilon, reduction="sum"
+    )
+    return total / items
 
 
 def projected_cross_entropy(
@@ -57,7 +58,7 @@ def projected_cross_entropy(
     """`label_smoothed_cross_entropy` of the logits `hidden @ weight.T + bias`, which never exist all at once.
 
     25,000 tokens of a vocabulary of 37,000 are 1.9 GB of bf16 logits, and as much again for their gradient. Products
-    are computed in autocast's type where it is on. `scripts/benchmarks/loss.py` measures time and memory.
+    are computed in autocast's type where it is on.
 
     `hidden` is `(..., d_model)`, float32 or bf16, `weight` `(vocab_size, d_model)`, `bias` `(vocab_size,)`; all else,
     errors too, as in `label_smoothed_cross_entropy`.
@@ -74,7 +75,7 @@ def projected_cross_entropy(
 
 
 def can_be_fused(projection: nn.Module, hidden: torch.Tensor) -> bool:
-    """Whether `projected_cross_entropy` may replace a projection of `(..., d_model)` states and the loss of its logits.
+    """Return whether `projected_cross_entropy` may replace a projection of `(..., d_model)` states and its loss.
 
     Not if the matrix is spread over devices, or the layer has been replaced or has hooks.
     """
@@ -84,7 +85,7 @@ def can_be_fused(projection: nn.Module, hidden: torch.Tensor) -> bool:
 
 
 def _checked(labels: torch.Tensor, epsilon: float, items: torch.Tensor | int | None, vocab_size: int) -> tuple:
-    """The labels as one row, and what to divide by, both on the device of the labels."""
+    """Return the labels as one row, and what to divide by, both on the device of the labels."""
     if not 0 <= epsilon < 1:
         raise ValueError(f"label smoothing is {epsilon}: it must be at least 0 and below 1")
     if labels.is_cpu and not is_transformed():  # other devices would have to be waited for
@@ -101,54 +102,8 @@ def _checked(labels: torch.Tensor, epsilon: float, items: torch.Tensor | int | N
     return labels.flatten(), items
 
 
-def _torch_cross_entropy(logits, labels, epsilon, items) -> torch.Tensor:
-    """The same by operations that torch can compile, transform and differentiate again."""
-    total = nn.functional.cross_entropy(
-        logits.float(), labels, ignore_index=IGNORE_INDEX, label_smoothing=epsilon, reduction="sum"
-    )
-    return total / items
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """The loss of `(tokens, vocab_size)` logits, summed over tokens and divided by `items`."""
-
-    @staticmethod
-    def forward(ctx, logits, labels, epsilon, items):
-        kept = labels != IGNORE_INDEX
-        label = labels.masked_fill(~kept, 0)[:, None]
-        # Divided at once, except in fp16, whose small numbers would vanish before the gradient scaler has seen them.
-        ctx.divisor = items if logits.dtype == torch.float16 else 1
-        weight = kept.float() * (ctx.divisor / items)  # (tokens,)
-        gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
-        total = torch.zeros((), dtype=torch.float32, device=logits.device)
-        for block in _blocks(logits):
-            z = logits[block].float()
-            losses, g = _differentiate(z, label[block], epsilon)
-            if epsilon:  # or 0 * inf would make a forbidden entry's loss nan
-                losses -= epsilon * z.mean(dim=-1)
-            total += losses.masked_fill_(~kept[block], 0.0).sum() / items
-            if gradient is not None:
-                gradient[block] = g.sub_(epsilon / z.shape[-1]).mul_(weight[block, None])
-        if gradient is not None:
-            ctx.save_for_backward(gradient, logits, labels)
-            ctx.epsilon, ctx.items = epsilon, items
-        return total
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        gradient, logits, labels = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a derivative of the derivative is asked for
-            loss = _torch_cross_entropy(logits, labels, ctx.epsilon, ctx.items)
-            (gradient,) = torch.autograd.grad(loss, logits, create_graph=True)
-            return gradient * grad_output, None, None, None
-        factor = grad_output / ctx.divisor
-        if not factor.is_cpu or factor != 1:  # one more visit to all logits, rarely needed
-            gradient = gradient * factor.to(gradient.dtype)
-        return gradient, None, None, None
-
-
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """The projection to the vocabulary and the loss above, without ever holding the logits of the whole batch.
+    """The projection to the vocabulary and its loss, without ever holding the logits of the whole batch.
 
     Both gradients are products with the gradient of the logits, so they are taken block by block in the forward pass
     and nothing is computed twice. The products' smaller sides are divided by `items`; smoothing, the same for the whole
@@ -216,7 +171,7 @@ def _has_tensor_cores(hidden: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype, rows: int) -> torch.Tensor:
-    """The tensor in another type, with rows of zeros below."""
+    """Return a tensor in another type, with rows of zeros below."""
     if rows == len(tensor):
         return tensor.to(dtype)
     result = torch.zeros(rows, *tensor.shape[1:], dtype=dtype, device=tensor.device)
@@ -225,15 +180,15 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype, rows: int) -> torch.Tensor:
 
 
 def _blocks(logits: torch.Tensor) -> list[slice]:
-    """Rows to visit at once: on a CPU as many as fit the cache."""
+    """Return the rows to visit at once: on a CPU as many as fit the cache."""
     rows = len(logits) if not logits.is_cpu else max(1, BLOCK_ELEMENTS // logits.shape[-1])
     return [slice(start, start + rows) for start in range(0, len(logits), rows)]
 
 
 def _differentiate_in_place(logits, label, vocab_size: int, epsilon: float) -> torch.Tensor:
-    """Losses `(rows,)` of `(rows, vocab_size or more)` logits, without the terms of the mean logit, as is the gradient.
+    """Return losses `(rows,)` of `(rows, vocab_size or more)` logits, without the terms of the mean logit.
 
-    The gradient takes the place of the logits. Those beyond the vocabulary are 0 and stay so.
+    The gradient, without them too, replaces the logits. Those beyond the vocabulary are 0 and stay so.
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     if kernel := _kernel(logits):
@@ -246,7 +201,7 @@ def _differentiate_in_place(logits, label, vocab_size: int, epsilon: float) -> t
 
 
 def _kernel(logits: torch.Tensor):
-    """The Triton kernel that does the same, if it can."""
+    """Return the Triton kernel that does the same, if it can."""
     if not logits.is_cuda or logits.dtype == torch.float64:
         return None
     from .loss_kernel_vaswani import differentiate_in_place, is_usable  # Triton takes half a second to import
@@ -255,7 +210,7 @@ def _kernel(logits: torch.Tensor):
 
 
 def _differentiate(z: torch.Tensor, label: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses `(rows,)` and gradient of float32 logits `(rows, vocab_size)`, without the terms of the mean logit.
+    """Return losses `(rows,)` and gradient of float32 logits `(rows, vocab_size)`, without the terms of the mean logit.
 
     torch's softmax takes half the time of its exp on a CPU; the largest probability, never below 1 / V, gives the sum
     of exponentials. `label` is `(rows, 1)`.

@@ -121,14 +121,14 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
         return embeddings
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """As in `PreTrainedModel`, which ties nothing where the output projection has a matrix of its own."""
+        """Return ties as `PreTrainedModel` does, which has none if the output projection has a matrix of its own."""
         if all_submodels or self.config.tie_word_embeddings or not self.config.shares_embeddings:
             return super().get_expanded_tied_weights_keys(all_submodels)
         return dict(self._tied_weights_keys or {})
 
     @property
     def dummy_inputs(self) -> dict[str, torch.Tensor]:
-        """Two short sentences, one padded, for tracing."""
+        """Return two short sentences, one padded, for tracing."""
         pad, eos = self.config.pad_token_id, self.config.eos_token_id
         eos = eos[0] if isinstance(eos, list) else eos
         input_ids = torch.tensor([[4, 6, 5, 4, eos], [4, 7, eos, pad, pad]], device=self.device)
@@ -136,7 +136,7 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
 
 
 class VaswaniStack(VaswaniPreTrainedModel):
-    """What encoder and decoder share: embeddings times sqrt(d_model) plus positions, with dropout (3.4, 3.5, 5.4)."""
+    """The common part of both stacks: embeddings times sqrt(d_model) plus positions, with dropout (3.4, 3.5, 5.4)."""
 
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
@@ -154,14 +154,16 @@ class VaswaniStack(VaswaniPreTrainedModel):
 
     @staticmethod
     def vocabulary_of(config: VaswaniConfig) -> int:
-        """Entries of the vocabulary that this stack reads."""
+        """Return the number of entries of the vocabulary that this stack reads."""
         return config.vocab_size
 
-    def look_up(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, name: str) -> torch.Tensor:
-        """Token embeddings `(batch_size, length, d_model)`, not yet scaled; `name` is what errors call the input."""
+    def token_embeddings(
+        self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, name: str
+    ) -> torch.Tensor:
+        """Return embeddings `(batch_size, length, d_model)`, not yet scaled; `name` is what errors call the input."""
         if (input_ids is None) == (inputs_embeds is None):
-            given = "neither" if input_ids is None else "both"
-            raise ValueError(f"give either {name}_ids or {name.replace('input', 'inputs')}_embeds; {given} given")
+            number = "neither" if input_ids is None else "both"
+            raise ValueError(f"give either {name}_ids or {name.replace('input', 'inputs')}_embeds; {number} given")
         if inputs_embeds is not None:
             return inputs_embeds
         try:
@@ -174,19 +176,19 @@ class VaswaniStack(VaswaniPreTrainedModel):
             ) from error
 
     def embed(self, embeddings: torch.Tensor, position_ids: torch.Tensor, end: int) -> torch.Tensor:
-        """Embeddings `(batch_size, length, d_model)`, scaled, plus those of positions below `end`, with dropout."""
+        """Scale `(batch_size, length, d_model)` embeddings, add those of positions below `end`, and apply dropout."""
         positions = self.embed_positions(position_ids, end).to(embeddings.dtype)
         summed = (embeddings * self.embed_scale + positions).to(stream_dtype(embeddings, self.training))
         return dropout(summed, p=self.dropout, training=self.training)
 
     def output_of(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The stack's output, given that of its last layer, both `(batch_size, length, d_model)`."""
+        """Return the stack's output, given that of its last layer, both `(batch_size, length, d_model)`."""
         return hidden_states if self.layer_norm is None else normalized(self.layer_norm, hidden_states)
 
     def sentences(
         self, hidden_states: torch.Tensor, queries: SentencePlaces, keys: SentencePlaces, is_causal: bool = False
     ) -> PackedSentences:
-        """What each position of a batch without padding sees."""
+        """Return what each position of a batch without padding sees."""
         has_dropout = self.training and self.config.attention_dropout > 0
         return pack_sentences(self.config, hidden_states, queries, keys, is_causal, has_dropout)
 
@@ -197,7 +199,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
         is_causal: bool = False,
         past_key_values: Cache | None = None,
     ):
-        """What each position sees, in the form that the attention implementation takes.
+        """Return what each position sees, in the form that the attention implementation takes.
 
         `attention_mask` is `(batch_size, cached + length)`, 0 for padding.
         """
@@ -209,11 +211,11 @@ class VaswaniStack(VaswaniPreTrainedModel):
             options["and_mask_function"] = in_window(config.attention_window)
         make = create_causal_mask if is_causal else create_bidirectional_mask
         if not is_causal:
-            attention_mask = self.of_all_queries(attention_mask)
+            attention_mask = self.expand_padding_mask(attention_mask)
         return make(config=config, inputs_embeds=hidden_states, attention_mask=attention_mask, **options)
 
-    def of_all_queries(self, padding_mask: torch.Tensor | None) -> torch.Tensor | None:
-        """In training on an accelerator, `(batch_size, 1, 1, key_length)` in place of `(batch_size, key_length)`.
+    def expand_padding_mask(self, padding_mask: torch.Tensor | None) -> torch.Tensor | None:
+        """Return `(batch_size, 1, 1, key_length)` for `(batch_size, key_length)` in training on an accelerator.
 
         Given the latter, transformers asks the device whether there is any padding, and waits for its answer.
         """
@@ -249,7 +251,7 @@ class VaswaniEncoder(VaswaniStack):
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encode a source; arguments and errors as in [`VaswaniForConditionalGeneration`]'s `forward`."""
-        embeddings = self.look_up(input_ids, inputs_embeds, "input")
+        embeddings = self.token_embeddings(input_ids, inputs_embeds, "input")
         length = embeddings.shape[1]
         if source_offsets is None:
             hidden_states = self.embed(embeddings, torch.arange(length, device=embeddings.device), length)
@@ -266,7 +268,7 @@ class VaswaniEncoder(VaswaniStack):
 class VaswaniDecoder(VaswaniStack):
     """The decoder: `decoder_layers` times [`VaswaniDecoderLayer`] over the embedded target so far.
 
-    Its arithmetic stands a second time in `incremental_decoding_vaswani`, for `generate()` alone. A step of a search
+    Its arithmetic is repeated in `incremental_decoding_vaswani`, for `generate()` alone. A step of a search
     has one token a row, and what is done here for whole sequences, any mask and any cache would cost as much as the
     arithmetic itself; the tests hold the two to the same outputs. All else (training, attention weights, other caches,
     changed layers) is computed here.
@@ -285,7 +287,7 @@ class VaswaniDecoder(VaswaniStack):
 
     @staticmethod
     def vocabulary_of(config: VaswaniConfig) -> int:
-        """Entries of the target's vocabulary."""
+        """Return the number of entries of the target's vocabulary."""
         return config.target_vocab_size
 
     @merge_with_config_defaults
@@ -308,14 +310,14 @@ class VaswaniDecoder(VaswaniStack):
 
         `input_ids`, `attention_mask` and `inputs_embeds` are those that [`VaswaniForConditionalGeneration`]'s `forward`
         calls `decoder_...`; `encoder_hidden_states` is `(batch_size, source_length, d_model)`. A cache that is no
-        `EncoderDecoderCache` holds the target's keys and values, and the source's are computed anew.
+        `EncoderDecoderCache` holds the target's keys and values, and the source's are computed again.
         """
         if isinstance(past_key_values, DecodingCache):
             raise ValueError(
                 "past_key_values comes from generate() and serves the whole model's steps only: give the decoder a"
                 " DynamicCache"
             )
-        embeddings = self.look_up(input_ids, inputs_embeds, "decoder_input")
+        embeddings = self.token_embeddings(input_ids, inputs_embeds, "decoder_input")
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
@@ -348,7 +350,7 @@ class VaswaniDecoder(VaswaniStack):
     def _embed_and_mask(
         self, embeddings, attention_mask, encoder_hidden_states, encoder_attention_mask, self_attention_cache
     ) -> tuple:
-        """For a padded batch the first layer's input, and the masks of the target and of the source."""
+        """Return the first layer's input of a padded batch, and the masks of the target and of the source."""
         length = embeddings.shape[1]
         past_length = self_attention_cache.get_seq_length() if self_attention_cache is not None else 0
         # A static cache counts in a tensor; its capacity bounds the positions without waiting for the device.
@@ -365,7 +367,7 @@ class VaswaniDecoder(VaswaniStack):
         encoder_attention_mask = create_bidirectional_mask(
             config=self.config,
             inputs_embeds=hidden_states,
-            attention_mask=self.of_all_queries(encoder_attention_mask),
+            attention_mask=self.expand_padding_mask(encoder_attention_mask),
             encoder_hidden_states=encoder_hidden_states,
         )
         return hidden_states, causal_mask, encoder_attention_mask
@@ -391,7 +393,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The source embeddings: the shared matrix where there is one."""
+        """Return the source embeddings: the shared matrix where there is one."""
         return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
@@ -418,7 +420,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
         max_length: int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        """The decoder's output, `(batch_size, target_length, d_model)`.
+        """Compute the decoder's output, `(batch_size, target_length, d_model)`.
 
         Arguments and errors as in [`VaswaniForConditionalGeneration`]'s `forward`, without those about the loss.
         """
@@ -518,7 +520,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         max_length: int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
-        """Logits of the next token at every position and, given `labels`, the loss.
+        """Compute logits of the next token at every position and, given `labels`, the loss.
 
         Args:
             input_ids: `(batch_size, source_length)` token ids.
@@ -601,7 +603,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         return Seq2SeqLMOutput(loss=loss, logits=None if skip_logits else logits, **others)
 
     def prepare_inputs_for_generation(self, input_ids, next_sequence_length=None, past_key_values=None, **kwargs):
-        """As in `GenerationMixin`; for our own steps, only what they need."""
+        """Prepare as `GenerationMixin` does; for our own steps, only what they need."""
         if not isinstance(past_key_values, DecodingCache):
             return super().prepare_inputs_for_generation(
                 input_ids, next_sequence_length=next_sequence_length, past_key_values=past_key_values, **kwargs
@@ -625,7 +627,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
 
     @staticmethod
     def create_masks_for_generate(config, **options):
-        """As transformers', which `generate()` calls for static caches, limited to `attention_window`."""
+        """Make masks as transformers does for `generate()` with static caches, limited to `attention_window`."""
         if config.attention_window is not None:
             options["and_mask_function"] = in_window(config.attention_window)
         return create_masks_for_generate(config=config, **options)

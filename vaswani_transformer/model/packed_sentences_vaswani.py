@@ -23,7 +23,7 @@ _WIDEST_HEAD = 256  # of flash attention, which takes multiples of 8
 
 
 class SentencePlaces(NamedTuple):
-    """Where the sentences of a row of tokens are."""
+    """The places of the sentences of a row of tokens."""
 
     offsets: torch.Tensor  # (sentences + 1,) int32: where each sentence starts, and the end of the last one
     positions: torch.Tensor  # (tokens,): that of each token in its sentence, from 0
@@ -32,7 +32,7 @@ class SentencePlaces(NamedTuple):
 
 
 class PackedSentences(NamedTuple):
-    """What each query sees: the keys of its own sentence, up to its own position if causal. In a mask's place."""
+    """The keys that each query sees, in a mask's place: those of its own sentence, up to its position if causal."""
 
     queries: SentencePlaces
     keys: SentencePlaces
@@ -44,7 +44,7 @@ class PackedSentences(NamedTuple):
 def check_packed(
     config: VaswaniConfig, source_offsets: torch.Tensor | None, target_offsets: torch.Tensor | None, **others
 ) -> None:
-    """Refuse what a batch without padding cannot have; `others` are arguments of `forward`.
+    """Refuse arguments of `forward`, `others`, that a batch without padding cannot have.
 
     Raises:
         ValueError: for one kind of offsets without the other, or not as many, and for each other argument that is set.
@@ -65,7 +65,7 @@ def check_packed(
 
 
 def place_sentences(offsets: torch.Tensor, tokens: int, max_length: int | None) -> SentencePlaces:
-    """Where the sentences of a row of `tokens` tokens are, on the device of `offsets`.
+    """Return where the sentences of a row of `tokens` tokens are, on the device of `offsets`.
 
     `max_length` bounds the length of a sentence where the offsets cannot be read without waiting for a device.
 
@@ -93,7 +93,7 @@ def pack_sentences(
     is_causal: bool,
     has_dropout: bool,
 ) -> PackedSentences:
-    """What each token of `hidden_states`, `(1, tokens, d_model)`, sees of the tokens that `keys` places.
+    """Return what each token of `hidden_states`, `(1, tokens, d_model)`, sees of the tokens that `keys` places.
 
     `has_dropout`: attention weights are dropped, which flash attention cannot.
     """
@@ -113,7 +113,7 @@ def pack_sentences(
 
 
 def can_use_flash_attention(config: VaswaniConfig, states: torch.Tensor) -> bool:
-    """Whether torch has `varlen_attn` for heads of this width on the device of `states`, in the type of products."""
+    """Return whether torch has `varlen_attn` for heads of this width, device of `states` and type of products."""
     if not _takes_our_arguments(varlen_attn) or states.device.type != "cuda" or not _has_kernel(states.device.index):
         return False
     width, is_half = config.d_k, product_dtype(states) in (torch.float16, torch.bfloat16)
@@ -122,7 +122,7 @@ def can_use_flash_attention(config: VaswaniConfig, states: torch.Tensor) -> bool
 
 @cache
 def _takes_our_arguments(function) -> bool:
-    """Whether it is there, and not the first `varlen_attn` that torch had, with other arguments."""
+    """Return whether there is a `varlen_attn`, and not the first one that torch had, with other arguments."""
     return function is not None and {"scale", "window_size"} <= inspect.signature(function).parameters.keys()
 
 
@@ -134,7 +134,7 @@ def _has_kernel(index: int | None) -> bool:
 def flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: PackedSentences, scaling: float
 ) -> torch.Tensor:
-    """Equation (1) within each sentence, of `(1, num_heads, tokens, d_k)`; output `(1, tokens, num_heads, d_v)`."""
+    """Compute Equation (1) in each sentence, of `(1, num_heads, tokens, d_k)`; output `(1, tokens, num_heads, d_v)`."""
     query, key, value = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
     offsets, lengths = (packed.queries.offsets, packed.keys.offsets), (packed.queries.longest, packed.keys.longest)
     window = (-1, 0) if packed.is_causal else (-1, -1)
@@ -142,7 +142,7 @@ def flash_attention(
 
 
 def spread(states: torch.Tensor, places: SentencePlaces) -> torch.Tensor:
-    """Sentences beside each other: `(1, num_heads, tokens, width)` to `(sentences, num_heads, longest, width)`."""
+    """Put sentences beside each other: `(1, num_heads, tokens, width)` to `(sentences, num_heads, longest, width)`."""
     rows = states[0].transpose(0, 1)
     sentences = len(places.offsets) - 1
     empty = rows.new_zeros(sentences * places.longest, *rows.shape[1:])
@@ -151,5 +151,5 @@ def spread(states: torch.Tensor, places: SentencePlaces) -> torch.Tensor:
 
 
 def gather(states: torch.Tensor, places: SentencePlaces) -> torch.Tensor:
-    """Sentences one after the other: `(sentences, longest, num_heads, width)` to `(1, tokens, num_heads, width)`."""
+    """Put sentences in one row: `(sentences, longest, num_heads, width)` to `(1, tokens, num_heads, width)`."""
     return states.flatten(0, 1).index_select(0, places.slots)[None]

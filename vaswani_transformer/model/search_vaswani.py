@@ -208,12 +208,12 @@ class _Search:
 
     @property
     def running(self) -> int:
-        """Number of sentences that are not done."""
+        """Return the number of sentences that are not done."""
         return sum(not sentence.is_done for sentence in self.sentences)
 
     @property
     def is_open(self) -> bool:
-        """Whether any sentence is not done."""
+        """Return whether any sentence is not done."""
         return self.running > 0
 
     def _first_values(self, sentences: int, device: torch.device) -> torch.Tensor:
@@ -305,7 +305,7 @@ class Search(_Search):
 
     @property
     def source_length(self) -> int:
-        """Tokens that are kept of each source, those of the longest one, with padding; 0 if all are done."""
+        """Return the tokens that are kept of each source, with padding: those of the longest; 0 if all are done."""
         return max(self.cache.source_lengths, default=0)
 
     def add(

@@ -1,7 +1,7 @@
 """Texts as SentencePiece reads them, where a backend of `tokenizers` with the same pieces would read them otherwise.
 
-Two things differ. SentencePiece replaces the longest match of its table of characters, wherever it stands; the
-normaliser `Precompiled` of `tokenizers` looks at one grapheme at a time and replaces all of it by what stands for its
+Two things differ. SentencePiece replaces the longest match of its table of characters, wherever it is; the
+normaliser `Precompiled` of `tokenizers` looks at one grapheme at a time and replaces all of it by the value of its
 shortest prefix, so that an accent after a ligature is lost. And a language code such as ``>>fra<<`` is a token at the
 start of a text only, for `MarianTokenizer`; for `tokenizers` it is one anywhere. Texts in which either may happen are
 rewritten before the backend reads them.
@@ -38,7 +38,7 @@ LABEL, HAS_VALUE, VALUE = 0x800000FF, 0x100, 0x7FFFFFFF
 
 
 def below(unit):
-    """The number by which a unit's place differs from that of its children, before their bytes."""
+    """Return the number by which a unit's place differs from that of its children, before their bytes."""
     return unit >> 10 << ((unit & 0x200) >> 6)
 
 
@@ -54,12 +54,12 @@ class CharacterMap:
         self._values = precompiled[4 + size :]
 
     def value(self, place: int) -> str:
-        """The text at a place of the table, whatever a damaged one holds there."""
+        """Return the text at a place of the table, whatever a damaged one has there."""
         return self._values[place:].partition(b"\0")[0].decode("utf-8", "replace")
 
     def longest(self, text: bytes, start: int) -> tuple[int, int] | None:
-        """End and place of the value of the longest entry that stands at `start`."""
-        units, found = self.units, None
+        """Return the end of the longest entry that starts at `start`, and the place of its value."""
+        units, longest = self.units, None
         node = below(units[0])
         for end in range(start, len(text)):
             node ^= text[end]
@@ -68,11 +68,11 @@ class CharacterMap:
             unit = units[node]
             node ^= below(unit)
             if unit & HAS_VALUE and node < len(units):
-                found = end + 1, units[node] & VALUE
-        return found
+                longest = end + 1, units[node] & VALUE
+        return longest
 
     def __call__(self, text: str) -> str:
-        """The text with every longest match from the left replaced."""
+        """Return the text with every longest match from the left replaced."""
         data, place, parts = text.encode("utf-8"), 0, []
         while place < len(data):
             end, value = self.longest(data, place) or (None, None)
@@ -96,7 +96,7 @@ class SentencePieceText:
 
     @classmethod
     def for_backend(cls, backend) -> "SentencePieceText | None":
-        """What a backend needs: None if it was not made from a SentencePiece model."""
+        """Return the rewriter that a backend needs: None if it was not made from a SentencePiece model."""
         state = json.loads(backend.normalizer.__getstate__()) if backend.normalizer is not None else {}
         rules = state.get("normalizers", [])
         if not any(rule.get("pattern") == {"String": SEPARATOR} for rule in rules):
@@ -107,7 +107,7 @@ class SentencePieceText:
         return cls(base64.b64decode(tables[0]) if tables else None, codes)
 
     def __call__(self, text: str) -> str:
-        """The text as the backend must get it; the same object where there is nothing to change."""
+        """Return the text as the backend must get it; the same object where there is nothing to change."""
         code = ""
         if self._codes and text.startswith(">>") and (end := text.find("<<")) != -1:
             code, text = text[: end + 2], text[end + 2 :]

@@ -36,7 +36,7 @@ SETTING_RANGES: dict[str, tuple[type, float, float]] = {
 
 
 def broken_range(name: str, value) -> str | None:
-    """What a setting of `SETTING_RANGES` must be, if `value` is not; a NaN is in no range."""
+    """Return the rule of a setting of `SETTING_RANGES` if `value` breaks it, else None; a NaN is in no range."""
     kind, least, most = SETTING_RANGES[name]
     is_number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     if is_number and least <= value <= most:

@@ -23,7 +23,7 @@ class TwoSidedCall:
     """A tokenizer with `side` encodes targets by it."""
 
     def __call__(self, text=None, text_pair=None, text_target=None, text_pair_target=None, *args, **kwargs):
-        """As of every tokenizer: sources as `text`, targets as `text_target`, both together with ``labels``."""
+        """Encode as tokenizers do: sources as `text`, targets as `text_target`, both together with ``labels``."""
         limit = kwargs.pop("max_target_length", None)
         if text_target is None:
             return super().__call__(text, text_pair, None, None, *args, **kwargs)
@@ -107,11 +107,11 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
 
     @classmethod
     def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs):
-        """The files as they are: transformers would take the first apart for a class with an `__init__` of its own."""
+        """Return the files as they are, which transformers would take apart for a class with its own `__init__`."""
         return kwargs
 
     def side(self, name: str) -> "VaswaniTokenizer":
-        """A tokenizer for ``"source"`` or ``"target"`` alone, in every respect; it shares the backend of this one."""
+        """Return a tokenizer for ``"source"`` or ``"target"`` alone; it shares the backend of this one."""
         if name not in _SIDES:
             raise ValueError(f"a tokenizer has the sides {' and '.join(_SIDES)}, not {name!r}")
         view = copy.copy(self)
@@ -131,12 +131,12 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
 
     @property
     def vocab_size(self) -> int:
-        """The number of the source's tokens, without those that were added."""
+        """Return the number of the source's tokens, without those that were added."""
         size = self._tokenizer.get_vocab_size(with_added_tokens=False)
         return size if self.known_tokens is None else min(size, self.known_tokens[0])
 
     def get_vocab(self) -> dict[str, int]:
-        """The ids of the target's tokens."""
+        """Return the ids of the target's tokens."""
         target = self._target
         vocabulary = super(VaswaniTokenizer, target).get_vocab()
         if target.known_tokens is None:
@@ -144,7 +144,7 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
         return {token: number for token, number in vocabulary.items() if number < target.known_tokens[0]}
 
     def rewritten(self, text):
-        """A text, or texts in lists, as the backend of this side must get them: see the modules of the rewriters."""
+        """Return a text, or texts in lists, as the backend of this side must get them: see the rewriters' modules."""
         rewriters = self._rewriters_of_side()
         if not rewriters or text is None:
             return text
@@ -165,7 +165,7 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
         return self._rewriters[self._which]
 
     def known_ids(self, ids: list[int]) -> list[int]:
-        """Ids of the backend of this side, with the unknown token's for those that the model lacks."""
+        """Return ids of the backend of this side, with the unknown token's for those that the model lacks."""
         if self.known_tokens is None or not ids or max(ids) < self.known_tokens[0]:
             return ids
         return [number if number < self.known_tokens[0] else self._known_id(number) for number in ids]
@@ -195,11 +195,11 @@ class VaswaniTokenizer(TwoSidedCall, PreTrainedTokenizerFast):
         return self if self._is_side else self.side("target")
 
     def convert_ids_to_tokens(self, ids, skip_special_tokens: bool = False):
-        """The target's tokens for ids."""
+        """Return the target's tokens for ids."""
         return super(VaswaniTokenizer, self._target).convert_ids_to_tokens(ids, skip_special_tokens)
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """The text of tokens of the target."""
+        """Return the text of tokens of the target."""
         return super(VaswaniTokenizer, self._target).convert_tokens_to_string(tokens)
 
     def _convert_id_to_token(self, index: int) -> str | None:

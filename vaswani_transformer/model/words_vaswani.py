@@ -1,4 +1,4 @@
-"""What some toolkits do to words and no backend of `tokenizers` does: Moses' rules, and pieces that are cut again.
+"""Treatments of words that no backend of `tokenizers` has: Moses' rules, and pieces that are cut again.
 
 Texts are rewritten before the backend reads them, as in `sentencepiece_vaswani.py`.
 """
@@ -8,20 +8,20 @@ import re
 import unicodedata
 
 _MOST_CACHED = 1 << 16
-# Letters of the supplementary private use areas, one for each number of a piece; a word of one of them is that piece.
+# Characters of the supplementary private use areas, one for each number of a piece; as a word it is that piece.
 _FIRST, _PER_AREA = 0xF0000, 0xFFFE
 MOST_PIECES = 2 * _PER_AREA
 _END = "</w>"  # ends the last piece of a word
-_STRANGER = "\ufff1"  # in place of such letters in a text: as unknown as those
+_STRANGER = "\ufff1"  # in place of such characters in a text: as unknown as those
 
 
 def letter_of(number: int) -> str:
-    """The letter that stands for the piece of a number below `MOST_PIECES`."""
+    """Return the character that stands for the piece of a number below `MOST_PIECES`."""
     return chr(_FIRST + number if number < _PER_AREA else _FIRST + 0x10000 + number - _PER_AREA)
 
 
 def number_of(token: str | None) -> int | None:
-    """The number of the piece that a backend's token stands for; None for the name of a piece itself."""
+    """Return the number of the piece that a backend's token stands for; None for the name of a piece itself."""
     place = ord(token[0]) - _FIRST if token else -1
     return None if place < 0 else place if place < _PER_AREA else place - 0x10000 + _PER_AREA
 
@@ -29,7 +29,7 @@ def number_of(token: str | None) -> int | None:
 class SubwordText:
     """Has pieces of subword-nmt that the vocabulary lacks cut again, as its option `--vocabulary` does.
 
-    A piece is cut into the two that were merged into it, until the vocabulary has them or they are letters.
+    A piece is cut into the two that were merged into it, until the vocabulary has them or they are characters.
     """
 
     def __init__(self, backend):
@@ -42,11 +42,11 @@ class SubwordText:
 
     @classmethod
     def for_backend(cls, backend) -> "SubwordText | None":
-        """What a backend needs: None if its vocabulary has no letters that stand for pieces."""
+        """Return the rewriter that a backend needs: None if its vocabulary has no characters for pieces."""
         return None if backend.token_to_id(letter_of(0) + _END) is None else cls(backend)
 
     def __call__(self, text: str) -> str:
-        """The text as the backend must get it; the same object where there is nothing to change."""
+        """Return the text as the backend must get it; the same object where there is nothing to change."""
         text = re.sub(r"[\U000F0000-\U0010FFFF]", _STRANGER, text)
         normalizer = self._backend.normalizer
         words = (normalizer.normalize_str(text) if normalizer is not None else text).split()
@@ -103,14 +103,14 @@ class MosesText:
         self._settings = {"aggressive_dash_splits": aggressive_dash_splits, "escape": escape, "return_str": True}
 
     def __call__(self, text: str) -> str:
-        """The tokens of a text with spaces between them."""
+        """Return the tokens of a text with spaces between them."""
         if self._punctuation is not None:
             text = unicodedata.normalize("NFKC", text).translate({0x2019: "'", 0x201C: '"', 0x201D: '"'})
             text = self._punctuation.normalize(_without_extra_spaces(text))
         return self._tokenizer.tokenize(text, **self._settings)
 
     def back(self, text: str) -> str:
-        """The text of tokens with spaces between them."""
+        """Return the text of tokens with spaces between them."""
         text = self._detokenizer.detokenize(text.split())
         return text if self._punctuation is None else _without_extra_spaces(text)
 

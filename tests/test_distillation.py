@@ -1,6 +1,5 @@
 """`vaswani distill`: the text that teachers write for a student, what is kept of it, and resuming in every step."""
 
-import argparse
 import json
 import math
 import re
@@ -24,7 +23,7 @@ from training_runs import equal, weights_of
 import vaswani_transformer as vt
 from vaswani_transformer import distillation
 from vaswani_transformer.cli.main import main
-from vaswani_transformer.cli.options import load_for_decoding
+from vaswani_transformer.cli.train import load_teachers
 from vaswani_transformer.data.recipe_data import data_sources
 from vaswani_transformer.decoding.file_translator import FileTranslator
 from vaswani_transformer.decoding.translator import Translator
@@ -74,17 +73,11 @@ def made(student, tmp_path, monkeypatch):
 
     def make(teachers, name="out", **teaching):
         recipe = load_recipe(str(student), {"output": str(tmp_path / name)})
-        load = partial(load_for_decoding, model_arguments(teachers))
+        load = partial(load_teachers, list(map(str, teachers)))
         distill(list(map(str, teachers)), recipe, load, TeacherOptions(**teaching), progress=False)
         return pairs_of(tmp_path / name)
 
     return make
-
-
-def model_arguments(teachers):
-    return argparse.Namespace(
-        model=str(teachers[0]), ensemble=list(map(str, teachers[1:])), device="cpu", precision=None, combine=None
-    )
 
 
 def pairs_of(folder) -> list[tuple[str, str]]:
@@ -151,9 +144,7 @@ def test_samples_follow_the_seed_and_are_no_search(teachers, made, student, tmp_
     drawn, again, searched = (made(teachers[:1], name, sample=name != "c") for name in "abc")
     assert drawn == again != searched
     recipe = load_recipe(str(student), {"output": str(tmp_path / "d"), "seed": 1})
-    distill(
-        teachers[:1], recipe, partial(load_for_decoding, model_arguments(teachers[:1])), TeacherOptions(sample=True)
-    )
+    distill(teachers[:1], recipe, partial(load_teachers, list(map(str, teachers[:1]))), TeacherOptions(sample=True))
     assert pairs_of(tmp_path / "d") != drawn
 
 
@@ -200,7 +191,7 @@ def test_workers_write_what_one_process_writes(teachers, student, tmp_path, here
     monkeypatch.setattr(distillation, "train", lambda recipe, progress: None)
     monkeypatch.setattr(distillation, "FileTranslator", partial(FileTranslator, window=WINDOW))
     command = ["distill", teachers[0], "--student", student, "--quiet", *way, "--output"]
-    monkeypatch.setattr("vaswani_transformer.cli.train._run", lambda run: run() or 0)
+    monkeypatch.setattr("vaswani_transformer.cli.train._train", lambda run: run())
     assert translating.run(*command, tmp_path / "one") == 0
     here.append(3)
     for name, workers in (("workers", ["--workers", "3"]), ("finished by one", [])):
@@ -248,7 +239,7 @@ def test_the_command_resumes_in_every_step(teachers, student, tmp_path, monkeypa
 
 
 def nothing_is_translated(monkeypatch):
-    monkeypatch.setattr("vaswani_transformer.cli.train.load_for_decoding", lambda _: pytest.fail("loaded a teacher"))
+    monkeypatch.setattr("vaswani_transformer.cli.train.load_for_decoding", lambda *_: pytest.fail("loaded a teacher"))
 
 
 def stop_after_step(step, monkeypatch):

@@ -266,16 +266,16 @@ def test_without_matplotlib_there_is_still_the_page(folder, tmp_path, monkeypatc
         ([" "], "the source is empty: give a sentence"),
         ([], "give either a SENTENCE or a file of sentences with --report FILE"),
         (["a dog", "--report", "x"], "give either a SENTENCE or a file of sentences with --report FILE"),
-        (["a dog", "--alignments", "x"], "--alignments is for --report FILE: leave it out"),
-        (["a dog", "--output", "x.svg"], "--output x.svg is not a kind of file that this command writes"),
+        (["a dog", "--alignments", "x"], "SENTENCE and --alignments cannot be combined"),
+        (["a dog", "--output", "x.svg"], "--output x.svg cannot be written: give FILE.png, FILE.html or a folder"),
         (["x " * 41, "--target", "y"], "tokens are too many to read in 6 panels of encoder self-attention, at most 40"),
         (["dog " * 1000], "tokens, too many to show, at most 1,000"),
         (["a dog", "--target", "Hund " * 1000], "the target has "),
         (["a dog", "--target", "caf\udce9"], "the target: 'utf-8' codec can't encode"),
-        (["a dog", "--tokens-per-batch", "9"], "--tokens-per-batch is for --report FILE: leave it out"),
-        (["a dog", "--output", ""], "--output is empty"),
+        (["a dog", "--tokens-per-batch", "9"], "SENTENCE and --tokens-per-batch cannot be combined"),
+        (["a dog", "--output", ""], 'Invalid value "" for --output'),
         (["--report", "missing"], "missing: No such file"),
-        (["--report", "x", "--layer", "1"], "--layer is for one sentence"),
+        (["--report", "x", "--layer", "1"], "--report and --layer cannot be combined"),
     ],
 )
 def test_mistakes_in_the_command_are_one_line_and_write_nothing(
@@ -293,11 +293,11 @@ def test_a_place_where_nothing_can_be_written_is_refused_before_any_work(folder,
     file = tmp_path / "file"
     for words in (["a dog", "--output", file / "x.png"], ["--report", file, "--output", file / "new" / "x.md"]):
         assert run("no_model", *words) == 2
-        assert f"is within the file {tmp_path / 'file'}: give a folder" in capsys.readouterr().err
+        assert f"is within the file {tmp_path / 'file'}: give another folder" in capsys.readouterr().err
     assert (tmp_path / "file").read_text() == "here\n"
 
 
 def test_an_exported_model_is_refused(tmp_path, capsys):
     (tmp_path / "export.json").write_text("{}")
     assert run(tmp_path, "a dog") == 2
-    assert "an exported model gives no attention weights" in capsys.readouterr().err
+    assert "cannot be made a model again" in capsys.readouterr().err

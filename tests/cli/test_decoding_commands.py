@@ -4,7 +4,6 @@ import io
 import json
 import re
 import sys
-from argparse import ArgumentParser
 
 import pytest
 import torch
@@ -14,8 +13,6 @@ from model_folders import reconfigure, write_model
 from translating import OPTIONS, run
 
 from vaswani_transformer import load_model
-from vaswani_transformer.cli.main import make_parser
-from vaswani_transformer.cli.options import _RANGES
 from vaswani_transformer.hardware import choose_device
 
 model = translating.model
@@ -51,74 +48,62 @@ WRITTEN += [("evaluate", "--json")]
 
 
 @pytest.mark.parametrize(("command", "option"), READ + WRITTEN)
-def test_a_folder_is_no_file_and_a_url_neither(tmp_path, fails, command, option):
+def test_a_folder_is_no_file(tmp_path, fails, command, option):
     words = [command, "MODEL", *COMMANDS[command](*files_of(tmp_path))]
-    line = fails(*words, option, tmp_path / "folder")
-    assert line == f"error: {option} is {tmp_path}/folder, a folder: give a file"
-    assert f"{option} is s3://bucket/file: give a file on the disk" in fails(*words, option, "s3://bucket/file")
-    assert f"error: {option} is empty" in fails(*words, option, "")
+    assert fails(*words, option, tmp_path / "folder") == f"error: {option} {tmp_path}/folder is a folder: give a file"
+    assert f'Invalid value "" for {option}' in fails(*words, option, "")
 
 
 @pytest.mark.parametrize(("command", "option"), WRITTEN)
 def test_a_file_to_write_needs_a_folder(tmp_path, fails, command, option):
     words = [command, "MODEL", *COMMANDS[command](*files_of(tmp_path))]
-    line = fails(*words, option, tmp_path / "none" / "x")
-    assert line == f"error: {option} is {tmp_path}/none/x, and the folder {tmp_path}/none is not there: make it first"
-    line = fails(*words, option, tmp_path / "out.gz")
-    assert line == f"error: {option} is {tmp_path}/out.gz, and what is written is not packed: leave out .gz"
-    line = fails(*words, option, tmp_path / "a.en" / "x")
-    assert "a.en is a file, not a folder" in line
+    for name in ("none/x", "a.en/x"):
+        assert f"{option} {tmp_path}/{name} cannot be written" in fails(*words, option, tmp_path / name)
+    assert "not packed: leave out .gz" in fails(*words, option, tmp_path / "out.gz")
+    assert "is the same file as" in fails(*words, option, tmp_path / "a.en")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.de", "a.en", "folder"]
 
 
 def test_a_file_that_may_not_be_written_is_reported_first(tmp_path, fails, monkeypatch):
     words = ["score", "MODEL", *COMMANDS["score"](*files_of(tmp_path))]
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert fails(*words, "--json", tmp_path / "x", status=1) == f"error: Permission denied ({tmp_path}/x)"
+    assert fails(*words, "--json", tmp_path / "x").endswith("cannot be written: no permission")
 
 
-SERVED = ("port", "max_models", "max_characters", "queue", "timeout")
-
-
-@pytest.mark.parametrize("name", [name for name, (_, most) in _RANGES.items() if isinstance(most, int)])
-def test_a_number_beyond_its_range_is_refused_with_both_ends(fails, name):
-    flag, (least, most) = "--" + name.replace("_", "-"), _RANGES[name]
-    for value in {most + 1, least - 1}:
-        if isinstance(least, int):
-            words = ["serve", "MODEL"] if name in SERVED else ["translate", "MODEL", "A dog.", "--sample"]
-            line = fails(*words, flag, str(value))
-            assert re.fullmatch(rf"error: {flag} is {value}(\.0)?: it must be from {least} to {most:,}", line)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "MODEL", "--port", "65536"],
+        ["serve", "MODEL", "--timeout", "nan"],
+        ["translate", "MODEL", "--beams", "0"],
+        ["translate", "MODEL", "--window", "10000001"],
+        ["translate", "MODEL", "--sample", "--temperature", "inf"],
+        ["translate", "MODEL", "--length-penalty", "nan"],
+        ["average", "FOLDER", "--output", "x", "--last", "0"],
+        ["score", "MODEL", "--source", "a", "--target", "b", "--tokens-per-batch", "0"],
+    ],
+)
+def test_a_number_beyond_its_range_is_refused(fails, words):
+    line = fails(*words)
+    assert words[-2] in line and words[-1] in line and f"(see `vaswani {words[0]} --help`)" in line
 
 
 @pytest.mark.parametrize("command", ["translate", "score"])
 def test_combine_goes_with_an_ensemble(tmp_path, fails, command):
     words = [command, "MODEL", *COMMANDS[command](*files_of(tmp_path))]
     line = fails(*words, "--combine", "probabilities")
-    assert line == "error: --combine is for several models: give --ensemble too, or leave it out"
-    assert "--combine: invalid choice: 'votes'" in fails(*words, "--ensemble", "B", "--combine", "votes")
+    assert line == "error: --combine is for --ensemble: give that too, or leave --combine out"
+    assert 'Invalid value "votes" for --combine' in fails(*words, "--ensemble", "B", "--combine", "votes")
 
 
 def test_a_sentence_taken_for_a_member_of_the_ensemble(model, capsys):
     assert run("translate", model, "--ensemble", model, "Two dogs.", "--device", "cpu") == 2
     line = capsys.readouterr().err.strip()
-    assert line == "error: --ensemble: there is no model folder Two dogs. (sentences stand before --ensemble)"
+    assert line == "error: there is no model folder Two dogs."
 
 
-def test_a_model_is_all_that_translate_requires(capsys):
-    assert run("translate") == 2
-    assert "required: MODEL (see" in capsys.readouterr().err
-
-
-def test_defaults_stand_in_the_help():
-    def of_option(command: str, flag: str) -> str:
-        subparsers = next(action for action in make_parser()._actions if isinstance(action.choices, dict))
-        parser: ArgumentParser = subparsers.choices[command]
-        return next(action.help for action in parser._actions if flag in action.option_strings)
-
-    for command in ("translate", "score"):
-        assert "(default: 2000)" in of_option(command, "--window")
-        assert "(default: probabilities)" in of_option(command, "--combine")
-        assert "(default: as the model was saved)" in of_option(command, "--precision")
+def test_a_model_is_all_that_translate_requires(fails):
+    assert "MODEL requires an argument (see `vaswani translate --help`)" in fails("translate")
 
 
 def test_a_bar_leaves_the_lines_of_the_output_whole(model, source, tmp_path, monkeypatch):
@@ -141,7 +126,7 @@ def test_evaluate_reads_its_files_itself(model, tmp_path, capsys, cache):
     german.write_text("Ein Hund.\nZwei.\n")
     words = ["evaluate", model, "--source", english, "--reference", german, "--device", "cpu"]
     assert run(*words) == 2
-    assert capsys.readouterr().err.startswith(f"error: {english} has 1 lines and {german} has 2")
+    assert f"{english} has 1 lines and {german} has 2" in capsys.readouterr().err
     german.write_text("Ein Hund.\n")
     assert run(*words, "--beams", "2", "--max-new-tokens", "8", "--json", tmp_path / "scores") == 0
     assert "split" not in capsys.readouterr().err and not list(cache.iterdir())

@@ -45,7 +45,8 @@ def test_evaluate_writes_over_nothing_that_it_reads(evaluate, tmp_path, capsys, 
     options = [word if word.startswith("--") else tmp_path / word for word in options]
     assert evaluate(*options) == 2
     error = capsys.readouterr().err
-    assert f"{names} are the same file" in error and len(error.splitlines()) == 1
+    assert all(name in error for name in names.split(" and ")) and len(error.splitlines()) == 1
+    assert "is the same file as" in error
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
 

@@ -244,14 +244,14 @@ def test_killed_it_resumes_to_the_same_bytes(model, source, expected, tmp_path, 
 
 def test_what_does_not_combine_is_one_line(model, source, tmp_path, fails, monkeypatch):
     out = ["--output", tmp_path / "out"]
-    files = "--workers and --engine are for files on the disk: give --input FILE and --output FILE"
+    files = "--resume and --workers are for files on the disk: give --input FILE and --output FILE"
     for message, words in (
         (files, ["A dog.", *out, "--workers", "2"]),
         (files, ["--workers", "2"]),
         (files, ["--input", source, "--workers", "2"]),
         (files, ["--input", source, "--output", "/dev/null", "--engine", "ray"]),
         (files, ["--input", source, "--prefix", "/dev/stdin", *out, "--workers", "2"]),
-        ("not for several workers", ["--format", "html", "--input", source, *out, "--workers", "2"]),
+        ("--format html and --workers", ["--format", "html", "--input", source, *out, "--workers", "2"]),
         ("--workers is 0: it must be from 1", ["--input", source, *out, "--workers", "0"]),
         ("there is no model folder", ["--input", source, *out, "--workers", "2", "--ensemble", tmp_path / "none"]),
     ):
@@ -260,7 +260,7 @@ def test_what_does_not_combine_is_one_line(model, source, tmp_path, fails, monke
     monkeypatch.setitem(sys.modules, "ray.data", None)
     assert "engine ray needs ray" in fails("translate", model, "--input", source, *out, "--engine", "ray")
     monkeypatch.setattr("vaswani_transformer.cli.files.is_launched", lambda: True)
-    assert "translate starts its processes itself" in fails("translate", model, "A dog.")
+    assert "this command starts its processes itself" in fails("translate", model, "A dog.")
 
 
 @pytest.mark.slow

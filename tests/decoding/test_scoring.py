@@ -169,7 +169,7 @@ def interrupt():
 def test_mistakes(folder, files, tmp_path, fails):
     (tmp_path / "one").write_text("Ein Hund.\n")
     line = fails("score", folder, "--source", tmp_path / "source", "--target", tmp_path / "one")
-    assert "source has 32 lines and" in line and "one has 1;" in line
+    assert "source has 32 lines and" in line and "one has 1 lines" in line
     (tmp_path / "bad").write_bytes(b"Ein Hund.\n\xff\n")
     assert "bad, line 2" in fails("score", folder, *files[:2], "--target", tmp_path / "bad")
     assert "nowhere" in fails("score", folder, *files[:2], "--target", tmp_path / "nowhere")

@@ -216,13 +216,13 @@ def test_positions_command(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["tabel3"], "there is no experiment 'tabel3': did you mean 'table3'?"),
+        (["tabel3"], 'Did you mean "table3"?'),
         (["table3", "--only", "c-dmodel-2048"], "did you mean 'c-dmodel-1024'?"),
         (["table3"], "give --data-dir, the folder with train.en.gz, train.de.gz"),
         (["table3", "--data-dir", "/nowhere"], "--data-dir /nowhere is incomplete"),
         (["table3", "--set", "max_stepz=3"], "did you mean 'max_steps'?"),
-        (["table3", "--set", "output=there"], "--set output is not for an experiment: give --output"),
-        (["table1", "--output", __file__], "is a file: give a folder"),
+        (["table3", "--set", "output=there"], "--set 'output=there' is no setting of a cell"),
+        (["table1", "--output", __file__], "is within the file"),
         (["table4", "--data-dir", "."], "the folder with gum.train.trees.gz, gum.dev.trees.gz (or as plain text"),
         (["table3", "--only", "Z"], "there are: base"),
     ],

@@ -394,7 +394,7 @@ def test_the_commands_take_an_exported_model(tmp_path, folder, exported, capsys)
 def test_what_the_commands_cannot_do_with_an_exported_model(folder, exported, option, fails):
     value = [folder] if option == "--ensemble" else []
     line = fails("translate", exported, "A dog.", option, *value)
-    assert line == f"error: {option} is not possible with an exported model: give the model itself"
+    assert option in line and "an exported model" in line
 
 
 def test_a_precision_that_is_not_there_is_refused(exported, fails):
@@ -442,7 +442,7 @@ def test_the_command_that_export_prints_can_be_typed(tmp_path, folder, capsys, m
 
 def test_outputs_that_cannot_be(tmp_path, folder, fails):
     (tmp_path / "file").touch()
-    assert fails("export", folder, "--output", "").startswith("error: --output is empty")
+    assert fails("export", folder, "--output", "").startswith('error: Invalid value "" for --output')
     assert "file/x" in fails("export", folder, "--output", tmp_path / "file" / "x")
 
 

@@ -172,9 +172,9 @@ def test_bad_trees_in_training(trees, run, tmp_path):
         (("evaluate", "{model}", "--trees", "{trees}/none.trees"), "none.trees: No such file"),
         (("evaluate", "--predicted", "{trees}/train.trees", "--trees", "{trees}/dev.trees"), "8 gold trees and 60"),
         (("predict", "{trees}", "x"), "holds no model"),
-        (("predict", "{model}", "x", "--input", "y"), "not both"),
+        (("predict", "{model}", "x", "--input", "y"), "SENTENCE and --input cannot be combined"),
         (("predict", "{model}", "a b c d", "--max-new-tokens", "3"), "at least 5 tokens"),
-        (("predict", "{model}", "x", "--beams", "0"), "--beams is 0"),
+        (("predict", "{model}", "x", "--beams", "0"), 'Invalid value "0" for --beams'),
     ],
 )
 def test_mistakes_end_in_one_line(model, trees, run, words, message):

@@ -157,18 +157,18 @@ def test_an_interrupted_output_is_gone_on_with(model, run, sentences, tmp_path, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["x", "--resume"], "--resume continues a file that was made from a file"),
+        (["x", "--resume"], "--resume is for --input FILE and --output FILE"),
         (
             ["--input", "{sentences}", "--output", "/dev/stdout", "--resume"],
-            "--resume continues a file that was made from a file",
+            "--resume is for --input FILE and --output FILE",
         ),
-        (["--input", "{sentences}", "--output", "out", "--resume", "--text"], "leave --text out"),
+        (["--input", "{sentences}", "--output", "out", "--resume", "--text"], "--text and --resume cannot be combined"),
         (["caf\udce9 is"], "line 1: word 1 is"),
         (["a \0 b"], "line 1: word 2 is"),
-        (["x", "--window", "0"], "--window is 0"),
-        (["x", "--pictures", "{sentences}"], "is a file: give a folder"),
+        (["x", "--window", "0"], 'Invalid value "0" for --window'),
+        (["x", "--pictures", "{sentences}"], "is within the file"),
         (["x", "--pictures", "{sentences}/x"], "is within the file"),
-        (["x", "--pictures", ""], "--pictures is empty"),
+        (["x", "--pictures", ""], 'Invalid value "" for --pictures'),
     ],
 )
 def test_mistakes_end_in_one_line(model, run, sentences, words, message):
@@ -244,7 +244,7 @@ def test_bad_trees_are_left_out_where_asked_and_counted(model, trees, run, tmp_p
     run(*command, "--skip-bad")
     assert len((tmp_path / "run" / "text" / "dev.words").read_text().splitlines()) == 8
     err = run("evaluate", "--trees", trees / "dev.trees", "--predicted", bad, "--skip-bad", status=2).err
-    assert "--skip-bad does not go with --predicted" in err
+    assert "--predicted and --skip-bad cannot be combined" in err
     err = run("evaluate", "--trees", trees / "dev.trees", "--predicted", bad, status=2).err
     assert "bad.trees, line 9" in err and "--skip-bad" not in err
 

@@ -13,7 +13,6 @@ from saved_models import change
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, GenerationConfig, modeling_utils
 
 from vaswani_transformer import Translator, UserError, VaswaniConfig, load_model
-from vaswani_transformer.cli import options
 from vaswani_transformer.cli.main import main
 from vaswani_transformer.errors import reading
 from vaswani_transformer.loading import check_generation_config
@@ -144,14 +143,6 @@ def test_a_recipe_takes_what_the_model_can_be_loaded_with(folder, name):
             assert name in error_of(check_recipe, recipe) and name in error_of(load_model, folder)
             with pytest.raises(ValueError, match=name):
                 model.generate(torch.tensor([[5, 2]]), **{**search, name: value})
-
-
-def test_options_of_commands_have_the_ranges_of_their_settings():
-    names = {"beams": "num_beams", "nbest": "num_return_sequences"}
-    for option, limits in options._RANGES.items():
-        setting = names.get(option, option)
-        if setting in SETTING_RANGES and setting != "top_k":
-            assert limits == SETTING_RANGES[setting][1:]
 
 
 # config.json ------------------------------------------------------------------------------------------------------

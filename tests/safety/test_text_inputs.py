@@ -185,7 +185,7 @@ import vaswani_transformer.cli.translate as translate
 from test_text_inputs import change
 from vaswani_transformer.cli.main import main
 load = translate.load_for_decoding
-translate.load_for_decoding = lambda arguments: change(Path({str(path)!r}), {how!r}) or load(arguments)
+translate.load_for_decoding = lambda *options: change(Path({str(path)!r}), {how!r}) or load(*options)
 sys.exit(main(["translate", {str(model)!r}, "--input", {str(path)!r}, "--output", {str(output)!r}]))
 """
     problem = ": No such file" if how == "vanishes" else " has changed while it was read"

@@ -1,131 +1,217 @@
-"""The commands around text and recipes: `vaswani prepare`, `tokenizer`, `recipes` and `presets`."""
+"""The commands around text and recipes: `vaswani clean`, `prepare`, `tokenizer`, `recipes` and `presets`."""
 
-import argparse
-import dataclasses
+import shlex
 import sys
 from itertools import chain
 from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
 
 from ..errors import UserError
-from .command import add_command, add_engine_options, add_recipe_options, resumable
+from ..recipes.recipe import DATA, TOKENIZER, load_recipe
+from .options import SEVERAL, Engine, Path_, read_recipe, recipe_options
+
+_OF_TEXT = (
+    "train_source", "train_target", "train_data", "validation_source", "validation_target", "validation_data",
+    "data_dir", "data_config", "train_split", "validation_split", "source_column", "target_column", "seed",
+)  # fmt: skip
+_NOT_PREPARED = ("prepared", "expected_pairs", "expected_source_length", "expected_target_length")
+TextOptions = recipe_options(lambda field: field.name in _OF_TEXT)
+PrepareOptions = recipe_options(
+    lambda field: (
+        field.name in ("seed", "from_model")
+        or (field.metadata["group"] in (DATA, TOKENIZER) and field.name not in _NOT_PREPARED)
+    )
+)
+_RULES = Parameter(group=Group.create_ordered("rules, in their order"))
 
 
-def add_tokenizer(commands) -> None:
-    """Add `vaswani tokenizer`."""
-    parser = add_command(commands, "tokenizer", _tokenizer, "train a shared subword vocabulary on text files")
-    parser.add_argument("files", metavar="FILE", nargs="+", help="text files of both languages (.gz works)")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder for the tokenizer")
-    parser.add_argument("--kind", default="bpe", choices=["bpe", "wordpiece"], help="default: bpe, as for en-de")
-    parser.add_argument("--vocab-size", type=int, help="entries (default: 37000 for bpe, 32000 for wordpiece)")
-    parser.add_argument("--overwrite", action="store_true", help="replace a tokenizer in the folder")
+def tokenizer(
+    *files: Path_,
+    output: Path_,
+    kind: Literal["bpe", "wordpiece"] = "bpe",
+    vocab_size: int | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Train a shared subword vocabulary on text files.
 
-
-def _tokenizer(arguments: argparse.Namespace) -> int:
+    Args:
+        files: text files of both languages (.gz works)
+        output: folder for the tokenizer
+        kind: bpe as for en-de, or wordpiece
+        vocab_size: entries (default: 37000 for bpe, 32000 for wordpiece)
+        overwrite: replace a tokenizer in the folder
+    """
     from ..data.text_files import read_lines
     from ..data.tokenization import train_tokenizer
     from ..output_folder import OutputFolder, locked
 
-    with locked(arguments.output):
-        folder, names = Path(arguments.output), ("tokenizer_config.json", "tokenizer.json")
-        if (folder / names[-1]).exists() and not arguments.overwrite:
+    with locked(output):
+        folder, names = Path(output), ("tokenizer_config.json", "tokenizer.json")
+        if (folder / names[-1]).exists() and not overwrite:
             raise UserError(f"{folder} already holds a tokenizer: give another --output, or --overwrite to replace it")
-        output = OutputFolder(folder)
-        output.check_ours()
-        output.check(names)
-        lines = chain.from_iterable(read_lines(Path(file)) for file in arguments.files)
-        tokenizer = train_tokenizer(
-            lines, kind=arguments.kind, vocab_size=arguments.vocab_size, show_progress=sys.stderr.isatty()
-        )
-        with output.staging() as staging:
-            tokenizer.save_pretrained(staging)
-            output.place(staging, last=names[-1], stale=names)
-    print(f"tokenizer of {len(tokenizer):,} entries: {folder}")
-    return 0
+        written = OutputFolder(folder)
+        written.check_ours()
+        written.check(names)
+        lines = chain.from_iterable(read_lines(Path(file)) for file in files)
+        trained = train_tokenizer(lines, kind=kind, vocab_size=vocab_size, show_progress=sys.stderr.isatty())
+        with written.staging() as staging:
+            trained.save_pretrained(staging)
+            written.place(staging, last=names[-1], stale=names)
+    print(f"tokenizer of {len(trained):,} entries: {folder}")
 
 
-def add_prepare(commands) -> None:
-    """Add `vaswani prepare`."""
-    from ..recipes.recipe import DATA, TOKENIZER, Recipe
+def prepare(
+    recipe: Path_,
+    /,
+    *,
+    output: Path_ | None = None,
+    workers: int | None = None,
+    engine: Engine = "local",
+    overwrite: bool = False,
+    check: bool = False,
+    quiet: bool = False,
+    options: PrepareOptions = PrepareOptions(),  # noqa: B008 (of cyclopts)
+) -> None:
+    """Tokenise a recipe's data once, for `vaswani train RECIPE --prepared FOLDER`.
 
-    parser = add_command(
-        commands,
-        "prepare",
-        _prepare,
-        "tokenise a recipe's data once, for `vaswani train RECIPE --prepared FOLDER`",
-        "Tokenise and filter the data of a recipe into a folder that `vaswani train RECIPE --prepared FOLDER` maps into"
-        " memory. The same command resumes after an interruption. With --check give the folder instead of a recipe.",
-    )
-    parser.usage = "vaswani prepare RECIPE --output FOLDER [--workers N] [--FIELD VALUE ...]"
-    parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe, or path of a YAML file")
-    parser.add_argument(
-        "--output", metavar="FOLDER", help="the folder to make, or to resume in; also s3://bucket/folder"
-    )
-    add_engine_options(parser, "processes (default: one per processor, fewer for a short text)")
-    parser.add_argument("--overwrite", action="store_true", help="remove an earlier preparation in the folder first")
-    parser.add_argument("--check", action="store_true", help="read all of a prepared folder and compare its checksums")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    fields = [field for field in dataclasses.fields(Recipe) if field.metadata["group"] in (DATA, TOKENIZER)]
-    fields = [field for field in fields if field.name != "prepared" and not field.name.startswith("expected_")]
-    fields += [field for field in dataclasses.fields(Recipe) if field.name in ("seed", "from_model")]
-    add_recipe_options(parser, fields)
+    Tokenise and filter the data of a recipe into a folder that training maps into memory. The same command resumes
+    after an interruption.
 
-
-def _prepare(arguments: argparse.Namespace) -> int:
+    Args:
+        recipe: name of a recipe, or path of a YAML file; with --check the folder
+        output: the folder to make, or to resume in; also s3://bucket/folder
+        workers: processes (default: one per processor, fewer for a short text)
+        engine: where workers run: on this machine, or on a cluster by Ray
+        overwrite: remove an earlier preparation in the folder first
+        check: read all of a prepared folder and compare its checksums
+        quiet: no progress bar
+    """
+    from ..data.filtering import FilterCounts
+    from ..data.prepare import prepare as prepare_data
     from ..data.prepared import verify_prepared
 
-    if arguments.check:
-        prepared = verify_prepared(arguments.recipe)
+    if check:
+        prepared = verify_prepared(recipe)
         shards = sum(len(part["shards"]) for part in prepared.manifest["parts"].values())
         pairs = len(prepared.train) + len(prepared.validation)
-        print(f"{arguments.recipe}: {pairs:,} pairs in {shards:,} shards, all unchanged")
-        return 0
-    if arguments.output is None:
+        print(f"{recipe}: {pairs:,} pairs in {shards:,} shards, all unchanged")
+        return
+    if output is None:
         raise UserError("no folder to prepare the data in: give --output FOLDER")
-    return _prepare_pairs(arguments)
-
-
-@resumable
-def _prepare_pairs(arguments: argparse.Namespace) -> int:
-    from ..data.filtering import FilterCounts
-    from ..data.prepare import prepare
-    from ..data.recipe_data import expand_home
-    from ..recipes.recipe import Recipe, load_recipe
-
-    names = {field.name for field in dataclasses.fields(Recipe)} - {"output", "overwrite"}
-    overrides = {name: value for name, value in vars(arguments).items() if name in names}
     no_limit = dict.fromkeys(("tokens_per_batch", "tokens_per_device"), 10**9)  # batches are made in training
-    recipe = load_recipe(arguments.recipe, overrides | no_limit)
-    expand_home(recipe)
-    manifest = prepare(
-        recipe, arguments.output, arguments.workers, progress=not arguments.quiet, overwrite=arguments.overwrite,
-        engine=arguments.engine,
+    manifest = prepare_data(
+        read_recipe(recipe, options, **no_limit), output, workers, progress=not quiet, overwrite=overwrite,
+        engine=engine,
     )  # fmt: skip
     for label, part in (("training", "train"), ("validation", "validation")):
         print(f"{label}: {FilterCounts(**manifest['parts'][part]['counts'])}")
-    print(f"prepared: {arguments.output}")
-    return 0
+    print(f"prepared: {output}")
 
 
-def add_lists(commands) -> None:
-    """Add `vaswani recipes` and `vaswani presets`."""
-    parser = add_command(commands, "recipes", _recipes, "list the recipes that ship with the package")
-    parser.add_argument("name", nargs="?", help="print this recipe")
-    parser = add_command(commands, "presets", _presets, "list models by name, the paper's first, with their parameters")
+def clean(
+    recipe: Path_,
+    /,
+    *,
+    output: Path_,
+    workers: int | None = None,
+    engine: Engine = "local",
+    overwrite: bool = False,
+    quiet: bool = False,
+    keep_identical: Annotated[bool, _RULES] = False,
+    max_characters: Annotated[int, _RULES] = 1000,
+    max_words: Annotated[int, _RULES] = 200,
+    length_ratio: Annotated[float, _RULES] = 4.0,
+    test: Annotated[list[Path_] | None, SEVERAL, _RULES] = None,
+    scores: Annotated[Path_ | None, _RULES] = None,
+    score_key: Annotated[str | None, _RULES] = None,
+    minimum_score: Annotated[float | None, _RULES] = None,
+    maximum_score: Annotated[float | None, _RULES] = None,
+    languages: Annotated[tuple[str, str] | None, _RULES] = None,
+    keep_duplicates: Annotated[bool, _RULES] = False,
+    near_duplicates: Annotated[float | None, _RULES] = None,
+    near_side: Annotated[Literal["source", "target", "both"], _RULES] = "both",
+    options: TextOptions = TextOptions(),  # noqa: B008 (of cyclopts)
+) -> None:
+    """Write a recipe's training text without bad pairs, with a report.
+
+    The report says what each rule has dropped. The same command resumes after an interruption.
+
+    Args:
+        recipe: name of a recipe, or path of a YAML file
+        output: the folder to make, or to resume in
+        workers: processes (default: one per processor, fewer for a short text)
+        engine: where workers run: on this machine, or on a cluster by Ray
+        overwrite: replace what an earlier cleaning has written in the folder, once all is done
+        quiet: no progress bar
+        keep_identical: keep pairs of two equal sides
+        max_characters: drop pairs with more characters on a side
+        max_words: drop pairs with more words on a side
+        length_ratio: drop pairs whose ratio of characters is more than this many robust standard deviations off what
+            is usual in this text (0: no limit)
+        test: drop pairs with a side that is a line of these text files, as it is of the recipe's validation text
+        scores: scores by another program, a line each pair: a number, TSV with it last (Bicleaner AI), JSON
+            (OpusFilter)
+        score_key: where the number is in JSON, such as LengthRatioFilter or LanguageIDFilter.0
+        minimum_score: drop pairs with a lower score
+        maximum_score: drop pairs with a higher score
+        languages: drop pairs with a side that is not in its language, such as en de; needs the extra `cleaning`
+        keep_duplicates: keep copies of earlier pairs
+        near_duplicates: drop pairs that are like an earlier one, with this share of their runs of characters in
+            common; needs `cleaning`
+        near_side: what is compared for that
+    """
+    from ..data.cleaning import REPORT
+    from ..data.cleaning import clean as clean_text
+    from ..data.cleaning_rules import KEPT, NAMES, CleaningRules
+
+    rules = CleaningRules(
+        max_characters, max_words, length_ratio, keep_identical, keep_duplicates, near_duplicates, near_side,
+        tuple(test or ()), languages, scores, score_key, minimum_score, maximum_score,
+    )  # fmt: skip
+    changed = read_recipe(recipe, options)
+    manifest = clean_text(
+        changed, output, rules, workers, progress=not quiet, overwrite=overwrite, engine=engine,
+    )  # fmt: skip
+    counts = dict(manifest["counts"])
+    kept, read = counts.pop(NAMES[KEPT]), sum(manifest["counts"].values())
+    dropped = ", ".join(f"{pairs:,} {name}" for name, pairs in counts.items()) or "none"
+    print(f"{read:,} pairs read, {kept:,} kept; dropped: {dropped}")
+    print(f"report: {Path(output) / REPORT}")
+    print(f"train on it: vaswani train {shlex.join([recipe, *_train_options(load_recipe(recipe), changed, output)])}")
 
 
-def _recipes(arguments: argparse.Namespace) -> int:
+def _train_options(as_it_is: Any, recipe: Any, folder: str) -> list[str]:
+    """Return options by which a recipe reads the text that was cleaned of it, and its validation text beside it."""
+    fields = {"train_data": str(Path(folder).absolute()), "train_source": None, "train_target": None}
+    fields |= {"data_config": None, "train_split": "train"}
+    fields |= {"source_column": recipe.source_column, "target_column": recipe.target_column}
+    if recipe.validation_source or recipe.validation_data or recipe.validation_split:
+        fields |= {"validation_source": None, "validation_target": None, "validation_data": None}
+        fields |= {"validation_split": "validation"}
+    changed = {name: value for name, value in fields.items() if getattr(as_it_is, name) != value}
+    return [word for name, value in changed.items() for word in (f"--{name.replace('_', '-')}", value or "none")]
+
+
+def recipes(name: str | None = None, /) -> None:
+    """List the recipes that ship with the package.
+
+    Args:
+        name: print this recipe
+    """
     from ..recipes.recipe import describe, read_recipe, recipe_names
 
-    if arguments.name:
-        print(read_recipe(arguments.name)[0], end="")
-        return 0
+    if name:
+        print(read_recipe(name)[0], end="")
+        return
     names = recipe_names()
-    for name in names:
-        print(f"{name:{max(map(len, names))}}  {describe(name)}")
-    return 0
+    for each in names:
+        print(f"{each:{max(map(len, names))}}  {describe(each)}")
 
 
-def _presets(arguments: argparse.Namespace) -> int:
+def presets() -> None:
+    """List models by name, the paper's first, with their parameters."""
     import torch
 
     from ..model.configuration_vaswani import VaswaniConfig
@@ -140,4 +226,3 @@ def _presets(arguments: argparse.Namespace) -> int:
             f" d_model {config.d_model}, d_ff {config.d_ff}, {config.num_heads} heads, d_k {config.d_k},"
             f" d_v {config.d_v}, dropout {config.dropout}, vocabulary {config.vocab_size:,}"
         )
-    return 0

@@ -1,60 +1,80 @@
-"""The command `vaswani`: parses arguments, runs a command, turns errors into one line and an exit status."""
+"""The command `vaswani`: finds the command, parses its options, turns errors into one line and an exit status."""
 
-import argparse
 import errno
 import functools
 import logging
 import os
 import sys
+import time
+import traceback
 import warnings
 
-from ..errors import UserError, is_panic, one_line, shortened
-from .attention import add_attention
-from .clean import add_clean
-from .command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, Parser, is_first_process, leave_failed
-from .data import add_lists, add_prepare, add_tokenizer
-from .evaluate import add_evaluate, add_score
-from .experiment import add_experiment
-from .files import option_flag
-from .models import add_average, add_export, add_import, add_push
-from .parse import add_parse
-from .serve import add_serve
-from .train import add_demo, add_distill, add_train
-from .translate import add_translate
+import wrapt
+from cyclopts import App, CycloptsError, Parameter
 
-_LONGEST = 1500  # letters of an error message
+from .. import __version__
+from ..errors import UserError, is_panic, one_line, shortened
+from .running import (
+    EXIT_FAILURE,
+    EXIT_USAGE,
+    REPORTING_SECONDS,
+    is_first_process,
+    leave_failed,
+    leave_process_group,
+    report_stop,
+)
+
+_LONGEST = 1500  # characters of an error message
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_COMMANDS = (
-    add_demo, add_train, add_translate, add_serve, add_score, add_evaluate, add_distill,
-    add_average, add_export, add_push, add_attention, add_parse, add_experiment, add_clean, add_prepare, add_tokenizer,
-    add_import, add_lists,
-)  # fmt: skip
+_FAILED_WRITES = ("PytorchStreamWriter", "unexpected pos", "iostream error")  # torch reports the disk's error like this
+_COMMANDS = {  # the function of each command, whose module is imported when it is needed
+    "demo": "train:demo", "train": "train:train", "translate": "translate:translate", "serve": "serve:serve",
+    "score": "evaluate:score", "evaluate": "evaluate:evaluate", "distill": "train:distill",
+    "average": "models:average", "export": "models:export", "push": "models:push",
+    "attention": "attention:attention", "experiment": "experiment:experiment", "clean": "data:clean",
+    "prepare": "data:prepare", "tokenizer": "data:tokenizer", "import": "models:import_", "recipes": "data:recipes",
+    "presets": "data:presets",
+}  # fmt: skip
+_PARSING = {"train": "parse:train", "predict": "parse:predict", "evaluate": "parse:evaluate"}
+_ESCAPE = "\0"  # in front of a word such as "- Yes.", which is no option; no argument of a program can hold it
 
 
 @functools.cache
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
-    from .. import __version__
+def make_app() -> App:
+    """Return the application with all commands, none of whose modules is imported yet."""
 
-    description = 'Train, evaluate and use the Transformer of "Attention Is All You Need".'
-    parser = Parser(prog="vaswani", description=description, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"vaswani_transformer {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    for add_command in _COMMANDS:
-        add_command(commands)
-    return parser
+    def shown(value):
+        return str(value) if value not in (None, False, True) and value != [] else None
+
+    app = App(
+        name="vaswani",
+        help='Train, evaluate and use the Transformer of "Attention Is All You Need".',
+        version=f"vaswani_transformer {__version__}",
+        help_format="plaintext",
+        default_parameter=Parameter(negative_bool=(), negative_iterable=(), show_default=shown, allow_repeating=True),
+    )
+    parse = App(name="parse", help="Constituency parsing: train, predict, evaluate.")
+    app.command(parse)
+    for parent, commands in ((app, _COMMANDS), (parse, _PARSING)):
+        for name, function in commands.items():
+            parent.command(f"{__package__}.{function}", name=name)
+    app.register_install_completion_command()
+    return app
 
 
-def _quiet_libraries() -> None:
-    """Leave standard error to our own messages."""
+def _prepare_libraries() -> None:
+    """Leave standard error to our own messages, and limit threads; libraries follow when they are imported."""
+    from ..hardware import limit_threads
+
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     warnings.filterwarnings("ignore")
-    from datasets.utils import logging as datasets_logging
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    datasets_logging.set_verbosity_error()
+    quiet = {
+        "transformers.utils.logging": lambda module: (module.set_verbosity_error(), module.disable_progress_bar()),
+        "datasets.utils.logging": lambda module: module.set_verbosity_error(),
+        "torch": lambda _: limit_threads(),
+    }
+    for module, hook in quiet.items():
+        wrapt.register_post_import_hook(hook, module)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("vaswani_transformer").setLevel(logging.INFO if is_first_process() else logging.WARNING)
     for stream in (sys.stdout, sys.stderr):
@@ -62,12 +82,8 @@ def _quiet_libraries() -> None:
             stream.reconfigure(encoding="utf-8")  # translations are not limited to the terminal's own encoding
 
 
-def _explain(error: BaseException, arguments: argparse.Namespace) -> str | None:
-    """An error of the user or of the machine in one line; None for one that may be a mistake in our code."""
-    import torch
-
-    from ..training.checkpoints import is_failed_write
-
+def _explain(error: BaseException, words: list[str]) -> str:
+    """Return what is wrong and what to do, for a reader who does not know the code."""
     if isinstance(error, UserError):
         return str(error)
     if is_panic(error):  # of a text where a regular expression has tried ten million ways, most of all
@@ -76,56 +92,84 @@ def _explain(error: BaseException, arguments: argparse.Namespace) -> str | None:
         where = f" ({error.filename})" if error.filename else ""
         fix = ": free some space and run the same command again" if error.errno in _DISK_FULL else ""
         return f"{error.strerror or error}{where}{fix}"
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator: " in str(error):
-        if arguments.parser.prog.endswith((" train", " distill")):
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAlloc" in str(error):
+        if words[:1] in (["train"], ["distill"]):
             return "out of memory: lower tokens_per_device; tokens_per_batch, and so the training, stays as it is"
-        # What was given of those whose product is the memory of a search.
-        names = ("beams", "nbest", "max_new_tokens", "tokens_per_batch")
-        given = [option_flag(name) for name in names if getattr(arguments, name, None) is not None]
-        return f"out of memory: lower {' or '.join(given)}" if given else "out of memory: use a machine with more of it"
+        return "out of memory: lower --tokens-per-batch or --beams, or use a machine with more of it"
+    if any(reason in str(error) for reason in _FAILED_WRITES) or type(error).__name__ == "SafetensorError":
+        return f"a file could not be written ({one_line(error, 200)}): free some space and run the same command again"
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # of `Path.resolve`
         return f"{str(error).removeprefix('Symlink loop from ')} is a link that leads to itself: give another name"
-    if is_failed_write(error):
-        reason = str(error).splitlines()[0][:200]
-        return f"a file could not be written ({reason}): is the disk full? Free some space and run the command again"
-    return None
+    return f"unexpected {type(error).__name__}: {one_line(error)}; the same command with --debug shows where"
 
 
 def _on_a_line(message: str) -> str:
-    """A message, which may quote files of strangers, without what a terminal would obey, and not too long to read."""
-    line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(message.split()))
+    """Return a message, which may quote files of strangers, without what a terminal would obey, and not too long."""
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
     return shortened(line, _LONGEST)
+
+
+def _report(error: BaseException, words: list[str], debug: bool) -> int:
+    """Print an error, in one line unless `debug`; returns the exit status. One of several processes ends here."""
+    message, status = _on_a_line(_explain(error, words)), EXIT_USAGE if isinstance(error, UserError) else EXIT_FAILURE
+    if debug:
+        traceback.print_exception(error)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        leave_failed(error, message, status)
+    print(f"error: {message}", file=sys.stderr)
+    return status
+
+
+def _refuse(error: CycloptsError) -> int:
+    """Report a wrong option; of several processes, one on each machine prints it."""
+    error.verbose = False
+    name = " ".join(["vaswani", *(error.command_chain or ())])
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(REPORTING_SECONDS)
+        return EXIT_USAGE
+    message = _on_a_line(str(error).replace(_ESCAPE, "")).removesuffix(".")
+    print(f"error: {message} (see `{name} --help`)", file=sys.stderr)
+    return EXIT_USAGE
+
+
+def _run(words: list[str]) -> int:
+    """Run the command of a command line; returns its exit status."""
+    options = words[: words.index("--")] if "--" in words else words
+    escaped = [_ESCAPE + word if word[:1] == "-" and " " in word and "=" not in word else word for word in options]
+    app = make_app()
+    if words[:1] in ([], ["--help"], ["-h"], ["parse"]):  # what each command does is in its module
+        for name in _COMMANDS:
+            app[name]
+        for name in _PARSING:
+            app["parse"][name]
+    command, bound, _ = app.parse_args(escaped + words[len(options) :], exit_on_error=False, print_error=False)
+    _prepare_libraries()
+    given = {name: value.lstrip(_ESCAPE) if isinstance(value, str) else value for name, value in bound.kwargs.items()}
+    arguments = [value.lstrip(_ESCAPE) if isinstance(value, str) else value for value in bound.args]
+    status = command(*arguments, **given)
+    sys.stdout.flush()  # here, so that a closed pipe is noticed
+    return status or 0
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns 0, 1 (the machine failed), 2 (a mistake of the user) or 130 (Ctrl-C)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    end = words.index("--") if "--" in words else len(words)
+    debug = "--debug" in words[:end]
+    words = [word for index, word in enumerate(words) if word != "--debug" or index > end]
     try:
-        from ..hardware import limit_threads
-
-        arguments, unknown = make_parser().parse_known_args(argv)
-        if unknown:
-            arguments.parser.refuse_unknown(unknown)
-        arguments.parser.check_paths(arguments)
-        _quiet_libraries()
-        limit_threads()
-        status = arguments.run(arguments)
-        sys.stdout.flush()  # here, so that a closed pipe is noticed below
-        return status
+        return _run(words)
+    except CycloptsError as error:
+        return _refuse(error)
     except KeyboardInterrupt:
-        if is_first_process():
-            print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return report_stop(words)
     except BrokenPipeError:  # nobody reads our output any more, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     except BaseException as error:
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
-        message = _explain(error, arguments)
-        status = EXIT_USAGE if isinstance(error, UserError) else EXIT_FAILURE
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            leave_failed(error, message, status)
-        if message is None:
-            raise
-        print(f"error: {_on_a_line(message)}", file=sys.stderr)
-        return status
+        if type(error).__name__ == "TrainingStopped":  # whose module takes seconds to import
+            leave_process_group()
+            return report_stop(words, error.signal_number, error.step)
+        return _report(error, words, debug)

@@ -1,135 +1,185 @@
-"""Options of the commands that use a model, and the model and the search that they name."""
+"""Options that several commands share, and the model and the search that they name. Imports no torch."""
 
-import argparse
-import math
-from pathlib import Path
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
-from ..decoding.ensemble import COMBINATIONS
+from cyclopts import Group, Parameter
+from cyclopts.validators import Number
+
 from ..errors import UserError
 from ..model.settings_vaswani import SETTING_RANGES, broken_range
-from .files import option_flag
+from ..recipes.recipe import Recipe, field_type
 
 
-def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the model, for commands that take exported ones too."""
-    parser.add_argument("model", metavar="MODEL", help="model folder, or one exported to CTranslate2")
+def _refuse_empty(_, value) -> None:
+    if value == "":  # which would be the current folder
+        raise ValueError("It is empty: give a name.")
 
 
-def add_model_options(parser: argparse.ArgumentParser, ensemble: bool = True) -> None:
-    """Add how the model computes, and with which others."""
-    group = parser.add_argument_group("model")
-    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps, ...; auto: an accelerator if any")
-    how = "float32, bfloat16, float16, int8 on a CPU, or a type of CTranslate2 (default: as the model was saved)"
-    group.add_argument("--precision", metavar="TYPE", help=how)
-    how = "source tokens in a batch (default: 2048)"
-    group.add_argument("--tokens-per-batch", metavar="N", type=int, default=2048, help=how)
-    if ensemble:
-        how = "further models that translate together with MODEL; all words up to the next option"
-        group.add_argument("--ensemble", metavar="FOLDER", nargs="+", default=[], help=how)
-        how = "what the ensemble averages (default: probabilities)"
-        group.add_argument("--combine", choices=COMBINATIONS, help=how)
+#: A file or folder.
+Path_ = Annotated[str, Parameter(validator=_refuse_empty)]
+#: An option that takes all words up to the next option.
+SEVERAL = Parameter(consume_multiple=True)
 
 
-def add_length_penalty(parser: Any) -> None:
-    """Add `--length-penalty` to a parser or to one of its groups."""
-    how = "alpha of the length normalisation (default: as the model was saved)"
-    parser.add_argument("--length-penalty", metavar="X", type=float, help=how)
+def within(least: float, most: float) -> Parameter:
+    """Return the range of an option; NaN is in none."""
+    return Parameter(validator=Number(gte=least, lte=most))
 
 
-def add_window(parser: Any, items: str) -> None:
-    """Add `--window`, a number of lines, sentences or pairs."""
-    how = f"{items} that are sorted by length and written together (default: 2000)"
-    parser.add_argument("--window", metavar="N", type=int, help=how)
+def setting(name: str) -> Parameter:
+    """Return the range of an option that stands for a setting of the search."""
+    return within(*SETTING_RANGES[name][1:])
 
 
-def add_search_options(parser: argparse.ArgumentParser) -> None:
-    """Add the settings of the search."""
-    group = parser.add_argument_group("search")
-    group.add_argument("--beams", metavar="N", type=int, help="beam size (default: as the model was saved)")
-    add_length_penalty(group)
-    how = "longest output in tokens (default: as the model was saved, or 50 more than the source has)"
-    group.add_argument("--max-new-tokens", metavar="N", type=int, help=how)
+def group(title: str) -> Callable[[type], type]:
+    """Make the fields of a dataclass options of a group, where a command has a parameter of the class."""
+    return Parameter(name="*", group=Group.create_ordered(title))
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add the settings of random translations."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument("--sample", action="store_true", help="draw translations at random instead of searching")
-    group.add_argument("--temperature", metavar="X", type=float, help="below 1 likelier tokens, above 1 rarer ones")
-    group.add_argument("--top-k", metavar="N", type=int, help="draw from the N likeliest tokens only")
-    how = "draw only from the likeliest tokens that make up X of the probability"
-    group.add_argument("--top-p", metavar="X", type=float, help=how)
-    group.add_argument("--seed", metavar="N", type=int, help="the same seed gives the same translations")
+Engine = Literal["local", "ray"]
+Window = Annotated[int | None, within(1, 10**7)]
 
 
-# Least and greatest value of each option; those of the search have the ranges of the settings that they stand for.
-_RANGES = (
-    {
-        "tokens_per_batch": (1, 10**9),
-        "max_source_tokens": (2, 10**6),
-        "window": (1, 10**7),
-        "top_k": (1, 10**9),  # 0, no limit, is said by leaving it out
-        "seed": (0, 2**62),
-        "port": (0, 65_535),
-        "max_models": (1, 10**6),
-        "max_characters": (1, 10**8),
-        "queue": (1, 10**8),
-        "timeout": (0.1, 10**6),
-    }
-    | {
-        option: SETTING_RANGES[setting][1:]
-        for option, setting in (
-            *(("beams", "num_beams"), ("nbest", "num_return_sequences")),
-            *((name, name) for name in ("max_new_tokens", "length_penalty", "temperature", "top_p")),
+@group("search")
+@dataclass
+class Search:
+    """Settings of the search; None where the model's own decide."""
+
+    beams: Annotated[int | None, setting("num_beams")] = None
+    """beam size (default: as the model was saved)"""
+    length_penalty: Annotated[float | None, setting("length_penalty")] = None
+    """alpha of the length normalisation (default: as the model was saved)"""
+    max_new_tokens: Annotated[int | None, setting("max_new_tokens")] = None
+    """longest output in tokens (default: as the model was saved, or 50 more than the source has)"""
+
+
+@group("sampling")
+@dataclass
+class Sampling:
+    """Settings of random translations."""
+
+    sample: bool = False
+    """draw translations at random instead of searching"""
+    temperature: Annotated[float | None, setting("temperature")] = None
+    """below 1 likelier tokens, above 1 rarer ones"""
+    top_k: Annotated[int | None, within(1, 10**9)] = None
+    """draw from the N likeliest tokens only"""
+    top_p: Annotated[float | None, setting("top_p")] = None
+    """draw only from the likeliest tokens that make up X of the probability"""
+    seed: Annotated[int | None, within(0, 2**62)] = None
+    """the same seed gives the same translations"""
+
+
+@group("model")
+@dataclass
+class Computing:
+    """How a model computes."""
+
+    device: str = "auto"
+    """cpu, cuda, cuda:1, mps, ...; auto: an accelerator if any"""
+    precision: str | None = None
+    """float32, bfloat16, float16, int8 on a CPU, or a type of CTranslate2 (default: as the model was saved)"""
+    tokens_per_batch: Annotated[int, within(1, 10**9)] = 2048
+    """source tokens in a batch"""
+
+
+@group("model")
+@dataclass
+class Together(Computing):
+    """How a model computes, and with which others."""
+
+    ensemble: Annotated[list[Path_], SEVERAL] = field(default_factory=list)
+    """further models that translate together with MODEL; all words up to the next option"""
+    combine: Literal["probabilities", "log_probabilities"] | None = None
+    """what the ensemble averages (default: probabilities)"""
+
+
+def flag(name: str) -> str:
+    """Return the option that a field or parameter is given by, `--nbest` for `nbest`."""
+    return "--" + name.replace("_", "-")
+
+
+def is_given(value: Any) -> bool:
+    """Return whether an option was given, which by default is None, false or empty."""
+    return value is not None and value is not False and value != [] and value != ()
+
+
+def exclude(what: str, others: Mapping[str, Any]) -> None:
+    """Raise `UserError` if one of these options is given beside `what`, which cannot be combined with it."""
+    for name, value in others.items():
+        if is_given(value):
+            raise UserError(f"{what} and {flag(name)} cannot be combined: leave one of them out")
+
+
+def require(what: str, holds: bool, others: Mapping[str, Any]) -> None:
+    """Raise `UserError` if one of these options is given and what it is for, `what`, is not."""
+    for name, value in others.items() if not holds else ():
+        if is_given(value):
+            raise UserError(f"{flag(name)} is for {what}: give that too, or leave {flag(name)} out")
+
+
+def recipe_options(is_wanted: Callable[[dataclasses.Field], bool] = lambda field: True) -> type:
+    """Return a dataclass of options for fields of `Recipe`; those that are not given are None.
+
+    Values stay text, which `load_recipe` converts as it does those of a YAML file.
+    """
+    groups: dict[str, Group] = {}
+    options = []
+    for each in filter(is_wanted, dataclasses.fields(Recipe)):
+        kind = bool if field_type(each.name)[0] is bool else str
+        title = each.metadata["group"]
+        parameter = Parameter(
+            name=[option for option in (each.metadata["flag"], flag(each.name)) if option],
+            negative_bool=("no-",),
+            group=groups.setdefault(title, Group.create_ordered(title)),
+            help=f"{each.metadata['help']} (default: {'none' if each.default is None else each.default})",
         )
-    }
-)
+        options.append((each.name, Annotated[kind | None, parameter], None))
+    made = dataclasses.make_dataclass("RecipeOptions", options)
+    made.__module__ = __name__  # else cyclopts takes it for a type of Python's own
+    return Parameter(name="*")(made)
 
 
-def check_options(arguments: argparse.Namespace) -> None:
-    """Raise `UserError` for an option that is wrong whatever the model is."""
-    for name, (least, most) in _RANGES.items():
-        value = getattr(arguments, name, None)
-        if value is not None and not (math.isfinite(value) and least <= value <= most):
-            raise UserError(f"{option_flag(name)} is {value}: it must be from {least:g} to {most:,}")
-    if getattr(arguments, "combine", None) is not None and not arguments.ensemble:
-        raise UserError("--combine is for several models: give --ensemble too, or leave it out")
-    if not getattr(arguments, "sample", True):
-        for name in ("temperature", "top_k", "top_p", "seed"):
-            if getattr(arguments, name) is not None:
-                raise UserError(f"{option_flag(name)} is for sampling: give --sample too, or leave it out")
+def read_recipe(name: str, options: Any, **more: Any) -> Recipe:
+    """Return a recipe with the fields that the options give, and `more`."""
+    from ..data.recipe_data import expand_home
+    from ..recipes.recipe import load_recipe
+
+    recipe = load_recipe(name, {name: value for name, value in vars(options).items() if value is not None} | more)
+    expand_home(recipe)
+    return recipe
 
 
-def load_for_decoding(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """The model or the ensemble that the options name, and its tokenizer."""
+def load_for_decoding(model: str, computing: Computing, needs: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+    """Return the model or the ensemble that the options name, ready to decode, and its tokenizer.
+
+    `needs` are further options, by field, of which those that are given cannot be followed by CTranslate2.
+    """
     from ..export.engine import load_for_decoding as load
 
-    ensemble = getattr(arguments, "ensemble", [])
-    for folder in ensemble if getattr(arguments, "sentences", None) is not None else ():
-        if not Path(folder).exists():
-            raise UserError(f"--ensemble: there is no model folder {folder} (sentences go before --ensemble)")
-    needs = [
-        name for name in ("sample", "alignments", "glossary", "prefix", "constrained") if getattr(arguments, name, None)
-    ]
-    combine = getattr(arguments, "combine", None)
-    folders, needs = [arguments.model, *ensemble], [option_flag(name) for name in needs]
-    return load(folders, arguments.device, arguments.precision, combine=combine, needs=needs)
+    folders, combine = [model, *getattr(computing, "ensemble", [])], getattr(computing, "combine", None)
+    given = [flag(name) for name, value in (needs or {}).items() if is_given(value)]
+    return load(folders, computing.device, computing.precision, combine=combine, needs=given)
 
 
-def generate_options(arguments: argparse.Namespace, model: Any) -> dict[str, Any]:
-    """The options for `generate()`; None where the model's own configuration decides."""
-    own, beams, nbest = model.generation_config, arguments.beams, getattr(arguments, "nbest", None)
-    options = {"length_penalty": arguments.length_penalty, "max_new_tokens": arguments.max_new_tokens}
-    if getattr(arguments, "sample", False):
+def generate_options(
+    model: Any, search: Search, sampling: Sampling | None = None, nbest: int | None = None
+) -> dict[str, Any]:
+    """Return the options for `generate()`; None where the model's own configuration decides."""
+    own, beams = model.generation_config, search.beams
+    options: dict[str, Any] = {"length_penalty": search.length_penalty, "max_new_tokens": search.max_new_tokens}
+    if sampling is not None and sampling.sample:
         beams = beams or 1
-        top_k = 0 if arguments.top_k is None and own.top_k is None else arguments.top_k  # the library's default is 50
-        drawing = {"temperature": arguments.temperature, "top_k": top_k, "top_p": arguments.top_p}
+        top_k = 0 if sampling.top_k is None and own.top_k is None else sampling.top_k  # the library's default is 50
+        drawing = {"temperature": sampling.temperature, "top_k": top_k, "top_p": sampling.top_p}
         for name in [name for name, value in drawing.items() if value is None and getattr(own, name) is not None]:
             if rule := broken_range(name, getattr(own, name)):  # of no effect, and not checked, without --sample
                 raise UserError(
                     f"{name} in the model's generation_config.json is {getattr(own, name)}: with --sample it must be"
-                    f" {rule}; give {option_flag(name)}"
+                    f" {rule}; give {flag(name)}"
                 )
         options |= {"do_sample": True} | drawing
     options |= {"num_beams": beams, "num_return_sequences": nbest}

@@ -1,270 +1,312 @@
 """The command that translates: `vaswani translate`."""
 
-import argparse
 import contextlib
 import functools
 import random
 import sys
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from ..data.text_files import TextScan, has_undecoded
 from ..decoding.output import ResumableOutput
 from ..documents.formats import FORMATS
 from ..errors import UserError
-from .command import add_command, add_engine_options
 from .files import (
     check_files,
     check_model,
     check_work,
-    found_anywhere,
+    closing_output,
     has_workers,
     input_lines,
     is_file,
     is_in_parts,
     is_interactive,
     open_output,
-    option_flag,
     read_first,
-    report_unfinished,
+    scan_files,
+    settings_of,
     write_parts,
     write_result,
 )
 from .options import (
-    add_model_argument,
-    add_model_options,
-    add_sampling_options,
-    add_search_options,
-    add_window,
-    check_options,
+    Engine,
+    Path_,
+    Sampling,
+    Search,
+    Together,
+    Window,
+    exclude,
     generate_options,
+    group,
     load_for_decoding,
+    require,
+    within,
 )
 
 
-def add_translate(commands) -> None:
-    """Add `vaswani translate`."""
-    parser = add_command(commands, "translate", _translate, "translate sentences, a file or standard input")
-    add_model_argument(parser)
-    how = "sentences (default: the lines of standard input)"
-    parser.add_argument("sentences", metavar="SENTENCE", nargs="*", default=[], help=how)
-    parser.words = "sentences"
-    files = parser.add_argument_group("files")
-    files.add_argument("--input", metavar="FILE", help="translate the lines of this file (.gz works)")
-    files.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
-    files.add_argument("--resume", action="store_true", help="continue an --output that was interrupted")
-    add_engine_options(files, "processes that translate parts of --input, each on its own GPU if any (default: 1)", 1)
-    files.add_argument("--prefix", metavar="FILE", help="how the translation of each line of --input has to begin")
-    how = "terms that translations must have: lines of SOURCE TAB TARGET, or of a word that is not translated"
-    files.add_argument("--glossary", metavar="FILE", help=how)
-    add_window(files, "lines")
-    layout = parser.add_argument_group("what is written")
-    layout.add_argument("--nbest", metavar="N", type=int, help="N translations of each line: line number, score, text")
-    layout.add_argument("--scores", action="store_true", help="the score before each translation")
-    how = "how sure the model is: the mean probability of the words"
-    layout.add_argument("--confidence", action="store_true", help=how)
-    how = "word alignments after each, as 0-0 1-2"
-    layout.add_argument("--alignments", "--return-alignments", action="store_true", help=how)
-    how = "of lines, fields separated by tabs or JSON lines; the others: a whole document, whose markup stays"
-    layout.add_argument("--format", choices=("text", "json", *FORMATS), default="text", help=how)
-    how = "code of a document's language, for the splitting of sentences (default: as the model was trained, or en)"
-    layout.add_argument("--source-language", metavar="CODE", help=how)
-    long = parser.add_argument_group("long lines")
-    long.add_argument("--max-source-tokens", metavar="N", type=int, help="a line of more tokens is too long")
-    how = "translate a line that is too long in parts (default), or stop there"
-    long.add_argument("--long-lines", choices=("split", "refuse"), default="split", help=how)
-    add_search_options(parser)
-    add_sampling_options(parser)
-    add_model_options(parser)
+@group("files")
+@dataclass
+class Files:
+    """What is read and written."""
+
+    input: Path_ | None = None
+    """translate the lines of this file (.gz works)"""
+    output: Path_ | None = None
+    """write to this file instead of standard output"""
+    resume: bool = False
+    """continue an --output that was interrupted"""
+    workers: int = 1
+    """processes that translate parts of --input, each on its own GPU if any"""
+    engine: Engine = "local"
+    """where workers run: on this machine, or on a cluster by Ray"""
+    prefix: Path_ | None = None
+    """how the translation of each line of --input has to begin"""
+    glossary: Path_ | None = None
+    """terms that translations must have: lines of SOURCE TAB TARGET, or of a word that is not translated"""
+    window: Window = None
+    """lines that are sorted by length and written together (default: 2000)"""
 
 
-def _translate(arguments: argparse.Namespace) -> int:
-    _check(arguments)
-    if arguments.format in FORMATS:
-        _translate_document(arguments)
-    elif is_in_parts(arguments):
-        _translate_in_parts(arguments)
+@group("what is written")
+@dataclass
+class Written:
+    """What is written of each line."""
+
+    nbest: Annotated[int | None, within(1, 10_000)] = None
+    """N translations of each line: line number, score, text"""
+    scores: bool = False
+    """the score before each translation"""
+    confidence: bool = False
+    """how sure the model is, as the mean probability of the words"""
+    alignments: Annotated[bool, Parameter(alias="--return-alignments")] = False
+    """word alignments after each, as 0-0 1-2"""
+    format: Literal[("text", "json", *FORMATS)] = "text"
+    """of lines, fields separated by tabs or JSON lines; the others: a whole document, whose markup stays"""
+    source_language: str | None = None
+    """code of a document's language, for the splitting of sentences (default: as the model was trained, or en)"""
+
+    @property
+    def lines_per_record(self) -> int:
+        """Lines of output for a line of input."""
+        return 1 if self.format == "json" else self.nbest or 1
+
+
+@group("long lines")
+@dataclass
+class LongLines:
+    """What is done with lines that are too long."""
+
+    max_source_tokens: Annotated[int | None, within(2, 10**6)] = None
+    """a line of more tokens is too long"""
+    long_lines: Literal["split", "refuse"] = "split"
+    """translate a line that is too long in parts, or stop there"""
+
+
+@Parameter(name="*")
+@dataclass
+class Options:
+    """All options; a worker makes the same translator of them."""
+
+    files: Files = field(default_factory=Files)
+    written: Written = field(default_factory=Written)
+    long: LongLines = field(default_factory=LongLines)
+    search: Search = field(default_factory=Search)
+    sampling: Sampling = field(default_factory=Sampling)
+    computing: Together = field(default_factory=Together)
+
+
+def translate(model: Path_, /, *sentences: str, options: Options = Options()) -> None:  # noqa: B008 (of cyclopts)
+    """Translate sentences, a file or standard input.
+
+    Args:
+        model: model folder, or one exported to CTranslate2
+        sentences: sentences (default: the lines of standard input)
+    """
+    _check(sentences, options)
+    files = options.files
+    if options.written.format in FORMATS:
+        _translate_document(model, options)
+    elif is_in_parts(files.output, files.resume, files.workers, files.engine):
+        _translate_in_parts(model, options)
     else:
-        _translate_lines(arguments)
-    return 0
+        _translate_lines(model, sentences, options)
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _check(sentences: tuple[str, ...], options: Options) -> None:
     """Refuse what is wrong whatever the model is."""
-    check_options(arguments)
-    if arguments.sentences and arguments.input:
-        raise UserError("give sentences or --input, not both")
-    for number, sentence in enumerate(arguments.sentences, start=1):
-        if has_undecoded(sentence):
-            raise UserError(f"sentence {number} is not valid UTF-8: convert it first")
-    for name in ("prefix", "ensemble", "sample"):
-        if arguments.glossary is not None and getattr(arguments, name):
-            raise UserError(f"--glossary and {option_flag(name)} cannot be combined: leave one of them out")
-    if arguments.prefix is not None and arguments.input is None:
-        raise UserError("--prefix is for the lines of a file: give --input")
-    if arguments.format in FORMATS:
-        _check_document(arguments)
-    elif arguments.source_language is not None:
-        raise UserError(f"--source-language is for documents: give --format {'|'.join(FORMATS)}, or leave it out")
-    check_work(arguments, "translate", ("input", "prefix", "glossary"))
-    check_files(arguments, read=("input", "prefix", "glossary"), written=("output",))
+    files, written, sampling = options.files, options.written, options.sampling
+    ensemble = options.computing.ensemble
+    if any(map(has_undecoded, sentences)):
+        raise UserError("a sentence is not valid UTF-8: convert it first")
+    if sentences:
+        exclude("SENTENCE", {"input": files.input})
+    if files.glossary is not None:
+        exclude("--glossary", {"prefix": files.prefix, "ensemble": ensemble, "sample": sampling.sample})
+    drawing = {name: value for name, value in vars(sampling).items() if name != "sample"}
+    require("--sample", sampling.sample, drawing)
+    require("--ensemble", bool(ensemble), {"combine": options.computing.combine})
+    require("--input", files.input is not None, {"prefix": files.prefix})
+    require("a document's --format", written.format in FORMATS, {"source_language": written.source_language})
+    if written.format in FORMATS:
+        lines = {"resume": files.resume, "prefix": files.prefix, "nbest": written.nbest, "scores": written.scores}
+        lines |= {"confidence": written.confidence, "alignments": written.alignments}
+        lines |= {
+            "long_lines": options.long.long_lines != "split",
+            "workers": has_workers(files.workers, files.engine),
+        }
+        exclude(f"--format {written.format}", lines | {"SENTENCE": sentences})
+    read = {"input": files.input, "prefix": files.prefix, "glossary": files.glossary}
+    check_work(read, files.output, files.resume, files.workers, files.engine)
+    check_files(read, {"output": files.output})
 
 
-def _check_document(arguments: argparse.Namespace) -> None:
-    """Refuse what is for lines alone."""
-    document = f"--format {arguments.format} is for a whole document"
-    if arguments.sentences or has_workers(arguments):
-        what = "sentences" if arguments.sentences else "several workers"
-        raise UserError(f"{document}, not for {what}: give --input FILE or standard input, to one process")
-    for name in ("resume", "prefix", "nbest", "scores", "confidence", "alignments", "long_lines"):
-        if getattr(arguments, name) not in (None, False, "split"):
-            raise UserError(f"{document} and {option_flag(name)} for lines: leave one of them out")
-    if arguments.format == "docx" and arguments.output is None and sys.stdout.isatty():
-        raise UserError("a Word file is not text that a terminal shows: give --output FILE")
-
-
-def _translate_lines(arguments: argparse.Namespace) -> None:
+def _translate_lines(model: str, sentences: tuple[str, ...], options: Options) -> None:
     """Translate sentences, a file or standard input in this process."""
     from ..decoding.file_translator import with_prefixes
 
-    scans = _scan_files(arguments)
-    files = _file_translator(arguments)
-    if interactive := is_interactive(arguments, files.doing):
-        files.window = 1
+    files = options.files
+    scans = scan_files({"input": files.input, "prefix": files.prefix})
+    translator = _file_translator(model, options)
+    if interactive := is_interactive(sentences, files.input, translator.doing):
+        translator.window = 1
     source, prefix = scans.get("--input"), scans.get("--prefix")
-    lines: Iterator[Any] = iter(arguments.sentences) if arguments.sentences else input_lines(arguments.input, source)
-    if arguments.prefix is not None:
-        lines = with_prefixes(lines, Path(arguments.prefix), prefix and prefix.stamp)
-    if not is_file(arguments.input) and not interactive:  # a file has been checked as a whole
+    lines: Iterator[Any] = iter(sentences) if sentences else input_lines(files.input, source)
+    if files.prefix is not None:
+        lines = with_prefixes(lines, Path(files.prefix), prefix and prefix.stamp)
+    if not is_file(files.input) and not interactive:  # a file has been checked as a whole
         lines = read_first(lines)
-    with _opened(arguments, scans, files.window, files.translator.seed) as (output, files.translator.seed):
-        total = source.lines if source else len(arguments.sentences) or None
-        ahead = not (interactive or arguments.sentences)
-        files.run(lines, output, output.done, total, ahead, progress=not interactive and total != 1)
+    with _opened(model, options, scans, translator) as output:
+        total = source.lines if source else len(sentences) or None
+        ahead = not (interactive or sentences)
+        translator.run(lines, output, output.done, total, ahead, progress=not interactive and total != 1)
         output.finish()
 
 
-def _translate_in_parts(arguments: argparse.Namespace) -> None:
+def _translate_in_parts(model: str, options: Options) -> None:
     """Have a file translated by workers."""
     from ..decoding.file_translator import FileTranslator
 
-    scans, values = _scan_files(arguments), vars(found_anywhere(arguments))
+    files = options.files
+    paths = {name: path for name in ("input", "prefix") if (path := getattr(files, name)) is not None}
+    scans = scan_files(paths)
     # Loaded here too, wherever the workers are: what is wrong with model or options is known at once.
-    files = _file_translator(argparse.Namespace(**values | {"device": "cpu", "precision": None}))
-    window, seed = files.window, files.translator.seed
-    del files
-    arguments.resume = True  # nothing that is there is replaced
-    with _opened(arguments, scans, window, seed) as (output, seed):
-        make = partial(_file_translator, argparse.Namespace(**values | {"seed": seed}), output.settings["MODEL"])
-        write_parts(arguments, output, FileTranslator, make, scans, window, _lines_per_record(arguments))
+    local = replace(options, computing=replace(options.computing, device="cpu", precision=None))
+    translator = _file_translator(model, local)
+    translator.translator.model = None
+    files.resume = True  # nothing that is there is replaced
+    with _opened(model, options, scans, translator) as output:
+        seeded = replace(options, sampling=replace(options.sampling, seed=translator.translator.seed))
+        make = functools.partial(_file_translator, str(Path(model).absolute()), seeded, output.settings["MODEL"])
+        window, lines = translator.window, options.written.lines_per_record
+        write_parts(output, FileTranslator, make, paths, scans, window, files.workers, files.engine, lines)
         output.finish()
 
 
-def _lines_per_record(arguments: argparse.Namespace) -> int:
-    return 1 if arguments.format == "json" else arguments.nbest or 1
-
-
 @contextlib.contextmanager
-def _opened(
-    arguments: argparse.Namespace, scans: dict[str, TextScan], window: int, seed: int | None
-) -> Iterator[tuple[Any, int | None]]:
-    """The output and its seed: if one was drawn before that one."""
-    drawn = {"--seed": seed} if arguments.seed is None and seed is not None else {}
-    output = open_output(arguments, scans, window, _lines_per_record(arguments), drawn)
-    with contextlib.closing(output), report_unfinished(output):
-        yield output, output.settings.get("--seed") if isinstance(output, ResumableOutput) else seed
+def _opened(model: str, options: Options, scans: dict[str, TextScan], files: Any) -> Iterator[Any]:
+    """Open the output; where one is resumed that has drawn a seed, the translator goes on with that."""
+    from ..files import file_sha256
+
+    seed, glossary = files.translator.seed, options.files.glossary
+    drawn = {"--seed": seed} if options.sampling.seed is None and seed is not None else {}
+    values = settings_of(
+        model, options.computing, options.written, options.search, options.sampling, window=files.window,
+        max_source_tokens=options.long.max_source_tokens,
+    )  # fmt: skip
+    if glossary is not None:
+        values["--glossary"] = file_sha256(glossary)
+    others = [name for name in (options.files.prefix, glossary) if name is not None]
+    resumable = scans if "--input" in scans and all(map(is_file, others)) else {}
+    lines = options.written.lines_per_record
+    output = open_output(options.files.output, options.files.resume, resumable, values, lines, drawn)
+    with closing_output(output):
+        if isinstance(output, ResumableOutput):
+            files.translator.seed = output.settings.get("--seed")
+        yield output
 
 
-def _translate_document(arguments: argparse.Namespace) -> None:
+def _translate_document(model: str, options: Options) -> None:
     """Translate a document; the model is loaded when it is known to be one."""
     from tqdm.auto import tqdm
 
     from ..decoding.streaming import WINDOW_LINES
     from ..documents.formats import aligner, translate_document
 
-    made = functools.cache(lambda: _make_translator(arguments))
+    files, written = options.files, options.written
+    if written.format == "docx" and files.output is None and sys.stdout.isatty():
+        raise UserError("a Word file is not text that a terminal shows: give --output FILE")
+    translator = functools.cache(lambda: _make_translator(model, options))
 
     def translate(sentences: list[str]) -> list[str]:
-        translator = made()
         with tqdm(total=len(sentences), desc="translating", unit=" sentences", file=sys.stderr, smoothing=0) as bar:
-            return list(translator.translate(sentences, arguments.window or WINDOW_LINES, bar))
+            return list(translator().translate(sentences, files.window or WINDOW_LINES, bar))
 
     def align(sources: list[str], targets: list[str]) -> list:
-        return aligner(made().model, made().tokenizer)(sources, targets)
+        return aligner(translator().model, translator().tokenizer)(sources, targets)
 
-    data = Path(arguments.input).read_bytes() if arguments.input is not None else sys.stdin.buffer.read()
-    language = arguments.source_language or _source_language(arguments.model)
-    result = translate_document(data, arguments.format, translate, align, language)
-    if arguments.output is not None:
-        write_result(Path(arguments.output), result)
+    data = Path(files.input).read_bytes() if files.input is not None else sys.stdin.buffer.read()
+    language = written.source_language or _source_language(model)
+    result = translate_document(data, written.format, translate, align, language)
+    if files.output is not None:
+        write_result(files.output, result)
     else:
         sys.stdout.buffer.write(result)
         sys.stdout.buffer.flush()
 
 
 def _source_language(folder: str) -> str:
-    """The language of a model's sources, as its recipe or the model that was imported names it; else English."""
+    """Return the language of a model's sources, as its recipe or the model that was imported names it; else English."""
     from ..hub.card_facts import known_languages
 
     return [*known_languages(folder), "en"][0]
 
 
-def _scan_files(arguments: argparse.Namespace) -> dict[str, TextScan]:
-    from ..data.text_files import scan_text
-
-    names = {"--input": arguments.input, "--prefix": arguments.prefix}
-    scans = {option: scan_text(Path(name)) for option, name in names.items() if is_file(name)}
-    if len(scans) == 2 and scans["--input"].lines != scans["--prefix"].lines:
-        raise UserError(
-            f"{arguments.input} has {scans['--input'].lines:,} lines and {arguments.prefix} has"
-            f" {scans['--prefix'].lines:,}: give a prefix for each line, an empty one for none"
-        )
-    return scans
-
-
-def _file_translator(arguments: argparse.Namespace, sha256: str | None = None):
-    """The model of the arguments and all that is done with it; `sha256` is what it must still have."""
+def _file_translator(model: str, options: Options, sha256: str | None = None):
+    """Return the model of the options and all that is done with it; `sha256` is what it must still have."""
     from ..decoding.file_translator import FileTranslator, Layout
     from ..decoding.streaming import WINDOW_LINES
 
-    check_model(arguments.model, sha256)
-    translator = _make_translator(arguments)
-    layout = Layout(arguments.nbest is not None, arguments.scores, arguments.format == "json")
-    plugins = {"align": _aligner(arguments, translator), "confide": _confider(arguments, translator)}
-    return FileTranslator(translator, layout, window=arguments.window or WINDOW_LINES, **plugins)
+    check_model(model, sha256)
+    translator, written = _make_translator(model, options), options.written
+    layout = Layout(written.nbest is not None, written.scores, written.format == "json")
+    plugins = {"align": _aligner(translator) if written.alignments else None}
+    plugins["confide"] = _confider(translator) if written.confidence else None
+    return FileTranslator(translator, layout, window=options.files.window or WINDOW_LINES, **plugins)
 
 
-def _make_translator(arguments: argparse.Namespace):
+def _make_translator(folder: str, options: Options):
     from ..decoding.glossary import read_glossary
     from ..decoding.translator import Translator
 
-    glossary = None if arguments.glossary is None else read_glossary(arguments.glossary)
-    model, tokenizer = load_for_decoding(arguments)
-    options = generate_options(arguments, model)
-    seed = arguments.seed
-    if seed is None and (arguments.sample or model.generation_config.do_sample):
+    files, written, long = options.files, options.written, options.long
+    needs = {"sample": options.sampling.sample, "alignments": written.alignments}
+    needs |= {"glossary": files.glossary, "prefix": files.prefix}
+    glossary = None if files.glossary is None else read_glossary(files.glossary)
+    model, tokenizer = load_for_decoding(folder, options.computing, needs)
+    drawing, seed = generate_options(model, options.search, options.sampling, written.nbest), options.sampling.seed
+    if seed is None and (options.sampling.sample or model.generation_config.do_sample):
         seed = random.SystemRandom().randrange(2**32)
     # What looks at a line and its translation afterwards needs positions for all of it.
-    is_whole = model.config.position_encoding == "learned" and (arguments.alignments or arguments.confidence)
+    is_whole = model.config.position_encoding == "learned" and (written.alignments or written.confidence)
     return Translator(
         model,
         tokenizer,
-        arguments.tokens_per_batch,
-        max_source_tokens=arguments.max_source_tokens,
-        split_long=arguments.long_lines == "split" and not is_whole,
-        scores=arguments.scores or arguments.nbest is not None,
+        options.computing.tokens_per_batch,
+        max_source_tokens=long.max_source_tokens,
+        split_long=long.long_lines == "split" and not is_whole,
+        scores=written.scores or written.nbest is not None,
         glossary=glossary,
         seed=seed,
-        source_language=arguments.source_language or _source_language(arguments.model),
-        **options,
+        source_language=written.source_language or _source_language(folder),
+        **drawing,
     )
 
 
-def _aligner(arguments: argparse.Namespace, translator):
-    if not arguments.alignments:
-        return None
+def _aligner(translator):
     from ..attention.alignments import align, pharaoh
 
     def aligned(sources, targets):
@@ -273,9 +315,7 @@ def _aligner(arguments: argparse.Namespace, translator):
     return aligned
 
 
-def _confider(arguments: argparse.Namespace, translator):
-    if not arguments.confidence:
-        return None
+def _confider(translator):
     from ..decoding.confidence import word_confidences
 
-    return partial(word_confidences, translator.model, translator.tokenizer)
+    return functools.partial(word_confidences, translator.model, translator.tokenizer)

@@ -1,0 +1,90 @@
+"""What is imported, each in a process of its own: quick commands wait for no library, and our models are registered."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from model_folders import write_model
+
+HEAVY = ("torch", "transformers", "datasets", "numpy", "huggingface_hub", "pydantic")
+MAIN = "from vaswani_transformer.cli.main import main; main(sys.argv[1:])"
+
+
+def imported(code: str, *words: str) -> set[str]:
+    """The names of `HEAVY` that a program has imported when it ends."""
+    program = f"import sys\n{code}\nprint('IMPORTED', *(name for name in {HEAVY!r} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--help", "--version", "recipes", "recipes demo", "recipes no-such", "no-such", "train --help",
+        "translate --help", "parse --help", "translate MODEL --beems 2", "translate MODEL --beams 0",
+        "train demo --warmup-step 3", "score MODEL --source a", "translate MODEL --sample --top-p nan",
+        "translate MODEL --temperature 2", "translate MODEL A --input x",
+    ],
+)  # fmt: skip
+def test_what_answers_at_once_imports_nothing_heavy(words):
+    assert imported(MAIN, *words.split()) == set()
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    assert imported("import vaswani_transformer; dir(vaswani_transformer); vaswani_transformer.UserError") == set()
+
+
+def test_a_recipe_is_described_without_torch():
+    assert imported("from vaswani_transformer import Recipe; Recipe(max_steps=3)") == set()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model") / "model")
+
+
+LOADS = "assert type(AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])).__module__.startswith('vaswani_transformer.')"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"import vaswani_transformer\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
+        f"from transformers import AutoModelForSeq2SeqLM\nimport vaswani_transformer\n{LOADS}",
+        f"from vaswani_transformer import VaswaniTokenizer\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
+        f"import transformers.trainer, vaswani_transformer\nfrom transformers import AutoModelForSeq2SeqLM\n{LOADS}",
+        "from transformers import AutoConfig\nimport vaswani_transformer\n"
+        "assert type(AutoConfig.from_pretrained(sys.argv[1])) is vaswani_transformer.VaswaniConfig",
+        "import vaswani_transformer\nfrom transformers import AutoTokenizer, AutoModel\n"
+        "tokenizer, model = (kind.from_pretrained(sys.argv[1]) for kind in (AutoTokenizer, AutoModel))\n"
+        "assert isinstance(model, vaswani_transformer.VaswaniModel) and tokenizer('a').input_ids",
+        "import pickle, vaswani_transformer\nfrom transformers import AutoModel\n"
+        "model = AutoModel.from_config(pickle.loads(pickle.dumps(vaswani_transformer.VaswaniConfig(d_model=16))))\n"
+        "assert model._auto_class == 'AutoModel'",
+    ],
+)
+def test_our_models_load_whichever_is_imported_first(folder, code):
+    assert "torch" in imported(code, str(folder))
+
+
+def test_two_threads_that_import_at_once():
+    """One meets the auto classes half imported, the other our model."""
+    code = (
+        "import threading, importlib, vaswani_transformer\n"
+        "names = ['transformers.models.auto.modeling_auto', 'vaswani_transformer.model.modeling_vaswani']\n"
+        "threads = [threading.Thread(target=importlib.import_module, args=[name]) for name in names]\n"
+        "[thread.start() for thread in threads], [thread.join() for thread in threads]\n"
+        "from transformers import AutoModel\n"
+        "AutoModel.from_config(vaswani_transformer.VaswaniConfig(d_model=16))"
+    )
+    assert "torch" in imported(code)
+
+
+def test_debug_shows_the_traceback_anywhere_on_the_line():
+    for words in (["--debug", "recipes", "no-such"], ["recipes", "no-such", "--debug"], ["recipes", "no-such"]):
+        command = [sys.executable, "-m", "vaswani_transformer", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ)
+        assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: there is no recipe 'no-such'")
+        assert ("Traceback" in done.stderr) == ("--debug" in words)

@@ -13,9 +13,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..data.tokenization import SPECIAL_TOKENS, finished_tokenizer
 from ..errors import UserError
-from .trees import escape
+from .trees import TREE_TOKENS, escape
 
-TREE_TOKENS = "tree_tokens"  # entry of `tokenizer_config.json`: all brackets and tags
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 _SPACE = "Ġ"  # the space before a word, in the byte-level alphabet
 

@@ -15,6 +15,7 @@ from ..errors import UserError, shortened
 ROOT = "ROOT"
 ROOT_LABELS = ("", "ROOT", "TOP", "S1")  # of brackets around the whole tree
 TRACE = "-NONE-"  # the tag of a moved or omitted element, which is no word of the sentence
+TREE_TOKENS = "tree_tokens"  # entry of a parser's `tokenizer_config.json`: all brackets and tags
 MAX_DEPTH = 400  # nested brackets; a file with more is damaged
 _ESCAPES = {"(": "-LRB-", ")": "-RRB-", "{": "-LCB-", "}": "-RCB-", "[": "-LSB-", "]": "-RSB-"}
 _UNESCAPES = {escape: sign for sign, escape in _ESCAPES.items()}

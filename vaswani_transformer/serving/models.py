@@ -19,7 +19,7 @@ from ..exported import is_exported
 from ..hardware import memory_limit
 from ..hub.card_facts import known_languages
 from ..json_and_yaml import read_json
-from ..parsing.tokenizer import TREE_TOKENS
+from ..parsing.trees import TREE_TOKENS
 from .engine import Engine
 
 _SHARE = 0.5  # of the memory, for all models

@@ -7,8 +7,6 @@ from typing import Annotated
 from fastapi import APIRouter, Form, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response
 
-from ..attention.page import attention_page
-from ..attention.weights import attend, token_ids
 from ..errors import UserError
 from .engine import Engine
 from .service import Service
@@ -65,11 +63,15 @@ async def attention(
     async with service.attending:
         async with service.models.engine(place, "attention") as engine:
             weights = await engine.call(_weights, engine, text, translation)
+        from ..attention.page import attention_page
+
         page = await asyncio.to_thread(attention_page, weights, ["encoder-decoder", "encoder", "decoder"])
     return HTMLResponse(page, headers=_headers(_ATTENTION))
 
 
 def _weights(engine: Engine, text: str, translation: str):
+    from ..attention.weights import attend, token_ids
+
     if not engine.is_ours:
         raise UserError("an exported model gives no attention weights")
     for side, sentence in (("source", text), ("target", translation)):

@@ -10,7 +10,6 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..attention.alignments import align
 from ..data.words import words_of
 from ..decoding.confidence import mean_confidence, word_confidences
 from ..decoding.glossary import Glossary, make_glossary
@@ -194,6 +193,8 @@ class _Details:
                 one["confidence"] = mean_confidence(words)
                 one["words"] = [{"text": text, "confidence": value} for text, value in words]
         if self.wanted.alignments:
+            from ..attention.alignments import align
+
             if not engine.is_ours:
                 raise UserError("alignments are not possible with an exported model: leave them out")
             for one, target, links in zip(details, targets, align(*arguments), strict=True):

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 
 import pytest
 import served
@@ -234,6 +236,41 @@ def test_an_exported_model(tmp_path, make, folder):
     for what in ({"alignments": True}, {"prefix": "Ein"}):
         line = error_of(ask(app, "POST", "/v1/translations", json=wanted | what))
         assert "exported model" in line and ": leave " in line
+
+
+def test_an_exported_model_is_served_without_torch(tmp_path, folder):
+    pytest.importorskip("ctranslate2", reason="needs CTranslate2: pip install 'vaswani_transformer[ctranslate2]'")
+    from vaswani_transformer import export_model
+
+    export_model(folder, tmp_path / "exported")
+    code = f"""
+import asyncio, sys
+import httpx, psutil
+from vaswani_transformer.export.engine import load_for_decoding
+from vaswani_transformer.serving.app import make_app
+from vaswani_transformer.serving.models import find_models
+
+async def ask():
+    load = lambda folder, needs=(): load_for_decoding(folder, "cpu", "auto", needs=needs)
+    app = make_app(find_models(["en-de={tmp_path / "exported"}"]), load)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server") as client:
+        for format in ("text", "html"):
+            body = dict(q="<b>A</b> dog.", source="en", target="de", format=format)
+            (await client.post("/translate", json=body)).raise_for_status()
+        body = dict(text="A dog.", target="de", scores=True, confidence=True, token_scores=True)
+        (await client.post("/v1/translations", json=body)).raise_for_status()
+        for path in ("/languages", "/frontend/settings", "/metrics", "/"):
+            (await client.get(path)).raise_for_status()
+    await app.state.service.models.close()
+
+asyncio.run(ask())
+print(*sorted({{"torch", "transformers", "datasets"}} & set(sys.modules)))
+print(psutil.Process().memory_info().rss)
+"""
+    imported, size = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=100
+    ).stdout.splitlines()
+    assert imported == "" and int(size) < 200e6
 
 
 def test_a_limit_of_characters_for_all_texts_together(make):

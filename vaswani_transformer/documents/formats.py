@@ -58,12 +58,9 @@ def aligner(model: Any, tokenizer: Any) -> Align:
     Where that is not possible (exported models, slow tokenizers, a sentence that is too long for the model), words are
     taken to be in the same order.
     """
-    from transformers import PreTrainedModel
-
-    from ..attention.alignments import align
-
-    if not (isinstance(getattr(model, "members", [model])[0], PreTrainedModel) and tokenizer.is_fast):
+    if not (hasattr(getattr(model, "members", [model])[0], "set_attn_implementation") and tokenizer.is_fast):
         return in_order
+    from ..attention.alignments import align
 
     def links(sources: list[str], targets: list[str]) -> list[Links]:
         try:
